@@ -104,13 +104,14 @@ class JobIntake:
             listing = FieldError(path="agent", message=f"configured are {', '.join(sorted(names))}")
             raise RequestError(404, "unknown_agent", message, [listing])
         _check_sender(caller, job)
-        if (problem := validate_job(self.config, job)) is not None:
-            raise invalid_job([FieldError(path=problem.path, message=problem.message)])
+        by_operator = caller.may(("operate",))
+        if (problem := validate_job(self.config, job, with_figures=by_operator)) is not None:
+            raise invalid_job([problem])
         owner, scope = owner_of(caller), scope_of(caller, job.tenant)
         sent = submission(
             job, body, idempotency_key=idempotency_key, generated_id=generated_id, owner=owner, scope=scope
         )
-        return replace(sent, submitted_by=caller.name, by_operator=caller.may(("operate",)))
+        return replace(sent, submitted_by=caller.name, by_operator=by_operator)
 
     async def compare(self, sent: Submission, *, required: bool = False) -> Submission:
         """Returns the job with the status of an earlier job of its id. Raises RequestError (409) if those are two jobs.

@@ -451,8 +451,8 @@ def request_for(
 async def dry_run(worker: WorkerContext, job: Assignment, *, coarse: bool = False) -> Finished:
     """Plans a dry run: its output has the admission of each model of the chain, as if it were called now.
 
-    With `coarse`, the plan shows only which budgets, caps and limits are exhausted. Otherwise a caller could find
-    the rest of each by a binary search over the size of free dry runs.
+    With `coarse`, the plan shows no bounds of the config, and only which budgets, caps and limits are exhausted.
+    Otherwise a caller could find the rest of each by a binary search over the size of free dry runs.
     """
     now = worker.now()
     start = Checkpoint(dispatched_at=now, deadline=now)
@@ -475,8 +475,8 @@ async def _planned(worker: WorkerContext, request: AdmissionRequest, *, coarse: 
     return {
         "model": request.flight.model,
         "provider": request.flight.provider or None,
-        "max_attempts": agent.retry.max_attempts,
-        "max_corrections": 0 if agent.output is None else agent.output.max_corrections,
+        "max_attempts": None if coarse else agent.retry.max_attempts,
+        "max_corrections": None if coarse else 0 if agent.output is None else agent.output.max_corrections,
         "worst_case_cost": None if worst is None else usd_from_nano(worst),
         **_admission(verdict, coarse=coarse),
     }

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from breakwater.contracts.job import RulesPart
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.breaker import PRESETS, BreakerRules
 from breakwater.policy.guard import GuardRules
-from breakwater.policy.job_rules import ALLOWED, JobRules, bound_problem, job_rules
+from breakwater.policy.job_rules import ALLOWED, Allowed, JobRules, bound_problem, job_rules
 from breakwater.policy.retry import RetryPolicy
 
 AGENT: dict[RulesPart, Any] = {
@@ -28,8 +29,20 @@ def with_own(part: RulesPart, rules: Any) -> dict[RulesPart, Any]:
 
 
 def of(path: str, value: Any, bounds: dict[str, Any] | None = None, own: dict[RulesPart, Any] = AGENT) -> Any:
+    return for_caller(path, value, bounds, own, with_figures=True)
+
+
+def for_caller(
+    path: str,
+    value: Any,
+    bounds: dict[str, Any] | None = None,
+    own: dict[RulesPart, Any] = AGENT,
+    *,
+    with_figures: bool = False,
+) -> Any:
     part, name = path.split(".")
-    return job_rules({part: {name: value}}, own, bounds or {})  # pyright: ignore[reportArgumentType]  a part
+    settings: Any = {part: {name: value}}
+    return job_rules(settings, own, bounds or {}, with_figures=with_figures)
 
 
 ROWS = [
@@ -140,6 +153,46 @@ def test_debug_review_and_docs_are_presets_with_the_defaults_and_guards_take_pre
         for rules in (BreakerRules.model_validate({"preset": preset}), GuardRules.model_validate({"preset": preset})):
             assert (rules.consecutive_failures, rules.same_error) == tuple(settings.values())
     assert GuardRules.model_validate({"preset": "refactor", "same_error": 9}).consecutive_failures == 2
+
+
+def test_only_operators_are_told_the_bound_of_a_rule(subtests: pytest.Subtests) -> None:
+    unlike_any_other: dict[RulesPart, Any] = {
+        "breaker": BreakerRules(
+            errors=717,
+            consecutive_failures=717,
+            same_error=717,
+            failure_rate=0.717,
+            minimum_calls=717,
+            within_s=717,
+            cooldown_s=717,
+            cooldown_growth=7.17,
+            max_cooldown_s=717,
+            cooldown_jitter=0.717,
+        ),
+        "guard": GuardRules.model_validate(
+            {
+                "max_iterations": 717,
+                "max_tokens": 717,
+                "max_cost_usd": "7.17",
+                "consecutive_failures": 717,
+                "same_error": 717,
+            }
+        ),
+        "retry": RetryPolicy.model_validate({"max_attempts": 71, "base_s": 717, "max_delay_s": 717, "on": [417]}),
+    }
+    looser = {"at most": 999, "at least": 1, "among": [409], "only": None}
+    more = {"breaker.failure_rate": 0.99, "retry.max_attempts": 99, "breaker.cooldown_jitter": 0.1}
+    for path, allowed in ALLOWED.items():
+        if allowed == "only":
+            continue
+        with subtests.test(path):
+            own = unlike_any_other
+            problem = for_caller(path, more.get(path, looser[allowed]), own=own)
+            assert isinstance(problem, FieldError)
+            assert not re.search(r"\d", problem.message), problem
+            if path not in {"retry.max_delay_s", "breaker.max_cooldown_s"}:  # below base_s, or cooldown_s
+                assert re.search(r"7\.?1|41", of(path, more.get(path, looser[allowed]), own=own).message)
+    assert get_args(Allowed) == tuple(looser)
 
 
 @pytest.mark.parametrize(

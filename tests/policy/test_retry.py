@@ -367,7 +367,7 @@ def test_what_can_not_be_retried_is_refused_in_words(on: int | str, words: str) 
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        ({"base_s": 10, "max_delay_s": 5}, r"^[^:]*\n.*max_delay_s \(5\.0\) must not be below base_s"),
+        ({"base_s": 10, "max_delay_s": 5}, r"^[^:]*\n.*max_delay_s must not be below base_s"),
         ({"per_kind": {"server": {"base_s": 10, "max_delay_s": 5}}}, "per_kind.server: max_delay_s"),
         ({"per_kind": {"server": {"max_delay_s": 0.1}}}, "per_kind.server: max_delay_s"),
         (

@@ -215,12 +215,15 @@ class Agent(AgentDefaults):
         own = (self.model,) if self.model is not None else ()
         return tuple(dict.fromkeys((*own, *self.fallback_models)))
 
-    def rules_for(self, job: Job) -> JobRules | FieldError:
-        """The rules that a job brings, over the agent's; or why it can't bring these."""
+    def rules_for(self, job: Job, *, with_figures: bool = False) -> JobRules | FieldError:
+        """The rules that a job brings, over the agent's; or why it can't bring these, for operators `with_figures`."""
         if job.breaker is None and job.guard is None and job.retry is None:
             return NO_JOB_RULES
         return job_rules(
-            job.own_rules, {"breaker": self.breaker, "guard": self.guard, "retry": self.retry}, self.overridable
+            job.own_rules,
+            {"breaker": self.breaker, "guard": self.guard, "retry": self.retry},
+            self.overridable,
+            with_figures=with_figures,
         )
 
     def chain_for(self, job: Job) -> tuple[ModelId, ...]:
@@ -771,8 +774,11 @@ def breakers_of(config: Config, *, of_allowed: bool = False) -> dict[BreakerKey,
     return found
 
 
-def validate_job(config: Config, job: Job) -> FieldError | None:
-    """Returns the reason why a valid job can't be run by its (configured) agent; None where it can."""
+def validate_job(config: Config, job: Job, *, with_figures: bool = False) -> FieldError | None:
+    """Returns the reason why a valid job can't be run by its (configured) agent; None where it can.
+
+    The bounds of the config are for operators: `with_figures`, the reason names them.
+    """
     agent = config.agents[job.agent]
     ids = [(name, getattr(job, name)) for name in ("job_id", "tenant", "task_id", "parent_execution_id", "plan_id")]
     named = [(f"fallback_models.{number}", model) for number, model in enumerate(job.fallback_models or ())]
@@ -798,8 +804,9 @@ def validate_job(config: Config, job: Job) -> FieldError | None:
         if model not in allowed and config.is_local(provider):
             return FieldError(path, f"{model!r} is a process or callable, and must be allowed by name")
     if job.total_timeout_s is not None and job.total_timeout_s > agent.total_timeout_s:
-        return FieldError("total_timeout_s", f"agent {job.agent!r} allows at most {agent.total_timeout_s:g}")
-    if isinstance(rules := agent.rules_for(job), FieldError):
+        bound = f": at most {agent.total_timeout_s:g}" if with_figures else "; leave it out, or set a shorter one"
+        return FieldError("total_timeout_s", f"is longer than agent {job.agent!r} allows{bound}")
+    if isinstance(rules := agent.rules_for(job, with_figures=with_figures), FieldError):
         return rules
     if job.input is not None:
         chain = agent.chain_for(job)

@@ -69,6 +69,8 @@ def job_rules(
     given: Mapping[RulesPart, Mapping[str, JsonValue]],
     own: Mapping[RulesPart, Rules | None],
     overridable: Mapping[str, JsonValue],
+    *,
+    with_figures: bool = False,
 ) -> JobRules | FieldError:
     """The rules that hold for a job, or why it can't bring these.
 
@@ -76,13 +78,14 @@ def job_rules(
         given: what it brings. A preset comes first, and settings next to it win.
         own: of its agent; None for those that are off.
         overridable: of the agent: rules, such as `guard.max_iterations`, and how far a job may go.
+        with_figures: the reason names the bound, which is for operators.
     """
     found: dict[str, Any] = {}
     for part, settings in given.items():
         rules = _merged(part, own[part], settings)
         if isinstance(rules, FieldError):
             return rules
-        if (problem := _out_of_bounds(part, rules, own[part], overridable)) is not None:
+        if (problem := _out_of_bounds(part, rules, own[part], overridable, with_figures=with_figures)) is not None:
             return problem
         found[part] = rules
     return JobRules(**found)
@@ -115,7 +118,12 @@ def _merged(part: RulesPart, own: Rules | None, settings: Mapping[str, JsonValue
 
 
 def _out_of_bounds(
-    part: RulesPart, rules: Rules, own: Rules | None, overridable: Mapping[str, JsonValue]
+    part: RulesPart,
+    rules: Rules,
+    own: Rules | None,
+    overridable: Mapping[str, JsonValue],
+    *,
+    with_figures: bool,
 ) -> FieldError | None:
     for path, allowed in ALLOWED.items():
         if not path.startswith(f"{part}."):
@@ -128,8 +136,10 @@ def _out_of_bounds(
             limit = _bound(path, overridable[path])
             if _within(value, limit, allowed):
                 continue
-        only = "is for the agent to set" if allowed == "only" else None
-        return FieldError(path, only or f"is looser than the agent allows: {allowed} {_in_words(path, limit)}")
+        if allowed == "only":
+            return FieldError(path, "is for the agent to set")
+        bound = f": {allowed} {_in_words(path, limit)}" if with_figures else "; leave it out, or set a stricter one"
+        return FieldError(path, f"is looser than the agent allows{bound}")
     return None
 
 

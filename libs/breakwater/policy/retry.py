@@ -81,13 +81,11 @@ class RetryPolicy(Message):
     @model_validator(mode="after")
     def _ceiling_above_base(self) -> Self:
         if self.backoff == "exponential" and self.max_delay_s < self.base_s:
-            raise ValueError(f"max_delay_s ({self.max_delay_s}) must not be below base_s ({self.base_s})")
+            raise ValueError("max_delay_s must not be below base_s; set both")
         for kind in self.per_kind:
             merged = self.for_kind(kind)
             if merged.backoff == "exponential" and merged.max_delay_s < merged.base_s:
-                raise ValueError(
-                    f"per_kind.{kind}: max_delay_s ({merged.max_delay_s}) must not be below base_s ({merged.base_s})"
-                )
+                raise ValueError(f"per_kind.{kind}: max_delay_s must not be below base_s; set both")
         return self
 
     def for_kind(self, kind: ErrorKind) -> RetryPolicy:

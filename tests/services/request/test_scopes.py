@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -197,3 +199,40 @@ async def test_a_scope_that_is_taken_away_is_missed_by_the_next_request(api: Htt
     before, _, after = file.read_text().rpartition('"read"')
     file.write_text(f'{before}"submit"{after}')
     assert (await api.ask("GET", "/api/v1/agents", headers=sent)).status == 403
+
+
+async def test_the_bounds_of_an_agent_are_named_only_to_keys_that_operate(api: HttpApi, subtests: Any) -> None:
+    ask = {"model": "writer", "messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
+    apis: dict[str, Any] = {
+        "/v1/chat/completions": ask,
+        "/v1/messages": ask,
+        "/v1/responses": {"model": "writer", "input": "x"},
+        "/v1/embeddings": {"model": "writer", "input": "x"},
+    }
+    rules = [
+        ("guard", {"max_cost_usd": "20"}, "$10.00"),
+        ("guard", {"max_tokens": 300_001}, "200000"),
+        ("guard", {"max_iterations": 99}, "10"),
+        ("guard", {"same_error": 99}, "5"),
+        ("breaker", {"consecutive_failures": 99}, "3"),
+        ("retry", {"max_attempts": 99}, "3"),
+        ("retry", {"base_s": 7.25}, None),  # above the agent's max_delay_s of 5
+        ("total_timeout_s", 999, "300"),
+    ]
+    submitter, operator = header(api, "submit"), header(api, "submit", "operate", name="operator")
+    for name, value, bound in rules:
+        sent = {f"x-breakwater-{name.replace('_', '-')}": json.dumps(value)}
+        job = JOB | {name: value}
+        requests = [("/api/v1/jobs", job, {}), ("/api/v1/plans", {"jobs": [job]}, {})]
+        requests += [(path, body, sent) for path, body in apis.items()]
+        requests += [(path, body | {"stream": True}, sent) for path, body in apis.items() if "embeddings" not in path]
+        for path, body, headers in requests:
+            with subtests.test(f"{path} {name} {value}"):
+                refused = await api.ask("POST", path, json=body, headers=submitter | headers)
+                told = await api.ask("POST", path, json=body, headers=operator | headers)
+                assert (refused.status, told.status) in {(422, 422), (400, 400)}
+                texts = [
+                    re.sub(r'99\d*|jobs\.0|"request_id".*', "", answer.body.decode()) for answer in (refused, told)
+                ]
+                assert not re.search(r"\d", texts[0]), texts[0]
+                assert bound is None or bound in texts[1]

@@ -130,6 +130,7 @@ async def test_what_is_left_of_caps_and_limits_is_told_to_operators_alone(
             job = {"agent": agent, "job_id": job_id, "prompt": "x", "task_id": agent, "dry_run": True}
             await plane.publish({**job, "params": {"max_tokens": max_tokens}}, **headers)
             [only] = (await plane.result(job_id))["output"]["models"]
+            assert (only["max_attempts"], only["max_corrections"]) == ((3, 0) if operator else (None, None))
             assert float(only["worst_case_cost"]) > max_tokens * 0.6e-6
             return only["admission"]
 
