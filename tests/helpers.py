@@ -161,5 +161,5 @@ def start_service(name: str, environment: Mapping[str, str], log_file: Path) -> 
     with log_file.open("ab") as log:
         if not SUPPORTED or "LD_PRELOAD" in environment:  # a fork is loaded already
             argv = (sys.executable, "-m", "services", name)
-            return subprocess.Popen(argv, env=everything, stdout=log, stderr=log)
+            return subprocess.Popen(argv, env=everything, stdout=log, stderr=log, start_new_session=True)
         return ForkedProcess(name, fork_server().request(name, log.fileno(), everything))

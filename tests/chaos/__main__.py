@@ -8,6 +8,7 @@
     python -m tests.chaos kills                         how long jobs take whose worker is killed
     python -m tests.chaos last-answer --times 50        what is there after everything is killed
     python -m tests.chaos background --times 200        background responses whose worker and whose `request` are killed
+    python -m tests.chaos history --seed 3 --times 10   random clients and faults for 600 s each, and a checker
 
 A line of a table is printed for each. The exit code is 1 where anything is not as it must be: a job without a record, a
 call that no attempt stands for, a job that was called twice though its worker was well, records of spend that differ,
@@ -31,7 +32,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from tests.chaos import background, kills, last_answer, streams
+from tests.chaos import background, history, kills, last_answer, streams
 from tests.chaos.clock import JumpingClock, libfaketime
 from tests.chaos.faults import KINDS, LEADER, PARTS, SCENARIOS, SERVERS, Fault, Scenario, at_random
 from tests.chaos.plane import Outcome, chaos_plane
@@ -96,6 +97,41 @@ async def run_background(times: int, seed: int) -> int:
         return await printed(background.HEADER, background.background_outcomes(directory, servers, times, seed))
     finally:
         servers.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def run_histories(seconds: float, first_seed: int, times: int) -> int:
+    """Prints a line, what was done and what was broken for each history. Returns how many broke a promise."""
+    failed = 0
+    print(history.HEADER, flush=True)
+    for seed in range(first_seed, first_seed + times):
+        outcome = await one_history(seed, seconds)
+        broken = outcome.faults_found()
+        failed += bool(broken)
+        print(outcome.row(), flush=True)
+        sys.stderr.write(f"{outcome.account()}\n")
+        sys.stderr.writelines(f"wrong with --seed {seed}: {violation}\n" for violation in broken)
+        sys.stderr.flush()
+    return failed
+
+
+async def one_history(seed: int, seconds: float) -> history.HistoryOutcome:
+    """Runs a history on servers of its own; disks are filled where they can be mounted."""
+    directory, new_directory = directories()
+    mounts = os.geteuid() == 0
+    disks = {name: directory / f"server-{number}" for number, name in enumerate(SERVERS)} if mounts else {}
+    has_clocks = libfaketime() is not None
+    clocks = {part: JumpingClock(directory / f"clock-{part}") for part in history.CLOCKS} if has_clocks else {}
+    servers = EmbeddedServers(
+        lambda: small_disk(new_directory()) if mounts else new_directory(),
+        clocks["redis"].environment() if clocks else {},
+    )
+    try:
+        return await history.run_history(directory, servers, seed, seconds, disks=disks, clocks=clocks)
+    finally:
+        servers.stop()
+        for disk in disks.values():
+            await asyncio.to_thread(subprocess.run, ["umount", "--lazy", disk], check=False, stderr=subprocess.DEVNULL)
         shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -194,15 +230,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "what",
         nargs="?",
-        choices=["streams", "kills", "last-answer", "background"],
+        choices=["streams", "kills", "last-answer", "background", "history"],
         help="another table than that of faults",
     )
-    parser.add_argument("--times", type=int, default=50, help="kills, or background responses (default 50)")
+    parser.add_argument(
+        "--times",
+        type=int,
+        help="kills or background responses (default 50), or histories, each with the next seed (1)",
+    )
+    parser.add_argument("--seconds", type=float, default=600.0, help="of a history (default 600)")
     wanted = parser.parse_args(arguments)
     if wanted.what == "last-answer":
-        return 1 if asyncio.run(run_last_answer(wanted.times)) else 0
+        return 1 if asyncio.run(run_last_answer(wanted.times or 50)) else 0
     if wanted.what == "background":
-        return 1 if asyncio.run(run_background(wanted.times, wanted.seed)) else 0
+        return 1 if asyncio.run(run_background(wanted.times or 50, wanted.seed)) else 0
+    if wanted.what == "history":
+        return 1 if asyncio.run(run_histories(wanted.seconds, wanted.seed, wanted.times or 1)) else 0
     if wanted.what == "streams":
         return 1 if asyncio.run(run_streams()) else 0
     if wanted.what == "kills":

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["kill", "stop", "slow", "silent", "reset", "memory", "jump", "full"]
+Kind = Literal["kill", "stop", "slow", "silent", "reset", "memory", "jump", "full", "flush", "limit"]
 
 SERVICES = ("worker", "worker-2", "breaker", "budget", "alerter", "sink", "request")
 SERVERS = ("nats", "redis", "clickhouse")
@@ -20,12 +20,14 @@ SHORT_STOP_S = 12.0
 """A worker that stands still for no longer keeps its jobs: NATS delivers them to nobody else before 20 s."""
 
 ANYWHERE: tuple[Kind, ...] = ("kill", "stop", "slow", "silent", "reset", "memory")
-KINDS: tuple[Kind, ...] = (*ANYWHERE, "jump", "full")
+KINDS: tuple[Kind, ...] = (*ANYWHERE, "jump", "full", "flush", "limit")
 
 _OF: dict[Kind, tuple[str, ...]] = {
     **dict.fromkeys(ANYWHERE, PARTS),
     "jump": (*SERVICES, "redis"),  # a program in Go asks the kernel itself
     "full": SERVERS,
+    "flush": ("redis",),
+    "limit": ("nats",),
 }
 _OF_LEADER: tuple[Kind, ...] = ("kill", "stop", "silent", "reset")
 
@@ -39,7 +41,7 @@ class Fault:
             part, and of the leader those to the other nodes: they become slow or silent, or are reset and refused.
             `memory` leaves a part no more memory than it has, and starts it again where it dies of that. `jump`
             sets its clock an hour ahead, and back. `full` fills the disk of a server, and starts NATS again when
-            there is space.
+            there is space. `flush` empties Redis. `limit` leaves the streams EVENTS and RESPONSES no more space.
         part: one of `PARTS`, or `LEADER`.
         for_s: how long it lasts.
         at_s: when, after the first job.

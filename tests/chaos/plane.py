@@ -12,7 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -21,6 +21,7 @@ import aiohttp
 import nats.errors
 import nats.js.errors
 import redis.asyncio as aioredis
+from nats.js.api import StreamConfig
 
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
@@ -119,6 +120,8 @@ class Chaos:
         clocks: Mapping[str, JumpingClock],
         analytics: Analytics,
         http: aiohttp.ClientSession,
+        url: str,
+        headers: Mapping[str, str],
     ) -> None:
         self.plane = plane
         self.servers = servers
@@ -127,13 +130,17 @@ class Chaos:
         self.clocks = clocks
         self.analytics = analytics
         self.http = http
+        self.url = url
+        """Of the HTTP API."""
+        self.headers = headers
+        """That a client of it sends."""
         self.accepted: dict[str, float] = {}
         """When, by the job's id."""
 
     async def run(self, scenario: Scenario, jobs: int, per_s: float) -> Outcome:
         """Runs jobs, and does to the plane meanwhile what the scenario says."""
         load = asyncio.create_task(self._submit(jobs, per_s))
-        await asyncio.gather(*(self._cause(fault) for fault in scenario))
+        await asyncio.gather(*(self._cause_later(fault) for fault in scenario))
         healed = time.monotonic()
         before = [job for job, at in self.accepted.items() if at < healed]
         for job in before:
@@ -144,8 +151,12 @@ class Chaos:
             await self.plane.result(job, timeout_s=300)
         return await self._outcome(recovered_s)
 
-    async def _cause(self, fault: Fault) -> None:
+    async def _cause_later(self, fault: Fault) -> None:
         await asyncio.sleep(fault.at_s)
+        await self.cause(fault)
+
+    async def cause(self, fault: Fault) -> None:
+        """Lets a fault happen now, and returns when it is over."""
         part = await self._leader() if fault.part == LEADER else fault.part
         match fault.kind:
             case "kill":
@@ -159,6 +170,11 @@ class Chaos:
                 await self._fill(self.disks[part], fault.for_s)
                 if part == "nats":  # it takes nothing into a stream that could not be written, until it starts again
                     await self._kill(part, 0)
+            case "flush":
+                async with aioredis.Redis.from_url(self.servers[part].url) as client:
+                    await client.flushall()
+            case "limit":
+                await self._limit_streams(fault.for_s)
             case "memory":
                 await self._starve(part, fault.for_s)
             case "jump":
@@ -198,6 +214,19 @@ class Chaos:
             resource.prlimit(pid, resource.RLIMIT_AS, before)
         if self._ended(part):
             await self._kill(part, 0)
+
+    async def _limit_streams(self, for_s: float) -> None:
+        """Leaves EVENTS and RESPONSES no more space than they use."""
+        configs = [await self._stream_config(stream) for stream in ("EVENTS", "RESPONSES")]
+        for config, used_bytes in configs:
+            await self.plane.jetstream.update_stream(replace(config, max_bytes=max(used_bytes, 1)))
+        await asyncio.sleep(for_s)
+        for config, _ in configs:
+            await self.plane.jetstream.update_stream(config)
+
+    async def _stream_config(self, stream: str) -> tuple[StreamConfig, int]:
+        info = await self.plane.jetstream.stream_info(stream)
+        return info.config, info.state.bytes
 
     def _ended(self, part: str) -> bool:
         if part in self.plane.processes:
@@ -268,7 +297,7 @@ class Chaos:
         spent = sum(nano_from_usd(one["cost"]) for one in made)
         # Each of these waits is for the end of a lease, a batch or a redelivery; what is still wrong then is reported.
         counted, reserved = await self.last(self.counters, lambda found: found == (spent, 0), SETTLED_S)
-        stuck = await self.last(self._stuck, lambda found: not found, 120)
+        stuck = await self.last(self.stuck, lambda found: not found, 120)
         stored = await self.last(self.stored, lambda found: found == (spent, spent), 20)
         return Outcome(
             jobs=jobs,
@@ -320,7 +349,8 @@ class Chaos:
         ]
         return int(sums[0].rows[0][0] or 0), int(sums[1].rows[0][0] or 0)
 
-    async def _stuck(self) -> tuple[str, ...]:
+    async def stuck(self) -> tuple[str, ...]:
+        """The consumers that have something to acknowledge, or to read."""
         found: list[str] = []
         for stream in STREAMS:
             for consumer in await self.plane.jetstream.consumers_info(stream):
@@ -344,6 +374,7 @@ async def chaos_plane(
     clocks: Mapping[str, JumpingClock],
     models: Mapping[str, Any] = MODELS,
     agents: Mapping[str, Any] = AGENTS,
+    **config: Any,
 ) -> AsyncGenerator[Chaos]:
     """A plane of two workers and one of each other service, on servers of its own.
 
@@ -355,6 +386,7 @@ async def chaos_plane(
         clocks: that are to jump, by part; a server's has to be known to its source.
         models: of the simulated provider.
         agents: of the config.
+        config: further sections of the config.
     """
     links: dict[tuple[str, str], Link] = {}
     bus = {"nats": source.nats()} if nodes == 1 else await start_cluster(directory, nodes, links)
@@ -366,7 +398,8 @@ async def chaos_plane(
     analytics = connect(urls["clickhouse"])
     await migrate(analytics)
     keys, port = directory / "keys.json", free_port()
-    key = create_key(keys, "chaos")
+    api_url = f"http://127.0.0.1:{port}"
+    headers = {"Authorization": f"Bearer {create_key(keys, 'chaos')}"}
     async with AsyncExitStack() as closing:
         closing.push_async_callback(analytics.close)
         for node in bus.values():
@@ -386,8 +419,8 @@ async def chaos_plane(
                 environments[service][f"BREAKWATER_{server.upper()}_URL"] = url
         http = await closing.enter_async_context(
             aiohttp.ClientSession(
-                f"http://127.0.0.1:{port}",
-                headers={"Authorization": f"Bearer {key}"},
+                api_url,
+                headers=headers,
                 timeout=aiohttp.ClientTimeout(total=15),
             )
         )
@@ -406,6 +439,7 @@ async def chaos_plane(
                     "BREAKWATER_HTTP_PORT": str(port),
                     "BREAKWATER_API_KEYS_FILE": str(keys),
                 },
+                **config,
             )
         )
         plane.own_environments = environments
@@ -413,7 +447,7 @@ async def chaos_plane(
             plane.start(name.partition("-")[0], name)
         for name in SERVICES:
             await plane.ready(name) if name != "request" else await serving(http)
-        yield Chaos(plane, servers, disks, links, clocks, analytics, http)
+        yield Chaos(plane, servers, disks, links, clocks, analytics, http, api_url, headers)
 
 
 async def start_cluster(directory: Path, size: int, links: dict[tuple[str, str], Link]) -> dict[str, RunningServer]:

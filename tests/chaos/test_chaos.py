@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.chaos import __main__ as chaos
-from tests.chaos import background, clock, last_answer
+from tests.chaos import background, clock, history, last_answer
 from tests.chaos.faults import SCENARIOS, Fault, Scenario, at_random
 from tests.chaos.network import Link
 from tests.chaos.plane import Outcome, chaos_plane
@@ -101,3 +101,13 @@ def test_what_the_machine_cannot_do_is_left_out_with_what_it_lacks_and_the_rest_
     assert "left out: worker jump 15 s (clocks jump by libfaketime: apt-get install libfaketime)" in said
     assert "left out: redis full 10 s (small disks are mounted by root)" in said
     assert chaos.main(["--fault", "budget:jump:15"]) == 1, "what was asked for was not run"
+
+
+@pytest.mark.long
+async def test_a_short_history_of_random_clients_and_faults_keeps_every_promise(
+    tmp_path: Path, servers: Servers
+) -> None:
+    outcome = await history.run_history(tmp_path, servers, seed=0, seconds=4, disks={}, clocks={})
+    assert outcome.faults_found() == [], outcome.account()
+    assert outcome.evidence.calls
+    assert outcome.history.faults
