@@ -119,13 +119,15 @@ def carries_error(body: Mapping[str, Any]) -> bool:
     # Some gateways write all fields of an error next to an answer, with nothing in them.
     if error and not (answered and isinstance(error, dict) and not any(cast(dict[str, Any], error).values())):
         return True
+    if "response" in body and any(fields(fields(body["response"]).get("error")).values()):
+        return True
     if body.get("type") in ("error", "response.failed") or body.get("object") in ("error", "Error"):
         return True
     if answered:
         return False
     # As gateways send it that wrap what they pass on, and MiniMax.
-    said = body.get("message") or body.get("msg")
-    failed = str(body.get("code")).lower() not in _NO_ERROR and isinstance(said, str)
+    said = _first(body, "message", "msg", "error_msg", "error_message")
+    failed = str(body.get("code", body.get("error_code"))).lower() not in _NO_ERROR and isinstance(said, str)
     return failed or bool(fields(body.get("base_resp")).get("status_code"))
 
 
@@ -205,22 +207,32 @@ def _error_of(body: Any) -> dict[str, Any] | None:
     body = first_of(body)
     if not isinstance(body, dict):
         return None
-    top = cast(dict[str, Any], body)
-    if top.get("type") == "response.failed":
-        top = {"type": "error", "message": "the response failed", **fields(top.get("response"))}
-    nested = top.get("error")
+    event = cast(dict[str, Any], body)
+    response = fields(event.get("response"))
+    # An event of a response has the error in it, or next to it; the other place is then absent, null or empty.
+    places = [response, fields(response.get("status_details")), fields(event.get("status_details")), event]
+    errors = [error for place in places if (error := _error_at(place)) is not None]
+    return next((error for error in errors if _text(error["message"])), errors[0] if errors else None)
+
+
+def _error_at(place: Mapping[str, Any], depth: int = 3) -> dict[str, Any] | None:
+    """The error under `error`, or at the top of an object."""
+    nested = place.get("error")
     if isinstance(nested, dict):
         error = cast(dict[str, Any], nested)
-        return {**error, "message": _first(error, "message", "msg", "type", "code", "status")}
-    if base := fields(top.get("base_resp")):
+        message = _first(error, "message", "msg", "detail") or _first(place, *_MESSAGES)
+        if message is None and depth and (inner := _error_at(error, depth - 1)) is not None:
+            return inner
+        return {**error, "message": message or _first(error, "type", "code", "status")}
+    if base := fields(place.get("base_resp")):
         return {"code": base.get("status_code"), "message": base.get("status_msg")}
-    message = (
-        nested if isinstance(nested, str) and nested else _first(top, "message", "msg", "error_msg", "detail", "errors")
-    )
-    if message is None and top.get("object") != "error":
+    message = nested if isinstance(nested, str) and nested else _first(place, *_MESSAGES)
+    if message is None and place.get("object") != "error":
         return None
-    status = top.get("statusCode")
-    return {"code": status, **top, "message": message}
+    return {"code": _first(place, "statusCode", "error_code"), **place, "message": message}
+
+
+_MESSAGES = ("message", "msg", "error_msg", "error_message", "detail", "errors")
 
 
 def _passed_on(error: Mapping[str, Any]) -> dict[str, str]:

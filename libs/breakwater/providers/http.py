@@ -14,6 +14,7 @@ import aiohttp
 import structlog
 from yarl import URL
 
+from breakwater.contracts.execution import Choice
 from breakwater.contracts.job import CallApi
 from breakwater.errors import ConfigError
 from breakwater.policy.chat_chunks import Assembly
@@ -243,7 +244,8 @@ class HttpProvider:
             try:
                 return self._answer(wire, whole, status, usage)
             except UnusableAnswerError as error:
-                failure, cause = BrokenAnswer(str(error), status), error
+                failure = error_in_answer(whole, status) if says_why(whole) else BrokenAnswer(str(error), status)
+                cause = error
         raise CallError(failure, maybe_billed=maybe_billed, usage=usage) from cause
 
     def _request(self, wire: Wire, call: Call, key: str | None, course: _RequestState) -> _Requesting:
@@ -337,7 +339,7 @@ class HttpProvider:
         reason = chosen.finish_reason
         failure: CallFailure | None = None
         if reason in INTERRUPTED:
-            failure = BrokenAnswer(f"the provider aborted the answer (finish_reason: {reason})", status)
+            failure = _aborted(body, chosen, status)
         elif chosen.output is None:
             words = f"the answer has no text and no tool call (finish_reason: {reason or 'none'})"
             failure = NothingSaid(reason, words, status)
@@ -389,6 +391,16 @@ def _parsed(wire: Wire, reply: _HttpReply) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise _broken(status, "the answer is not a JSON object")
     return cast(dict[str, Any], body)
+
+
+def _aborted(body: Mapping[str, Any], choice: Choice, status: int) -> CallFailure:
+    """The failure of an answer that its provider broke off: the error in the choice, as OpenRouter writes it."""
+    written = body.get("choices")
+    listed = cast(list[Any], written) if isinstance(written, list) else []
+    said = dict(fields(listed[choice.index])) if choice.index < len(listed) else {}
+    if carries_error({"error": said.get("error")}):
+        return error_in_answer({"error": said["error"]}, status)
+    return BrokenAnswer(f"the provider aborted the answer (finish_reason: {choice.finish_reason})", status)
 
 
 def _broken(status: int, text: str, usage: Usage | None = None) -> CallError:

@@ -140,19 +140,24 @@ def _chunks(events: EventReader, reader: StreamReader, piece: bytes, secrets: Kn
         for name, data in events.feed(piece):
             if name in _ALIVE:
                 continue
-            event = None if data == b"[DONE]" else secrets.hidden_in_read(data, _parsed(data))
-            if event is not None and (name == b"error" or carries_error(event)):
+            is_error = name == b"error"
+            event = None if data == b"[DONE]" else secrets.hidden_in_read(data, _parsed(data, is_error=is_error))
+            if event is not None and (is_error or carries_error(event)):
                 raise StreamBrokenError(error_in_answer(event))
             yield from reader.read(event)
     except EventTooLargeError as error:
         raise UnusableAnswerError(str(error)) from error
 
 
-def _parsed(data: bytes) -> dict[str, Any]:
+def _parsed(data: bytes, *, is_error: bool) -> dict[str, Any]:
     try:
         event: dict[str, Any] = first_of(read_json(data)) or {}
     except ValueError as error:
+        if is_error:
+            return {"error": data.decode(errors="replace")}
         raise UnusableAnswerError(f"an event of the stream {error}") from error
     if type(event) is not dict:
+        if is_error:
+            return {"error": str(event)}
         raise UnusableAnswerError("an event of the stream is not a JSON object")
     return event
