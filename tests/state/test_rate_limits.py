@@ -46,7 +46,7 @@ async def admit(
 
 
 async def settle(redis: Redis, attempt: str, limits: Sequence[Limited], tokens: int | None) -> None:
-    await redis.run([RateLimits.settle_call(attempt, limits, tokens)])
+    await redis.run([RateLimits.settle_call(attempt, limits, [tokens] * len(limits))])
 
 
 async def release(redis: Redis, attempt: str, limits: Sequence[Limited]) -> None:

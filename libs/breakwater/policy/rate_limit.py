@@ -58,6 +58,11 @@ class RateLimit(Message):
         default=None, ge=1, le=10_000_000_000, description="Tokens in the last hour or 24 hours, as `per` says."
     )
     per: Literal["hour", "day"] | None = None
+    count_cached: bool = Field(
+        default=True,
+        description="Whether input that the provider read from its prompt cache counts towards limits on tokens. "
+        "Anthropic's own limits don't count it.",
+    )
     on_exceeded: Literal["wait", "fail"] = Field(
         default="wait",
         description="wait: the job waits, and survives restarts; fail: the next model is tried immediately.",

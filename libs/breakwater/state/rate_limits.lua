@@ -162,10 +162,12 @@ return {1}
 --- settle
 -- Settles a call that has ended: it is under way no more, and counts with the tokens it used. Again, it sets the same
 -- figures. Of one that was never made nothing counts, and the attempt may ask again.
+-- ARGV from the 2nd, for each limit: the tokens that count; '' = unknown, the worst case stays; 'unmade' = the call was
+-- never made, which is so for all limits alike
 local attempt, attempt_id = KEYS[1], ARGV[1]
-local used = ARGV[2] -- '': unknown, the worst case stays; 'unmade': the call was never made
-local unmade = used == 'unmade'
+local unmade = ARGV[2] == 'unmade'
 for k = 2, #KEYS, 2 do
+  local used = ARGV[k / 2 + 1]
   redis.call('ZREM', KEYS[k + 1], attempt_id)
   local slice, tokens = string.match(redis.call('HGET', attempt, KEYS[k]) or '', '^(%d+)|(%d+)$')
   -- A slice that is over has left the sums, or will with all that it holds.

@@ -103,18 +103,24 @@ class RateLimits:
         return OverLimit(limited.name, what, None if wait_ms < 0 else int(wait_ms), int(under_way))
 
     @staticmethod
-    def settle_call(attempt_id: str, limits: Sequence[Limited], tokens: int | None) -> ScriptCall:
-        """Ends a call: it is under way no more, and counts with the tokens it used (None: unknown, nothing changes).
+    def settle_call(attempt_id: str, limits: Sequence[Limited], tokens: Sequence[int | None]) -> ScriptCall:
+        """Ends a call: it is under way no more, and counts towards each limit with the tokens it used.
 
-        Of limits that it was not admitted to nothing changes; those left out count on until they are over. Answers
-        nothing.
+        Unknown tokens (None) change nothing, nor does a limit that the call was not admitted to; limits that are left
+        out go on counting it until their windows end. Answers nothing.
+
+        Args:
+            attempt_id: of the call.
+            limits: that the call was admitted to.
+            tokens: for each of `limits`, in the same order.
         """
-        return ScriptCall(_LUA["settle"], _keys(attempt_id, limits), [attempt_id, "" if tokens is None else tokens])
+        used = ["" if count is None else count for count in tokens]
+        return ScriptCall(_LUA["settle"], _keys(attempt_id, limits), [attempt_id, *used])
 
     @staticmethod
     def release_call(attempt_id: str, limits: Sequence[Limited]) -> ScriptCall:
         """The script that takes back a call that was never made: none of it counts. It returns nothing."""
-        return ScriptCall(_LUA["settle"], _keys(attempt_id, limits), [attempt_id, "unmade"])
+        return ScriptCall(_LUA["settle"], _keys(attempt_id, limits), [attempt_id, *("unmade" for _ in limits)])
 
 
 def _keys(attempt_id: str, limits: Sequence[Limited]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from breakwater.config import Agent
 from breakwater.contracts.execution import Attempt
+from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.refusals import over_rate_limit
 from breakwater.state.connection import ScriptCall
 from breakwater.state.rate_limits import OverLimit
@@ -51,7 +52,9 @@ class RateLimitGate(Gate):
         limits = self.request.target.limits
         if not limits:
             return None
-        return self.worker.rate_limits.settle_call(attempt.attempt_id, limits, _tokens_used(attempt))
+        return self.worker.rate_limits.settle_call(
+            attempt.attempt_id, limits, [_tokens_counted(attempt, limited.rule) for limited in limits]
+        )
 
     def _over_limit(self, over: OverLimit) -> Refused | WaitForCapacity:
         wait_s = None if over.wait_ms is None else over.wait_ms / 1000
@@ -66,9 +69,12 @@ class RateLimitGate(Gate):
         return WaitForCapacity((min(wait_s, POLL_S) if soon else wait_s) + POLL_S * self.worker.jitter(), refused)
 
 
-def _tokens_used(attempt: Attempt) -> int | None:
-    """Returns the tokens that a call used; None if they are unknown."""
+def _tokens_counted(attempt: Attempt, rule: RateLimit) -> int | None:
+    """Returns the tokens of a call that count towards a limit; None if they are unknown."""
     counts = attempt.input_tokens, attempt.output_tokens
     reported = counts != (None, None) or not attempt.cost
     known = reported if attempt.cost_basis == "billed" else None not in counts
-    return sum(count or 0 for count in counts) if known else None
+    if not known:
+        return None
+    uncounted = 0 if rule.count_cached else attempt.cached_tokens or 0
+    return max(0, sum(count or 0 for count in counts) - uncounted)

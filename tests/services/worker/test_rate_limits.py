@@ -121,3 +121,19 @@ async def test_tokens_count_as_used_and_not_as_feared(start_worker: StartWorker)
         [result] = await submit(plane, 1, "big", params={"max_tokens": 6000})
         assert result["reason"] == "rate_limited"
         assert result["error"]["retry_after_s"] is None
+
+
+async def test_cached_input_counts_only_towards_limits_that_count_it(start_worker: StartWorker) -> None:
+    # Each call reads 1,000 of its 1,100 tokens from the cache; by its worst case it may use 200.
+    cached = model(usage={"input_tokens": 1_060, "output_tokens": 40, "cached_tokens": 1_000})
+    agent = {"model": "sim/m", "max_tokens": 100}
+    limit = {"tokens_per_minute": 1_500, **FAIL}
+    agents = {
+        "writer": {**agent, "rate_limit": {**limit, "count_cached": False}},
+        "reader": {**agent, "rate_limit": limit},
+    }
+    async with start_worker({"sim/m": cached}, agents) as plane:
+        uncounted = [result for number in range(5) for result in await submit(plane, 1, f"a{number}-")]
+        counted = [result for number in range(5) for result in await submit(plane, 1, f"b{number}-", agent="reader")]
+    assert {result["status"] for result in uncounted} == {"succeeded"}
+    assert [result["status"] for result in counted].count("succeeded") == 2
