@@ -26,7 +26,8 @@ from tests.services.console.conftest import Console, Page
 
 MODELS = {
     "sim/refused": model({"requests": [1, 100], "status": 401}),
-    "sim/flaky": model({"requests": [1, 11], "status": 500}),
+    "sim/flaky": model({"requests": [1, 11], "status": 500}, {"requests": [19, 19], "status": 500}),
+    "sim/recovers": model({"requests": [1, 2], "status": 500}),
     "sim/down": model({"requests": [1, 100], "status": 500}),
     "sim/good": model(),
 }
@@ -36,20 +37,23 @@ AGENTS: dict[str, Any] = {
     # A refused key is not counted by the breaker, which stays closed.
     "wrong-key": {"model": "sim/refused", **GUARDED, **ONE_TRY},
     "flaky": {"model": "sim/flaky", "breaker": "off", **ONE_TRY},
+    "recovered": {"model": "sim/recovers", **GUARDED, **ONE_TRY},
     "opened": {"model": "sim/down", **GUARDED, **ONE_TRY},
     "saved": {"model": "sim/refused", "fallback_models": ["sim/good"], **GUARDED, **ONE_TRY},
     "fine": {"model": "sim/good", **GUARDED, **ONE_TRY},
     "idle": {"model": "sim/good", **GUARDED},
     "too-dear": {"model": "sim/good", "budget": {"daily_usd": "0.000000001", "enforcement": "hard"}, **GUARDED},
 }
-JOBS = {"wrong-key": 12, "flaky": 18, "opened": 3, "saved": 1, "fine": 2}
+JOBS = {"wrong-key": 12, "flaky": 19, "recovered": 3, "opened": 3, "saved": 1, "fine": 2}
 OPEN = r"breaker open until \d\d:\d\d:\d\d UTC"
 UNCALLED = ("healthy", "no calls yet")
 OF_AGENTS = {
     "wrong-key": ("unhealthy", "12 calls failed in a row"),
-    "flaky": ("degraded", "11 of the last 18 calls failed"),
+    "flaky": ("degraded", "12 of the last 19 calls failed"),
+    "recovered": ("healthy", "the last call succeeded; 2 of the last 3 did not"),
     "opened": ("unhealthy", OPEN),
-    "saved": ("degraded", "sim/refused: the last call failed"),
+    # Its jobs succeed, with the fallback model.
+    "saved": ("healthy", "1 of the last 2 calls succeeded"),
     "fine": ("healthy", "2 of the last 2 calls succeeded"),
     "idle": UNCALLED,
     "too-dear": ("unhealthy", "no call fits under a hard cap"),
@@ -57,6 +61,7 @@ OF_AGENTS = {
 OF_MODELS = {
     ("wrong-key", "sim/refused"): OF_AGENTS["wrong-key"],
     ("flaky", "sim/flaky"): OF_AGENTS["flaky"],
+    ("recovered", "sim/recovers"): OF_AGENTS["recovered"],
     ("opened", "sim/down"): OF_AGENTS["opened"],
     ("saved", "sim/refused"): ("degraded", "the last call failed"),
     ("saved", "sim/good"): ("healthy", "the last call succeeded"),
@@ -66,7 +71,8 @@ OF_MODELS = {
 }
 PROVIDERS = {
     "sim/refused": ("degraded", "wrong-key: 12 calls failed in a row", "0 %"),
-    "sim/flaky": (*OF_AGENTS["flaky"], "38.8 %|38.9 %"),
+    "sim/flaky": (*OF_AGENTS["flaky"], "36.8 %"),
+    "sim/recovers": (*OF_AGENTS["recovered"], "33.3 %"),
     "sim/down": (*OF_AGENTS["opened"], "0 %"),
     "sim/good": ("healthy", "healthy for all agents", "100 %"),
 }

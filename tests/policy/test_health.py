@@ -3,12 +3,15 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from breakwater.contracts.events import BreakerState, Health
 from breakwater.contracts.execution import Attempt, ErrorInfo, ErrorKind, Outcome
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.budget import NEVER_FITS, OWN_CAP
 from breakwater.policy.health import (
+    LAST_CALLS,
     NONE_SUCCEEDS,
     UNCALLED,
     CallHealth,
@@ -94,9 +97,10 @@ SOME, DOWN = Verdict("degraded", "the last call failed"), Verdict("unhealthy", "
         (CallHealth(0, None, 1), ("healthy", "the last call succeeded")),  # noted by an earlier version
         (CallHealth(0, None, 1, 20, 0), HEALTHY),
         (CallHealth(0, None, 1, 20, 3), ("healthy", "17 of the last 20 calls succeeded")),
-        (CallHealth(0, None, 1, 20, 4), ("degraded", "4 of the last 20 calls failed")),
+        (CallHealth(0, None, 1, 20, 4), ("healthy", "the last call succeeded; 4 of the last 20 did not")),
         (CallHealth(0, None, 1, 2, 1), ("healthy", "1 of the last 2 calls succeeded")),
-        (CallHealth(0, None, 1, 3, 2), ("degraded", "2 of the last 3 calls failed")),
+        (CallHealth(0, None, 1, 3, 2), ("healthy", "the last call succeeded; 2 of the last 3 did not")),
+        (CallHealth(0, None, 1, 20, 19), ("healthy", "the last call succeeded; 19 of the last 20 did not")),
         (CallHealth(1, 2, 1, 18, 11), ("degraded", "11 of the last 18 calls failed")),
         (CallHealth(2, 2, 1, 20, 16), ("unhealthy", "16 of the last 20 calls failed")),
         (CallHealth(1, 2, None, 1, 1), SOME),
@@ -135,17 +139,18 @@ def test_a_model_is_unhealthy_while_its_breaker_is_not_closed(
         ({"m": UNCALLED, "n": HEALTHY}, CallHealth(0, None, 1, 20, 0), HEALTHY),
         ({"m": DOWN, "n": DOWN}, FEW, ("unhealthy", "m: 24 calls failed in a row")),
         ({"m": HEALTHY, "n": DOWN}, CallHealth(0, None, 1, 9, 0), ("degraded", "n: 24 calls failed in a row")),
-        ({"m": SOME, "n": HEALTHY}, CallHealth(0, None, 1, 9, 1), ("degraded", "m: the last call failed")),
+        ({"m": SOME, "n": HEALTHY}, CallHealth(1, 2, 1, 9, 1), ("degraded", "m: the last call failed")),
+        ({"m": SOME, "n": HEALTHY}, CallHealth(0, None, 1, 9, 1), ("healthy", "8 of the last 9 calls succeeded")),
         (
             {"m": HEALTHY},
-            CallHealth(0, None, 1, 20, 17),
+            CallHealth(1, 2, 1, 20, 17),
             ("degraded", "17 of the last 20 calls failed or were refused"),
         ),
         ({"m": HEALTHY}, MANY, ("unhealthy", f"{NONE_SUCCEEDS} calls failed or were refused in a row")),
         ({"m": SOME, "n": SOME}, MANY, ("unhealthy", f"{NONE_SUCCEEDS} calls failed in a row")),
     ],
 )
-def test_an_agent_is_unhealthy_when_none_of_its_models_serves(
+def test_an_agent_is_unhealthy_when_none_of_its_models_serves_and_degraded_when_its_last_call_failed(
     models: dict[str, Verdict], calls: CallHealth, verdict: tuple[Health, str]
 ) -> None:
     assert health_of_agent(models, calls) == verdict
@@ -153,3 +158,15 @@ def test_an_agent_is_unhealthy_when_none_of_its_models_serves(
         "unhealthy",
         "no call fits under a hard cap",
     )
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40))
+def test_the_last_call_decides_whether_an_agent_is_degraded(outcomes: list[bool]) -> None:
+    """True failed; of an agent with one model."""
+    in_a_row = next((n for n, failed in enumerate(reversed(outcomes)) if not failed), len(outcomes))
+    remembered = outcomes[-LAST_CALLS:]
+    last_failure = 2 if in_a_row else None
+    calls = CallHealth(in_a_row, last_failure, 1, len(remembered), sum(remembered))
+    verdict = health_of_agent({"m": health_of_model("closed", calls)}, calls)
+    assert (verdict.health == "healthy") is not outcomes[-1]
+    assert verdict == health_of_model("closed", calls)

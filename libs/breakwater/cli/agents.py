@@ -49,7 +49,7 @@ def agents(
 ) -> None:
     """Show the health of every agent, and of each of its models.
 
-    `healthy`; `degraded`: something is wrong; `unhealthy`: no call, or nearly none, succeeds. A model is unhealthy
+    `healthy`; `degraded`: the last call failed, or a model is down; `unhealthy`: no call succeeds. A model is unhealthy
     while its breaker is not closed, an agent when all its models are. The column `fails` counts failed calls in a row.
 
     With --since it also shows what each agent did, from ClickHouse, and what it spent today, from Redis.

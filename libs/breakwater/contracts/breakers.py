@@ -47,7 +47,7 @@ class ModelHealth(Event):
 
 
 class AgentHealth(Event):
-    """The health of an agent: `degraded` if anything is wrong, `unhealthy` if none of its models can be called."""
+    """The health of an agent: `degraded` if its last call failed or a model is down, else `unhealthy` or `healthy`."""
 
     agent_id: Identifier
     health: Health

@@ -29,7 +29,7 @@ NONE_SUCCEEDS = 10
 LAST_CALLS = 20
 """Calls whose outcome is remembered."""
 SOME_FAIL, NEARLY_ALL_FAIL = 0.2, 0.8
-"""Shares of failures: of the calls that are remembered, which make a model degraded, and of `LAST_CALLS`, unhealthy."""
+"""Shares of failures: of the calls that are remembered, worth a word, and of `LAST_CALLS`, which make it unhealthy."""
 
 
 def failed(attempt: Attempt) -> bool | None:
@@ -105,7 +105,10 @@ def health_of_model(breaker: BreakerState | None, calls: CallHealth, until_ms: i
 
 
 def health_of_agent(models: Mapping[str, Verdict], calls: CallHealth, *, affordable: bool = True) -> Verdict:
-    """Health of an agent over its models: `unhealthy` if none of them serves, `degraded` if anything is wrong.
+    """Health of an agent over its models: `unhealthy` if none of them serves.
+
+    It is `degraded` if its last call failed, or one of its models is unhealthy. A success ends the former, on whatever
+    model: a failed model that nobody calls any more must not mark an agent for weeks whose calls succeed.
 
     Args:
         models: the health on each model.
@@ -117,7 +120,8 @@ def health_of_agent(models: Mapping[str, Verdict], calls: CallHealth, *, afforda
     of_models = combined(models)
     failed = "failed" if of_models.health != "healthy" else "failed or were refused"
     of_calls = _of_calls(calls, failed)
-    if calls.consecutive_failures >= NONE_SUCCEEDS:
+    some_down = any(model.health == "unhealthy" for model in models.values())
+    if calls.consecutive_failures >= NONE_SUCCEEDS or not (calls.consecutive_failures or some_down):
         return of_calls
     if of_models.health != "healthy":
         return of_models
@@ -143,7 +147,8 @@ def _of_calls(calls: CallHealth, failed: str = "failed") -> Verdict:
     in_a_row, known, failures = calls.consecutive_failures, calls.last_calls, calls.last_failures
     if in_a_row >= NONE_SUCCEEDS:
         return Verdict("unhealthy", f"{in_a_row:,} calls {failed} in a row")
-    if failures > max(in_a_row, 1) and failures >= known * SOME_FAIL:
+    some_fail = failures > max(in_a_row, 1) and failures >= known * SOME_FAIL
+    if in_a_row and some_fail:
         is_down = failures >= LAST_CALLS * NEARLY_ALL_FAIL
         return Verdict("unhealthy" if is_down else "degraded", f"{failures} of the last {known} calls {failed}")
     if in_a_row:
@@ -153,6 +158,8 @@ def _of_calls(calls: CallHealth, failed: str = "failed") -> Verdict:
         return UNCALLED
     if known <= 1:  # 0: an earlier version noted that call
         return Verdict("healthy", "the last call succeeded")
+    if some_fail:
+        return Verdict("healthy", f"the last call succeeded; {failures} of the last {known} did not")
     return Verdict("healthy", f"{known - failures} of the last {known} calls succeeded")
 
 
