@@ -12,14 +12,8 @@ from dataclasses import dataclass
 from breakwater.contracts.execution import Attempt, Cause, Notification
 from breakwater.contracts.types import Count, Event
 from breakwater.policy.classify import UNFAMILIAR, UNSUPPORTED, Classification
-from breakwater.policy.conversation import (
-    JsonMessage,
-    keep_ratio_from,
-    most_output_in,
-    output_limit_from,
-    prune_orphans,
-    trim,
-)
+from breakwater.policy.context_overflow import keep_ratio_from, most_output_in, output_limit_from
+from breakwater.policy.conversation import JsonMessage, prune_orphans, trim
 from breakwater.policy.output import correction_message
 from breakwater.policy.price import InputSize, size_of_messages
 

@@ -100,7 +100,8 @@ def test_why_a_job_ended_is_a_status_and_a_code(
 ) -> None:
     error = {"kind": kind, "class": "SomeError", "message": "what happened", "status_code": status_code}
     found = error_of({"status": "dead_lettered", "reason": reason, "error": error})
-    assert (found.status, found.code, found.message) == (status, code, "what happened")
+    assert (found.status, found.code) == (status, code)
+    assert found.message.endswith("what happened")
     assert found.param == ("messages" if kind == "context_overflow" else None)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breakwater.contracts.execution import Attempt, Reason
-from breakwater.policy.classify import NotSent, classify
+from breakwater.policy.classify import NOT_SENT, NotSent, classify
 from breakwater.policy.record import totals, why_unanswered
 from tests.contracts.test_messages import attempt
 
@@ -65,6 +65,70 @@ def test_a_fallback_that_the_request_could_not_be_sent_to_hides_no_failure() -> 
     assert why_unanswered([not_sent, failed("m"), not_sent], "error")[1] == failed().error
     assert why_unanswered([refused_by("breaker_open"), not_sent], "error")[0] == "breaker_open"
     assert why_unanswered([not_sent], "error") == ("error", error)
+
+
+OVERFLOW = {"kind": "context_overflow", "class": "ContextOverflowError", "message": "too long: m", "status_code": 400}
+FIELD = {"kind": "client", "class": "UnprocessableEntityError", "message": "a field: n", "status_code": 422}
+FORM = {"kind": "client", "class": "BadRequestError", "message": "a form: m", "status_code": 400}
+FILTERED = {"kind": "client", "class": "ContentFilteredError", "message": "filtered", "status_code": 400}
+
+
+def ended(model: str, error: dict[str, Any], **more: Any) -> Attempt:
+    return failed(model, error=error, cost=0, **more)
+
+
+@pytest.mark.parametrize("stop", ["error", "breaker_open", "rate_limited", "timeout"])
+def test_the_overflow_of_the_model_that_was_asked_for_explains_the_failure_of_its_fallbacks(stop: Reason) -> None:
+    overflow = ended("m", OVERFLOW)
+    fallbacks = {
+        "a field": [ended("n", FIELD)],
+        "a translation": [ended("n", {**FIELD, "class": NOT_SENT, "status_code": 400})],
+        "its server": [failed("n"), failed("n")],
+        "its breaker": [refused_by("breaker_open", "n", retry_after_s=3.0)],
+        "its hold": [refused_by("rate_limited", "n")],
+        "a longer context": [ended("n", {**OVERFLOW, "message": "too long: n"}), ended("o", FIELD)],
+    }
+    for name, later in fallbacks.items():
+        reason, error = why_unanswered([overflow, *later], stop)
+        assert (reason, error.message) == ("error", "too long: m"), name
+
+
+def test_what_ends_the_job_is_hidden_by_no_overflow() -> None:
+    for reason in ("budget_exceeded", "guard_tripped"):
+        assert why_unanswered([ended("m", OVERFLOW), refused_by(reason, "n")], "error")[0] == reason
+
+
+def test_of_a_trimmed_conversation_the_whole_one_explains_the_overflow() -> None:
+    trimmed = ended("m", {**OVERFLOW, "message": "too long: trimmed"}, dropped_messages=2, cause="context_trim")
+    assert why_unanswered([ended("m", OVERFLOW), trimmed, trimmed], "error")[1].message == "too long: m"
+
+
+def test_an_overflow_that_was_repaired_explains_nothing() -> None:
+    assert why_unanswered([ended("m", OVERFLOW), failed("m", cause="output_limit")], "error")[1].class_ == "AnError"
+    attempts = [ended("m", OVERFLOW), failed("m", cause="output_limit"), ended("n", FIELD)]
+    assert why_unanswered(attempts, "error")[1].class_ == "AnError"
+
+
+@pytest.mark.parametrize(
+    ("attempts", "message"),
+    [
+        ([failed("m"), ended("n", FIELD)], "no"),
+        ([failed("m"), failed("m"), ended("n", FIELD), ended("o", FORM)], "no"),
+        ([failed("m"), refused_by("error"), ended("n", FIELD)], "no"),
+        ([ended("m", FILTERED), ended("n", FIELD)], "filtered"),
+        ([failed("m"), ended("n", FILTERED)], "filtered"),
+        ([ended("m", FORM), ended("n", FIELD)], "a form: m"),
+        ([ended("m", FORM), failed("n")], "no"),
+        ([failed("m"), ended("m", FORM)], "a form: m"),
+        ([ended("m", {**FIELD, "class": NOT_SENT}), ended("n", FORM)], "a form: m"),
+        ([ended("n", FIELD)], "a field: n"),
+    ],
+)
+def test_a_fallback_that_refuses_how_the_request_is_written_hides_no_other_failure(
+    attempts: list[Attempt], message: str
+) -> None:
+    reason, error = why_unanswered(attempts, "error")
+    assert (reason, error.message) == ("error", message)
 
 
 def test_of_open_breakers_the_one_that_may_be_asked_first_says_when() -> None:

@@ -10,9 +10,10 @@ from datetime import datetime
 from functools import partial
 from typing import Any, cast
 
-from breakwater.contracts.job import Job
+from breakwater.contracts.job import CallApi, Job
 from breakwater.contracts.openai import CallOptions, ChatCompletionRequest
 from breakwater.policy.chat_messages import known_reason, normalized, objects
+from breakwater.policy.context_overflow import overflow_message
 from breakwater.policy.ownership import shown
 from breakwater.policy.refusals import joined
 
@@ -38,6 +39,8 @@ class ChatError:
     may_retry: bool = False
 
 
+OVERFLOW = "context_length_exceeded"
+"""The code of a request that is too long for its model: programs that read it shorten their conversation."""
 _ERRORS: Mapping[str, tuple[int, str]] = {
     "budget_exceeded": (429, "insufficient_quota"),
     "rate_limited": (429, "rate_limit_exceeded"),
@@ -46,7 +49,7 @@ _ERRORS: Mapping[str, tuple[int, str]] = {
     "breaker_open": (503, "breaker_open"),
     "retry_budget": (503, "retry_budget_exceeded"),
     "guard_tripped": (403, "guard_tripped"),
-    "context_overflow": (400, "context_length_exceeded"),
+    "context_overflow": (400, OVERFLOW),
     "orphan_tool_calls": (400, "invalid_request"),
     "invalid": (400, "invalid_request"),
     "timeout": (504, "timeout"),
@@ -116,15 +119,25 @@ def error_of(result: Mapping[str, Any]) -> ChatError:
             status = 503
         if error.get("class") == "BudgetHeldError":
             return ChatError(429, "rate_limit_exceeded", message, None, retry_after_s, may_retry=True)
-        of_conversation = kind in {"context_overflow", "orphan_tool_calls"} and status == 400
-        said_in = "input" if result.get("api") in {"responses", "embeddings"} else "messages"
-        return ChatError(status, code, message, said_in if of_conversation else None, retry_after_s)
+        api: CallApi = result.get("api") or "chat"
+        place = "input" if api in {"responses", "embeddings"} else "messages"
+        if code == OVERFLOW:
+            # Anthropic's refusal names no place, and programs read how it begins.
+            param = None if api == "messages" else place
+            return ChatError(status, code, overflow_message(message, api), param)
+        of_conversation = kind == "orphan_tool_calls" and status == 400
+        return ChatError(status, code, message, place if of_conversation else None, retry_after_s)
     if (known := _OF_ANSWERS.get(str(error.get("class")))) is not None:
         return ChatError(*known, message)
     if not isinstance(status_code, int) or not 400 <= status_code < 500 or status_code in _OF_THE_PLANE:
         return ChatError(502, "provider_error", message)
     code = "model_not_found" if status_code == 404 else "invalid_request"
     return ChatError(status_code, code, message, error.get("param"))
+
+
+def is_overflow(result: Mapping[str, Any]) -> bool:
+    """True if a job failed as its request is too long for its model."""
+    return result["status"] == "dead_lettered" and error_of(result).code == OVERFLOW
 
 
 def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:

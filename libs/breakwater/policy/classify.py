@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Literal
 
 from breakwater.contracts.execution import ErrorInfo, ErrorKind
+from breakwater.policy.context_overflow import overflow_summary
 from breakwater.policy.delays import latest_reset_s, retry_after_s
 from breakwater.policy.formats import words
 from breakwater.policy.provider_words import known_or_hash, known_place
@@ -150,7 +151,8 @@ def _long_word(found: re.Match[str]) -> str:
 
 _OVERFLOW_CODES = words(
     """
-    context_length_exceeded exceed_context_size_error model_context_window_exceeded tokens_limit_reached 1261
+    context_length_exceeded exceed_context_size_error model_context_window_exceeded model_max_prompt_tokens_exceeded
+    tokens_limit_reached 1261
     """
 )
 """Codes of OpenAI, Azure, Groq, Cerebras and vLLM, llama.cpp, GitHub, and Zhipu."""
@@ -169,7 +171,8 @@ _OVERFLOW = re.compile(
             r"exceeded model token limit",  # Moonshot
             r"range of input length should be",  # Alibaba
             r"tokens to keep from the initial prompt is greater",  # LM Studio
-            r"too many (input )?tokens",  # Cohere
+            r"too many (input )?tokens|tokens exceeds? the model'?s max",  # Cohere
+            r"total token count[^.]{0,40} exceeds the limit",
             r"exceed max message tokens",  # ByteDance
             r"exceeds? the (available )?context|but the configured context size",  # llama.cpp
             r"`inputs`( tokens \+ `max_new_tokens`)? must (be|have)",  # Text ConfigVersion Inference
@@ -237,7 +240,8 @@ _NEVER_FITS = re.compile(r"request too large for .{1,200}\btokens per min", re.I
 """OpenAI's rate limit for a request that is over a whole minute's tokens: it says no other minute would do."""
 
 _NOT_IN_PLAN = re.compile(r"extra usage[^.]{0,40}long context|long context[^.]{0,60}not (yet )?available", re.I)
-"""Anthropic's 429 for a conversation that is longer than the account's plan allows: no wait would make it fit."""
+"""Anthropic's words for a conversation that is longer than the account's plan allows: no wait would make it fit."""
+_MAY_BE_OF_PLAN = frozenset({400, 402, 403, 429})
 
 _FILTERED = frozenset({"content_filter", "content_policy_violation"})
 """Codes of Azure and OpenAI for a prompt that their filters refuse."""
@@ -502,6 +506,8 @@ _CLIENT_CLASSES = {
     413: "RequestTooLargeError",
     422: "UnprocessableEntityError",
 }
+REFUSED_REQUEST_CLASSES = frozenset({NOT_SENT, UNSUPPORTED, "ClientError", *_CLIENT_CLASSES.values()})
+"""The classes of requests that a provider does not take as they are written, or not at all."""
 _TRANSIENT_CLASSES = {
     408: "RequestTimeoutError",
     409: "ConflictError",
@@ -568,11 +574,16 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 
 def without_text(verdict: Classification, failure: CallFailure) -> Classification:
-    """The same without the provider's words: class, status, and of its code and the place at fault what is known."""
+    """The same without the provider's words: class, status, and of its code and the place at fault what is known.
+
+    Of a context overflow, its figures are kept, too.
+    """
     class_name = verdict.class_name if _NAME.fullmatch(verdict.class_name) else "ProviderError"
     status = "" if verdict.status_code is None else f", HTTP {verdict.status_code}"
     code = failure.code if isinstance(failure, HttpFailure) else None
-    message = f"{class_name}{status}{f', code {known_or_hash(code)}' if code else ''}; {NOT_KEPT}"
+    figures = overflow_summary(verdict.message) if verdict.kind == "context_overflow" else None
+    named = f", code {known_or_hash(code)}" if code else ""
+    message = f"{class_name}{status}{named}{f': {figures}' if figures else ''}; {NOT_KEPT}"
     param = None if verdict.param is None else known_place(verdict.param)
     return replace(verdict, class_name=class_name, message=message, param=param)
 
@@ -603,7 +614,7 @@ def _by_status(failure: HttpFailure, now: datetime) -> Classification:
         status in {400, 403}
         and bool(_THROTTLED.search(f"{failure.code} {failure.type}") or _THROTTLED_WORDS.search(message))
     )
-    if throttled and (_NEVER_FITS.search(message) or _NOT_IN_PLAN.search(message)):
+    if (throttled and _NEVER_FITS.search(message)) or (status in _MAY_BE_OF_PLAN and _NOT_IN_PLAN.search(message)):
         return fails("context_overflow", "ContextOverflowError")
     known = [given for given in (reset_s, latest_reset_s(failure.headers, now), wait_s) if given is not None]
     if _is_spent(failure, max(known, default=0.0), throttled=throttled):

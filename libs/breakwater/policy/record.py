@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Literal
+from typing import Literal, cast
 
 from breakwater.contracts.execution import (
     Attempt,
@@ -19,7 +19,7 @@ from breakwater.contracts.execution import (
     Status,
     Waste,
 )
-from breakwater.policy.classify import NOT_SENT, WORKER_LOST
+from breakwater.policy.classify import NOT_SENT, REFUSED_REQUEST_CLASSES, WORKER_LOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +45,17 @@ def why_unanswered(attempts: Sequence[Attempt], stop: Reason) -> tuple[Reason, E
     """Reason why a job ends without an answer, and its error: those of its last attempt, call or refusal.
 
     But a retry that is refused because of the failures before it says no more than they do: by the breaker of a model
-    that the job has called itself, or by the retry budget. The reason is the failure then. So is one before fallbacks
-    to which the request could not be sent, as their providers lack what it asks for.
+    that the job has called itself, or by the retry budget. The reason is the failure then. And what a fallback can't
+    take says nothing of the model that was asked for: see `explaining`.
 
     Args:
         attempts: of the job, in order.
         stop: why nothing more is tried.
     """
-    attempts = [one for one in attempts if one.error is None or one.error.class_ != NOT_SENT] or attempts
+    attempts = explaining(attempts)
     last = attempts[-1] if attempts else None
+    if last is not None and is_overflow(last):
+        return "error", cast(ErrorInfo, last.error)
     reason = (last.refused_reason if last is not None and stop == "error" else None) or stop
     if last is not None and last.short_circuited and reason in {"error", "breaker_open"}:
         calls_of_it = [one for one in attempts if one.model == last.model and not one.short_circuited]
@@ -72,6 +74,46 @@ def why_unanswered(attempts: Sequence[Attempt], stop: Reason) -> tuple[Reason, E
     refusals = [one.error for one in attempts if one.refused_reason == reason == "breaker_open"]
     waits = [error for error in refusals if error is not None and error.retry_after_s is not None]
     return reason, min(waits, key=lambda error: error.retry_after_s or 0.0, default=last.error)
+
+
+_OF_MODELS: frozenset[Reason | None] = frozenset({None, "error", "breaker_open", "rate_limited"})
+"""Reasons that end the calls of one model; all others end the job."""
+
+
+def explaining(attempts: Sequence[Attempt]) -> Sequence[Attempt]:
+    """The attempts up to the one whose error explains why no model answered.
+
+    A context overflow explains it before all failures of later models: its caller can shorten the conversation for the
+    model that was asked for. Otherwise the last model's failure does, unless that is a refusal of how the request is
+    written, and an earlier model failed for another reason. If all refused it, the first refusal is of the request as
+    its caller wrote it.
+
+    Args:
+        attempts: of a job without an answer, in order.
+    """
+    ends: dict[str, int] = {}
+    for index, attempt in enumerate(attempts):
+        if not attempt.short_circuited or attempt.model not in ends or attempts[ends[attempt.model]].short_circuited:
+            ends[attempt.model] = index
+    for model, end in ends.items():
+        if is_overflow(attempts[end]) and all(after.refused_reason in _OF_MODELS for after in attempts[end + 1 :]):
+            whole = (index for index in range(end, -1, -1) if attempts[index].model == model)
+            whole = (index for index in whole if is_overflow(attempts[index]) and not attempts[index].dropped_messages)
+            return attempts[: next(whole, end) + 1]
+    last_of = {attempt.model: index for index, attempt in enumerate(attempts)}
+    sent = [model for model, end in ends.items() if not _is_of_class(attempts[end], {NOT_SENT})] or list(ends)
+    answerable = [model for model in sent if not _is_of_class(attempts[ends[model]], REFUSED_REQUEST_CLASSES)]
+    explains = max(map(last_of.__getitem__, answerable), default=last_of[sent[0]] if sent else -1)
+    return attempts[: explains + 1]
+
+
+def is_overflow(attempt: Attempt) -> bool:
+    """True if the conversation did not fit into the model's context."""
+    return attempt.error is not None and attempt.error.kind == "context_overflow"
+
+
+def _is_of_class(attempt: Attempt, classes: Collection[str]) -> bool:
+    return attempt.error is not None and attempt.error.kind == "client" and attempt.error.class_ in classes
 
 
 def totals(attempts: Iterable[Attempt], *, answered: bool) -> ExecutionTotals:

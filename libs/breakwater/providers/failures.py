@@ -96,6 +96,10 @@ def _failure(status: int, error: dict[str, Any], headers: Mapping[str, str], sil
     if isinstance(raw := fields(error.get("metadata")).get("raw"), str) and raw:
         upstream = _error_of(_parsed(raw.encode(errors="replace"))) or {"message": raw}
         message = f"{message}: {_text(upstream.get('message'))}"
+    # llama.cpp's figures of a conversation that is too long are not always in its words.
+    counted, window = error.get("n_prompt_tokens"), error.get("n_ctx")
+    if isinstance(counted, int) and isinstance(window, int) and str(counted) not in message:
+        message = f"{message} ({counted} tokens > {window})"
     zone = _BEIJING if (code or "").startswith("13") else UTC  # Zhipu names the hour on its own clock
     reset = next((error[name] for name in ("resets_at", "reset_at", "resetTime") if error.get(name)), None)
     # The place that FastAPI names, where it is a place in the request, and no words.

@@ -106,6 +106,10 @@ class ApiAnswer(Protocol):
         """The events of a streamed answer."""
         ...
 
+    def fails_in_stream(self, result: dict[str, Any]) -> bool:
+        """True if the API begins a stream to report this failure. `result`: of a job that failed."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
@@ -293,7 +297,7 @@ class Calls:
             raise _stopping(sent.shown_id)
         else:
             result: dict[str, Any] = orjson.loads(await self._cancels.lookup.explained(caller_of(request), found))
-            if result["status"] != "succeeded":
+            if result["status"] != "succeeded" and not call.answer.fails_in_stream(result):
                 await ended(True)
                 if call.repeats and (result.get("cancellation") or {}).get("by") == CLIENT_LEFT:
                     # It is the client of this one that has left, and has come back: the same as a call of its own.

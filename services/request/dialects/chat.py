@@ -87,6 +87,10 @@ class _ChatAnswer:
         """Encodes chunks."""
         return ChatEvents(with_usage=self.with_usage)
 
+    def fails_in_stream(self, result: dict[str, Any]) -> bool:  # noqa: ARG002
+        """False: an error before the answer is one by its status."""
+        return False
+
 
 class ChatEvents:
     """An encoder of `chat.completion.chunk`s."""

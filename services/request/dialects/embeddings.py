@@ -88,3 +88,7 @@ class _EmbeddingsAnswer:
     def encoder(self, sent: Submission) -> Encoder:
         """Embeddings come whole."""
         raise NotImplementedError
+
+    def fails_in_stream(self, result: dict[str, Any]) -> bool:  # noqa: ARG002
+        """False: an error before the answer is one by its status."""
+        return False

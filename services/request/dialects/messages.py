@@ -120,6 +120,10 @@ class _MessageAnswer:
         """Encodes chunks."""
         return MessagesEncoder(MessageStream(sent.job_id))
 
+    def fails_in_stream(self, result: dict[str, Any]) -> bool:  # noqa: ARG002
+        """False: an error before the answer is one by its status."""
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class MessagesEncoder:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from breakwater.contracts.job import Job, NativeRequest
 from breakwater.contracts.openai import ResponseObject, ResponsesRequest
 from breakwater.contracts.validation import FieldError
+from breakwater.policy.chat_completions import is_overflow
 from breakwater.policy.chat_messages import encoded
 from breakwater.policy.dialects.responses_answer import Asked, response_of
 from breakwater.policy.dialects.responses_stream import ContradictionError, ResponseEvents, event_bytes
@@ -155,6 +156,10 @@ class ResponseAnswer:
     def encoder(self, sent: Submission) -> ResponseEncoder:
         """Encodes chunks."""
         return ResponseEncoder(self.asked(sent))
+
+    def fails_in_stream(self, result: dict[str, Any]) -> bool:
+        """True for a request that is too long: Codex shortens its conversation only at the event `response.failed`."""
+        return is_overflow(result)
 
 
 class ResponseEncoder:

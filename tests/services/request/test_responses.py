@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -45,6 +46,10 @@ MODELS = {
     ),
     "native/search": model(turns=[[{"type": "hosted", "query": "ferries"}, {"type": "text", "text": "At sea."}]]),
     "sim/short": model(answer="a" * 400),
+    **{
+        name: model({"status": 400, "error": {"message": "Input length (9011) exceeds the maximum length (8192)."}})
+        for name in ("sim/full", "native/full", "full")
+    },
 }
 NO_WAIT = {"max_attempts": 1}
 PRICE = {"input_usd_per_mtok": "0.15", "output_usd_per_mtok": "0.60"}
@@ -66,6 +71,11 @@ AGENTS = {
     "priced": {"model": "native/priced", "retry": NO_WAIT},
     "capped": {"model": "native/priced", "retry": NO_WAIT, "max_cost_usd": 1},
     "allowed": {"model": "native/priced", "retry": NO_WAIT, "max_cost_usd": 1, "allowed_params": ["tools"]},
+}
+FULL = ("sim/full", "native/full", "anthropic/full")
+AGENTS |= {
+    name.replace("/", "-"): {"model": name, "fallback_models": ["sim/strict"], "retry": NO_WAIT, "breaker": "off"}
+    for name in FULL
 }
 SPEAKERS = ("translated", "native", "claude")
 
@@ -162,6 +172,61 @@ async def test_a_stream_comes_to_the_response_that_its_last_event_has(plane: Res
         final = await stream.get_final_response()
     assert {"response.output_text.delta", "response.function_call_arguments.done"} <= kinds
     assert final.output_text == "Let me look."
+
+
+async def _refusal(plane: ResponsesPlane, path: str, agent: str, *, stream: bool) -> tuple[int, list[Any]]:
+    """The status and the errors that a program gets for a conversation that is too long."""
+    asked: dict[str, Any] = {"model": agent, "stream": stream, "max_tokens": 100, "messages": [USER]}
+    if path == "responses":
+        asked = {"model": agent, "stream": stream, "input": [USER]}
+    headers = {"Authorization": f"Bearer {plane.key}"}
+    async with plane.api.http.post(f"{plane.api.url}/v1/{path}", json=asked, headers=headers) as response:
+        body = await response.read()
+    if response.content_type == "application/json":
+        return response.status, [orjson.loads(body)["error"]]
+    events = [orjson.loads(line.removeprefix(b"data: ")) for line in body.split(b"\n") if line.startswith(b"data: ")]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+    return response.status, [events[-2]["error"], events[-1]["response"]["error"]]
+
+
+USER = {"role": "user", "content": "Where is the ferry?"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+async def test_a_conversation_that_is_too_long_is_refused_in_the_words_of_each_api(
+    plane: ResponsesPlane, path: str, stream: bool
+) -> None:
+    for name in FULL:
+        status, errors = await _refusal(plane, path, name.replace("/", "-"), stream=stream)
+        if path == "messages":
+            assert (status, [error["type"] for error in errors]) == (400, ["invalid_request_error"])
+            assert errors[0]["message"] == "prompt is too long: 9011 tokens > 8192 maximum"
+            continue
+        # Codex reads it in a stream alone, as OpenAI sends it.
+        assert (status, len(errors)) == ((200, 2) if path == "responses" and stream else (400, 1))
+        for error in errors:
+            assert error["code"] == "context_length_exceeded"
+            assert "This model's maximum context length is 8192 tokens." in error["message"]
+            assert "resulted in 9011 tokens" in error["message"]
+        assert errors[0]["type"] == "invalid_request_error"
+        assert errors[0]["param"] == ("input" if path == "responses" else "messages")
+
+
+async def test_the_sdk_raises_a_full_context_in_a_stream_and_a_background_response_has_it(
+    plane: ResponsesPlane,
+) -> None:
+    with pytest.raises(openai.APIError) as raised:
+        async for _ in await plane.sdk.responses.create(model="sim-full", input="Where?", stream=True):
+            pass
+    assert raised.value.code == "context_length_exceeded"
+    response = await plane.sdk.responses.create(model="sim-full", input="Where?", background=True)
+    async with asyncio.timeout(60):
+        while response.status in {"queued", "in_progress"}:
+            await asyncio.sleep(0.05)
+            response = await plane.sdk.responses.retrieve(response.id)
+    assert (response.status, response.error.code) == ("failed", "context_length_exceeded")
 
 
 async def test_reasoning_text_of_a_chat_is_an_item(plane: ResponsesPlane) -> None:

@@ -8,7 +8,7 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import Any, Literal, cast
 
-from breakwater.policy.chat_completions import completion_of, error_of, first_choice
+from breakwater.policy.chat_completions import OVERFLOW, completion_of, error_of, first_choice
 from breakwater.policy.chat_messages import ORDER, THOUGHT, arguments_text, call_id, fields, finish_reason, objects
 from breakwater.policy.usage import MAX_USAGE, figure, of_completion
 
@@ -344,7 +344,7 @@ def _error(result: Mapping[str, Any]) -> dict[str, Any]:
     error = error_of(result)
     limited, refused = error.status == 429, error.status < 500
     code = "rate_limit_exceeded" if limited else "invalid_prompt" if refused else "server_error"
-    return {"code": code, "message": error.message}
+    return {"code": OVERFLOW if error.code == OVERFLOW else code, "message": error.message}
 
 
 def _usage(result: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from breakwater.errors import BreakwaterError
 from breakwater.policy.chat_chunks import Assembly, Chunk, rest_of
-from breakwater.policy.chat_completions import completion_of
+from breakwater.policy.chat_completions import completion_of, is_overflow
 from breakwater.policy.chat_messages import THOUGHT, encoded, fields, is_end, objects
 from breakwater.policy.dialects.responses_answer import (
     THOUGHTS,
@@ -170,6 +170,10 @@ class ResponseEvents:
             self._catch_up(result, whole=whole)
         output = [item.whole("completed") for item in self._items]
         response = response_of(self._asked, result, output)
+        if is_overflow(result):
+            # As OpenAI's stream has it: its SDKs raise the one, and Codex reads the other.
+            named = {**response["error"], "param": "input"}
+            self._emit({"type": "error", **named, "error": {"type": "invalid_request_error", **named}})
         self._emit({"type": _ENDS.get(response["status"], "response.failed"), "response": response})
         return self._taken()
 
