@@ -99,6 +99,16 @@ class AgentDefaults(Message):
             "the answer later."
         ),
     )
+    keepalive_before_answer_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=3600,
+        description=(
+            "Begins the response to a streamed call after so long without any of its answer, and pings its client "
+            "from then on, for clients and proxies that close silent connections. The status is then 200 before the "
+            "outcome is known: a later error is an event of the stream."
+        ),
+    )
     stream_idle_timeout_s: float = Field(
         default=30.0,
         gt=0,

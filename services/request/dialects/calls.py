@@ -280,8 +280,9 @@ class Calls:
             followed = await held.enter_async_context(following)
             if call.accepted is not None:
                 await call.accepted(sent)
-            await inbox.wait_nonempty(followed.deciding)
-            found = followed.deciding.result() if inbox.first is None else None
+            await inbox.wait_nonempty(followed.deciding, self._config.agents[sent.job.agent].keepalive_before_answer_s)
+            begins_early = inbox.first is None and not followed.deciding.done()
+            found = followed.deciding.result() if inbox.first is None and not begins_early else None
         except BusUnavailableError as unsent:
             await ended(False)
             raise unavailable("unavailable", f"the job was not accepted: {unsent}") from unsent
@@ -292,6 +293,8 @@ class Calls:
             model = str(first["model"])
             known = {"execution-id": sent.shown_id, "model": model, "attempts": str(first["attempt"]), "cache": "miss"}
             headers = _named(known, self._dropped(sent, model))
+        elif begins_early:
+            headers = _named({"execution-id": sent.shown_id}, ())
         elif found is None:
             await ended(False)
             raise _stopping(sent.shown_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from starlette.requests import Request
@@ -12,8 +13,8 @@ from starlette.responses import Response
 from breakwater.contracts.anthropic import AnthropicMessage, CountTokensRequest, InputTokenCount, MessagesRequest
 from breakwater.contracts.job import SENT_BY_PLANE, Job, NativeRequest
 from breakwater.policy.chat_messages import encoded
-from breakwater.policy.dialects import InvalidBodyError
-from breakwater.policy.dialects.messages import chat_form, message_of
+from breakwater.policy.dialects import InvalidBodyError, chat_form
+from breakwater.policy.dialects.messages import message_of
 from breakwater.policy.dialects.messages_stream import PING, MessageStream, event_bytes
 from breakwater.policy.price import likely_input_tokens, size_of_messages, size_of_params
 from services.request.dialects.calls import Calls, ParsedCall, options_of
@@ -97,10 +98,9 @@ class MessageRoutes:
         asked = read_command(await self._calls.read(request), CountTokensRequest)
         self._calls.agent_of(request, asked.model)
         try:
-            form = chat_form(_body_of(asked))
+            tokens = _estimated_input(NativeRequest(api="messages", body=_body_of(asked)))
         except InvalidBodyError as error:
             raise invalid_job([error.problem]) from None
-        tokens = likely_input_tokens(size_of_messages(form.messages) + size_of_params(form.params))
         return Response(InputTokenCount(input_tokens=tokens).json_bytes(), 200, media_type="application/json")
 
 
@@ -111,6 +111,12 @@ def _body_of(asked: CountTokensRequest) -> dict[str, Any]:
     return {name: value for name, value in more.items() if name not in (*SENT_BY_PLANE, "breakwater")}
 
 
+def _estimated_input(request: NativeRequest) -> int:
+    """The tokens that a request probably has. Raises InvalidBodyError."""
+    form = chat_form(request)
+    return likely_input_tokens(size_of_messages(form.messages) + size_of_params(form.params))
+
+
 class _MessageAnswer:
     def body(self, sent: Submission, result: dict[str, Any]) -> bytes:  # noqa: ARG002  the result has its id
         """A `message`."""
@@ -118,7 +124,9 @@ class _MessageAnswer:
 
     def encoder(self, sent: Submission) -> MessagesEncoder:
         """Encodes chunks."""
-        return MessagesEncoder(MessageStream(sent.job_id))
+        request = sent.job.api_request
+        assert request is not None
+        return MessagesEncoder(MessageStream(sent.job_id, partial(_estimated_input, request)))
 
     def fails_in_stream(self, result: dict[str, Any]) -> bool:  # noqa: ARG002
         """False: an error before the answer is one by its status."""

@@ -97,7 +97,7 @@ class Encoder(Protocol):
 
 
 class EncodedStream(EventStream):
-    """The response to one request, whose answer has begun or is there."""
+    """The response to one request. If its answer has not begun yet, the client is pinged first."""
 
     def __init__(
         self,
@@ -144,7 +144,8 @@ class EncodedStream(EventStream):
         """Sends all of it. `limit`: entered; a timeout of its own for each message would cost more than the sending."""
         inbox, deciding, loop = self._inbox, self._deciding, asyncio.get_running_loop()
         limited_at, silence = loop.time(), event_stream.StreamSilence()
-        silence.end()
+        if inbox.first is not None or deciding.done():
+            silence.end()
         while True:
             if (now := loop.time()) - limited_at > _LIMIT_EVERY_S:
                 limit.reschedule(now + event_stream.SEND_TIMEOUT_S)

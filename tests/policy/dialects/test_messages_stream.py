@@ -333,3 +333,12 @@ def test_an_odd_chat_is_the_same_message_streamed_and_stored(chunks: list[Any], 
 def test_a_call_that_is_no_function_is_the_same_message() -> None:
     shown, result = of_chat([{"choices": [{"index": 0, "delta": {"tool_calls": {"custom": None}}}]}])
     assert streamed(shown, result) == message_of(result)
+
+
+def test_the_first_event_estimates_the_input_of_a_provider_that_reports_it_at_the_end_only() -> None:
+    [start, *_] = MessageStream("j1", lambda: 17).feed([chunk({"content": "Hi"})])
+    assert (start["type"], start["message"]["usage"]["input_tokens"]) == ("message_start", 17)
+    reported = {"type": "message_start", "message": {"id": "msg_1", "model": "m", "usage": {"input_tokens": 5}}}
+    chunks, _ = of_events([reported, {"type": "content_block_start", "index": 0, "content_block": {"type": "text"}}])
+    [start, *_] = MessageStream("j1", lambda: 17).feed(chunks)
+    assert start["message"]["usage"]["input_tokens"] == 5

@@ -55,6 +55,8 @@ MODELS = {
     "sim/slow": streaming(stream={"tokens_per_s": 100}),
     "sim/paced": streaming(stream={"tokens_per_s": 30}),
     "sim/late": streaming(broken("stall", 2, stall_s=0.4)),
+    "sim/thoughtful": streaming(latency_ms=700),
+    "sim/down-late": model({"hang_s": 60}),
     "sim/json": model(answer_json={"name": "ferry"}),
     "sim/down": model({"status": 500}),
     "sim/early": streaming(broken("cut", 0)),
@@ -103,6 +105,8 @@ AGENTS = {
         "output": {"schema": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}},
     },
     "unmarked": {"model": "sim/unmarked", **ONCE},
+    "pinged": {"model": "sim/thoughtful", **ONCE, "keepalive_before_answer_s": 0.1},
+    "pinged-in-vain": {"model": "sim/down-late", **ONCE, "keepalive_before_answer_s": 0.1},
     "backed-up": {"model": "sim/down", "fallback_models": ["sim/early", "sim/mute", "sim/fast"], **ONCE},
     "failing": {"model": "sim/down", "fallback_models": ["sim/early"], **ONCE},
     **{f"go-on-{name}": {"model": f"sim/{name}", "fallback_models": ["sim/rest"], **GO_ON} for name in BREAKS},
@@ -639,3 +643,30 @@ async def test_a_job_over_nats_is_answered_in_pieces_to_its_reply_subject_too(pl
     }
     chunks: list[Any] = [chunk for one in read for chunk in one.chunks if chunk["choices"]]
     assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == ANSWER
+
+
+PINGED = {
+    "chat/completions": (ASK, b": still here\n\n", b"[DONE]", b'"code":"timeout"'),
+    "responses": ({"input": "hi"}, b": still here\n\n", b"response.completed", b"response.failed"),
+    "messages": (
+        {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400},
+        b'event: ping\ndata: {"type":"ping"}\n\n',
+        b"message_stop",
+        b"event: error",
+    ),
+}
+"""Of each API: a request, a ping, the end of a stream, and a failure in one."""
+
+
+async def test_a_client_that_asked_for_it_is_pinged_before_its_answer_begins(plane: OpenAIPlane, subtests: Any) -> None:
+    headers = {"Authorization": f"Bearer {plane.key()}"}
+    for path, (body, ping, end, failure) in PINGED.items():
+        for agent, last in (("pinged", end), ("pinged-in-vain", failure)):
+            with subtests.test(f"{path} {agent}"):
+                asked = {**body, "model": agent, "stream": True}
+                async with plane.api.http.post(f"{plane.api.url}/v1/{path}", json=asked, headers=headers) as response:
+                    stream = await response.read()
+                assert response.status == 200
+                assert "x-breakwater-execution-id" in response.headers
+                assert stream.startswith(ping)
+                assert last in stream

@@ -6,7 +6,7 @@ job, and so is what was missed: what an SDK puts together of the events is the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,9 +104,16 @@ class _Turn:
 class MessageStream:
     """The events of one message: a function of the job, its chunks and its result."""
 
-    def __init__(self, execution_id: str) -> None:
-        """Begins the stream of a job."""
+    def __init__(self, execution_id: str, estimated_input: Callable[[], int] | None = None) -> None:
+        """Begins the stream of a job.
+
+        Args:
+            execution_id: of the job.
+            estimated_input: estimates the input tokens, for a provider that reports them at the end only: clients show
+                those of the first event until then.
+        """
         self.started = False
+        self._estimated_input = estimated_input
         self._seed = execution_id
         self._ids = set[str]()
         self._sent: list[_SentBlock] = []
@@ -366,6 +373,8 @@ class MessageStream:
         message = start_of(self._seed, of.get("model"), None if "choices" in of else of.get("id"))
         if usage := usage_of(of.get("usage") if "choices" not in of else None):
             message["usage"] = full_usage(usage)
+        elif self._estimated_input is not None:
+            message["usage"] = full_usage({"input_tokens": self._estimated_input()})
         self._emit({"type": "message_start", "message": message})
 
     def _open(self, given: Block, grows: str | None) -> _SentBlock:
