@@ -40,7 +40,7 @@ from breakwater.policy.json_values import TOO_DEEP, is_too_deep
 from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.price import estimate_input_tokens, limited, size_of_messages
 from breakwater.policy.record import error_of
-from breakwater.policy.usage import Usage, credible
+from breakwater.policy.usage import Usage, credible, with_estimated_usage
 from breakwater.providers.base import Answer, Call, CallError, refused
 from breakwater.state.executions import ClaimLostError
 from breakwater.telemetry import tracing
@@ -433,6 +433,8 @@ def answered(
         correction = Correction(answer=text, problems=checked.problems)
         return refused("InvalidOutputError", f"the answer does not satisfy the output schema: {problems}", correction)
     response = answer.response if job.job.returns_response else None
+    if response is not None and part is not None and job.agent.usage_estimates:
+        response = with_estimated_usage(response, part)
     if embeds and (wrong := _wrong_embeddings(worker, job, flight, answer)) is not None:
         return refused(*wrong)
     if not embeds and response is not None:

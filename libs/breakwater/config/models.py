@@ -115,6 +115,10 @@ class AgentDefaults(Message):
         le=3600,
         description=("Longest silence of a stream once its answer has begun. Until then `timeout_s` applies."),
     )
+    usage_estimates: bool = Field(
+        default=False,
+        description="Gives clients of the HTTP API an estimated usage, marked `estimated`, if the model reports none.",
+    )
     total_timeout_s: float = Field(default=300.0, gt=0, le=86_400, description="Time limit of a job, including waits.")
     on_context_overflow: Literal["next_model", "trim"] = Field(
         default="next_model", description="trim: drop the oldest turns and call the same model again immediately."

@@ -85,6 +85,23 @@ def figure(value: Any) -> int | None:
     return math.ceil(min(number, _MOST))
 
 
+ESTIMATED = "estimated"
+"""The field of a usage that marks its figures as our estimates."""
+
+
+def with_estimated_usage(answer: Mapping[str, Any], estimate: Usage) -> dict[str, Any]:
+    """An answer of any API with an estimated usage, marked as such, in place of one that was not reported."""
+    names = ("prompt_tokens", "completion_tokens") if "choices" in answer else ("input_tokens", "output_tokens")
+    counts = dict(zip(names, (estimate.input_tokens or 0, estimate.output_tokens or 0), strict=True))
+    total = {} if "content" in answer else {"total_tokens": sum(counts.values())}
+    return {**answer, "usage": {**counts, **total, ESTIMATED: True}}
+
+
+def is_estimated(answer: Mapping[str, Any]) -> bool:
+    """True for an answer whose usage is our estimate."""
+    return fields(answer.get("usage")).get(ESTIMATED) is True
+
+
 def highest(known: Any, given: Any) -> Any:
     """Usage that two events of a stream report together: the higher one of each figure, and of all else the later."""
     if isinstance(known, dict) and isinstance(given, dict):

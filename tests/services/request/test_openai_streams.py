@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -55,6 +56,7 @@ MODELS = {
     "sim/slow": streaming(stream={"tokens_per_s": 100}),
     "sim/paced": streaming(stream={"tokens_per_s": 30}),
     "sim/late": streaming(broken("stall", 2, stall_s=0.4)),
+    "sim/silent-bill": streaming(usage={"report": False}),
     "sim/thoughtful": streaming(latency_ms=700),
     "sim/down-late": model({"hang_s": 60}),
     "sim/json": model(answer_json={"name": "ferry"}),
@@ -105,6 +107,8 @@ AGENTS = {
         "output": {"schema": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}},
     },
     "unmarked": {"model": "sim/unmarked", **ONCE},
+    "estimated": {"model": "sim/silent-bill", **ONCE, "usage_estimates": True},
+    "unreported": {"model": "sim/silent-bill", **ONCE},
     "pinged": {"model": "sim/thoughtful", **ONCE, "keepalive_before_answer_s": 0.1},
     "pinged-in-vain": {"model": "sim/down-late", **ONCE, "keepalive_before_answer_s": 0.1},
     "backed-up": {"model": "sim/down", "fallback_models": ["sim/early", "sim/mute", "sim/fast"], **ONCE},
@@ -670,3 +674,24 @@ async def test_a_client_that_asked_for_it_is_pinged_before_its_answer_begins(pla
                 assert "x-breakwater-execution-id" in response.headers
                 assert stream.startswith(ping)
                 assert last in stream
+
+
+async def test_a_usage_that_no_model_reports_is_estimated_for_clients_where_asked(
+    plane: OpenAIPlane, subtests: Any
+) -> None:
+    headers = {"Authorization": f"Bearer {plane.key()}"}
+    for path, (body, *_) in PINGED.items():
+        for stream in (False, True):
+            with subtests.test(f"{path} {stream=}"):
+                options = USAGE if stream and path == "chat/completions" else {}
+                asked = {**body, "model": "estimated", "stream": stream, **options}
+                async with plane.api.http.post(f"{plane.api.url}/v1/{path}", json=asked, headers=headers) as response:
+                    text = await response.text()
+                usages = re.findall(r'"usage":({[^{}]*(?:{[^{}]*}[^{}]*)*})', text)
+                usage = orjson.loads(usages[-1])
+                assert usage["estimated"] is True
+                tokens = [usage.get("input_tokens") or usage["prompt_tokens"]]
+                tokens += [usage.get("output_tokens") or usage["completion_tokens"]]
+                assert all(0 < count < 300 for count in tokens)
+    chunks = await chunks_of(plane, "unreported", **USAGE)
+    assert [chunk.usage for chunk in chunks if chunk.usage] == []

@@ -31,7 +31,7 @@ from breakwater.policy.chat_messages import (
 from breakwater.policy.dialects.forms import EMPTY, Body, ChatForm, InvalidBodyError
 from breakwater.policy.formats import words
 from breakwater.policy.ownership import shown
-from breakwater.policy.usage import figure, of_completion
+from breakwater.policy.usage import ESTIMATED, figure, is_estimated, of_completion
 
 Block = dict[str, Any]
 
@@ -650,6 +650,7 @@ def _usage(completion: Mapping[str, Any]) -> dict[str, Any]:
         **cached,
         "output_tokens": used.output_tokens or 0,
         **({"output_tokens_details": {"thinking_tokens": thought}} if (thought := used.reasoning_tokens) else {}),
+        **({ESTIMATED: True} if is_estimated(completion) else {}),
     }
 
 

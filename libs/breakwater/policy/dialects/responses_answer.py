@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from breakwater.policy.chat_completions import OVERFLOW, completion_of, error_of, first_choice
 from breakwater.policy.chat_messages import ORDER, THOUGHT, arguments_text, call_id, fields, finish_reason, objects
-from breakwater.policy.usage import MAX_USAGE, figure, of_completion
+from breakwater.policy.usage import ESTIMATED, MAX_USAGE, figure, is_estimated, of_completion
 
 Item = dict[str, Any]
 Turn = tuple[str, int]
@@ -352,7 +352,8 @@ def _usage(result: Mapping[str, Any]) -> dict[str, Any] | None:
     called = [one for one in result.get("attempts", ()) if one["outcome"] == "success"]
     if called and called[-1].get("input_tokens") is not None and called[-1].get("output_tokens") is not None:
         last = called[-1]
-        return _counts(*(last.get(name) for name in _COUNTS))
+        mark = {ESTIMATED: True} if is_estimated(fields(result.get("response"))) else {}
+        return {**_counts(*(last.get(name) for name in _COUNTS)), **mark}
     usage = None if called else of_completion(fields(result.get("response")))  # of a cached answer
     if usage is None or usage.input_tokens is None or usage.output_tokens is None:
         return None
