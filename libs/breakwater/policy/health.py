@@ -108,7 +108,7 @@ def health_of_agent(models: Mapping[str, Verdict], calls: CallHealth, *, afforda
     """Health of an agent over its models: `unhealthy` if none of them serves.
 
     It is `degraded` if its last call failed, or one of its models is unhealthy. A success ends the former, on whatever
-    model: a failed model that nobody calls any more must not mark an agent for weeks whose calls succeed.
+    model: a failed model without further calls must not mark an agent for weeks whose calls succeed.
 
     Args:
         models: the health on each model.
