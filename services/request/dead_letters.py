@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 
 import structlog
 from pydantic import JsonValue, ValidationError
@@ -46,6 +47,7 @@ from breakwater.contracts.subjects import PROGRAM, Header, Stream, decode_token,
 from breakwater.contracts.types import Event, FullId, Message, format_time
 from breakwater.policy.ownership import longest_job, scope_in, scope_references, scoped
 from breakwater.policy.redact import Redactor
+from breakwater.policy.surrogates import read_whole
 from breakwater.security.encryption import LEFT_OUT, OFF, Cipher, DecryptionError
 from services.request.job_queue import JobQueue
 from services.request.operations import NATS_UNAVAILABLE, ApiRequest, operation, utc_now
@@ -561,7 +563,7 @@ class DeadLetterRoutes:
     def _visible(self, payload: bytes) -> tuple[JsonValue, bool]:
         """The visible part of a payload, and True if that is only its beginning."""
         try:
-            document: JsonValue = self.redactor.json(from_json(payload, allow_inf_nan=False))
+            document: JsonValue = self.redactor.json(read_whole(partial(from_json, allow_inf_nan=False), payload))
             text, cut = to_json(document), False
             if len(text) <= MAX_PAYLOAD:
                 return document, False

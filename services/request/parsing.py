@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError, ambiguity, problems
+from breakwater.policy.surrogates import read_whole, whole_json
 from breakwater.runtime.http_server import OPEN_BODY_BYTES, OPEN_BODY_S
 from services.request.content_coding import codings_of, decoded
 from services.request.problems import RequestError
@@ -99,9 +100,9 @@ def read_job(body: bytes, model: type[InputT] = Job, what: str = "job") -> Input
         RequestError: 400 for a body that is not JSON in UTF-8, 422 (`invalid_job`) for one that is not of the model.
     """
     try:
-        parsed = model.model_validate_json(body)
+        parsed = read_whole(model.model_validate_json, body)
     except ValidationError as error:
-        _explain(error, body, model, what)
+        _explain(error, whole_json(body) or body, model, what)
     if (why := ambiguity(body)) is not None:
         raise RequestError(400, "not_json", f"the body is not JSON: {why}")
     return parsed

@@ -29,6 +29,7 @@ from breakwater.policy.ownership import (
 )
 from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
 from breakwater.policy.runs import run_of
+from breakwater.policy.surrogates import read_whole
 from breakwater.telemetry import tracing
 
 MAX_HEADERS = 32 * 1024
@@ -165,7 +166,7 @@ def _parsed(config: Config, agent_name: str, delivery: Delivery, sender: str | N
     if sum(map(len, delivery.headers.values())) + sum(map(len, delivery.headers)) > MAX_HEADERS:
         raise _InvalidJobError(f"the job's headers have more than {MAX_HEADERS} characters")
     try:
-        job = (ScopedJob if is_scoped else Job).model_validate_json(delivery.data)
+        job = read_whole((ScopedJob if is_scoped else Job).model_validate_json, delivery.data)
     except ValidationError as error:
         raise _InvalidJobError(explain(error, Job, _parsed_json(delivery.data))) from None
     if (why := ambiguity(delivery.data)) is not None:
@@ -225,6 +226,6 @@ def _field(data: bytes, name: str, fits: Callable[[str], bool] = is_identifier) 
 def _parsed_json(data: bytes) -> JsonValue:
     """Parses a body as JSON; returns None if it is not JSON."""
     try:
-        return from_json(data)
+        return read_whole(from_json, data)
     except ValueError:
         return None

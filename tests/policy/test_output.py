@@ -109,7 +109,6 @@ def test_braces_and_fences_within_strings_are_text() -> None:
         ('{"x": -Infinity}', "has a number that JSON does not know"),
         ('{"x": 1e999}', "has a number that JSON does not know"),
         ('{"x": ' + "9" * 5000 + "}", "has a number with too many digits"),
-        ('{"x": 1, "y": "\\ud800"}', "has half of a surrogate pair"),
         ("[" * 100_000, "is nested deeper than 100 levels"),
         ('{"x":' * 100_000, "is nested deeper than 100 levels"),
         ("[" * 102 + "]" * 102, "is nested deeper than 100 levels"),

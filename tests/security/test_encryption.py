@@ -61,6 +61,11 @@ def test_what_can_not_be_encrypted_is_not_passed_on(document: bytes) -> None:
         CIPHER.encrypt_document(document)
 
 
+def test_a_text_with_half_of_a_surrogate_pair_is_encrypted() -> None:
+    stored = CIPHER.encrypt_document(rb'{"prompt": "ok \ud83d"}')
+    assert json.loads(CIPHER.decrypt_document(stored)) == {"prompt": "ok \ufffd"}
+
+
 def test_a_long_text_takes_no_more_than_it_did() -> None:
     answer = os.urandom(3 * COMPRESS_FROM).hex()
     stored = CIPHER.encrypt_document(json.dumps({"output": answer}).encode())

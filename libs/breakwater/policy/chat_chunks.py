@@ -22,6 +22,7 @@ from breakwater.policy.chat_messages import (
     objects,
     parts_of,
 )
+from breakwater.policy.surrogates import whole_escapes
 from breakwater.policy.usage import highest
 
 Chunk = Mapping[str, Any]
@@ -340,7 +341,7 @@ class _ToolCall:
         """True if its arguments are an object already. A text in them may have `}{`, too."""
         text = "".join(map(arguments_text, self.arguments))
         try:
-            return isinstance(orjson.loads(text), dict)
+            return isinstance(orjson.loads(whole_escapes(text)), dict)
         except orjson.JSONDecodeError:
             return False
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from breakwater.errors import BreakwaterError
+from breakwater.policy.surrogates import whole_escapes
 
 MAX_DEPTH = 100
 """Deeper JSON has no use here, and other programs refuse it: pydantic reads 200 levels, with those that are put around
@@ -58,7 +59,7 @@ def parse_json(text: str) -> JsonValue:
         NoJsonError: it is none, or is one that can't be written down again.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_object)
+        value = json.loads(whole_escapes(text), object_pairs_hook=_object)
     except NoJsonError:
         raise
     except json.JSONDecodeError as error:

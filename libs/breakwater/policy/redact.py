@@ -37,6 +37,7 @@ from breakwater.policy.redact_scanner import (
     compile_user_pattern,
     squash_name,
 )
+from breakwater.policy.surrogates import whole_text
 
 OptionalForm = Literal["iban", "phone"]
 
@@ -314,7 +315,7 @@ class _Copy:
             return self._rules.redacted(text, self._work)
         redacted = _Copy(self._rules, self._work, self._nesting + 1).of(inner)
         if redacted != inner:
-            text = json.dumps(redacted, ensure_ascii=False)
+            text = whole_text(json.dumps(redacted, ensure_ascii=False))
         return self._rules.redacted(text, self._work, is_json=True)
 
     def _rename_keys(self, value: dict[str, JsonValue] | list[JsonValue]) -> None:

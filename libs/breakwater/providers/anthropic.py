@@ -17,6 +17,7 @@ from breakwater.policy.chat_messages import OTHERS, arguments_text, fields, fini
 from breakwater.policy.formats import words
 from breakwater.policy.price import max_tokens_of
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
+from breakwater.policy.surrogates import whole_escapes
 from breakwater.policy.usage import Usage, of_message
 from breakwater.providers.anthropic_stream import MessageEvents, text_of
 from breakwater.providers.base import (
@@ -259,7 +260,7 @@ def _called(function: Mapping[str, Any]) -> dict[str, Any]:
     # Models do write arguments that are no JSON. Anthropic takes objects only, and the tool's result, which follows,
     # already shows the model what came of it.
     try:
-        arguments: Any = orjson.loads(function.get("arguments") or "{}")
+        arguments: Any = orjson.loads(whole_escapes(function.get("arguments") or "{}"))
     except orjson.JSONDecodeError:  # also where it is no text
         arguments = None
     return {"name": function.get("name"), "input": arguments if isinstance(arguments, dict) else {}}

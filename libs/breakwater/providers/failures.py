@@ -22,6 +22,7 @@ from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailu
 from breakwater.policy.delays import duration_s, moment_in, spoken_delay_s
 from breakwater.policy.json_values import MAX_DEPTH, TOO_DEEP, is_too_deep
 from breakwater.policy.redact import cut
+from breakwater.policy.surrogates import EventJoiner, read_whole, whole_json
 from breakwater.providers.server_sent import EventReader, EventTooLargeError
 
 MAX_ERROR_TEXT = 16_000
@@ -160,12 +161,13 @@ def error_in_answer(body: dict[str, Any], answered: int = 200) -> HttpFailure | 
     return replace(failure, status=status)
 
 
-def read_json(payload: bytes, *, checked: bool = True) -> Any:
+def read_json(payload: bytes, *, checked: bool = True, joiner: EventJoiner | None = None) -> Any:
     """A body as JSON, also with a byte-order mark, as programs on Windows write it, and in UTF-16.
 
     Args:
         payload: the body.
         checked: refuses what can't be passed on.
+        joiner: of the stream whose event it is, where halves of surrogate pairs are kept for it.
 
     Raises:
         ValueError: it is none, or nested deeper than can be passed on; says which, in words of ours.
@@ -173,12 +175,7 @@ def read_json(payload: bytes, *, checked: bool = True) -> Any:
     try:
         found = orjson.loads(payload)
     except orjson.JSONDecodeError as error:
-        if (encoding := json.detect_encoding(payload)) == "utf-8":
-            raise ValueError(f"is not JSON from character {error.pos} on") from error
-        try:
-            found = orjson.loads(payload.decode(encoding))
-        except ValueError as other:
-            raise ValueError("is not JSON") from other
+        found = _read_odd(payload, error, joiner)
     # Most events are short, and counting is quick.
     if (
         checked
@@ -188,6 +185,22 @@ def read_json(payload: bytes, *, checked: bool = True) -> Any:
     ):
         raise ValueError(TOO_DEEP)
     return found
+
+
+def _read_odd(payload: bytes, refusal: orjson.JSONDecodeError, joiner: EventJoiner | None) -> Any:
+    encoding = json.detect_encoding(payload)
+    try:
+        if encoding != "utf-8":
+            return read_whole(orjson.loads, payload.decode(encoding, "surrogatepass").encode(errors="surrogatepass"))
+        if (mended := whole_json(payload)) is not None:
+            found = orjson.loads(mended)
+            return found if joiner is None else joiner.read(payload)
+    except RecursionError as error:
+        raise ValueError(TOO_DEEP) from error
+    except ValueError as error:
+        if encoding != "utf-8":
+            raise ValueError("is not JSON") from error
+    raise ValueError(f"is not JSON from character {refusal.pos} on") from refusal
 
 
 def first_of(found: Any) -> Any:

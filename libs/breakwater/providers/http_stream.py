@@ -13,6 +13,7 @@ from breakwater.errors import BreakwaterError
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.classify import BrokenAnswer, CallFailure
 from breakwater.policy.redact import KnownSecrets
+from breakwater.policy.surrogates import EventJoiner, whole_text, whole_value
 from breakwater.providers.base import (
     MAX_ANSWER_BYTES,
     AnswerTimeout,
@@ -67,7 +68,8 @@ async def receive(
         TimeoutError: nothing came for too long.
         aiohttp.ClientError: the connection broke.
     """
-    loop, events, answer, content = asyncio.get_running_loop(), EventReader(), streaming.answer, response.content
+    loop, events, joiner = asyncio.get_running_loop(), EventReader(), EventJoiner()
+    answer, content = streaming.answer, response.content
     ends_at, limited_at = loop.time() + streaming.total_timeout_s, 0.0
     over = False
     while not (over or reader.done):
@@ -75,7 +77,7 @@ async def receive(
         # The last event may lack the empty line that ends it.
         piece, chunks, said = b"\n\n" if over else await _piece(content), list[Chunk](), answer.length
         try:
-            for chunk in _chunks(events, reader, piece, secrets):
+            for chunk in _chunks(events, joiner, reader, piece, secrets, is_last=over):
                 chunks.append(chunk)
         finally:
             # What came before an event that can't be used was said all the same.
@@ -105,7 +107,7 @@ def is_of_events(body: bytes) -> bool:
 
 def assembled(body: bytes, reader: StreamReader, answer: Assembly, secrets: KnownSecrets) -> None:
     """Reads a stream that is there as a whole. Raises StreamBrokenError, UnusableAnswerError."""
-    for chunk in _chunks(EventReader(), reader, body + b"\n\n", secrets):
+    for chunk in _chunks(EventReader(), EventJoiner(), reader, body + b"\n\n", secrets, is_last=True):
         answer.add(chunk)
     _check_end(reader, answer)
 
@@ -135,29 +137,53 @@ async def _piece(content: aiohttp.StreamReader) -> bytes:
     return await content.readany()
 
 
-def _chunks(events: EventReader, reader: StreamReader, piece: bytes, secrets: KnownSecrets) -> Iterator[Chunk]:
+def _chunks(
+    events: EventReader,
+    joiner: EventJoiner,
+    reader: StreamReader,
+    piece: bytes,
+    secrets: KnownSecrets,
+    *,
+    is_last: bool,
+) -> Iterator[Chunk]:
     try:
         for name, data in events.feed(piece):
             if name in _ALIVE:
                 continue
+            if data == b"[DONE]":
+                yield from _read_held(joiner, reader)
+                yield from reader.read(None)
+                continue
             is_error = name == b"error"
-            event = None if data == b"[DONE]" else secrets.hidden_in_read(data, _parsed(data, is_error=is_error))
-            if event is not None and (is_error or carries_error(event)):
-                raise StreamBrokenError(error_in_answer(event))
-            yield from reader.read(event)
+            event = secrets.hidden_in_read(data, _parsed(data, joiner, is_error=is_error))
+            if is_error or carries_error(event):
+                yield from _read_held(joiner, reader)
+                raise StreamBrokenError(error_in_answer(whole_value(event)))
+            if joiner.is_idle:
+                yield from reader.read(event)
+            else:
+                for whole_event in joiner.put(event):
+                    yield from reader.read(whole_event)
+        if is_last:
+            yield from _read_held(joiner, reader)
     except EventTooLargeError as error:
         raise UnusableAnswerError(str(error)) from error
 
 
-def _parsed(data: bytes, *, is_error: bool) -> dict[str, Any]:
+def _read_held(joiner: EventJoiner, reader: StreamReader) -> Iterator[Chunk]:
+    for event in joiner.end():
+        yield from reader.read(event)
+
+
+def _parsed(data: bytes, joiner: EventJoiner, *, is_error: bool) -> dict[str, Any]:
     try:
-        event: dict[str, Any] = first_of(read_json(data)) or {}
+        event: dict[str, Any] = first_of(read_json(data, joiner=joiner)) or {}
     except ValueError as error:
         if is_error:
             return {"error": data.decode(errors="replace")}
         raise UnusableAnswerError(f"an event of the stream {error}") from error
     if type(event) is not dict:
         if is_error:
-            return {"error": str(event)}
+            return {"error": whole_text(str(event))}
         raise UnusableAnswerError("an event of the stream is not a JSON object")
     return event

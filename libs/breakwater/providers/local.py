@@ -17,6 +17,7 @@ from breakwater.policy.chat_chunks import OBJECT
 from breakwater.policy.classify import ProgramFailure
 from breakwater.policy.ownership import shown
 from breakwater.policy.redact import KnownSecrets, RedactionRules, Redactor, cut
+from breakwater.policy.surrogates import TextJoiner, whole_text
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, AnswerTimeout, Call, Streaming
 
@@ -62,13 +63,19 @@ class Pieces:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self._joiner = TextJoiner()
         self._passed_on = 0
         self._stirred = asyncio.Event()
 
     def put(self, text: str) -> None:
         """Takes the next one."""
-        self.texts.append(text)
+        self.texts.append(self._joiner.put(text))
         self._stirred.set()
+
+    def end(self) -> None:
+        """Notes that no piece follows."""
+        if half := self._joiner.end():
+            self.texts.append(half)
 
     async def pass_on(self, call: Call, streaming: Streaming, ended: asyncio.Future[Any]) -> bool:
         """Passes on what comes until the end. False if nothing came in time, so that it did not wait for the end."""
@@ -84,6 +91,8 @@ class Pieces:
                 return False
             self._stirred.clear()
             is_over = ended.done()
+            if is_over:
+                self.end()
             if new := "".join(self.texts[self._passed_on :]):
                 self._passed_on = len(self.texts)
                 choice = {"index": 0, "delta": {"content": new}, "finish_reason": None}
@@ -175,7 +184,7 @@ class Shown:
 
     def text(self, text: str) -> str:
         """The redacted beginning of a text; one that is too long ends between two words."""
-        return _beginning(self._redactor.text(self._secrets.hidden(text)))
+        return _beginning(self._redactor.text(self._secrets.hidden(whole_text(text))))
 
     def last_line(self, text: str, *, is_rest: bool) -> str:
         """The beginning of its last line. `is_rest`: its own beginning is missing."""

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +23,7 @@ from breakwater.contracts.types import Message
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import ProgramFailure, TransportFailure
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
+from breakwater.policy.surrogates import read_halves, read_whole
 from breakwater.providers.base import (
     Answer,
     AnswerTimeout,
@@ -218,7 +220,7 @@ class _DeltaLines:
 
 def _delta_of(line: bytes) -> str | None:
     try:
-        match from_json(line):
+        match read_halves(line):
             case {"delta": str(text), **more} if not more:
                 return text
             case _:
@@ -336,11 +338,13 @@ class ProcessProvider:
             stderr, is_rest = child.stderr.decode(errors="replace"), len(child.stderr) >= STDERR_KEPT
             last = shown.last_line(stderr.lstrip("\ufffd"), is_rest=is_rest)
             raise _failed(_ending(child.returncode) + (f": {last}" if last else ""))
+        lines.pieces.end()
         stdout = bytes(child.stdout[lines.length :])
         if not stdout.strip():
             raise _failed("printed nothing" if not lines.pieces.texts else "printed no response after its answer")
         try:
-            printed = from_json(stdout.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False)
+            read = partial(from_json, allow_inf_nan=False)
+            printed = read_whole(read, stdout.removeprefix(codecs.BOM_UTF8))
         except ValueError as error:
             text = shown.text(stdout.decode(errors="replace"))
             raise _failed(f"printed no JSON ({error}): {text}") from error

@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import partial
 from typing import Any, Literal
 
 import structlog
@@ -17,6 +18,7 @@ from pydantic_core import from_json
 from breakwater.errors import BreakwaterError, ConfigError
 from breakwater.policy.classify import ProgramFailure, TransportFailure
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
+from breakwater.policy.surrogates import read_whole
 from breakwater.providers.base import Answer, Call, CallError, LocalSettings, Provider, silence
 from breakwater.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
 from breakwater.runtime.callables import load_callable
@@ -192,6 +194,7 @@ async def _gathered(running: AsyncIterator[Any], pieces: Pieces) -> Reply:
             pieces.put(piece)
         else:
             reply = piece
+    pieces.end()
     reply = reply or Reply(None)
     return replace(reply, result="".join(pieces.texts)) if reply.result is None else reply
 
@@ -199,7 +202,8 @@ async def _gathered(running: AsyncIterator[Any], pieces: Pieces) -> Reply:
 def _json(result: Any, shown: Shown) -> JsonValue:
     """A copy that the callable can't change any more; tuples become lists."""
     try:
-        return from_json(json.dumps([result], allow_nan=False), allow_inf_nan=False)[0]
+        written = json.dumps([result], allow_nan=False).encode()
+        return read_whole(partial(from_json, allow_inf_nan=False), written)[0]
     except (TypeError, ValueError, RecursionError) as error:
         raise _failed(
             "BackendFailureError", f"returned something that is not JSON: {shown.text(str(error))}"

@@ -20,6 +20,7 @@ from pydantic_core import from_json, to_json
 
 from breakwater.contracts.execution import Execution
 from breakwater.errors import BreakwaterError, ConfigError
+from breakwater.policy.surrogates import read_whole
 
 FIELD = "encrypted"
 TEXTS = (
@@ -136,7 +137,7 @@ class Cipher:
         """
         if not (self.on or private):
             return document
-        found = from_json(document)
+        found = read_whole(from_json, document)
         if not isinstance(found, dict):
             raise ValueError("only a JSON object can be encrypted field by field")  # noqa: TRY004  as for other texts
         fields = cast(dict[str, Any], found)
@@ -201,7 +202,7 @@ def _key_id(raw: bytes) -> str:
 
 def _object(document: bytes) -> dict[str, Any]:
     try:
-        found = from_json(document)
+        found = read_whole(from_json, document)
     except ValueError:
         return {}
     return cast(dict[str, Any], found) if isinstance(found, dict) else {}

@@ -34,6 +34,7 @@ from breakwater.policy.chat_completions import error_of
 from breakwater.policy.dialects import chat_form, dropped_fields, params_of
 from breakwater.policy.ownership import shown
 from breakwater.policy.record import ends_with_client
+from breakwater.policy.surrogates import whole_escapes
 from breakwater.state.connection import StateUnavailableError
 from breakwater.state.in_flight_requests import InFlightRequests
 from services.request.auth import caller_of
@@ -487,6 +488,6 @@ def options_of(headers: Headers, given: CallOptions | None) -> CallOptions:
 
 def _json(header: str, value: str) -> Any:
     try:
-        return from_json(value)
+        return from_json(whole_escapes(value))
     except ValueError as error:
         raise invalid_job([FieldError(path=header, message=f"is not JSON: {error}")]) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from openai.lib.streaming.chat import ChunkEvent
 from breakwater.config import load_config
 from breakwater.contracts.execution import AnswerChunks, PendingCancel
 from breakwater.embedded.ports import free_port
+from breakwater.policy.surrogates import whole_escapes
 from breakwater.providers import http_stream
 from breakwater.runtime import background
 from breakwater.security.api_keys import create_key
@@ -695,3 +697,75 @@ async def test_a_usage_that_no_model_reports_is_estimated_for_clients_where_aske
                 assert all(0 < count < 300 for count in tokens)
     chunks = await chunks_of(plane, "unreported", **USAGE)
     assert [chunk.usage for chunk in chunks if chunk.usage] == []
+
+
+HALVES = {
+    "text": ["ok \ud83d", "\ude00 end ", "\ud83d"],
+    "arguments": ['{"a": "\\ud83d', "\ud83d", "\ude00", '\\ude00"}'],
+}
+"""Pieces of an answer. In the arguments, halves are escaped once more, too: in the JSON that they are."""
+
+
+async def test_half_of_a_surrogate_pair_breaks_no_answer(plane: OpenAIPlane, subtests: pytest.Subtests) -> None:
+    begun, *more = HALVES["arguments"]
+    deltas: list[dict[str, Any]] = [{"content": text} for text in HALVES["text"]]
+    deltas.append({"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "f", "arguments": begun}}]})
+    deltas += [{"tool_calls": [{"index": 0, "function": {"arguments": text}}]} for text in more]
+    events = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
+    stream = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "".join(HALVES["arguments"])}}
+    message = {"role": "assistant", "content": "".join(HALVES["text"]), "tool_calls": [call]}
+    whole = json.dumps({"id": "a1", "choices": [{"message": message, "finish_reason": "tool_calls"}]}).encode()
+    asked: dict[str, dict[str, Any]] = {
+        "chat/completions": {},
+        "messages": {"max_tokens": 100},
+        "responses": {},
+    }
+    for streamed, body in ((True, stream), (False, whole)):
+        for path, more_of_api in asked.items():
+            with subtests.test(path, streamed=streamed):
+                name = new_id()
+                plane.bodies[name] = AnyAnswer("openai", streamed, body)
+                says = {"input": name} if path == "responses" else {"messages": [{"role": "user", "content": name}]}
+                answer = await plane.api.ask(
+                    "POST",
+                    f"/v1/{path}",
+                    data=orjson.dumps({"model": "odd", "stream": streamed, **says, **more_of_api}),
+                    headers={"Authorization": f"Bearer {plane.key()}"},
+                )
+                assert (answer.status, answer.headers["x-breakwater-attempts"]) == (200, "1"), answer.body
+                text, arguments = _said(answer.body, streamed=streamed)
+                assert text == "ok \U0001f600 end \ufffd"
+                assert orjson.loads(whole_escapes(arguments)) == {"a": "\ufffd\U0001f600\ufffd"}
+
+
+def _said(body: bytes, *, streamed: bool) -> tuple[str, str]:
+    """The text of an answer of any API, and the arguments of its call."""
+    if streamed:
+        events = [orjson.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {")]
+        deltas = [choice["delta"] for event in events for choice in event.get("choices", ())]
+        texts = [delta.get("content") or "" for delta in deltas]
+        arguments = [call["function"]["arguments"] for delta in deltas for call in delta.get("tool_calls", ())]
+        for event in events:
+            match event:
+                case {"type": "content_block_delta", "delta": {"text": text}}:
+                    texts.append(text)
+                case {"type": "content_block_delta", "delta": {"partial_json": text}}:
+                    arguments.append(text)
+                case {"type": "response.output_text.delta", "delta": text}:
+                    texts.append(text)
+                case {"type": "response.function_call_arguments.delta", "delta": text}:
+                    arguments.append(text)
+                case _:
+                    pass
+        return "".join(texts), "".join(arguments)
+    match orjson.loads(body):
+        case {"choices": [{"message": {"content": text, "tool_calls": [{"function": {"arguments": arguments}}]}}]}:
+            return text, arguments
+        case {"content": [{"text": text}, {"input": value}]}:
+            return text, orjson.dumps(value).decode()
+        case {"output": [{"content": [{"text": text}]}, {"arguments": arguments}]}:
+            return text, arguments
+        case other:
+            raise AssertionError(other)

@@ -49,6 +49,13 @@ def test_the_words_nan_and_infinity_may_be_written_in_a_prompt() -> None:
     assert read_job(b'{"agent": "writer", "prompt": "NaN and -Infinity"}').prompt == "NaN and -Infinity"
 
 
+def test_half_of_a_surrogate_pair_is_read_as_a_replacement_character() -> None:
+    assert read_job(rb'{"agent": "writer", "prompt": "ok \ud83d"}').prompt == "ok \ufffd"
+    assert read_job(rb'{"agent": "writer", "input": {"\ude00": "\\ud83d"}}').input == {"\ufffd": "\\ud83d"}
+    assert problem_of(rb'{"agent": "writer", "prompt": "\ud83d" x}').code == "not_json"
+    assert problem_of(rb'{"agent": "writer", "prompts": "\ud83d"}').details[0].path == "prompts"
+
+
 def test_what_is_not_utf8_is_reported_with_the_byte() -> None:
     problem = problem_of(b'{"agent": "writer", "prompt": "caf\xe9"}')
     assert (problem.status, problem.code) == (400, "not_utf8")

@@ -90,6 +90,16 @@ async def test_a_job_that_readers_take_differently_is_refused(start_worker: Star
         assert plane.sim.ledger.totals.calls == 0
 
 
+async def test_half_of_a_surrogate_pair_makes_no_job_invalid(start_worker: StartWorker) -> None:
+    job = rb'{"agent": "plain", "job_id": "half", "prompt": "ok \ud83d", "metadata": {"a\ude00": "\ud83d\ude00"}}'
+    async with start_worker({"sim/m": model(), "sim/big": model()}, AGENTS) as plane:
+        await plane.publish(job, "plain")
+        result = await plane.result("half")
+        assert (result["status"], len(result["attempts"])) == ("succeeded", 1)
+        [record] = await plane.messages("EVENTS", "bw.executions.>", at_least=1)
+        assert record["metadata"] == {"a\ufffd": "\U0001f600"}
+
+
 async def test_an_id_with_the_form_of_a_key_is_refused_and_stands_nowhere_but_in_the_dead_letter(
     start_worker: StartWorker,
 ) -> None:

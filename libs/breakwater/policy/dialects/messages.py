@@ -31,6 +31,7 @@ from breakwater.policy.chat_messages import (
 from breakwater.policy.dialects.forms import EMPTY, Body, ChatForm, InvalidBodyError
 from breakwater.policy.formats import words
 from breakwater.policy.ownership import shown
+from breakwater.policy.surrogates import whole_escapes
 from breakwater.policy.usage import ESTIMATED, figure, is_estimated, of_completion
 
 Block = dict[str, Any]
@@ -664,6 +665,7 @@ def input_of(arguments: str) -> dict[str, Any]:
 
 def readable(arguments: str) -> str:
     """The longest beginning of a tool's arguments that is an object of JSON, or the beginning of one."""
+    arguments = whole_escapes(arguments)
     if is_readable(arguments):
         return arguments
     least, most = 0, len(arguments)
@@ -688,7 +690,7 @@ def is_readable(arguments: str) -> bool:
 def is_whole(arguments: str) -> bool:
     """True for a whole object of JSON."""
     try:
-        return isinstance(orjson.loads(arguments), dict)
+        return isinstance(orjson.loads(whole_escapes(arguments)), dict)
     except orjson.JSONDecodeError:
         return False
 

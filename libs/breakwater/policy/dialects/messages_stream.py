@@ -31,6 +31,7 @@ from breakwater.policy.dialects.messages import (
     with_fields,
     written,
 )
+from breakwater.policy.surrogates import whole_escapes
 
 MessageEvent = dict[str, Any]
 
@@ -224,6 +225,7 @@ class MessageStream:
     def _say_input(self, received: str) -> bool:
         """Sends what is new of a tool's input. False where it is no beginning of an object."""
         # All of it is parsed each time: so what is new of a long one waits until there is more.
+        received = whole_escapes(received, is_last=False)
         if (block := self._last) is None or len(received) - len(block.text) <= len(block.text) * _PART:
             return True
         if not is_readable(received):

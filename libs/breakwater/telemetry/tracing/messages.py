@@ -12,6 +12,8 @@ from typing import cast
 from pydantic import JsonValue
 from pydantic_core import from_json
 
+from breakwater.policy.surrogates import whole_escapes
+
 JsonObject = dict[str, JsonValue]
 
 _SHORTEST = 32
@@ -131,7 +133,7 @@ def _tool_call(call: Mapping[str, JsonValue]) -> JsonObject:
 
 def _arguments(arguments: JsonValue) -> JsonValue:
     try:
-        return from_json(arguments) if isinstance(arguments, str) else arguments
+        return from_json(whole_escapes(arguments)) if isinstance(arguments, str) else arguments
     except ValueError:
         return arguments  # a model may write what is no JSON
 
