@@ -72,9 +72,10 @@ def _sent_at(
 
     async def run() -> None:
         inbox, loop = streams.ChunkInbox(), asyncio.get_running_loop()
-        for number, at in enumerate(chunks_at, 1):
-            chunk = b'{"number": %d, "chunks": [{"choices": [{"index": 0, "delta": {"content": "x"}}]}]}' % number
-            loop.call_later(at, inbox.put, chunk)
+        chunk = b'{"number": %d, "chunks": [{"choices": [{"index": 0, "delta": {"content": "x"}}]}]}'
+        inbox.put(chunk % 1)  # with which the stream begins
+        for number, at in enumerate(chunks_at, 2):
+            loop.call_later(at, inbox.put, chunk % number)
 
         async def decide() -> bytes | None:
             await asyncio.sleep(ends_at)
