@@ -23,6 +23,7 @@ class Operation:
         number: of the operation.
         kind: how it was sent, such as `nats job` or `messages stream`.
         agent: which it names.
+        prompt: the text that is sent.
         expected: the text of a right answer; None where there is no text.
         started_s: seconds since the beginning of the history.
         ended_s: likewise; None while it runs.
@@ -37,6 +38,7 @@ class Operation:
     number: int
     kind: str
     agent: str
+    prompt: str
     expected: str | None
     started_s: float
     ended_s: float | None = None

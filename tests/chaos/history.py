@@ -52,14 +52,17 @@ AGENT = {
     "concurrency": 100,
     "timeout_s": 10,
     "total_timeout_s": 300,
-    "on_stream_break": "continue",
     "retry": {"max_attempts": 12, "backoff": "constant", "base_s": 0.2},
 }
 ECHO = model(answer="{prompt}", stream=STREAM, latency_ms=200)
+COUNT = "".join(f"{number:04d} " for number in range(40))
+COUNTING = model(answer=COUNT, stream=STREAM, latency_ms=200)
+"""The same text for each prompt: a model that is asked to continue a broken answer sees another prompt."""
+CONTINUED = {"on_stream_break": "continue"}
 MODELS = {
     "sim/m": ECHO,
-    "own-m": ECHO,
-    "claude": ECHO,
+    "own-m": COUNTING,
+    "claude": COUNTING,
     "sim/capped": ECHO,
     "sim/flaky": model({"rate": 0.6, "status": 500}, answer="{prompt}", stream=STREAM, latency_ms=50),
     "sim/e": model(dimensions=16, usage={"input_tokens": 20, "output_tokens": 0}, latency_ms=100),
@@ -99,8 +102,8 @@ def agents_of(seconds: float) -> dict[str, Any]:
     cap_usd = f"{cap_nano(seconds) / 1e9:.9f}"
     return {
         "chat": {**AGENT, "model": "sim/m"},
-        "native": {**AGENT, "model": "own/own-m"},
-        "claude": {**AGENT, "model": "anthropic/claude"},
+        "native": {**AGENT, "model": "own/own-m", **CONTINUED},
+        "claude": {**AGENT, "model": "anthropic/claude", **CONTINUED},
         "capped": {**AGENT, "model": CAPPED, "budget": {"monthly_usd": cap_usd, "enforcement": "hard"}},
         "flaky": {
             **AGENT,
@@ -109,7 +112,7 @@ def agents_of(seconds: float) -> dict[str, Any]:
             "fallback_models": ["sim/m"],
             "retry": {"max_attempts": 2, "backoff": "constant", "base_s": 0.1},
         },
-        "index": {**AGENT, "model": "sim/e", "on_stream_break": "fail"},
+        "index": {**AGENT, "model": "sim/e"},
     }
 
 
@@ -223,7 +226,7 @@ class Client:
         return "answered"
 
     async def _embed(self, operation: Operation) -> Outcome:
-        body = {"model": operation.agent, "input": [operation.expected or f"text {operation.number}", "another"]}
+        body = {"model": operation.agent, "input": [operation.prompt, "another"]}
         async with self._http.post("/v1/embeddings", json=body, headers=self._key(operation)) as response:
             operation.status = response.status
             if response.status >= 300:
@@ -263,16 +266,16 @@ class Client:
         return "refused" if response.status < 500 and response.status not in {408, 409, 429} else "failed"
 
     def _job(self, operation: Operation) -> dict[str, Any]:
-        return {"agent": operation.agent, "job_id": f"op-{operation.number}", "prompt": operation.expected}
+        return {"agent": operation.agent, "job_id": f"op-{operation.number}", "prompt": operation.prompt}
 
     def _key(self, operation: Operation) -> dict[str, str]:
         return {"Idempotency-Key": f"op-{operation.number}"}
 
     def _body(self, operation: Operation, api: str) -> dict[str, Any]:
-        messages = [{"role": "user", "content": operation.expected}]
+        messages = [{"role": "user", "content": operation.prompt}]
         match api:
             case "responses":
-                return {"model": operation.agent, "input": operation.expected}
+                return {"model": operation.agent, "input": operation.prompt}
             case "messages":
                 return {"model": operation.agent, "messages": messages, "max_tokens": 400}
             case _:
@@ -342,8 +345,9 @@ class History:
         number, kind = len(self.operations), chance.choice(KINDS)
         agent = "index" if kind == "embeddings" else chance.choice(TEXT_AGENTS)
         words = " ".join(f"{chance.randrange(10**5):05d}" for _ in range(WORDS))
-        expected = None if kind == "embeddings" else f"op-{number}: {words}"
-        operation = Operation(number, kind, agent, expected, self.now())
+        prompt = f"op-{number}: {words}"
+        expected = None if kind == "embeddings" else COUNT if agent in {"native", "claude"} else prompt
+        operation = Operation(number, kind, agent, prompt, expected, self.now())
         self.operations.append(operation)
         return operation
 

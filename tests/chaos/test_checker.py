@@ -13,6 +13,7 @@ def operation(**changes: Any) -> Operation:
         "number": 1,
         "kind": "chat",
         "agent": "writer",
+        "prompt": "yes or no?",
         "expected": "yes",
         "started_s": 0.0,
         "outcome": "answered",
