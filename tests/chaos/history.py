@@ -499,6 +499,7 @@ async def run_history(
 async def _gather(chaos: Chaos, http: aiohttp.ClientSession, history: History, receiver: Receiver) -> Evidence:
     """Waits until the plane is quiet, as long as leases and redeliveries may take, and reads all that is left."""
     plane = chaos.plane
+    await chaos.streams_answer()
     ended = [name for name, process in plane.processes.items() if process.poll() is not None]
 
     async def jobs_left() -> int:

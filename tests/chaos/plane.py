@@ -21,7 +21,7 @@ import aiohttp
 import nats.errors
 import nats.js.errors
 import redis.asyncio as aioredis
-from nats.js.api import StreamConfig
+from nats.js.api import StreamInfo
 
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
@@ -37,6 +37,7 @@ from tests.nats_node import start_nats
 from tests.server_sources import RunningServer, Servers
 
 Found = TypeVar("Found")
+Asked = TypeVar("Asked")
 
 CALL_S = 1.5
 TIMEOUT_S = 10.0
@@ -56,6 +57,9 @@ AGENTS = {
         "budget": {"monthly_usd": 1000, "enforcement": "hard"},
     }
 }
+
+ELECTED_S = 60.0
+"""Time in which the nodes of NATS elect a leader, however busy the machine is."""
 
 STREAMS = ("JOBS", "EVENTS", "DLQ", "ALERTS", "ALERTER", "PARKED", "RESULTS", "RESPONSES")
 
@@ -217,16 +221,29 @@ class Chaos:
 
     async def _limit_streams(self, for_s: float) -> None:
         """Leaves EVENTS and RESPONSES no more space than they use."""
-        configs = [await self._stream_config(stream) for stream in ("EVENTS", "RESPONSES")]
-        for config, used_bytes in configs:
-            await self.plane.jetstream.update_stream(replace(config, max_bytes=max(used_bytes, 1)))
+        infos = [await self._patiently(self.plane.jetstream.stream_info, stream) for stream in ("EVENTS", "RESPONSES")]
+        for info in infos:
+            full = replace(info.config, max_bytes=max(info.state.bytes, 1))
+            await self._patiently(self.plane.jetstream.update_stream, full)
         await asyncio.sleep(for_s)
-        for config, _ in configs:
-            await self.plane.jetstream.update_stream(config)
+        for info in infos:
+            await self._patiently(self.plane.jetstream.update_stream, info.config)
 
-    async def _stream_config(self, stream: str) -> tuple[StreamConfig, int]:
-        info = await self.plane.jetstream.stream_info(stream)
-        return info.config, info.state.bytes
+    async def streams_answer(self) -> None:
+        """Returns when each stream has a leader that answers."""
+        for stream in STREAMS:
+            await self._patiently(self.plane.jetstream.stream_info, stream)
+
+    async def _patiently(self, ask: Callable[[Asked], Awaitable[StreamInfo]], about: Asked) -> StreamInfo:
+        """Asks again while NATS elects a leader, or is away."""
+        deadline = time.monotonic() + ELECTED_S
+        while True:
+            try:
+                return await ask(about)
+            except (TimeoutError, nats.errors.Error, nats.js.errors.Error):
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.5)
 
     def _ended(self, part: str) -> bool:
         if part in self.plane.processes:
