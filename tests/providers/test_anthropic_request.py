@@ -144,6 +144,52 @@ def test_a_conversation_is_translated(messages: list[dict[str, Any]], sent: list
     assert "system" not in body
 
 
+BLANK = " \n\t"
+HI = {"role": "user", "content": "a"}
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
+ACCEPTED: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
+    # Texts without a visible character, wherever they are.
+    (
+        [HI, {"role": "assistant", "content": BLANK, "tool_calls": [tool_call("f", "{}")]},
+         {"role": "tool", "tool_call_id": "id-f", "content": BLANK}],
+        [user(text("a")), assistant(use("f", {})), user(result("f"))],
+    ),
+    ([{"role": "user", "content": [text(BLANK), text("a"), text("")]}], [user(text("a"))]),
+    ([HI, {"role": "assistant", "content": BLANK}, {"role": "user", "content": "b"}], [user(text("a"), text("b"))]),
+    ([{"role": "tool", "tool_call_id": "id-f", "content": [text(BLANK), text("1")]}], [user(result("f", text("1")))]),
+    # A blank question is one: what the assistant said before it is not to be continued.
+    ([HI, {"role": "assistant", "content": "b"}, {"role": "user", "content": BLANK}],
+     [user(text("a")), assistant(text("b")), user(text("(empty message)"))]),
+    ([{"role": "user", "content": ""}], [user(text("(empty message)"))]),
+    # White space at the end of an answer that is to be continued.
+    ([HI, {"role": "assistant", "content": "b: \n"}], [user(text("a")), assistant(text("b:"))]),
+    ([HI, {"role": "assistant", "content": "b "}, HI], [user(text("a")), assistant(text("b ")), user(text("a"))]),
+    # Thoughts that led to nothing.
+    ([HI, {"role": "assistant", "content": "", "thinking_blocks": [THOUGHT]}, HI], [user(text("a")), user(text("a"))]),
+    ([HI, {"role": "assistant", "content": BLANK, "thinking_blocks": [THOUGHT], "tool_calls": [tool_call("f", "{}")]}],
+     [user(text("a")), assistant(THOUGHT, use("f", {}))]),
+    # A system prompt that is the only message.
+    ([{"role": "system", "content": "a"}], [user(text("a"))]),
+]  # fmt: skip
+
+
+def test_a_conversation_is_sent_as_anthropic_accepts_it(subtests: pytest.Subtests) -> None:
+    for messages, turns in ACCEPTED:
+        with subtests.test(repr(messages)):
+            body = request_body(call(messages=messages))
+            assert body["messages"] == turns
+            assert "system" not in body
+    blank = [{"role": "system", "content": BLANK}, {"role": "developer", "content": [text(BLANK), text("b")]}, HI]
+    assert request_body(call(messages=blank))["system"] == [text("b")]
+
+
+def test_a_tool_without_parameters_has_a_schema() -> None:
+    for parameters in ({}, {"parameters": None}, {"parameters": {}}, {"parameters": {"type": "object"}}):
+        tool = {"type": "function", "function": {"name": "f", **parameters}}
+        sent = request_body(call(messages=[HI], params={"tools": [tool]}))
+        assert sent["tools"] == [{"name": "f", "input_schema": {"type": "object", "properties": {}}}]
+
+
 def test_system_and_developer_messages_become_the_system_prompt_in_order() -> None:
     messages = [
         {"role": "system", "content": "a"},

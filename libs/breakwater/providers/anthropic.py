@@ -18,6 +18,7 @@ from breakwater.policy.formats import words
 from breakwater.policy.price import max_tokens_of
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.policy.surrogates import whole_escapes
+from breakwater.policy.tool_schemas import anthropic_tool
 from breakwater.policy.usage import Usage, of_message
 from breakwater.providers.anthropic_stream import MessageEvents, text_of
 from breakwater.providers.base import (
@@ -180,7 +181,35 @@ def request_body(call: Call) -> dict[str, Any]:
     return body | {"output_config": output} if output else body
 
 
-def _conversation(messages: Iterable[Mapping[str, Any]]) -> tuple[list[AnthropicBlock], list[dict[str, Any]]]:
+_NO_TEXT = "(empty message)"
+"""Sent for a user's message without a visible character where one is required."""
+
+
+def _conversation(messages: Sequence[Mapping[str, Any]]) -> tuple[list[AnthropicBlock], list[dict[str, Any]]]:
+    """The system prompt, and turns such as Anthropic accepts.
+
+    A turn of the assistant may not end in thinking, and the last one not in white space. If a user's last message is
+    blank, the turn before it would be one to continue: so it is named. A system prompt without any message is one.
+    """
+    system, turns = _turns(messages)
+    for turn in turns:
+        while turn["role"] == "assistant" and turn["content"] and turn["content"][-1].get("type") in _THOUGHTS:
+            turn["content"].pop()
+    turns = [turn for turn in turns if turn["content"]]
+    if not turns and system:
+        return [], [{"role": "user", "content": system}]
+    last_role = messages[-1].get("role") if messages else None
+    if last_role == "user" and (not turns or turns[-1]["role"] == "assistant"):
+        turns.append({"role": "user", "content": [{"type": "text", "text": _NO_TEXT}]})
+    if turns and turns[-1]["role"] == "assistant" and (last := turns[-1]["content"][-1]).get("type") == "text":
+        turns[-1]["content"][-1] = {**last, "text": str(last["text"]).rstrip()}
+    return system, turns
+
+
+_THOUGHTS = frozenset({"thinking", "redacted_thinking"})
+
+
+def _turns(messages: Iterable[Mapping[str, Any]]) -> tuple[list[AnthropicBlock], list[dict[str, Any]]]:
     system: list[AnthropicBlock] = []
     turns: list[dict[str, Any]] = []
     for message in messages:
@@ -214,11 +243,11 @@ def _marked(blocks: list[AnthropicBlock], message: Mapping[str, Any]) -> list[An
 
 
 def _blocks(content: Any) -> list[AnthropicBlock]:
-    """The blocks of a message's content; empty texts, which Anthropic refuses, are left out."""
+    """The blocks of a message's content; texts without a visible character, which Anthropic refuses, are left out."""
     if not isinstance(content, list):
-        return [{"type": "text", "text": content}] if isinstance(content, str) and content else []
-    found = (_block(fields(part)) for part in cast(list[Any], content))
-    return [block for block in found if block.get("type") != "text" or block.get("text")]
+        content = [{"type": "text", "text": content}] if isinstance(content, str) else []
+    blocks = (_block(fields(part)) for part in cast(list[Any], content))
+    return [block for block in blocks if block.get("type") != "text" or str(block.get("text") or "").strip()]
 
 
 def _block(part: Mapping[str, Any]) -> AnthropicBlock:
@@ -269,20 +298,11 @@ def _called(function: Mapping[str, Any]) -> dict[str, Any]:
 def _tools(params: Mapping[str, Any]) -> dict[str, Any]:
     if not (tools := _list(params.get("tools"))):
         return {}
-    translated: dict[str, Any] = {"tools": [_tool(fields(tool)) for tool in tools]}
+    translated: dict[str, Any] = {"tools": [anthropic_tool(fields(tool)) for tool in tools]}
     choice = _tool_choice(params.get("tool_choice"))
     if params.get("parallel_tool_calls") is False and (choice or {}).get("type") != "none":
         choice = {"type": "auto", **(choice or {}), "disable_parallel_tool_use": True}
     return translated | {"tool_choice": choice} if choice else translated
-
-
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        return dict(tool)  # one of Anthropic's own
-    function = fields(tool.get("function"))
-    kept = {name: function[name] for name in ("name", "description", "strict") if function.get(name) is not None}
-    schema = function.get("parameters") or {"type": "object", "properties": {}}
-    return _marked([{**kept, "input_schema": schema}], {**function, **tool})[0]
 
 
 def _tool_choice(choice: Any) -> dict[str, Any] | None:
@@ -403,7 +423,7 @@ class Messages:
         output: JsonValue = text or None
         if calls:
             message: dict[str, Any] = {"role": "assistant", "content": text or None, "tool_calls": calls}
-            thinking = [dict(block) for block in blocks if block.get("type") in ("thinking", "redacted_thinking")]
+            thinking = [dict(block) for block in blocks if block.get("type") in _THOUGHTS]
             if thinking:
                 message["thinking_blocks"] = thinking
             output = message

@@ -206,6 +206,30 @@ _TURNS: list[tuple[Any, list[dict[str, Any]]]] = [
         ],
     ),
     (
+        # A chat takes files from its user only, and after all results.
+        [
+            _CALL,
+            {**_CALL, "call_id": "c2"},
+            {**_RESULT, "output": [{"type": "input_text", "text": "7"}, {"type": "input_image", "image_url": _PNG}]},
+            {**_RESULT, "call_id": "c2", "output": []},
+            {"role": "user", "content": []},
+            {"role": "user", "content": "And?"},
+        ],
+        [
+            {"role": "assistant", "content": None, "tool_calls": [_CALLED, {**_CALLED, "id": "c2"}]},
+            {"role": "tool", "tool_call_id": "c1", "content": "7"},
+            {"role": "tool", "tool_call_id": "c2", "content": ""},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "A file in the result of c1:"},
+                    {"type": "image_url", "image_url": {"url": _PNG}},
+                ],
+            },
+            {"role": "user", "content": "And?"},
+        ],
+    ),
+    (
         [{"role": "assistant", "content": [{"type": "refusal", "refusal": "No"}]}],
         [{"role": "assistant", "content": [{"type": "refusal", "refusal": "No"}]}],
     ),
@@ -382,7 +406,7 @@ def test_an_agents_params_and_prompt_are_for_what_the_body_lacks() -> None:
         "max_output_tokens": 100,
         "reasoning": {"effort": "high"},
         "text": {"verbosity": "low", "format": {"type": "json_schema", **_SCHEMA}},
-        "tools": [_FUNCTION],
+        "tools": [{**_FUNCTION, "parameters": {"type": "object", "properties": {}}}],
         "tool_choice": {"type": "function", "name": "look_up"},
     }
     assert "instructions" not in native({"input": [{"role": "developer", "content": "x"}]}, "Be brief.")

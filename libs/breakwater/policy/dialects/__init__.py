@@ -9,6 +9,7 @@ from pydantic import JsonValue
 from breakwater.contracts.job import Job, NativeRequest, RequestApi
 from breakwater.policy.dialects import embeddings, messages, responses
 from breakwater.policy.dialects.forms import Body, ChatForm, Dialect, InvalidBodyError
+from breakwater.policy.tool_schemas import portable_params
 
 __all__ = [
     "DIALECTS",
@@ -56,9 +57,11 @@ def for_chat(
     left_out: Collection[str] = (),
 ) -> tuple[Sequence[Mapping[str, JsonValue]], Mapping[str, JsonValue]]:
     """The conversation and the params of a job, as a provider of chat completions gets them."""
-    if job.api != "messages":
+    if job.api not in ("messages", "responses"):
         return conversation, params
-    return messages.for_chat(conversation, params, left_out)
+    if job.api == "messages":
+        conversation, params = messages.for_chat(conversation, params, left_out)
+    return conversation, portable_params(params)
 
 
 def dropped_fields(request: NativeRequest) -> set[str]:

@@ -32,6 +32,7 @@ from breakwater.policy.dialects.forms import EMPTY, Body, ChatForm, InvalidBodyE
 from breakwater.policy.formats import words
 from breakwater.policy.ownership import shown
 from breakwater.policy.surrogates import whole_escapes
+from breakwater.policy.tool_schemas import anthropic_tool
 from breakwater.policy.usage import ESTIMATED, figure, is_estimated, of_completion
 
 Block = dict[str, Any]
@@ -314,7 +315,7 @@ class _Form:
         if tool.get("allowed_callers") not in (None, ["direct"]):
             self._lose_priced(f"{at}.allowed_callers", "has no counterpart in chat completions")
         function = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
-        schema = {"parameters": tool["input_schema"]} if tool.get("input_schema") else {}
+        schema = {"parameters": tool["input_schema"]} if tool.get("input_schema") is not None else {}
         mark = {"cache_control": tool["cache_control"]} if tool.get("cache_control") else {}
         return {"type": "function", "function": {**function, **schema}, **mark}
 
@@ -403,6 +404,8 @@ def native_body(body: Body, *, params: Body, max_tokens: int, system_prompt: str
         agents.setdefault("stop_sequences", [stop] if isinstance(stop, str) else stop)
     if (effort := params.get("reasoning_effort")) is not None:
         agents.setdefault("output_config", {"effort": effort})
+    if isinstance(tools := agents.get("tools"), list):
+        agents["tools"] = [anthropic_tool(tool) for tool in objects(tools)]
     if system_prompt is not None:
         agents["system"] = system_prompt
     given = figure(body.get("max_tokens"))

@@ -13,6 +13,7 @@ from breakwater.policy.chat_messages import arguments_text, fields, objects
 from breakwater.policy.dialects.forms import EMPTY, Body, ChatForm, InvalidBodyError
 from breakwater.policy.dialects.responses_answer import OWN_ITEM
 from breakwater.policy.formats import words
+from breakwater.policy.tool_schemas import portable_tool
 
 _SAME = words(
     """
@@ -215,6 +216,7 @@ class _Translation:
         elif given is not None or body.get("prompt") is None:
             wrong = "is required" if given is None else "must be a string or a list of items"
             raise InvalidBodyError(FieldError("input", wrong))
+        conversation.end_results()
         return conversation.messages
 
     def _items(self, items: Iterable[Any], name: str, conversation: _Conversation) -> None:
@@ -297,8 +299,13 @@ class _Conversation:
     """Messages of a chat: the items of one turn of the assistant become one message, as chat wants it."""
 
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    _files: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Files of the latest results: chats have them in messages of the user only, and those follow all results."""
 
     def say(self, role: str, content: Any) -> None:
+        self.end_results()
+        if content == []:
+            return
         last = self.messages[-1] if self.messages else {}
         if role != "assistant" or not last.get("tool_calls"):
             self.messages.append({"role": role, "content": content})
@@ -308,12 +315,25 @@ class _Conversation:
             last["content"] = [*before, *more] if before else content
 
     def calls(self, call: dict[str, Any]) -> None:
+        self.end_results()
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": None})
         self.messages[-1].setdefault("tool_calls", []).append(call)
 
     def results(self, of_call: Any, content: Any) -> None:
+        if isinstance(content, list):
+            parts = objects(cast(Any, content))
+            texts = [part for part in parts if part.get("type") == "text"]
+            for part in parts:
+                if part.get("type") != "text":
+                    self._files += [{"type": "text", "text": f"A file in the result of {of_call}:"}, part]
+            content = texts[0]["text"] if len(texts) == 1 else texts or ""
         self.messages.append({"role": "tool", "tool_call_id": of_call, "content": content})
+
+    def end_results(self) -> None:
+        if self._files:
+            self.messages.append({"role": "user", "content": self._files})
+            self._files = []
 
 
 def _parts(content: Any) -> list[Any]:
@@ -375,7 +395,7 @@ def native_body(body: Body, *, params: Body, max_tokens: int, system_prompt: str
             case "response_format":
                 native["text"] = {"format": text_format(fields(value)), **fields(native.get("text"))}
             case "tools":
-                native.setdefault("tools", [_flat(tool) for tool in objects(value)])
+                native.setdefault("tools", [_flat(portable_tool(tool)) for tool in objects(value)])
             case "tool_choice":
                 native.setdefault("tool_choice", _flat(value) if isinstance(value, dict) else value)
             case _:
