@@ -78,7 +78,7 @@ async def test_an_agent_whose_calls_fail_is_degraded_until_a_success_clears_last
     ]
     await note(redis, "writer", other_n=[EndedCall(4, NOW + 20, False)])
     writer = (await health_of_all(redis))["writer"]
-    assert (writer.health, writer.health_reason) == ("degraded", "m: 2 calls failed in a row")
+    assert (writer.health, writer.health_reason) == ("healthy", "the last call succeeded; 2 of the last 4 did not")
     assert (writer.consecutive_failures, writer.last_failure_at) == (0, None)
     assert writer.last_success_at == time_from_ms(NOW + 20)
     assert [model.health for model in writer.models] == ["degraded", "healthy"]
