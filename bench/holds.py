@@ -128,7 +128,7 @@ async def load(endpoints: dict[str, Any], rate: float, seconds: float) -> tuple[
 async def hear_holds(url: str, ends: list[int], listening: asyncio.Event) -> None:
     """Notes when each hold that is written ends, in ms by Redis' clock, until cancelled."""
     async with aioredis.Redis.from_url(url) as client, client.pubsub() as heard:
-        await client.config_set("notify-keyspace-events", "K$")
+        await client.config_set("notify-keyspace-events", "Kh")
         await heard.psubscribe("__keyspace@0__:bw:hold:*")
         async for message in heard.listen():
             listening.set()

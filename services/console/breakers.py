@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from starlette.routing import Route
 
@@ -97,6 +97,14 @@ def routes(context: PageContext) -> list[Route]:
         ),
         action("/breakers/reset", "breakers/reset", dict[str, Any], _body, _was("reset"), _back),
         action("/breakers/isolate", "breakers/isolate", dict[str, Any], _body, _was("isolated"), _back),
+        action(
+            "/breakers/end-hold",
+            "breakers/reset",
+            dict[str, Any],
+            _body,
+            lambda fields, _: f"The hold of {fields.get('model')} has ended: calls are let through again.",
+            lambda fields: f"/agents/{quote(fields.get('agent'), safe='')}",
+        ),
         action(
             "/breakers/tasks/reset",
             "guards/reset",

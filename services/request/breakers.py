@@ -200,8 +200,8 @@ class BreakerRoutes:
         "/api/v1/breakers/reset",
         tag="breakers",
         summary="Close a breaker and clear its counts",
-        description="From any state, even closed. If it has never counted anything, the response is an "
-        "`UnchangedBreaker`.",
+        description="From any state, even closed; a hold of the model ends, too. If it has never counted anything, or "
+        "the model is held and the agent has no breaker of its own on it, the response is an `UnchangedBreaker`.",
         result=_CHANGED,
         errors=_CHANGE_ERRORS,
     )
@@ -213,9 +213,19 @@ class BreakerRoutes:
                 return loaded.breaker, None
             return reset(loaded.breaker, by=request.by, why=request.why, rules=rules, now_ms=loaded.now_ms)
 
-        changed = await self._change(request, "breaker_reset", decide)
-        agent = self._config.agents.get(request.input.agent, self._config.defaults)
-        await self._deployments.release(self._config.deployment(agent, request.input.model))
+        key = BreakerKey(request.input.agent, request.input.model)
+        deployment = self._config.deployment(self._config.agents.get(key.agent, self._config.defaults), key.model)
+        try:
+            changed = await self._change(request, "breaker_reset", decide)
+        except RequestError as problem:
+            if problem.code != "unknown_breaker" or not await self._deployments.release(deployment):
+                raise
+            request.log("hold_ended", agent=key.agent, model=key.model)
+            [loaded] = await self._breakers.load([key])
+            [health] = await healths_on(self._config, self._healths, {key: loaded})
+            status = breaker_status(key, loaded.breaker, health).model_dump() | {"reason": "its hold has ended"}
+            return UnchangedBreaker.model_validate(status)
+        await self._deployments.release(deployment)
         return changed
 
     async def _change(

@@ -5,9 +5,10 @@ import asyncio
 import pytest
 from redis.exceptions import ConnectionError as Away
 
+from breakwater.policy.rate_limit import LONG_HOLD_S
 from breakwater.policy.retry import RetryBudgetRules
 from breakwater.state.connection import Redis, StateUnavailableError
-from breakwater.state.deployments import SLICES, Deployments
+from breakwater.state.deployments import SLICES, Deployments, HoldProbe
 
 MODEL = "openai/gpt-4.1{mini}"
 
@@ -112,7 +113,7 @@ async def slices_of(redis: Redis, deployments: Deployments, model: str) -> list[
 async def test_without_rules_every_retry_is_granted_and_nothing_is_counted(redis: Redis) -> None:
     deployments = Deployments(redis, None)
     assert await redis.run([deployments.admit_call(MODEL, first_try=True)]) == [0]
-    assert deployments.take_back_call(MODEL) is None
+    assert await redis.run([deployments.take_back_call(MODEL, first_try=True)]) == [1]
     assert await deployments.may_retry(MODEL, "e:2")
     assert await redis.client.dbsize() == 0
 
@@ -121,31 +122,145 @@ async def test_a_held_deployment_admits_and_counts_nothing_until_the_hold_is_ove
     deployments = Deployments(redis, RetryBudgetRules())
     ask, other = deployments.admit_call(MODEL, first_try=True), deployments.admit_call("other", first_try=False)
     begun = await clock_ms(redis)
-    await redis.run([deployments.hold_call(MODEL, 0.4), deployments.hold_call(MODEL, 0.1)])
-    [held_ms, free] = await redis.run([ask, other])
-    assert 0 < held_ms <= 400
+    hold_ms, shorter_ms = 20_000, 10_000
+    for ms in (hold_ms, shorter_ms):
+        await redis.run([deployments.hold_call(MODEL, ms / 1000)])
+    left_ms, free = await redis.run([ask, other])
+    assert hold_ms - (await clock_ms(redis) - begun) <= left_ms <= hold_ms
     assert free == 0
-    assert await deployments.held_until([MODEL, "other"]) == {MODEL: pytest.approx(begun + 400, abs=50)}
+    assert list(await deployments.held_until([MODEL, "other"])) == [MODEL]
+    assert await slices_of(redis, deployments, MODEL) == []
+    await redis.client.delete(hold_key(MODEL))
+    begun = await clock_ms(redis)
+    await redis.run([deployments.hold_call(MODEL, 0.2)])
     async with asyncio.timeout(60):
         while (await redis.run([ask]))[0]:
-            assert await slices_of(redis, deployments, MODEL) == []
             await asyncio.sleep(0.01)
-    assert await clock_ms(redis) - begun >= 399
+    assert await clock_ms(redis) - begun >= 199
     assert len(await slices_of(redis, deployments, MODEL)) == 1
+    assert await deployments.held_until([MODEL]) == {}
+
+
+def hold_key(name: str) -> str:
+    [key] = Deployments.hold_call(name, 1).keys
+    return key
 
 
 async def test_a_first_try_is_taken_back_from_a_held_deployment_too_and_a_person_may_end_the_hold(
     redis: Redis,
 ) -> None:
     deployments = Deployments(redis, RetryBudgetRules())
-    ask, back = deployments.admit_call(MODEL, first_try=True), deployments.take_back_call(MODEL)
-    assert back is not None
-    [_, _, held_ms, _] = await redis.run([ask, deployments.hold_call(MODEL, 60), ask, back])
-    assert 59_000 < held_ms <= 60_000
-    [counts] = await slices_of(redis, deployments, MODEL)
-    assert await redis.client.hgetall(counts) == {"first_tries": "0"}
-    await deployments.release(MODEL)
+    ask = deployments.admit_call(MODEL, first_try=True)
+    back = deployments.take_back_call(MODEL, first_try=True)
+    begun = await clock_ms(redis)
+    # One after the other: scripts of one round trip that Redis does not know yet run after those that it knows.
+    [_], _, [held_ms], _ = [await redis.run([call]) for call in (ask, deployments.hold_call(MODEL, 60), ask, back)]
+    assert 60_000 - (await clock_ms(redis) - begun) <= held_ms <= 60_000
+    # Time may have gone on to the next slice in between.
+    slices = [await redis.client.hgetall(counts) for counts in await slices_of(redis, deployments, MODEL)]
+    assert sum(int(counts["first_tries"]) for counts in slices) == 0
+    assert await deployments.release(MODEL)
     assert await redis.run([ask]) == [0]
+    assert not await deployments.release(MODEL)
+
+
+class Callers:
+    """Calls of several callers on one deployment."""
+
+    def __init__(self, redis: Redis) -> None:
+        self.redis, self.deployments = redis, Deployments(redis, RetryBudgetRules())
+
+    async def ask(self, caller: str, attempt_id: str = "", *, lease_ms: int | None = 60_000) -> HoldProbe | int:
+        asked = self.deployments.admit_call(
+            MODEL, first_try=False, caller=caller, attempt_id=attempt_id or f"{caller}:1", lease_ms=lease_ms
+        )
+        [answer] = await self.redis.run([asked])
+        return self.deployments.admission(answer)
+
+    async def limited(self, caller: str, hold_s: float, attempt_id: str = "") -> None:
+        await self.redis.run([self.deployments.hold_call(MODEL, hold_s, caller, attempt_id or f"{caller}:1")])
+
+    async def ended(self, attempt_id: str, *, succeeded: bool) -> None:
+        await self.redis.run([self.deployments.end_probe_call(MODEL, attempt_id, succeeded=succeeded)])
+
+
+async def test_a_long_hold_is_probed_by_one_call_of_another_caller_whose_success_ends_it_for_all_but_who_was_limited(
+    redis: Redis,
+) -> None:
+    calls = Callers(redis)
+    await calls.limited("a", 3500)
+    assert await calls.ask("b", lease_ms=None) == HoldProbe()  # a dry run takes none
+    assert await calls.ask("b") == HoldProbe()
+    assert await calls.ask("b") == HoldProbe(), "asked again, as the answer was lost"
+    for caller, most_ms in (("a", 3_500_000), ("c", 1000)):
+        wait_ms = await calls.ask(caller)
+        assert isinstance(wait_ms, int)
+        assert most_ms - 60_000 < wait_ms <= most_ms
+    await calls.ended("c:1", succeeded=True)  # it held no probe
+    assert await calls.ask("c") != HoldProbe()
+    await calls.ended("b:1", succeeded=True)
+    assert (await calls.ask("b"), await calls.ask("c", "c:2")) == (0, 0)
+    assert await calls.deployments.held_until([MODEL]) == {}
+    assert await calls.ask("a", "a:2") != 0
+    # That calls of it that were under way are limited again does not concern the others.
+    await calls.limited("a", 3500, "a:3")
+    assert await calls.ask("b", "b:2") == 0
+    await calls.deployments.release(MODEL)
+    assert await calls.ask("a", "a:2") == 0
+
+
+async def test_a_probe_that_is_limited_too_extends_the_hold_and_the_next_one_comes_later(redis: Redis) -> None:
+    calls = Callers(redis)
+    await calls.limited("a", 100)
+    assert await calls.ask("b") == HoldProbe()
+    await calls.limited("b", 3500)
+    for caller, least_ms, most_ms in (
+        ("a", 39_000, 100_000),
+        ("b", 3_400_000, 3_500_000),
+        ("c", 1, LONG_HOLD_S * 1000),
+    ):
+        wait_ms = await calls.ask(caller, f"{caller}:2")
+        assert isinstance(wait_ms, int)
+        assert least_ms < wait_ms <= most_ms
+    [until_ms] = (await calls.deployments.held_until([MODEL])).values()
+    assert until_ms > await clock_ms(redis) + 3_400_000
+    await redis.client.hset(hold_key(MODEL), "probe_at_ms", "1")  # that time has passed
+    assert await calls.ask("c", "c:2") == HoldProbe()
+
+
+async def test_a_probe_that_says_nothing_of_the_limit_or_is_never_made_lets_the_next_one_pass(redis: Redis) -> None:
+    calls = Callers(redis)
+    await calls.limited("a", 100)
+    assert await calls.ask("b") == HoldProbe()
+    await calls.ended("b:1", succeeded=False)
+    assert await calls.ask("c") == HoldProbe()
+    await redis.run([calls.deployments.take_back_call(MODEL, first_try=False, attempt_id="c:1")])
+    # One whose worker has died, too.
+    assert await calls.ask("d", lease_ms=1) == HoldProbe()
+    async with asyncio.timeout(60):
+        while await calls.ask("b", "b:2") != HoldProbe():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_short_hold_is_one_for_all_callers(redis: Redis) -> None:
+    calls = Callers(redis)
+    await calls.limited("a", LONG_HOLD_S)
+    for caller in ("a", "b"):
+        assert await calls.ask(caller) not in {0, HoldProbe()}
+
+
+async def test_of_those_who_were_limited_only_they_who_still_wait_are_remembered(redis: Redis) -> None:
+    calls = Callers(redis)
+    for number in range(20):
+        await calls.limited(f"a{number}", 100)
+    fields = await redis.client.hkeys(hold_key(MODEL))
+    assert len([field for field in fields if field.startswith("limited:")]) == 20
+    await redis.client.hset(hold_key(MODEL), mapping={f"limited:a{number}": 1 for number in range(20)})
+    await calls.limited("b", 50)
+    assert {field for field in await redis.client.hkeys(hold_key(MODEL)) if field.startswith("limited:")} == {
+        "limited:b"
+    }
+    assert 50_000 < await redis.client.pttl(hold_key(MODEL)) <= 100_000
 
 
 async def test_a_redis_that_is_away_is_reported_as_such() -> None:

@@ -20,6 +20,9 @@ HELD = "ModelHeldError"
 MAX_HELD_S = 10.0
 """Time that a job waits in all for a model that is held, where it has another."""
 
+LONG_HOLD_S = 30.0
+"""Of a longer hold, another caller's call is made all the same, one in so much time: the limit may be one caller's."""
+
 _SPREAD = 0.1
 
 

@@ -1,10 +1,13 @@
 """Deployments, that is models at providers: the hold of each, and the ceiling on its retries.
 
-A hold is a key that expires. The ceiling keeps retries from multiplying an outage. Tries are counted in slices of the
-window, in a small hash for each: two fields, however much is called, and two for each caller with retries. A first try
-counts for at least 95 % of the window and never for longer, a retry for at least the whole window and at most 5 %
-longer. So the ceiling errs to one side only: it never grants a retry that an exact window would refuse. But a caller
-that has made fewer than half of them finds up to half as many again where others have used up all.
+A hold is a key that expires. While it lasts, no call is made, but for the probes of a long one: the provider may limit
+one caller alone, and then the others must not wait for an hour.
+
+The ceiling keeps retries from multiplying an outage. Tries are counted in slices of the window, in a small hash for
+each: two fields, however much is called, and two for each caller with retries. A first try counts for at least 95 % of
+the window and never for longer, a retry for at least the whole window and at most 5 % longer. So the ceiling errs to
+one side only: it never grants a retry that an exact window would refuse. But a caller that has made fewer than half of
+them finds up to half as many again where others have used up all.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 
 from breakwater.contracts.subjects import encode_token
+from breakwater.policy.rate_limit import LONG_HOLD_S
 from breakwater.policy.retry import RetryBudgetRules
 from breakwater.state.connection import Redis, ScriptCall, scripts_of
 
@@ -29,6 +34,11 @@ _PER_MILLION = 1_000_000
 _LUA = scripts_of("deployments")
 
 
+@dataclass(frozen=True, slots=True)
+class HoldProbe:
+    """The call is admitted in spite of a hold: its end must be reported by `hold_call` or `end_probe_call`."""
+
+
 class Deployments:
     """The deployments that the fleet calls, each by its name: `<provider>/<what the provider calls the model>`."""
 
@@ -38,39 +48,67 @@ class Deployments:
         self._rules = rules
         self._slice_ms = 0 if rules is None else rules.window_s * 1000 // SLICES
 
-    def admit_call(self, name: str, *, first_try: bool) -> ScriptCall:
-        """Asks for an admission; the answer is the ms until the hold ends, or 0 where there is none.
+    def admit_call(
+        self, name: str, *, first_try: bool, caller: str = "", attempt_id: str = "", lease_ms: int | None = None
+    ) -> ScriptCall:
+        """Asks for an admission; read its answer with `admission`.
 
         Made again, it counts a first try again: that allows `ratio` of a retry more, and a key for each job would cost
         more than it is worth.
+
+        Args:
+            name: the deployment.
+            first_try: counts it.
+            caller: whose call it is (`policy.breaker.caller_of`); empty where that is not known.
+            attempt_id: the holder of a probe.
+            lease_ms: of a probe; None only looks, and takes none.
         """
-        if not first_try or self._rules is None:
-            return ScriptCall(_LUA["admit"], [_hold(name)], [])
-        return self._admit(name, 1)
-
-    def take_back_call(self, name: str) -> ScriptCall | None:
-        """Takes a first try back that was not made; None where none was counted."""
-        return None if self._rules is None else self._admit(name, -1)
-
-    def _admit(self, name: str, count: int) -> ScriptCall:
-        assert self._rules is not None
-        return ScriptCall(_LUA["admit"], [_hold(name), _counts(name, self._rules)], [self._slice_ms, SLICES, count])
+        keys, slices = self._keys(name, counts=first_try)
+        return ScriptCall(_LUA["admit"], keys, [*slices, caller, attempt_id, "" if lease_ms is None else lease_ms])
 
     @staticmethod
-    def hold_call(name: str, hold_s: float) -> ScriptCall:
-        """Holds a deployment for so long from now on, unless it is held for longer already. It answers nothing."""
-        return ScriptCall(_LUA["hold"], [_hold(name)], [math.ceil(hold_s * 1000)])
+    def admission(answer: int) -> HoldProbe | int:
+        """Reads the answer to `admit_call`: the ms after which to ask again, 0 if the call is admitted, or a probe."""
+        return HoldProbe() if answer < 0 else answer
+
+    def take_back_call(self, name: str, *, first_try: bool, attempt_id: str = "") -> ScriptCall:
+        """Takes back an admission, as the call was not made: a first try, if one was counted, and a probe."""
+        keys, slices = self._keys(name, counts=first_try)
+        return ScriptCall(_LUA["take_back"], keys, [*slices, attempt_id])
+
+    def _keys(self, name: str, *, counts: bool) -> tuple[list[str], list[int]]:
+        if not counts or self._rules is None:
+            return [_hold(name)], [0, 0]
+        return [_hold(name), _counts(name, self._rules)], [self._slice_ms, SLICES]
+
+    @staticmethod
+    def hold_call(name: str, hold_s: float, caller: str = "", attempt_id: str = "") -> ScriptCall:
+        """Holds a deployment for so long from now on, unless it is held for longer already. It answers nothing.
+
+        Args:
+            name: the deployment.
+            hold_s: seconds.
+            caller: whose call had the rate limit; no probe of another one ends the hold for it.
+            attempt_id: that call's attempt, perhaps a probe, which has ended.
+        """
+        arguments = [math.ceil(hold_s * 1000), round(LONG_HOLD_S * 1000), caller, attempt_id]
+        return ScriptCall(_LUA["hold"], [_hold(name)], arguments)
+
+    @staticmethod
+    def end_probe_call(name: str, attempt_id: str, *, succeeded: bool) -> ScriptCall:
+        """Ends a probe, and with its success the hold. It answers nothing."""
+        return ScriptCall(_LUA["end_probe"], [_hold(name)], [attempt_id, int(succeeded)])
 
     async def held_until(self, names: Iterable[str]) -> dict[str, int]:
         """Until when those are held that are, in ms since the epoch by this clock. Raises StateUnavailableError."""
         unique = list(dict.fromkeys(names))
-        left = await self._redis.run([self.admit_call(name, first_try=False) for name in unique])
+        left = await self._redis.run([ScriptCall(_LUA["held"], [_hold(name)], []) for name in unique])
         now_ms = time.time_ns() // 1_000_000
         return {name: now_ms + left_ms for name, left_ms in zip(unique, left, strict=True) if left_ms}
 
-    async def release(self, name: str) -> None:
-        """Ends a hold. Raises StateUnavailableError."""
-        await self._redis.client.delete(_hold(name))
+    async def release(self, name: str) -> bool:
+        """Ends a hold, for all. Returns False if there was none. Raises StateUnavailableError."""
+        return bool(await self._redis.client.delete(_hold(name)))
 
     async def may_retry(self, name: str, attempt_id: str, caller: str = "") -> bool:
         """Asks for a retry, which counts if it is granted. The same attempt gets the same answer for a minute.

@@ -34,6 +34,20 @@ def listed(html: str) -> "list[str]":
     ]
 
 
+async def test_the_hold_of_a_model_without_a_breaker_can_be_ended(console: Console):
+    held = {"held_until": "2099-01-01T00:00:00.000Z"}
+    models = [model("free", None) | held, model("m") | held, model("fine", None)]
+    answer(console.interface, agents=[health("writer", "healthy", *models)])
+    console.interface.answers["GET breakers"] = 200, {"breakers": [breaker("writer", "m")], "alive": True}
+    page = await console.get("/agents/writer")
+    assert page.text.count('action="/breakers/end-hold"') == 1, "one with a breaker is reset"
+    console.interface.answers["POST breakers/reset"] = 200, {"unchanged": True}
+    page = await console.submit("/agents/writer", "/breakers/end-hold", agent="writer", model="free", reason="paid")
+    assert ("POST breakers/reset", {"agent": "writer", "model": "free", "reason": "paid"}) in console.interface.asked
+    assert page.url.endswith("/agents/writer")
+    assert "The hold of free has ended" in page.words
+
+
 async def test_every_agent_of_the_config_is_listed_and_each_that_ran(console: Console):
     answer(
         console.interface,

@@ -104,6 +104,20 @@ async def test_a_reset_ends_the_hold_of_its_model(governed: HttpApi, redis: Redi
     assert await Deployments(redis, None).held_until(["local/m"]) == {}
 
 
+async def test_the_hold_of_a_model_without_a_breaker_ends_too(governed: HttpApi, redis: Redis) -> None:
+    # Its agent has none, shares it, or has one of other models only.
+    for agent, model in (("unguarded", "m"), ("by-model", "shared"), ("by-provider", "any"), ("reader", "elsewhere")):
+        deployments, deployment = Deployments(redis, None), f"local/{model}"
+        await redis.run([deployments.hold_call(deployment, 3600, "a caller")])
+        answer = await governed.act("breakers/reset", agent=agent, model=model)
+        assert (answer.status, answer.json["unchanged"], answer.json["reason"]) == (200, True, "its hold has ended")
+        assert (answer.json["agent"], answer.json["model"], answer.json["state"]) == (agent, model, "closed")
+        assert await redis.run([deployments.admit_call(deployment, first_try=False, caller="a caller")]) == [0]
+        # Nothing is held any more, and there is no breaker.
+        assert (await governed.act("breakers/reset", agent=agent, model=model)).status == 404
+    assert await governed.events("bw.breakers.>") == []
+
+
 async def test_shared_breakers_are_named_by_stars(governed: HttpApi, redis: Redis) -> None:
     for model, scope in (("shared", "model"), ("local/*", "provider")):
         answer = await governed.act("breakers/isolate", agent="*", model=model)

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from breakwater.contracts.subjects import Header
 from tests.flow.kit import PRICE, model, seconds_between
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
+from tests.services.worker.harness import WorkerPlane
 
 LIMITED_ONCE = {"requests": [1, 1], "status": 429}
 AGENT = {"model": "sim/m", "retry": {"max_attempts": 2, "base_s": 0.3}, "total_timeout_s": 60}
@@ -91,6 +93,51 @@ async def test_a_long_hold_parks_a_job_that_has_no_other_model(
         result = await plane.result("j1")
     assert (result["status"], result["attempts_count"]) == ("succeeded", 1)
     assert result["attempts"][0]["backoff_ms"] >= 1000
+
+
+async def test_the_limit_of_one_caller_is_its_own_where_another_ones_call_succeeds(
+    start_worker: StartWorker, subtests: pytest.Subtests
+) -> None:
+    """Two keys; and two tenants of one key."""
+    models = {"sim/m": model({**LIMITED_ONCE, "retry_after_s": 3500})}
+    callers: list[tuple[dict[str, str], dict[str, str]]] = [
+        ({"key": "a"}, {"key": "b"}),
+        ({"key": "k", "tenant": "a"}, {"key": "k", "tenant": "b"}),
+    ]
+    for limited, free in callers:
+        with subtests.test(limited):
+            async with start_worker(models, {"writer": AGENT}) as plane:
+
+                async def run(job_id: str, key: str, plane: WorkerPlane = plane, **job: str) -> Any:
+                    headers = {Header.SUBMITTED_BY.value: key, Header.OWNER.value: key}
+                    await plane.publish({"agent": "writer", "job_id": job_id, "prompt": "x", **job}, **headers)
+                    return await plane.result(job_id)
+
+                assert (await run("limited", **limited))["reason"] == "timeout"
+                # The probe, and all calls after it.
+                results = [await run(f"free-{number}", **free) for number in range(2)]
+                assert [(one["status"], one["attempts_count"]) for one in results] == [("succeeded", 1)] * 2
+                assert all(one["attempts"][0]["backoff_ms"] == 0 for one in results)
+                told = await run("told", **limited)
+                assert (told["reason"], told["error"]["class"]) == ("rate_limited", "ModelHeldError")
+                assert 3400 < told["error"]["retry_after_s"] <= 3500
+                assert plane.sim.ledger.totals.calls == 3
+                await plane.worker.deployments.release("sim/m")
+                assert (await run("after", **limited))["status"] == "succeeded"
+
+
+async def test_the_waits_that_a_job_wants_after_a_rate_limit_are_its_own(start_worker: StartWorker) -> None:
+    agents = {"writer": {**AGENT, "retry": {"max_attempts": 2, "base_s": 0.1, "max_delay_s": 5}}}
+    async with start_worker(
+        {"sim/m": model({**LIMITED_ONCE, "headers": {"x-ratelimit-reset-requests": ""}})}, agents
+    ) as plane:
+        slow = {"base_s": 3600, "max_delay_s": 3600}
+        first = await plane.run({"agent": "writer", "job_id": "slow", "prompt": "x", "retry": slow})
+        assert first["reason"] == "timeout"
+        assert await plane.worker.redis.client.pttl("bw:hold:sim%2Fm") <= 100
+        second = await plane.run({"agent": "writer", "job_id": "other", "prompt": "x"})
+        assert second["status"] == "succeeded"
+        assert second["attempts"][0]["backoff_ms"] <= 110
 
 
 @pytest.mark.parametrize("at_config", [{}, {"breaker_counts_rate_limits": True}])
