@@ -19,7 +19,7 @@ from breakwater.policy.price import estimate_input_tokens, observed_limit, size_
 from breakwater.policy.refusals import for_operators, retry_budget_spent
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
 from breakwater.providers.base import Answer
-from breakwater.state.executions import ClaimLostError
+from breakwater.state.executions import ClaimLostError, SavedProgress
 from breakwater.telemetry import tracing
 from services.worker.assignment import Assignment, Checkpoint, Deferred, Finished, InFlight
 from services.worker.call import Ended, answered, attempt_of, call, record
@@ -65,11 +65,15 @@ class Attempts:
         self._checkpoint = checkpoint
         self._progress = progress
         self._gates = gates
-        self._cancel = worker.leases.claims[job.claim].cancel
+        lease = worker.leases.claims[job.claim]
+        self._cancel = lease.cancel
+        self._flight: InFlight | None = None
+        """The attempt whose call is under way."""
         self._waited: dict[Reason, float] = {}
         self._waits_for: tuple[InFlight, Refused] | None = None
         # An answer that must satisfy an output schema is not streamed.
         self._stream = AnswerStream(worker, job) if job.job.stream and job.output_guard is None else None
+        lease.progress = self._progress_to_save
 
     async def run(self, *, resumed: bool) -> Finished | Deferred:
         """Runs until the job is finished, or must wait for so long that it is parked.
@@ -110,6 +114,16 @@ class Attempts:
             step = None
             self._cancel.check()
 
+    def _progress_to_save(self) -> SavedProgress:
+        text, messages = ("", 0) if self._stream is None else self._stream.saved_part
+        return SavedProgress(self._with_flight().text(), text, messages)
+
+    def _with_flight(self) -> Checkpoint:
+        flight = self._flight
+        if flight is None:
+            return self._checkpoint
+        return self._checkpoint.model_copy(update={"in_flight": flight, "model": flight.model})
+
     def _partial_output(self) -> JsonValue:
         return None if self._stream is None else self._stream.partial_output()
 
@@ -140,7 +154,7 @@ class Attempts:
                 return await self._call(admitted, messages, request.timeout_s)
 
     async def _call(self, admitted: Admitted, messages: Sequence[JsonMessage], timeout_s: float) -> Finished | NextStep:
-        flight = admitted.flight
+        flight = self._flight = admitted.flight
         await self._progress.report("in_progress", "agent.attempt.start", attempt=flight.number, model=flight.model)
         timeout_s = max(0.001, min(timeout_s, self._remaining_s()))
         # The process may have stalled since the admission.
@@ -169,8 +183,8 @@ class Attempts:
 
     async def _answer_begins(self, flight: InFlight) -> None:
         """Saves that a part of the answer is about to be published. Raises ClaimLostError, JobCancelledError."""
-        text = self._checkpoint.model_copy(update={"in_flight": flight, "model": flight.model}).text()
-        await self._extending_deadline(partial(self._save, text))
+        self._flight = flight
+        await self._extending_deadline(partial(self._save, self._with_flight().text()))
         self._cancel.check()
 
     async def _save(self, text: str) -> None:
@@ -212,7 +226,7 @@ class Attempts:
         target = worker.targets.of(job.agent_name, attempt.model)
         await worker.outcomes.record(settling, job, target, attempt, sequence)
         self._worker.metrics.attempt(attempt, tracing.recorded_trace_id(self._job.traceparent))
-        self._checkpoint = self._checkpoint.after(attempt)
+        self._checkpoint, self._flight = self._checkpoint.after(attempt), None
         self._waited.clear()
         self._waits_for = None
         await self._progress.attempt_ended(attempt)

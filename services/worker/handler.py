@@ -26,7 +26,7 @@ from breakwater.policy.runs import run_id, run_of
 from breakwater.security.encryption import DecryptionError, may_be_encrypted
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailableError
-from breakwater.state.executions import Claim, Claimed, ClaimLostError, Conflict, Taken
+from breakwater.state.executions import Claim, Claimed, ClaimLostError, Conflict, SavedProgress, Taken
 from breakwater.state.plans import NotedJob
 from breakwater.telemetry import tracing
 from services.worker import crashes
@@ -118,7 +118,18 @@ class JobHandler:
         run = None if received.run_id == run_id(tenant, task_id or received.execution_id) else received.run_id
         whose = {"tenant": tenant, "task_id": task_id, "owner": received.owner, "run_id": run}
         accepted_s = delivery.queued_at.timestamp()
-        ask = partial(worker.executions.claim, claim, received.digest, **whose, accepted_s=accepted_s)
+        ask = partial(
+            worker.executions.claim,
+            claim,
+            received.digest,
+            **whose,
+            accepted_s=accepted_s,
+            redelivered=not delivery.is_first,
+        )
+
+        async def restore(progress: SavedProgress, lease_ms: int) -> bool:
+            return await worker.executions.restore(claim, progress, received.digest, **whose, lease_ms=lease_ms)
+
         match await worker.outages.retry_while_unavailable(ask):
             case Conflict():
                 await refuse_id(worker, received)
@@ -130,8 +141,10 @@ class JobHandler:
                 return
             case Claimed(saved_text, cancels, has_children):
                 pass
-        with worker.leases.renewing(claim, self._agent_name, requested_at, received.owner, tenant) as lease:
+        leases, owner = worker.leases, received.owner
+        with leases.renewing(claim, self._agent_name, requested_at, owner, tenant, restore) as lease:
             lease.has_children = has_children
+            lease.progress = lambda: SavedProgress(saved_text)
             if cancels:
                 lease.cancel.receive(cancels)
             try:
@@ -157,7 +170,7 @@ class JobHandler:
             except BaseException:
                 # So that the next claim does not wait for the lease to expire.
                 with suppress(StateUnavailableError):
-                    await worker.executions.release(claim)
+                    await leases.release(claim)
                 raise
 
     async def _with_references(self, received: JobDelivery) -> JobDelivery:
@@ -351,7 +364,7 @@ class JobHandler:
     async def _park(self, delivery: Delivery, claim: Claim, lease: ClaimLease, deferred: Deferred) -> None:
         worker, agent = self._worker, self._agent_name
         # The job returns as another message, which must not wait for the lease to expire.
-        kept = await worker.outages.retry_while_unavailable(partial(worker.executions.release, claim))
+        kept = await worker.outages.retry_while_unavailable(partial(worker.leases.release, claim))
         lease.cancel.receive(() if kept is None else kept.cancels)
         if lease.cancel.cancellation is not None:
             await delivery.retry_in(0)

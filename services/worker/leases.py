@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
 
@@ -25,7 +25,14 @@ from breakwater.errors import BreakwaterError
 from breakwater.policy.record import cancelled_by
 from breakwater.runtime import background
 from breakwater.runtime.outage import Outage, Outages
-from breakwater.state.executions import CLAIM_LEASE_MS, Claim, ClaimLostError, Executions
+from breakwater.state.executions import (
+    CLAIM_LEASE_MS,
+    Claim,
+    ClaimKept,
+    ClaimLostError,
+    Executions,
+    SavedProgress,
+)
 
 RETRY_S = 1.0
 
@@ -91,6 +98,8 @@ class CancelSignal:
             self._waiting = None
 
 
+Restore = Callable[[SavedProgress, int], Awaitable[bool]]
+
 RENEW_EVERY_S = CLAIM_LEASE_MS / 1000 / 4
 
 STALL_S = 5.0
@@ -111,6 +120,10 @@ class ClaimLease:
     """Renews the job's lead among identical jobs that share one call."""
     has_children: bool = False
     """True if the job names no task and has children: it then counts in the task with its id."""
+    progress: Callable[[], SavedProgress] = lambda: SavedProgress(None)
+    """Returns what Redis must have of the job now."""
+    restore: Restore | None = None
+    """Writes that to Redis again, which has lost it: progress and lease; False if another handling has the job."""
 
 
 class Leases:
@@ -126,7 +139,13 @@ class Leases:
 
     @contextmanager
     def renewing(
-        self, claim: Claim, agent: str, requested_at: float, owner: str | None = None, tenant: str | None = None
+        self,
+        claim: Claim,
+        agent: str,
+        requested_at: float,
+        owner: str | None = None,
+        tenant: str | None = None,
+        restore: Restore | None = None,
     ) -> Generator[ClaimLease]:
         """Renews a claim while the block runs.
 
@@ -136,9 +155,10 @@ class Leases:
             requested_at: time of the request for it, or before, by the monotonic clock.
             owner: of the job.
             tenant: of the job.
+            restore: writes the execution again if Redis has lost it.
         """
         lease = self.claims[claim] = ClaimLease(
-            CancelSignal(agent, owner, tenant), requested_at + CLAIM_LEASE_MS / 1000
+            CancelSignal(agent, owner, tenant), requested_at + CLAIM_LEASE_MS / 1000, restore=restore
         )
         try:
             yield lease
@@ -161,7 +181,37 @@ class Leases:
         if kept is None:
             raise ClaimLostError(claim.execution_id)
         lease.cancel.receive(kept.cancels)
+        if kept.incomplete:
+            await self.restore(claim)
         lease.lease_valid_until = requested_at + CLAIM_LEASE_MS / 1000
+
+    async def restore(self, claim: Claim, lease_ms: int = CLAIM_LEASE_MS) -> None:
+        """Writes an execution again that Redis has lost. A `lease_ms` of 0 releases it.
+
+        Raises:
+            ClaimLostError: another handling has the job.
+            StateUnavailableError: do it again.
+        """
+        lease = self.claims[claim]
+        if lease.restore is not None and not await lease.restore(lease.progress(), lease_ms):
+            raise ClaimLostError(claim.execution_id)
+
+    async def release(self, claim: Claim) -> ClaimKept | None:
+        """Releases a job before its end: the next claim has it, with its checkpoint.
+
+        Returns:
+            None if another handling has the job.
+
+        Raises:
+            StateUnavailableError: do it again.
+        """
+        kept = await self._executions.release(claim)
+        if kept is not None and kept.incomplete:
+            try:
+                await self.restore(claim, lease_ms=0)
+            except ClaimLostError:
+                return None
+        return kept
 
     def cancel(self, request: PendingCancel) -> None:
         """Receives a request to cancel one of these jobs; ignores one for any other."""
@@ -197,6 +247,7 @@ class Leases:
 
     async def _renew(self) -> None:
         claims, requested_at = tuple(self.claims), self._clock()
+        incomplete: list[Claim] = []
         for claim, kept in zip(claims, await self._executions.renew(claims), strict=True):
             if (lease := self.claims.get(claim)) is not None:
                 lease.lease_valid_until = requested_at if kept is None else requested_at + CLAIM_LEASE_MS / 1000
@@ -204,6 +255,15 @@ class Leases:
                     lease.cancel.receive(kept.cancels)
                 if kept is not None and kept.has_children:
                     lease.has_children = True
+                if kept is not None and kept.incomplete:
+                    incomplete.append(claim)
+        for claim in incomplete:
+            # Jobs end while others are restored.
+            if claim in self.claims:
+                with suppress(ClaimLostError):
+                    await self.restore(claim)
+        if incomplete:
+            structlog.get_logger().warning("executions_restored", reason="Redis had lost them", count=len(incomplete))
 
 
 async def _keep(what: str, every_s: float, work: Callable[[], Awaitable[None]]) -> None:

@@ -39,11 +39,11 @@ async def recover(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint
     if flight is None or flight.number != number:
         return Recovered(checkpoint, last, None)
     held = await _held(worker, job, flight)
-    if held is None and flight.reserved is not None:
+    if held is None and flight.reserved is not None and flight.reserved_at is None:
         # It only waited for capacity: the checkpoint is saved with each question, but only an admitted call has a
-        # reservation until its attempt is recorded.
+        # reservation until its attempt is recorded, or a checkpoint that was restored after its admission.
         return Recovered(checkpoint.model_copy(update={"in_flight": None}), last, None)
-    flight = flight.model_copy(update={"reserved_at": None if held is None else held.at})
+    flight = flight if held is None else flight.model_copy(update={"reserved_at": held.at})
     # Its worker may have died after it charged the cost: the rest of the reservation is free, and may be spent.
     spent = spent_at_most(flight)
     if held is not None and held.charged:

@@ -81,6 +81,14 @@ class AnswerStream:
         return text if can_go_on and self.answer.length else None
 
     @property
+    def saved_part(self) -> tuple[str, int]:
+        """The published part as Redis has it, and the messages it was sent in; nothing for an answer in the log."""
+        if self._log is not None or not self.continues:
+            return "", 0
+        texts = [message.get("content") or "" for message in self.answer.messages().values()]
+        return "".join(text for text in texts if isinstance(text, str)), self._number
+
+    @property
     def begun(self) -> bool:
         """True if a part of the answer is published, and False if the log proves that none is."""
         return self._log is None or self.answer.length > 0
@@ -161,16 +169,22 @@ class AnswerStream:
         elif self.continues:
             for chunk in chunks:
                 self.answer.add(chunk)
-            text = "".join(map(_text_of, chunks))
-            say = partial(self._worker.executions.append_partial, self._job.claim, text, self._number)
-            if not await self._worker.outages.retry_while_unavailable(say):
-                raise ClaimLostError(self._job.execution_id)
+            await self._worker.outages.retry_while_unavailable(partial(self._save, "".join(map(_text_of, chunks))))
         payload, written = b"", ""
         for subject, called in self._subjects.items():
             if called != written:
                 payload, written = self._message(called, attempt, model, chunks), called
             with suppress(BusUnavailableError):
                 await self._worker.publisher.send(subject, payload)
+
+    async def _save(self, text: str) -> None:
+        claim = self._job.claim
+        kept = await self._worker.executions.append_partial(claim, text, self._number)
+        if kept is None:
+            raise ClaimLostError(self.execution_id)
+        if kept.incomplete:
+            # With this part, which the answer has already.
+            await self._worker.leases.restore(claim)
 
     async def _append(self, log: ResponseLog, message: bytes) -> None:
         stored = log.sealed(message, private=not self._job.agent.keeps_error_texts)

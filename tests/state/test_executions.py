@@ -18,6 +18,7 @@ from breakwater.state.executions import (
     CLAIM_LEASE_MS,
     GRACE_MS,
     KEEP_MS,
+    KEPT_SINCE,
     LINGER_MS,
     Claim,
     Claimed,
@@ -25,6 +26,7 @@ from breakwater.state.executions import (
     ClaimKept,
     Conflict,
     Executions,
+    SavedProgress,
     Taken,
 )
 from tests.servers import RunningServer
@@ -109,9 +111,54 @@ async def test_a_finished_job_stays_taken_for_a_while_and_then_leaves_nothing_be
 async def test_what_redis_has_lost_is_still_that_of_its_holder(redis: Redis) -> None:
     executions, holder = Executions(redis), Claim.new("j")
     await executions.claim(holder, "digest")
+    await executions.append_partial(holder, "so ", 1)
     await redis.client.flushall()
-    assert await executions.renew([holder]) == [ClaimKept()]
+    assert await executions.append_partial(holder, "far", 2) == ClaimKept(incomplete=True)
+    assert await redis.client.keys("*") == []
+    assert await executions.renew([holder]) == [ClaimKept(incomplete=True)]
+    assert await executions.append_partial(holder, "far", 2) == ClaimKept(incomplete=True)
     assert isinstance(await executions.claim(Claim.new("j"), "digest"), Taken)
+    # It is not released without its checkpoint, either.
+    assert await executions.release(holder) == ClaimKept(incomplete=True)
+    assert isinstance(await executions.claim(Claim.new("j"), "digest"), Taken)
+
+
+async def test_its_holder_writes_again_what_redis_has_lost(redis: Redis) -> None:
+    executions, holder, progress = Executions(redis), Claim.new("j"), SavedProgress("so far", "so ", 1)
+    job: dict[str, Any] = {"tenant": "acme", "task_id": "t", "owner": "o", "run_id": "r"}
+    await executions.claim(holder, "digest", **job)
+    await executions.checkpoint(holder, "so far")
+    await executions.append_partial(holder, "so ", 1)
+    saved = await redis.client.hgetall(holder.key)
+    for renewed in (False, True):
+        await redis.client.flushall()
+        if renewed:
+            await executions.renew([holder])
+        assert await executions.restore(holder, progress, "digest", **job)
+        assert (await redis.client.hgetall(holder.key)).keys() == saved.keys()
+        assert await executions.renew([holder]) == [ClaimKept()]
+    # A message whose answer was lost is repeated, and appended once.
+    for _ in range(2):
+        assert await executions.append_partial(holder, "far", 2) == ClaimKept()
+    assert await executions.partial_output(holder) == ("so far", 2)
+    assert await executions.restore(holder, progress, "digest", **job, lease_ms=0)
+    assert await executions.claim(Claim.new("j"), "another") == Conflict()
+    assert await executions.claim(Claim.new("j"), "digest") == Claimed("so far")
+    assert not await executions.restore(holder, progress, "digest", **job)
+
+
+async def test_a_job_that_was_delivered_before_waits_until_its_holder_has_written_its_claim_again(redis: Redis) -> None:
+    executions, holder = Executions(redis), Claim.new("j")
+    await executions.claim(holder)
+    await redis.client.flushall()
+    asked = await executions.claim(Claim.new("j"), redelivered=True)
+    assert asked == Taken(GRACE_MS)
+    assert await executions.renew([holder]) == [ClaimKept(incomplete=True)]
+    # Of a job that nobody has written again by then, there is no holder.
+    assert isinstance(await executions.claim(Claim.new("k"), redelivered=True), Taken)
+    await redis.client.incrby(KEPT_SINCE, -GRACE_MS)
+    assert await executions.claim(Claim.new("k"), redelivered=True) == Claimed(None)
+    assert isinstance(await executions.claim(Claim.new("j"), redelivered=True), Taken)
 
 
 async def test_a_job_that_was_taken_over_is_never_that_of_its_first_holder_again(redis: Redis) -> None:
@@ -169,8 +216,8 @@ class Claims(RuleBasedStateMachine):
         self.lease_ms = self.asked_ms = 0
         """Left of the lease, and gone since the first question after its end; the latter -1 without one."""
         self.asked_ms = -1
-        self.known = False
-        """Whether Redis has anything of the job."""
+        self.known = self.complete = False
+        """Whether Redis has anything of the job, and all of it."""
 
     def run(self, work: Awaitable[Value]) -> Value:
         async def awaited() -> Value:
@@ -194,23 +241,31 @@ class Claims(RuleBasedStateMachine):
     def renews_it(self, worker: int) -> None:
         # What Redis has lost is that of its holder, who is whoever renews it first: nobody has claimed it since.
         kept = self.holder == worker or not self.known
-        assert self.run(self.executions.renew([self.claims[worker]])) == [ClaimKept() if kept else None]
+        answer = ClaimKept(incomplete=not self.complete) if kept else None
+        assert self.run(self.executions.renew([self.claims[worker]])) == [answer]
+        if kept:
+            self.held_by(worker, complete=self.complete)
+
+    @rule(worker=WORKERS)
+    def restores_it(self, worker: int) -> None:
+        kept = self.holder == worker or not self.known
+        progress = SavedProgress("so far")
+        assert self.run(self.executions.restore(self.claims[worker], progress, "digest")) == kept
         if kept:
             self.held_by(worker)
 
     @rule(worker=WORKERS)
     def gives_it_up(self, worker: int) -> None:
         self.run(self.executions.release(self.claims[worker]))
-        if self.holder == worker:
+        # One that Redis has lost is restored first.
+        if self.holder == worker and self.complete:
             self.holder, self.lease_ms, self.asked_ms = None, 0, -1
-            # Nothing is left of a job that has lost its digest with the rest.
-            self.known = bool(self.run(self.redis.client.exists(self.claims[worker].key)))
 
     @precondition(lambda self: self.holder is not None)
     @rule()
     def redis_loses_all(self) -> None:
         self.run(self.redis.client.flushall())
-        self.known = False
+        self.known = self.complete = False
 
     @rule(worker=WORKERS)
     def comes_again(self, worker: int) -> None:
@@ -226,8 +281,9 @@ class Claims(RuleBasedStateMachine):
         self.asked_ms = self.asked_ms if self.asked_ms < 0 else self.asked_ms + by_ms
         self.run(pass_time(self.redis, self.claims[0], by_ms))
 
-    def held_by(self, worker: int) -> None:
+    def held_by(self, worker: int, *, complete: bool = True) -> None:
         self.holder, self.lease_ms, self.asked_ms, self.known = worker, CLAIM_LEASE_MS, -1, True
+        self.complete = complete
 
     def teardown(self) -> None:
         if hasattr(self, "runner"):
@@ -286,7 +342,7 @@ async def test_an_order_alone_is_no_claim(redis: Redis) -> None:
     executions, mine = Executions(redis), Claim.new("j")
     await executions.cancel(order("one"))
     # What Redis has lost is still that of its holder.
-    assert await executions.renew([mine]) == [ClaimKept((order("one"),))]
+    assert await executions.renew([mine]) == [ClaimKept((order("one"),), incomplete=True)]
 
 
 # Parents
@@ -317,7 +373,7 @@ async def test_a_parent_that_is_not_begun_learns_that_it_has_children_when_it_is
     assert await executions.parent("j", "acme", dry_run=False) == ("", "", "")
     assert KEEP_MS - SLACK_MS < await redis.client.pttl(claim.keys[1]) <= KEEP_MS
     # What Redis has lost is still that of its holder.
-    assert await executions.renew([claim]) == [ClaimKept(has_children=True)]
+    assert await executions.renew([claim]) == [ClaimKept(has_children=True, incomplete=True)]
     await redis.client.delete(claim.key)
     assert await executions.claim(claim, tenant="acme") == Claimed(None, has_children=True)
     # Also one that sleeps, and has no checkpoint.

@@ -10,16 +10,26 @@ end
 -- Takes a job for one handling of it, which is named by its token. The holder keeps the claim for as long as it renews it,
 -- whatever NATS delivers meanwhile. Once the lease has ended, another handling takes the job when it has asked twice, grace_ms
 -- apart, and the holder has not renewed it in between: Redis itself may have been stopped, or its clock have jumped.
--- KEYS: execution, notices, notes of the jobs that were accepted at its time
 -- An execution has one digest, of the content of its job: another job with the same id never gets it.
+-- While Redis has its data for less than grace_ms, a job that was delivered before and that it knows nothing of may have a
+-- holder all the same, which writes its claim again in that time.
+-- KEYS: execution, notices, notes of the jobs that were accepted at its time, since when Redis has its data
 -- Returns {'conflict', 0}, {'yours', checkpoint or '', notice…} or {'taken', ms until it may be asked for with success}.
 local token, lease_ms, grace_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local keep_ms, digest, tenant, task, owner = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8] -- but for the first '' for none
 local now, execution_id, run = now_ms(), ARGV[9], ARGV[10]
+local redelivered = ARGV[11] == '1'
 local known = redis.call('HMGET', KEYS[1], 'token', 'lease_until', 'asked_at', 'checkpoint', 'digest')
 local holder, lease_until, asked_at = known[1], tonumber(known[2]), tonumber(known[3])
-if digest ~= '' and known[5] and known[5] ~= digest then
+if digest ~= '' and known[5] and known[5] ~= '' and known[5] ~= digest then
   return {'conflict', 0}
+end
+if redelivered and redis.call('EXISTS', KEYS[1]) == 0 then
+  redis.call('SET', KEYS[4], now, 'NX')
+  local may_be_lost_until = redis.call('GET', KEYS[4]) + grace_ms
+  if may_be_lost_until > now then
+    return {'taken', may_be_lost_until - now}
+  end
 end
 if holder and holder ~= token then
   if lease_until > now then
@@ -39,7 +49,10 @@ if note then
   fields[5], fields[6] = 'note', note
   redis.call('HDEL', KEYS[3], execution_id)
 end
-for name, value in pairs({digest = digest, tenant = tenant, task = task, owner = owner, run = run}) do
+if digest ~= '' or not known[5] then -- its absence shows that Redis has lost the execution
+  fields[#fields + 1], fields[#fields + 2] = 'digest', digest
+end
+for name, value in pairs({tenant = tenant, task = task, owner = owner, run = run}) do
   if value ~= '' then
     fields[#fields + 1], fields[#fields + 2] = name, value
   end
@@ -55,12 +68,16 @@ return {'yours', known[4] or '', unpack(redis.call('HVALS', KEYS[2]))}
 -- Saves a job's checkpoint and renews the lease of its claim, if that is still ours. An execution that Redis knows nothing of
 -- is still that of its holder: Redis has lost it, and no other handling has asked for the job since.
 -- KEYS: execution, notices
--- Returns 0 where the claim is not ours; else 1, or the notices where there are any.
+-- Returns 0 where the claim is not ours; else 1, or the notices where there are any. '?' among them: Redis has lost what was
+-- saved, and the holder must restore it. Until then the claim is not released.
 local token, lease_ms, keep_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3] -- a lease of 0 releases the claim
 local checkpoint = ARGV[4] -- '' renews only
-local known = redis.call('HMGET', KEYS[1], 'token', 'asked_at')
+local known = redis.call('HMGET', KEYS[1], 'token', 'asked_at', 'digest')
 if known[1] ~= token and redis.call('EXISTS', KEYS[1]) == 1 then
   return 0
+end
+if lease_ms == 0 and not known[3] then
+  return {'?'}
 end
 local fields = checkpoint ~= '' and {'checkpoint', checkpoint} or {}
 if lease_ms == 0 then
@@ -77,7 +94,42 @@ if known[2] then
 end
 redis.call('PEXPIRE', KEYS[1], keep_ms)
 local notices = redis.call('HVALS', KEYS[2])
+if not known[3] then
+  notices[#notices + 1] = '?'
+end
 return #notices > 0 and notices or 1
+
+--- restore
+-- Writes all that the holder of a claim knows of an execution that Redis has lost, if no other handling has it by now.
+-- Returns 0 where one has.
+local token, lease_ms, keep_ms, checkpoint = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] -- a lease of 0 releases the claim
+local partial, messages, digest, names = ARGV[5], ARGV[6], ARGV[7], {'tenant', 'task', 'owner', 'run'}
+local known = redis.call('HMGET', KEYS[1], 'token', 'digest')
+if known[1] ~= token and (known[1] or known[2]) then
+  return 0
+end
+local fields = {'digest', digest}
+if checkpoint ~= '' then
+  fields[#fields + 1], fields[#fields + 2] = 'checkpoint', checkpoint
+end
+if messages ~= '0' then
+  fields[#fields + 1], fields[#fields + 2] = 'partial', partial
+  fields[#fields + 1], fields[#fields + 2] = 'messages', messages
+end
+for i, name in ipairs(names) do
+  if ARGV[7 + i] ~= '' then
+    fields[#fields + 1], fields[#fields + 2] = name, ARGV[7 + i]
+  end
+end
+if lease_ms == 0 then
+  redis.call('HDEL', KEYS[1], 'token', 'lease_until')
+else
+  fields[#fields + 1], fields[#fields + 2] = 'token', token
+  fields[#fields + 1], fields[#fields + 2] = 'lease_until', now_ms() + lease_ms
+end
+redis.call('HSET', KEYS[1], unpack(fields))
+redis.call('PEXPIRE', KEYS[1], keep_ms)
+return 1
 
 --- finish
 -- Ends the claim of a job whose record is published, if it is still ours; without a token, that of any holder. It lingers: a
@@ -127,13 +179,21 @@ redis.call('HSET', KEYS[1], 'taken_over', 1)
 return 'freed'
 
 --- append_partial
--- Appends to the part of a job's answer that is out, if the claim is still ours: the next holder goes on there.
--- Returns 1, or 0 where it is not.
-if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] and redis.call('EXISTS', KEYS[1]) == 1 then
+-- Appends to the part of a job's answer that is out, if the claim is still ours: the next holder goes on there. A message
+-- that is repeated is appended once.
+-- Returns 1, or 0 where the claim is not ours; {'?'} where Redis has lost what was saved, and the holder must restore it.
+local known, number = redis.call('HMGET', KEYS[1], 'token', 'digest', 'messages', 'partial'), tonumber(ARGV[3])
+if known[1] ~= ARGV[1] and (known[1] or known[2]) then
   return 0
 end
-redis.call('HSET', KEYS[1], 'partial', (redis.call('HGET', KEYS[1], 'partial') or '') .. ARGV[2], 'messages', ARGV[3])
-redis.call('PEXPIRE', KEYS[1], ARGV[4])
+local before = tonumber(known[3] or '0')
+if not known[2] or (before ~= number and before ~= number - 1) then
+  return {'?'}
+end
+if before ~= number then
+  redis.call('HSET', KEYS[1], 'partial', (known[4] or '') .. ARGV[2], 'messages', number)
+  redis.call('PEXPIRE', KEYS[1], ARGV[4])
+end
 return 1
 
 --- cancel

@@ -33,6 +33,9 @@ MAX_UNSEEN = 10_000
 
 _LUA = scripts_of("executions")
 
+KEPT_SINCE = "bw:kept-since"
+"""The key of the time since which Redis has its data, in ms. Heartbeats and claims write it where it is missing."""
+
 MAX_WAITING = 200
 """Jobs that are woken when one ends: its holder reads their ids each time that it renews its claim."""
 
@@ -87,6 +90,19 @@ class ClaimKept:
     """To cancel the job."""
     has_children: bool = False
     """Children belong to its task, as it was given none."""
+    incomplete: bool = False
+    """Redis has lost what was saved of the execution: `Executions.restore` writes it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedProgress:
+    """The saved progress of a job, as the holder of its claim knows it."""
+
+    checkpoint: str | None
+    partial: str = ""
+    """The part of its answer that is out."""
+    messages: int = 0
+    """The messages that this part was sent in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +151,7 @@ class Executions:
         owner: str | None = None,
         run_id: str | None = None,
         accepted_s: float = 0.0,
+        redelivered: bool = False,
     ) -> Claimed | Taken | Conflict:
         """Claims the job, unless another worker has. Idempotent for the same claim. Raises StateUnavailableError.
 
@@ -146,12 +163,13 @@ class Executions:
             owner: the key or the program that the job belongs to.
             run_id: the run of the job, for its children.
             accepted_s: when it was accepted, since the epoch; its note (`state.accepted`) goes to the claim.
+            redelivered: another handling may have begun it, of which Redis knows nothing if it was emptied.
 
         Raises DecryptionError, too: it is ours, and its checkpoint can't be read.
         """
         arguments = [claim.token, CLAIM_LEASE_MS, GRACE_MS, KEEP_MS, digest, tenant or "", task_id or "", owner or ""]
-        arguments += [claim.execution_id, run_id or ""]
-        call = ScriptCall(_LUA["claim"], [*claim.keys, accepted_key(accepted_s)], arguments)
+        arguments += [claim.execution_id, run_id or "", int(redelivered)]
+        call = ScriptCall(_LUA["claim"], [*claim.keys, accepted_key(accepted_s), KEPT_SINCE], arguments)
         [(verdict, detail, *cancels)] = await self._redis.run([call])
         match verdict:
             case "yours":
@@ -184,23 +202,48 @@ class Executions:
         if not isinstance(answer, list):
             return _KEPT
         texts = cast(list[str], answer)
-        return ClaimKept(_cancels(texts), "" in texts)
+        return ClaimKept(_cancels(texts), "" in texts, _INCOMPLETE in texts)
 
     async def checkpoint(self, claim: Claim, checkpoint: str) -> ClaimKept | None:
         """Saves a checkpoint. None when the claim is lost. Raises StateUnavailableError."""
         [answer] = await self._redis.run([self.checkpoint_call(claim, checkpoint)])
         return self.kept(answer)
 
-    async def append_partial(self, claim: Claim, text: str, messages: int) -> bool:
-        """Saves more of the answer that is out, and in how many messages. False when the claim is lost.
+    async def append_partial(self, claim: Claim, text: str, messages: int) -> ClaimKept | None:
+        """Saves more of the answer that is out, and in how many messages. None when the claim is lost.
 
-        Raises StateUnavailableError.
+        An `incomplete` execution is not appended to. Raises StateUnavailableError.
         """
         line = self._cipher.encrypt_line(text)
-        [kept] = await self._redis.run(
+        [answer] = await self._redis.run(
             [ScriptCall(_LUA["append_partial"], [claim.key], [claim.token, line, messages, KEEP_MS])]
         )
-        return bool(kept)
+        return self.kept(answer)
+
+    async def restore(
+        self,
+        claim: Claim,
+        progress: SavedProgress,
+        digest: str = "",
+        *,
+        tenant: str | None = None,
+        task_id: str | None = None,
+        owner: str | None = None,
+        run_id: str | None = None,
+        lease_ms: int = CLAIM_LEASE_MS,
+    ) -> bool:
+        """Writes an execution again that Redis has lost. False when another handling has the job.
+
+        The arguments are those of `claim`. A `lease_ms` of 0 releases it. Raises StateUnavailableError.
+        """
+        checkpoint = progress.checkpoint or ""
+        if self._cipher.on and checkpoint:
+            checkpoint = self._cipher.encrypt_document(checkpoint.encode()).decode()
+        line = self._cipher.encrypt_line(progress.partial)
+        arguments = [claim.token, lease_ms, KEEP_MS, checkpoint, line, progress.messages, digest]
+        arguments += [tenant or "", task_id or "", owner or "", run_id or ""]
+        [restored] = await self._redis.run([ScriptCall(_LUA["restore"], [claim.key], arguments)])
+        return bool(restored)
 
     async def partial_output(self, claim: Claim) -> tuple[str, int]:
         """Reads what `append_partial` has saved. Raises StateUnavailableError, DecryptionError."""
@@ -321,9 +364,11 @@ class Executions:
 
 _KEPT = ClaimKept()
 
+_INCOMPLETE = "?"
+
 
 def _cancels(texts: Iterable[str]) -> tuple[PendingCancel, ...]:
-    return tuple(PendingCancel.model_validate_json(text) for text in texts if text and not text.startswith("~"))
+    return tuple(PendingCancel.model_validate_json(text) for text in texts if text.startswith("{"))
 
 
 def _waiting(texts: Iterable[str]) -> tuple[str, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any, cast
 
 from breakwater.state.connection import Redis, Script, ScriptCall, read_hashes
+from breakwater.state.executions import KEPT_SINCE
 
 LATE_MS = 1_500
 """A heartbeat comes every second."""
@@ -13,10 +15,11 @@ LATE_MS = 1_500
 FORGET_MS = 600_000
 """The claims of a worker that has been silent for so long have ended long ago."""
 
-_KEY = "bw:workers"
+_KEYS = ["bw:workers", KEPT_SINCE]
 _BEAT = Script.of("""
 -- Takes the heartbeat of a worker, and names the others whose last one is older than it should be.
--- KEYS: workers: by id, the time of the last heartbeat in ms, and the NATS server that the worker was heard on
+-- KEYS: workers: by id, the time of the last heartbeat in ms, and the NATS server that the worker was heard on;
+-- since when Redis has its data
 -- Returns how many are not late, this one included, and {{id, ms since its last heartbeat, server}…}
 local worker, server, late_ms, forget_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local time = redis.call('TIME')
@@ -34,6 +37,7 @@ for i = 1, #known, 2 do
   end
 end
 redis.call('HSET', KEYS[1], worker, string.format('%d %s', now, server))
+redis.call('SET', KEYS[2], now, 'NX')
 return {running, late}
 """)
 
@@ -64,16 +68,21 @@ class Workers:
         Raises:
             StateUnavailableError: Redis does not answer.
         """
-        [(running, late)] = await self._redis.run([ScriptCall(_BEAT, [_KEY], [worker, heard_on, LATE_MS, FORGET_MS])])
+        [(running, late)] = await self._redis.run([ScriptCall(_BEAT, _KEYS, [worker, heard_on, LATE_MS, FORGET_MS])])
         return running, [LateWorker(one, int(silent_ms) / 1000, heard_on) for one, silent_ms, heard_on in late]
 
     async def forget(self, worker: str) -> None:
         """Removes a worker: it has stopped in order, or its jobs are taken over. Raises StateUnavailableError."""
-        await cast(Any, self._redis.client.hdel(_KEY, worker))
+        await cast(Any, self._redis.client.hdel(_KEYS[0], worker))
 
     async def kept_for_s(self) -> float:
-        """Seconds since Redis started, in which it lost no claim. Raises StateUnavailableError."""
-        return float((await self._redis.client.info("server"))["uptime_in_seconds"])
+        """Seconds since Redis started or was emptied, in which it lost no claim. Raises StateUnavailableError."""
+        client = self._redis.client
+        info, since_ms, (seconds, _) = await asyncio.gather(
+            client.info("server"), client.get(KEPT_SINCE), client.time()
+        )
+        emptied_s = 0.0 if since_ms is None else float(seconds) - int(since_ms) / 1000
+        return min(float(info["uptime_in_seconds"]), emptied_s)
 
     async def running(self) -> dict[str, str]:
         """The workers whose heartbeat is not late, by id: the NATS server that each was heard on, or an empty text.
@@ -82,7 +91,7 @@ class Workers:
             StateUnavailableError: Redis does not answer.
         """
         seconds, microseconds = cast(tuple[int, int], await cast(Any, self._redis.client.time()))
-        [known] = await read_hashes(self._redis.client, [_KEY])
+        [known] = await read_hashes(self._redis.client, _KEYS[:1])
         since = seconds * 1000 + microseconds // 1000 - LATE_MS
         found = {worker: text.partition(" ") for worker, text in known.items()}
         return {worker: heard_on for worker, (at, _, heard_on) in found.items() if int(at) > since}

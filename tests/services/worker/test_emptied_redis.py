@@ -1,0 +1,178 @@
+"""Redis is emptied while jobs run: each call is still an attempt, and no text is out twice."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from breakwater.contracts.subjects import Stream
+from breakwater.state.executions import Claim
+from services.worker import attempts, leases
+from services.worker.assignment import Checkpoint
+from tests.flow.kit import model
+from tests.helpers import until
+from tests.services.worker.conftest import StartWorker
+from tests.services.worker.harness import WorkerPlane
+from tests.services.worker.test_claims import Held
+
+ANSWER = "".join(f"{number:03d} " for number in range(60))
+SLOW = {"tokens_per_s": 30}
+AGENT: dict[str, Any] = {"model": "sim/m", "retry": {"max_attempts": 3, "backoff": "constant", "base_s": 0}}
+JOB: dict[str, Any] = {"agent": "writer", "job_id": "j1", "prompt": "Count."}
+KEY = Claim("j1", "").key
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renews claims ten times a second."""
+    monkeypatch.setattr(leases, "RENEW_EVERY_S", 0.1)
+
+
+async def listen(plane: WorkerPlane) -> list[dict[str, Any]]:
+    """The messages of chunks that are published from now on."""
+    heard: list[dict[str, Any]] = []
+
+    async def note(message: Any) -> None:
+        heard.append(json.loads(message.data))
+
+    await plane.client.subscribe("bw.chunks.>", cb=note)
+    return heard
+
+
+def text_of(heard: list[dict[str, Any]]) -> str:
+    choices = [choice for message in heard for chunk in message["chunks"] for choice in chunk["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+async def empty_redis(plane: WorkerPlane) -> None:
+    await plane.worker.redis.client.flushall()
+
+
+async def is_restored(plane: WorkerPlane) -> Checkpoint | None:
+    """The checkpoint, once Redis has all of the execution again."""
+    checkpoint, digest = await plane.worker.redis.client.hmget(KEY, ["checkpoint", "digest"])
+    return None if digest is None or checkpoint is None else Checkpoint.model_validate_json(checkpoint)
+
+
+async def calls_of(plane: WorkerPlane) -> int:
+    """The number of calls, each of which is an attempt of the result, of the log and of the record."""
+    result, logged = await plane.result("j1"), await plane.attempts("writer", "j1")
+    assert [one["attempt_id"] for one in result["attempts"]] == [one["attempt_id"] for one in logged]
+    calls = len(plane.sim.ledger.calls)
+    assert len(logged) == calls
+    return calls
+
+
+@pytest.mark.parametrize("on_stream_break", ["continue", "fail"])
+async def test_a_streamed_answer_goes_on_where_redis_is_emptied(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, on_stream_break: str
+) -> None:
+    monkeypatch.setattr(leases, "RENEW_EVERY_S", 600.0)
+    agent = {**AGENT, "on_stream_break": on_stream_break}
+    async with start_worker({"sim/m": model(answer=ANSWER, stream=SLOW)}, {"writer": agent}) as plane:
+        heard = await listen(plane)
+        await plane.publish({**JOB, "stream": True})
+        for length in (20, 60):
+            await until(lambda: len(text_of(heard)) > length, "a part of the answer")  # noqa: B023
+            await empty_redis(plane)
+        result = await plane.result("j1")
+        assert await calls_of(plane) == 1
+        await until(lambda: heard[-1]["chunks"][-1]["choices"] == [])
+    assert (result["output"], text_of(heard)) == (ANSWER, ANSWER)
+    assert [message["number"] for message in heard] == list(range(1, len(heard) + 1))
+
+
+@pytest.mark.parametrize("restored", [True, False], ids=["renewed", "stopped_before_a_renewal"])
+async def test_another_worker_continues_an_answer_after_redis_was_emptied(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, *, restored: bool
+) -> None:
+    agent = {**AGENT, "on_stream_break": "continue"}
+    stalled = {"stream": "stall", "after_chunks": 30, "requests": [1, 1]}
+    async with start_worker({"sim/m": model(stalled, answer=ANSWER)}, {"writer": agent}, begin=False) as plane:
+        if not restored:
+            monkeypatch.setattr(leases, "RENEW_EVERY_S", 600.0)
+        heard = await listen(plane)
+        plane.begin()
+        await plane.publish({**JOB, "stream": True})
+        await until(lambda: len(text_of(heard)) == 4 * 30, "the first part")
+        await empty_redis(plane)
+        if restored:
+            await until(lambda: is_restored(plane), "the checkpoint")
+        await plane.end()
+        plane.begin()
+        result = await plane.result("j1")
+        assert await calls_of(plane) == 2
+        await until(lambda: heard[-1]["chunks"][-1]["choices"] == [])
+    assert [attempt["outcome"] for attempt in result["attempts"]] == ["worker_lost", "success"]
+    assert (result["output"], text_of(heard)) == (ANSWER, ANSWER)
+    assert [message["number"] for message in heard] == list(range(1, len(heard) + 1))
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+async def test_a_call_with_earlier_attempts_is_an_attempt_after_redis_was_emptied(
+    start_worker: StartWorker, *, stream: bool
+) -> None:
+    models = {
+        "sim/bad": model({"status": 500}),
+        "sim/m": model({"hang_s": 60, "requests": [1, 1]}, answer=ANSWER),
+    }
+    agent = {**AGENT, "model": "sim/bad", "fallback_models": ["sim/m"], "retry": {**AGENT["retry"], "max_attempts": 2}}
+    async with start_worker(models, {"writer": agent}) as plane:
+        await plane.publish({**JOB, "stream": stream})
+        await until(lambda: len(plane.sim.ledger.calls) == 3, "the call of the second model")
+        await empty_redis(plane)
+        await until(lambda: is_restored(plane), "the checkpoint")
+        at = await is_restored(plane)
+        assert at is not None
+        assert at.in_flight is not None
+        assert (len(at.attempts), at.in_flight.number) == (2, 3)
+        await plane.end()
+        plane.begin()
+        result = await plane.result("j1")
+        assert await calls_of(plane) == 4
+    outcomes = [(attempt["model"], attempt["outcome"]) for attempt in result["attempts"]]
+    assert outcomes == [("sim/bad", "error")] * 2 + [("sim/m", "worker_lost"), ("sim/m", "success")]
+
+
+@pytest.mark.parametrize("step", ["call", "record"], ids=["before_the_call", "before_its_record"])
+async def test_redis_is_emptied_just_before_a_step(start_worker: StartWorker, step: str) -> None:
+    do = getattr(attempts, step)
+    async with start_worker({"sim/m": model(answer=ANSWER)}, {"writer": AGENT}) as plane:
+
+        async def emptied(*arguments: Any) -> Any:
+            await empty_redis(plane)
+            return await do(*arguments)
+
+        with patch.object(attempts, step, emptied):
+            result = await plane.run(JOB)
+        assert await calls_of(plane) == 1
+    assert (result["status"], result["output"]) == ("succeeded", ANSWER)
+
+
+async def test_a_redelivery_waits_for_the_worker_whose_claim_redis_has_lost(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "RENEW_EVERY_S", 1.0)
+    held = Held()
+    agents = {"writer": {**AGENT, "concurrency": 2}}
+    async with start_worker({"sim/m": model()}, agents, providers={"sim": held}) as plane:
+        await plane.publish(JOB)
+        await until(lambda: held.calls, "the call")
+        [delivery] = plane.worker.leases.deliveries
+        await empty_redis(plane)
+        # As NATS does after a stop that was longer than the ack wait.
+        await delivery.retry_in(0)
+        await until(lambda: redelivered(plane), "the redelivery")
+        await until(lambda: is_restored(plane), "the checkpoint")
+        held.answer.set()
+        result = await plane.result("j1")
+        assert (result["attempts_count"], len(held.calls)) == (1, 1)
+        assert "job_taken_over" not in plane.log("worker")
+
+
+async def redelivered(plane: WorkerPlane) -> bool:
+    info = await plane.jetstream.consumer_info(Stream.JOBS.value, "worker-writer")
+    return bool(info.num_redelivered)
