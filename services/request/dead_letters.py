@@ -285,8 +285,6 @@ class Replays:
             await self.publisher.event(subjects.replayed(kept.number), note, id=kept.replay_id, at=at, once=True)
         except AlreadyDecidedError:
             return False
-        if not duplicate:
-            await self.queue.announce_queued(again)
         return not duplicate
 
 

@@ -166,7 +166,6 @@ class JobIntake:
         duplicate = waits or known is not None
         if not duplicate:
             self.queue.mark(sent)
-            await self.queue.announce_queued(sent)
         if job.dry_run and sent.shown_id != sent.job_id:
             with suppress(StateUnavailableError):
                 await self.lookup.accepted.note_dry_run(scoped_execution(sent.shown_id, sent.scope), sent.job_id)

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime
 
 import structlog
 
@@ -19,7 +18,6 @@ from breakwater.bus.errors import BusError, BusUnavailableError, PublishRefusedE
 from breakwater.bus.lookup import Facts, Lookup
 from breakwater.bus.publisher import PUBLISH_TIMEOUT_S, Publisher, Stored
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Progress
 from breakwater.contracts.subjects import PROGRAM, Header, Stream
 from breakwater.policy.ownership import has_scoped_ids
 from breakwater.runtime import background
@@ -89,23 +87,12 @@ class JobQueue:
         self._accepted.mark(
             sent.job_id,
             job.agent,
+            at=sent.received_at,
             tenant=job.tenant,
             owner=sent.owner,
             digest=None if sent.id_generated else sent.digest,
             plan_id=None if job.dry_run else job.plan_id,
         )
-
-    async def announce_queued(self, sent: Submission) -> None:
-        """Publishes the progress `queued`. The job is stored already, so a failure is ignored."""
-        step = Progress(
-            execution_id=sent.job_id,
-            agent=sent.job.agent,
-            parent_execution_id=sent.job.parent_execution_id,
-            state="queued",
-            at=datetime.now(UTC),
-        )
-        with suppress(BusUnavailableError):
-            await self._publisher.transient(subjects.progress(sent.job.agent, sent.job_id), step)
 
     async def _waits(self, job_id: str) -> bool:
         """Returns True if a job that this process has stored is still in JOBS, and False if that is unknown."""

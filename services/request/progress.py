@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Progress
 from breakwater.contracts.types import Event, Timestamp, is_full_id
 from breakwater.policy.ownership import names_of
-from breakwater.policy.record import steps_of
+from breakwater.policy.record import PROGRESS_IDS, steps_of
 from breakwater.state.accepted import JobStatus
 from services.request.auth import caller_of
 from services.request.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment, end, server_sent
@@ -84,7 +84,7 @@ class ProgressRoutes:
         tag="jobs",
         summary="Follow a job live",
         description="Server-sent events. The data of each `progress` is a `Progress`. The stream starts with what is "
-        "recorded: `queued`, or the attempts so far, and the current step. The last event is `decided`, "
+        "recorded: `queued`, the attempts so far, and the current step. The last event is `decided`, "
         "with `execution_id`, `status` and `reason`, and the stream ends. It contains neither outputs nor prompts. A "
         "stream that ends without `decided` was interrupted: connect again. Each stream starts over; `Last-Event-ID` "
         "is ignored. Comments keep an idle stream open.",
@@ -137,15 +137,13 @@ class _ProgressFollower(FollowedStream):
         # In this order: of a job that is decided, all attempts are recorded.
         decided = await self._results.decided(self._job_id)
         attempts = await self._results.attempts(self._job_id)
-        found = [step for attempt in attempts for step in steps_of(attempt)]
         if decided is not None:
-            status = status_of(decided)
+            status, found = status_of(decided), steps_of_decided(decided, attempts)
         else:
             status = await self._lookup.accepted.status(self._job_id)
-            if status is not None:
-                found += steps_of_undecided(self._job_id, status, attempts, datetime.now(UTC))
-            elif not attempts:
+            if status is None and not attempts:
                 raise unknown_job(self._given)
+            found = steps_of_undecided(self._job_id, status, attempts, datetime.now(UTC))
         if not self._caller.may(("read",)) and not job_is_of(self._caller, status):
             raise unknown_job(self._given)
         return found, decided
@@ -158,13 +156,16 @@ class _ProgressFollower(FollowedStream):
         pause, reconnects = LOOK_S, self._results.reconnects()
         look_at = time.monotonic() + pause
         received_while_looking = len(inbox.messages)
+        last_step: Progress | None = None
         while decided is None:
             while inbox.messages:
                 step = read(inbox.messages.popleft())
-                if step is not None:
+                if step is not None and step.state in ENDED:
+                    # Sent once all before it are: some may not have been received.
+                    last_step = step
+                    look_at, pause = 0.0, LOOK_AGAIN_S
+                elif step is not None:
                     await self._send_step(sender, step, while_looking=received_while_looking > 0)
-                    if step.state in ENDED:
-                        look_at, pause = 0.0, LOOK_AGAIN_S
                 received_while_looking -= 1
             connection = self._results.reconnects()
             if time.monotonic() >= look_at or connection != reconnects:
@@ -176,6 +177,8 @@ class _ProgressFollower(FollowedStream):
                 await inbox.wait(min(look_at - time.monotonic(), sender.silence.comment_due_s()))
             if decided is None:
                 await sender.send_due_comment()
+        if last_step is not None:
+            await self._send_step(sender, last_step)
         await sender.send(self._event("decided", decision(self._given, decided)), more=False)
 
     async def _look(self, sender: Sender) -> bytes | None:
@@ -259,37 +262,77 @@ def read(message: bytes) -> Progress | None:
         return None
 
 
-def steps_of_undecided(
-    execution_id: str, status: JobStatus, attempts: Iterable[Attempt], now: datetime
-) -> list[Progress]:
-    """The current steps of a job that is not decided, beyond its recorded attempts.
+class _Decided(Event):
+    """The part of a result or a record that says when its job was queued, and what it belongs to."""
 
-    None for a job that was published to NATS and is in its first call: its agent is not recorded yet.
+    execution_id: str
+    agent: str
+    tenant: str | None = None
+    task_id: str | None = None
+    parent_execution_id: str | None = None
+    plan_id: str | None = None
+    run_id: str | None = None
+    queued_at: Timestamp
+
+
+def steps_of_decided(decided: bytes, attempts: Iterable[Attempt]) -> list[Progress]:
+    """The recorded steps of a job that has ended, from its result or record, and its attempts."""
+    job = _Decided.model_validate_json(decided)
+    belongs_to = {name: getattr(job, name) for name in PROGRESS_IDS}
+    queued = Progress(execution_id=job.execution_id, agent=job.agent, **belongs_to, state="queued", at=job.queued_at)
+    return [queued, *(step for attempt in attempts for step in steps_of(attempt, belongs_to))]
+
+
+def steps_of_undecided(
+    execution_id: str, status: JobStatus | None, attempts: Sequence[Attempt], now: datetime
+) -> list[Progress]:
+    """The recorded steps of a job that is not decided: that it was queued, its attempts, and the current step.
+
+    None for a job that was published to NATS and is in its first call: its agent is not recorded yet. When such a job
+    was queued is recorded with its end.
     """
+    recorded = [step for attempt in attempts for step in steps_of(attempt)]
+    if status is None:
+        return recorded
     last = max(attempts, key=lambda attempt: attempt.number, default=None)
     agent = status.agent if last is None else last.agent
     if agent is None:
         return []
+    belongs_to = {"tenant": status.tenant, "task_id": None} if last is None else vars(last)
 
     def step(state: str, at: datetime, **more: object) -> Progress:
-        return Progress.model_validate({"execution_id": execution_id, "agent": agent, "state": state, "at": at, **more})
+        fields = {"execution_id": execution_id, "agent": agent, "state": state, "at": at, **more}
+        return Progress.model_validate(fields | {name: belongs_to[name] for name in ("tenant", "task_id")})
 
+    begun = [*recorded, *_current_steps(step, status, last, now)]
+    if status.accepted_at is None:
+        return begun
+    # By the clock of another process, which may be ahead of the worker's.
+    return [step("queued", min([status.accepted_at, *(one.at for one in begun)])), *begun]
+
+
+def _current_steps(
+    step: Callable[..., Progress], status: JobStatus, last: Attempt | None, now: datetime
+) -> Iterable[Progress]:
+    """The steps of a job beyond its recorded attempts."""
     if not status.taken:
-        return [] if last is not None else [step("queued", status.accepted_at or now)]
+        return
     checkpoint = None
     if status.checkpoint is not None:
         with suppress(ValidationError):  # of a worker of another version: its progress will be received
             checkpoint = _Checkpoint.model_validate_json(status.checkpoint)
     if checkpoint is None:
-        return [] if last is not None else [step("dispatched", status.accepted_at or now)]
-    steps = [] if last is not None else [step("dispatched", checkpoint.dispatched_at)]
+        if last is None:
+            yield step("dispatched", status.accepted_at or now)
+        return
+    if last is None:
+        yield step("dispatched", checkpoint.dispatched_at)
     call = checkpoint.in_flight
     if call is not None and (last is None or call.number > last.number):
-        steps.append(step("in_progress", call.started_at, event=_STARTS, attempt=call.number, model=call.model))
+        yield step("in_progress", call.started_at, event=_STARTS, attempt=call.number, model=call.model)
     elif checkpoint.resume_at is not None and checkpoint.resume_at > now:
         left_s = (checkpoint.resume_at - now).total_seconds()
-        steps.append(step("waiting", now, delay_ms=round(left_s * 1000), detail=f"trying again in {left_s:.0f} s"))
-    return steps
+        yield step("waiting", now, delay_ms=round(left_s * 1000), detail=f"trying again in {left_s:.0f} s")
 
 
 def decision(job_id: str, record: bytes) -> bytes:

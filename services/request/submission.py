@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cached_property
 
 from breakwater.contracts.job import ID_ENTROPY_BYTES, Job, new_job_id
@@ -38,6 +39,8 @@ class Submission:
     """The scope of the job's ids."""
     known: JobStatus | None = None
     """The status of an earlier job with this id."""
+    received_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    """Before it is queued, so that no step of the job has an earlier time."""
 
     @property
     def shown_id(self) -> str:

@@ -53,7 +53,8 @@ def conclude(
     """Builds the result of a job. Pure. `cached_from` is the execution whose answer was reused."""
     job = received.job or Job.model_construct(agent=received.agent_name, prompt="")
     chain = received.agent.chain if received.job is None else received.agent.chain_for(job)
-    queued_at = received.delivery.queued_at
+    # By the clock of NATS, which may be ahead of this worker's: nothing comes before the queue.
+    queued_at = min(received.delivery.queued_at, end.checkpoint.dispatched_at)
     attempts = end.checkpoint.attempts
     sums = totals(attempts, answered=end.reason is None)
     error, output = end.error, end.output
@@ -245,11 +246,12 @@ async def answer(
 
     A crash repeats all of it.
     """
-    await _record(worker, received, result)
+    is_recorded_now = await _record(worker, received, result)
     if received.reply_to is not None:
         await worker.publisher.send(received.reply_to, reply_of(result))
-    progress = ProgressReporter(worker, result.agent, result.execution_id, result.parent_execution_id)
-    await progress.report(result.status, at=result.completed_at)
+    if is_recorded_now:
+        # Not again by a second message of the job, nor by a second worker: no step follows the last one.
+        await ProgressReporter(worker, received).report(result.status, at=result.completed_at)
     claim = held_claim or Claim(result.execution_id, "")
     ended = await worker.outages.retry_while_unavailable(partial(worker.executions.finish, claim))
     if ended.waiting:
@@ -281,7 +283,8 @@ async def _decide(worker: WorkerContext, received: JobDelivery, result: Result) 
     return result
 
 
-async def _record(worker: WorkerContext, received: JobDelivery, result: Result) -> None:
+async def _record(worker: WorkerContext, received: JobDelivery, result: Result) -> bool:
+    """Publishes the record. Returns False if it is there already."""
     record = redacted(worker, received, result)
     subject = subjects.execution(record.agent, record.execution_id)
     # Placeholders may make it longer than the bus takes. A record without its texts is better than none.
@@ -292,13 +295,14 @@ async def _record(worker: WorkerContext, received: JobDelivery, result: Result) 
         try:
             await worker.outages.retry_while_unavailable(partial(publish, one))
         except AlreadyDecidedError:
-            return  # by ourselves before a crash, or by another worker from the same result
+            return False  # by ourselves before a crash, or by another worker from the same result
         except PublishRefusedError as error:
             if one is shortest:
                 # The job is decided: it is not to come again for what nothing takes.
                 structlog.get_logger().error("record_refused", execution_id=one.execution_id, error=str(error))
         else:
-            return
+            return True
+    return True
 
 
 def redacted(worker: WorkerContext, received: JobDelivery, result: Result) -> Execution:

@@ -48,8 +48,9 @@ class Dependencies:
         if why is not None:
             error = ErrorInfo(kind="dependency_failed", class_="DependencyFailedError", message=why)
             return Finished(at, None, None, "dependency_failed", error)
-        progress = ProgressReporter(worker, job.agent_name, job.execution_id, job.job.parent_execution_id)
-        await progress.report("waiting", detail=f"depends on {', '.join(map(shown, open_ones))}")
+        await ProgressReporter(worker, self._received).report(
+            "waiting", detail=f"depends on {', '.join(map(shown, open_ones))}"
+        )
         delay_s = look_again_in(waited_s)
         if "unknown" in found.values():
             delay_s = min(delay_s, max(at_most_s - waited_s, 0.1))

@@ -145,6 +145,8 @@ class JobHandler:
         with leases.renewing(claim, self._agent_name, requested_at, owner, tenant, restore) as lease:
             lease.has_children = has_children
             lease.progress = lambda: SavedProgress(saved_text)
+            if delivery.is_first:
+                await ProgressReporter(worker, received).queued()
             if cancels:
                 lease.cancel.receive(cancels)
             try:
@@ -309,7 +311,8 @@ class JobHandler:
             if job.job.depends_on and not resumed and lease.cancel.cancellation is None:
                 end = await Dependencies(worker, received, job).settle(checkpoint)
             if end is None:
-                end, cached_from = await self._find_answer(job, checkpoint, cache, lease, resumed=resumed)
+                progress = ProgressReporter(worker, received)
+                end, cached_from = await self._find_answer(job, checkpoint, cache, lease, progress, resumed=resumed)
             if isinstance(end, Deferred):
                 await self._park(received.delivery, job.claim, lease, end)
                 return None
@@ -335,12 +338,18 @@ class JobHandler:
         return result
 
     async def _find_answer(
-        self, job: Assignment, checkpoint: Checkpoint, cache: AnyCache | None, lease: ClaimLease, *, resumed: bool
+        self,
+        job: Assignment,
+        checkpoint: Checkpoint,
+        cache: AnyCache | None,
+        lease: ClaimLease,
+        progress: ProgressReporter,
+        *,
+        resumed: bool,
     ) -> tuple[Finished | Deferred, str | None]:
         """Finds a cached answer or calls models. Returns the outcome, and the execution that was cached."""
         if lease.cancel.cancellation is not None and not resumed:
             return cancelled(checkpoint, lease.cancel.cancellation), None
-        progress = ProgressReporter(self._worker, self._agent_name, job.execution_id, job.job.parent_execution_id)
         await progress.report("dispatched")
         # A job that has made calls must report them, so it takes no cached answer.
         if cache is not None and not resumed:

@@ -6,32 +6,35 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Notification, Progress
 from breakwater.policy.record import error_details, steps_of
 from services.worker.context import WorkerContext
+from services.worker.parsing import JobDelivery
 
 
 class ProgressReporter:
     """Reports on one job."""
 
-    def __init__(self, worker: WorkerContext, agent: str, execution_id: str, parent_execution_id: str | None) -> None:
+    def __init__(self, worker: WorkerContext, received: JobDelivery) -> None:
+        job = received.job
         self._worker = worker
-        self._agent = agent
-        self._execution_id = execution_id
-        self._parent = parent_execution_id
-        self._subject = subjects.progress(agent, execution_id)
+        self._subject = subjects.progress(received.agent_name, received.execution_id)
+        self._belongs_to = {
+            "tenant": job and job.tenant,
+            "task_id": job and job.task_id,
+            "parent_execution_id": job and job.parent_execution_id,
+            "plan_id": job and job.plan_id,
+            "run_id": received.run_id,
+        }
+        self._fields = {"execution_id": received.execution_id, "agent": received.agent_name, **self._belongs_to}
+        self._queued_at = received.delivery.queued_at
+
+    async def queued(self) -> None:
+        """Reports that the job was queued. Only the worker can: a publisher might be later than the first call."""
+        # The clock of NATS may be ahead of the one that gives all further steps their times.
+        await self.report("queued", at=min(self._queued_at, self._worker.now()))
 
     async def report(self, state: str, event: Notification | None = None, **details: object) -> None:
         """Reports a step; `details` are fields of `Progress`."""
-        step = Progress.model_validate(
-            {
-                "execution_id": self._execution_id,
-                "agent": self._agent,
-                "parent_execution_id": self._parent,
-                "state": state,
-                "event": event,
-                "at": self._worker.now(),
-                **details,
-            }
-        )
-        await self._worker.publisher.send(self._subject, step.json_bytes())
+        step = {**self._fields, "state": state, "event": event, "at": self._worker.now(), **details}
+        await self._worker.publisher.send(self._subject, Progress.model_validate(step).json_bytes())
 
     async def failed(
         self, event: Notification, attempt: Attempt, state: str = "in_progress", **details: object
@@ -42,5 +45,5 @@ class ProgressReporter:
 
     async def attempt_ended(self, attempt: Attempt) -> None:
         """Reports a recorded attempt, a refused one, too."""
-        for step in steps_of(attempt, self._parent):
+        for step in steps_of(attempt, self._belongs_to):
             await self._worker.publisher.send(self._subject, step.json_bytes())

@@ -39,7 +39,7 @@ MAY_PUBLISH = {
     "bw.results.e1": {"worker"},
     "bw.responses.e1.request": {"request"},
     "bw.responses.e1.chunks": {"request", "worker"},
-    "bw.progress.writer.e1": {"request", "worker"},
+    "bw.progress.writer.e1": {"worker"},
     "bw.cancel.e1": {"client"},
     "bw.cancel-by.client.e1": set(),
     "bw.cancel-requests.e1": {"request"},

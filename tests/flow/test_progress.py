@@ -104,7 +104,9 @@ async def test_a_job_is_followed_from_queued_over_a_retry_to_its_success(
         heard = [
             data for name, data in received if data.get("event") in {"agent.attempt.error", "agent.attempt.finish"}
         ]
-        assert [data | {"at": None} for _, data in again[:-1]] == [data | {"at": None} for data in heard]
+        assert again[0][1]["state"] == "queued"
+        assert again[0][1]["at"] <= again[1][1]["at"]
+        assert [data | {"at": None} for _, data in again[1:-1]] == [data | {"at": None} for data in heard]
         assert again[-1] == received[-1]
 
 
@@ -117,8 +119,9 @@ async def test_who_joins_while_a_call_is_under_way_receives_which(start_plane: S
 
         await until(called, what="a call")
         async with asyncio.timeout(120), aclosing(api.follow("j1")) as events:
-            first, second = [(await anext(events))[1] for _ in range(2)]
-        assert first["state"] == "dispatched"
+            queued, first, second = [(await anext(events))[1] for _ in range(3)]
+        assert (queued["state"], first["state"]) == ("queued", "dispatched")
+        assert queued["at"] <= first["at"]
         assert (second["event"], second["attempt"], second["model"]) == ("agent.attempt.start", 1, "sim/m")
         assert first["at"] <= second["at"]
 

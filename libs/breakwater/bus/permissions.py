@@ -196,7 +196,7 @@ GRANTS = (
             *_progress("AUDIT.sink-audit"),
             HEALTH,
         ),
-        sends=(*_below("progress", "cancel-requests"), CHANNEL_TESTS),
+        sends=(*_below("cancel-requests"), CHANNEL_TESTS),
         subscribe=_below("results", "progress", "chunks"),
         serves=(CANCELS, CANCELS_BY_USER, AGENTS, AGENTS_BY_USER),
     ),

@@ -378,7 +378,10 @@ Notification = Literal[
 
 
 class Progress(Event):
-    """A live step of an execution; not stored. Error texts are redacted."""
+    """A live step of an execution; not stored. Error texts are redacted.
+
+    The first step is `queued`, the last is the end; `at` is read on the worker's clock and does not go back.
+    """
 
     execution_id: FullId
     agent: Identifier
@@ -389,7 +392,11 @@ class Progress(Event):
     at: Timestamp
     attempt: int | None = Field(default=None, description="The attempt's number, from 1.")
     model: ModelId | None = None
+    tenant: Identifier | None = None
+    task_id: FullId | None = None
     parent_execution_id: FullId | None = None
+    plan_id: FullId | None = None
+    run_id: RunId | None = None
     duration_ms: Count | None = None
     input_tokens: Count | None = None
     output_tokens: Count | None = None

@@ -240,17 +240,25 @@ _REFUSALS: Mapping[Reason | None, Notification] = {
 }
 
 
-def steps_of(attempt: Attempt, parent_execution_id: str | None = None) -> tuple[Progress, ...]:
+PROGRESS_IDS = ("tenant", "task_id", "parent_execution_id", "plan_id", "run_id")
+"""The fields of a step that say what its execution belongs to."""
+
+
+def steps_of(attempt: Attempt, belongs_to: Mapping[str, str | None] | None = None) -> tuple[Progress, ...]:
     """Steps of an attempt: its end, and before it, if a breaker or a budget refused it, the refusal by its own name.
 
     What a cap is, and what is spent of it, is for operators, who find it in the attempt's `error.figures`.
+
+    Args:
+        attempt: recorded.
+        belongs_to: `PROGRESS_IDS` of its execution; None: those that the attempt has.
     """
     success = attempt.outcome == "success"
     ended = Progress.model_validate(
         {
             "execution_id": attempt.execution_id,
             "agent": attempt.agent,
-            "parent_execution_id": parent_execution_id,
+            **(belongs_to or {"tenant": attempt.tenant, "task_id": attempt.task_id}),
             "state": "in_progress",
             "event": "agent.attempt.finish" if success else "agent.attempt.error",
             "at": attempt.completed_at,

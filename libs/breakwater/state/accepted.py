@@ -82,13 +82,14 @@ class Accepted:
         execution_id: str,
         agent: str,
         *,
+        at: datetime | None = None,
         tenant: str | None = None,
         owner: str | None = None,
         digest: str | None = None,
         plan_id: str | None = None,
     ) -> None:
-        """Records that a job was accepted. Never waits and never fails: it is saved in the background."""
-        self._unsaved[execution_id] = json.dumps([ms_from_time(datetime.now(UTC)), agent, tenant, owner, digest])
+        """Records that a job was accepted, at a time or now. Never waits or fails: it is saved in the background."""
+        self._unsaved[execution_id] = json.dumps([ms_from_time(at or datetime.now(UTC)), agent, tenant, owner, digest])
         if plan_id is not None:
             self._plans[execution_id] = plan_id
         if len(self._unsaved) > _MAX_UNSAVED:

@@ -141,9 +141,12 @@ async def test_who_joins_in_the_middle_receives_what_is_recorded_and_then_what_h
     await record(api, attempt_of(job_id, 1, fails=True))
     await record(api, attempt_of(job_id, 2, fails=True))
     async with following(api, job_id) as reader:
+        queued = await reader.next()
         event = await reader.next()
+        assert queued is not None
         assert event is not None
         failed = event[1]
+        assert (queued[1]["state"], queued[1]["at"] <= failed["at"]) == ("queued", True)
         assert (failed["event"], failed["attempt"], failed["at"]) == (
             "agent.attempt.error",
             1,
@@ -181,6 +184,7 @@ async def test_who_joins_after_the_end_receives_what_was_and_how_it_ended(api: H
     result = result_of(job_id, "writer").model_copy(update={"status": "dead_lettered", "reason": "timeout"})
     await publish_result(api.bus, result)
     async with following(api, job_id) as reader:
+        assert await reader.step() == ("queued", None, None)
         assert await reader.step() == ("in_progress", "agent.attempt.finish", 1)
         decided = {"execution_id": job_id, "status": "dead_lettered", "reason": "timeout"}
         assert await reader.rest() == [("decided", decided)]
@@ -212,6 +216,7 @@ async def test_a_job_that_a_worker_has_is_reported_from_its_checkpoint(
     client = redis.asyncio.Redis.from_url(redis_server.url)
     await client.hset(f"bw:execution:{job_id}", mapping={"owner": "1", "checkpoint": json.dumps(checkpoint)})
     async with following(api, job_id) as reader:
+        assert await reader.step() == ("queued", None, None)
         assert await reader.step() == ("dispatched", None, None)
         event = await reader.next()
         assert event is not None
@@ -222,6 +227,7 @@ async def test_a_job_that_a_worker_has_is_reported_from_its_checkpoint(
     await client.hset(f"bw:execution:{job_id}", "checkpoint", json.dumps(waiting))
     await record(api, attempt_of(job_id, 1, fails=True))
     async with following(api, job_id) as reader:
+        assert await reader.step() == ("queued", None, None)
         assert await reader.step() == ("in_progress", "agent.attempt.error", 1)
         event = await reader.next()
         assert event is not None
@@ -242,16 +248,19 @@ async def test_a_job_that_came_over_nats_and_has_no_attempt_yet_is_followed_all_
         assert await reader.step() == ("in_progress", "agent.attempt.start", 1)
 
 
-async def test_that_a_job_is_queued_is_reported_on_the_bus_once(api: HttpApi) -> None:
-    subscription = await api.bus.subscribe("bw.progress.>")
-    await api.bus.jetstream().account_info()
-    job_id = new_id()
-    for _ in range(2):
-        await api.post(JOB | {"job_id": job_id, "parent_execution_id": "above"})
-    await api.post(JOB | {"job_id": "the next"})
-    received = [Progress.model_validate_json((await subscription.next_msg(timeout=60)).data) for _ in range(2)]
-    assert [(step.execution_id, step.state) for step in received] == [(job_id, "queued"), ("the next", "queued")]
-    assert received[0].parent_execution_id == "above"
+async def test_the_last_step_waits_for_those_that_were_not_received(
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.request.progress.LOOK_S", 60)
+    job_id = await submitted(api)
+    async with following(api, job_id) as reader:
+        assert await reader.step() == ("queued", None, None)
+        await record(api, attempt_of(job_id, 1))
+        await publish_result(api.bus, result_of(job_id, "writer"))
+        await publish_step(api, job_id, "succeeded")
+        assert await reader.step() == ("in_progress", "agent.attempt.finish", 1)
+        assert await reader.step() == ("succeeded", None, None)
+        assert [event for event, _ in await reader.rest()] == ["decided"]
 
 
 async def test_an_unknown_job_is_not_found(api: HttpApi) -> None:

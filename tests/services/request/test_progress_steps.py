@@ -66,9 +66,9 @@ def test_waits_and_handovers_are_reported_as_often_as_they_are_and_the_end_once(
 @pytest.mark.parametrize("checkpoint", [None, "{", '{"later_version": 1}'])
 def test_a_checkpoint_that_says_nothing_still_says_that_a_worker_has_it(checkpoint: str | None) -> None:
     status = JobStatus("writer", NOW, taken=True, checkpoint=checkpoint)
-    assert [found.state for found in steps_of_undecided("j", status, [], NOW)] == ["dispatched"]
+    assert [found.state for found in steps_of_undecided("j", status, [], NOW)] == ["queued", "dispatched"]
     attempts = [attempt_of("j", 1, fails=True)]
-    assert steps_of_undecided("j", status, attempts, NOW) == []
+    assert [found.state for found in steps_of_undecided("j", status, attempts, NOW)] == ["queued", "in_progress"]
 
 
 def test_a_call_whose_attempt_is_recorded_is_not_under_way() -> None:
@@ -77,12 +77,13 @@ def test_a_call_whose_attempt_is_recorded_is_not_under_way() -> None:
         ' "in_flight": {"number": 1, "model": "m", "started_at": "2026-11-21T10:00:01Z"}}'
     )
     status = JobStatus(None, None, taken=True, checkpoint=checkpoint)
-    assert steps_of_undecided("j", status, [attempt_of("j", 1, fails=True)], NOW) == []
+    attempt = attempt_of("j", 1, fails=True)
+    assert steps_of_undecided("j", status, [attempt], NOW) == list(steps_of(attempt))
     assert steps_of_undecided("j", status, [], NOW) == [], "whose agent is not known"
 
 
 def test_a_wait_that_is_over_is_not_reported() -> None:
-    for seconds, states in ((60, ["dispatched", "waiting"]), (-1, ["dispatched"])):
+    for seconds, states in ((60, ["queued", "dispatched", "waiting"]), (-1, ["queued", "dispatched"])):
         resume_at = (NOW + timedelta(seconds=seconds)).isoformat()
         checkpoint = f'{{"dispatched_at": "2026-11-21T10:00:00Z", "resume_at": "{resume_at}"}}'
         status = JobStatus("writer", NOW, taken=True, checkpoint=checkpoint)
@@ -107,7 +108,7 @@ def test_a_refusal_has_its_own_name_also_for_who_joins_late() -> None:
             "refused_reason": "budget_exceeded",
         }
     )
-    refusal, ended = steps_of(refused, "parent")
+    refusal, ended = steps_of(refused, {"parent_execution_id": "parent"})
     assert (refusal.event, refusal.scope, refusal.enforcement) == (
         "agent.budget.exceeded",
         "agent:writer/daily",
