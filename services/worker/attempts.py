@@ -71,6 +71,7 @@ class Attempts:
         """The attempt whose call is under way."""
         self._waited: dict[Reason, float] = {}
         self._waits_for: tuple[InFlight, Refused] | None = None
+        self._last_call: Ended | None = None
         # An answer that must satisfy an output schema is not streamed.
         self._stream = AnswerStream(worker, job) if job.job.stream and job.output_guard is None else None
         lease.progress = self._progress_to_save
@@ -102,8 +103,7 @@ class Attempts:
                 case Finished() as finished:
                     return finished
                 case Stop(reason):
-                    # The record includes the published part of an answer.
-                    return replace(stopped(self._checkpoint, reason), output=self._partial_output())
+                    return self._without_answer(reason)
                 case NextModel():
                     self._checkpoint = self._checkpoint.at_model(self._checkpoint.model_index + 1)
                 case Repaired(cause, repairs):
@@ -123,6 +123,13 @@ class Attempts:
         if flight is None:
             return self._checkpoint
         return self._checkpoint.model_copy(update={"in_flight": flight, "model": flight.model})
+
+    def _without_answer(self, reason: Reason) -> Finished:
+        """Returns the outcome of a failed job: with the published part of an answer, or a failed program's result."""
+        end, output = stopped(self._checkpoint, reason), self._partial_output()
+        if output is not None or self._last_call is None or self._job.agent.on_error == "message":
+            return replace(end, output=output)
+        return replace(end, output=self._last_call.output, response=self._last_call.response)
 
     def _partial_output(self) -> JsonValue:
         return None if self._stream is None else self._stream.partial_output()
@@ -172,6 +179,7 @@ class Attempts:
             repairs = self._checkpoint.repairs or NO_REPAIRS
             ended = await call(self._worker, self._job, flight, messages, timeout_s, repairs, stream)
             await self._record(ended.attempt, admitted.gates)
+        self._last_call = ended
         if ended.attempt.outcome == "cancelled":
             self._cancel.check()
         return self._answered(ended) if ended.failure is None else await self._after_failure(ended)

@@ -76,7 +76,7 @@ class Ended:
     Attributes:
         attempt: as it will be recorded.
         failure: what the failure means; None when it succeeded.
-        output: the answer, checked against the agent's schema.
+        output: the answer, checked against the agent's schema; of a program that failed, its `result`.
         credential: the reading of the key that the call was made with, where it failed.
         correction: the feedback for the model, where its answer did not satisfy the schema.
         response: the provider's own, where the job wants it.
@@ -575,4 +575,19 @@ def _failed(
         error=error,
         counted=counted,
     )
-    return Ended(attempt, failure, credential=failed.credential)
+    response = _readable_response(failed.response, flight)
+    return Ended(
+        attempt,
+        failure,
+        (response or {}).get("result"),
+        credential=failed.credential,
+        response=response if job.job.returns_response else None,
+    )
+
+
+def _readable_response(response: dict[str, JsonValue] | None, flight: InFlight) -> dict[str, JsonValue] | None:
+    """Returns what a failed program has answered, if a result can hold it and all readers can parse it."""
+    if response is None or (not is_too_deep(response) and len(to_json(response)) <= MAX_RESPONSE_BYTES):
+        return response
+    structlog.get_logger().warning("failed_response_omitted", model=flight.model, limit=MAX_RESPONSE_BYTES)
+    return None

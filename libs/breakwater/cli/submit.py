@@ -324,8 +324,8 @@ def _planned_refusal(model: dict[str, Any]) -> str:
 
 
 def _failure(result: dict[str, Any]) -> None:
-    if isinstance(result["output"], str):
-        output.write(result["output"])  # of an agent with `on_error: message`
+    if result["output"] is not None:
+        _answer(result)  # of an agent with `on_error: message`, of a program that failed, or a part of an answer
     error: dict[str, Any] = result["error"] or {}
     reason = result["reason"] or "error"
     said = joined(error.get("message") or "without a reason", error.get("figures"))

@@ -343,7 +343,7 @@ class Result(Execution):
         default=None,
         description="The provider's own response, as JSON, if the job has `include_response`: all "
         "choices, ids and details of usage. Null if the answer comes from a process or a "
-        "callable, or is over 3 MB.",
+        "callable, or is over 3 MB. Of a process that failed, what it printed.",
     )
 
 

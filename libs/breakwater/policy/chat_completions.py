@@ -173,6 +173,21 @@ def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
+def with_error_as_answer(result: dict[str, Any]) -> dict[str, Any]:
+    """A failed job of an agent with `on_error: message` as one that was answered with that message.
+
+    Of other results it returns the same. Vectors can't say what went wrong: embeddings fail with an error.
+
+    Args:
+        result: a `Result`, as JSON.
+    """
+    message = (result.get("error") or {}).get("user_message")
+    is_message = result["status"] == "dead_lettered" and message is not None and result["output"] == message
+    if not is_message or result.get("api") == "embeddings":
+        return result
+    return {**result, "status": "succeeded", "finish_reason": "stop", "choices": [], "response": None}
+
+
 def first_choice(completion: Mapping[str, Any]) -> Mapping[str, Any]:
     """The choice that an API with one answer gives, whole and streamed; empty where there is none."""
     choices = objects(completion.get("choices") or [])

@@ -179,6 +179,7 @@ class CallError(BreakwaterError):
         cost: what it reports to have cost, in nano-dollars.
         credential: which reading of the key the call was made with, for `Provider.refresh_credential`.
         finish_reason: why the model stopped, where it ran and that is known.
+        response: what a program has answered all the same; its `result` is an output.
     """
 
     def __init__(
@@ -190,6 +191,7 @@ class CallError(BreakwaterError):
         cost: int | None = None,
         credential: int | None = None,
         finish_reason: str | None = None,
+        response: dict[str, JsonValue] | None = None,
     ) -> None:
         super().__init__(str(failure))
         self.failure = failure
@@ -198,6 +200,7 @@ class CallError(BreakwaterError):
         self.cost = cost
         self.credential = credential
         self.finish_reason = finish_reason
+        self.response = response
 
 
 class Provider(Protocol):

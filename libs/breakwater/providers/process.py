@@ -356,8 +356,13 @@ class ProcessProvider:
             said = "".join(lines.pieces.texts) or None
             return response.answer(said if response.result is None else response.result, self._program.cost_per_call)
         said = shown.text(response.error or "") or f"answered {shown.text(response.status)!r} with {response.code}"
-        failure = failure_of_code(response.code, said)
-        raise CallError(failure, maybe_billed=True, usage=response.tokens(), cost=response.cost_usd)
+        raise CallError(
+            failure_of_code(response.code, said),
+            maybe_billed=True,
+            usage=response.tokens(),
+            cost=response.cost_usd,
+            response=printed,
+        )
 
 
 def _failed(message: str) -> CallError:

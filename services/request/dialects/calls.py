@@ -30,7 +30,7 @@ from breakwater.contracts.execution import Cancellation, PendingCancel
 from breakwater.contracts.job import Job
 from breakwater.contracts.openai import CallOptions
 from breakwater.contracts.validation import FieldError, problems
-from breakwater.policy.chat_completions import error_of
+from breakwater.policy.chat_completions import error_of, with_error_as_answer
 from breakwater.policy.dialects import chat_form, dropped_fields, params_of
 from breakwater.policy.ownership import shown
 from breakwater.policy.record import ends_with_client
@@ -301,7 +301,8 @@ class Calls:
             raise _stopping(sent.shown_id)
         else:
             result: dict[str, Any] = orjson.loads(await self._cancels.lookup.explained(caller_of(request), found))
-            if result["status"] != "succeeded" and not call.answer.fails_in_stream(result):
+            shown = with_error_as_answer(result)
+            if shown["status"] != "succeeded" and not call.answer.fails_in_stream(result):
                 await ended(True)
                 if call.repeats and (result.get("cancellation") or {}).get("by") == CLIENT_LEFT:
                     # It is the client of this one that has left, and has come back: the same as a call of its own.
@@ -401,6 +402,7 @@ class Calls:
 
     def _response(self, call: PendingCall, result: dict[str, Any]) -> Response:
         headers = self._headers(call.sent, result)
+        result = with_error_as_answer(result)
         if result["status"] == "succeeded" and (why := result.get("encrypted")) is not None:
             message = f"the text of the answer was {why}"
             return RequestError(503, "undecryptable", message, headers=headers | _NO_RETRY).response(call.path)
@@ -420,6 +422,7 @@ class Calls:
     def _headers(self, sent: Submission, result: dict[str, Any]) -> dict[str, str]:
         """Headers of the known figures of the execution."""
         model = cast(str | None, result.get("chosen_model"))
+        error = cast(dict[str, Any] | None, result.get("error"))
         dropped = () if model is None else self._dropped(sent, model)
         known = {
             "execution-id": sent.shown_id,
@@ -427,6 +430,7 @@ class Calls:
             "attempts": str(result["attempts_count"]),
             "cost-usd": result.get("total_cost"),
             "cache": "hit" if result["cache_hit"] else "miss",
+            "error": None if error is None else error["class"],
         }
         return _named(known, dropped)
 

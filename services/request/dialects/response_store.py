@@ -24,6 +24,7 @@ from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import is_full_id
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.callers import Caller
+from breakwater.policy.chat_completions import with_error_as_answer
 from breakwater.policy.chat_messages import encoded, fields
 from breakwater.policy.dialects.responses_answer import (
     Asked,
@@ -199,7 +200,7 @@ class ResponseStore:
         wanted = list(map(subjects.result, executions))
         async with aclosing(Lookup(self.connection).last_on(Stream.RESULTS, wanted)) as stored:
             async for message in stored:
-                result = orjson.loads(self.cipher.decrypt_document(message.data))
+                result = with_error_as_answer(orjson.loads(self.cipher.decrypt_document(message.data)))
                 found[result["execution_id"]] = result
         return found
 
@@ -284,6 +285,7 @@ def listed_items(job_id: str, items: Sequence[JsonValue]) -> list[Item]:
 
 def readable(result: dict[str, Any]) -> dict[str, Any]:
     """A result whose texts are there. Raises RequestError: 503, they could not be encrypted and were left out."""
+    result = with_error_as_answer(result)
     if result["status"] == "succeeded" and (why := result.get("encrypted")) is not None:
         raise unavailable("undecryptable", f"the text of the answer was {why}")
     return result

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 import orjson
 from starlette.types import Receive, Scope, Send
 
+from breakwater.policy.chat_completions import with_error_as_answer
 from services.request import event_stream
 from services.request.event_stream import EventStream, send_part
 
@@ -143,7 +144,7 @@ class EncodedStream(EventStream):
     async def _write(self, send: Send, limit: asyncio.Timeout) -> bool:
         """Sends all of it. `limit`: entered; a timeout of its own for each message would cost more than the sending."""
         inbox, deciding, loop = self._inbox, self._deciding, asyncio.get_running_loop()
-        limited_at, silence = loop.time(), event_stream.StreamSilence()
+        limited_at, has_begun, silence = loop.time(), False, event_stream.StreamSilence()
         if inbox.first is not None or deciding.done():
             silence.end()
         while True:
@@ -151,6 +152,7 @@ class EncodedStream(EventStream):
                 limit.reschedule(now + event_stream.SEND_TIMEOUT_S)
                 limited_at = now
             if chunks := inbox.take():
+                has_begun = True
                 # What a model is asked not to show has no events.
                 if events := self._encoder.events(chunks):
                     await send_part(send, events)
@@ -164,6 +166,9 @@ class EncodedStream(EventStream):
                 silence.end()
         found = deciding.result()
         result = None if found is None else orjson.loads(found)
+        if result is not None and not has_begun:
+            # Behind a part of an answer, an error is one.
+            result = with_error_as_answer(result)
         last = self._encoder.end(result, whole=inbox.whole, error=self._error)
         await send_part(send, last, more=False)
         return found is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +16,10 @@ from pydantic import BaseModel
 
 from breakwater.config import load_config
 from breakwater.security.api_keys import create_key
+from tests.anthropic_client import accumulated
 from tests.any_answers import AnyAnswer
 from tests.flow.kit import model
+from tests.helpers import until
 from tests.openai_client import openai_client
 from tests.server_sources import RunningServer, Servers
 from tests.services.request.conftest import HttpApi, running, settings_for
@@ -35,6 +38,7 @@ MODELS = {
     "sim/json": model(answer_json={"name": "ferry", "knots": 12}),
     "sim/limited": model({"status": 429, "retry_after_s": 3000}),
     "sim/down": model({"status": 500}),
+    "sim/unauthorized": model({"status": 401}),
     "sim/strict": model({"status": 400, "error": {"message": "temperature is too high", "param": "temperature"}}),
     "claude": model(answer="At sea.", tool_calls=[{"name": "find_ship", "arguments": {"name": "ferry"}}]),
 }
@@ -46,6 +50,7 @@ AGENTS = {
     "cached": {"model": "sim/fast", "cache": {"ttl_s": 60}},
     "failing": {"model": "sim/down", "retry": NO_WAIT, "breaker": "off"},
     "refused": {"model": "sim/strict", "retry": NO_WAIT},
+    "delegated": {"model": "sim/unauthorized", "on_error": "message", "breaker": "off"},
     "limited": {"model": "sim/limited", "breaker": "off"},
     "claude": {"model": "anthropic/claude"},
     "backed-up": {"model": "sim/down", "fallback_models": ["anthropic/claude"], "retry": NO_WAIT, "breaker": "off"},
@@ -224,3 +229,51 @@ async def test_a_dry_run_calls_nothing_and_answers_with_the_plan(plane: OpenAIPl
     answer = await plane.sdk().chat.completions.create(model="writer", extra_body=options, **ASK)
     assert "sim/fast" in str(answer.choices[0].message.content)
     assert len(plane.worker.sim.ledger.calls) == before
+
+
+async def test_with_on_error_message_a_parent_agent_reads_the_failure_through_every_api(plane: OpenAIPlane) -> None:
+    sdk = plane.sdk()
+    said: dict[str, str] = {}
+
+    raw = await sdk.chat.completions.with_raw_response.create(model="delegated", **ASK)
+    choice = raw.parse().choices[0]
+    assert (choice.message.role, choice.finish_reason) == ("assistant", "stop")
+    assert raw.headers["x-breakwater-error"] == "UnauthorizedError"
+    said["chat"] = choice.message.content
+    stream = await sdk.chat.completions.create(model="delegated", stream=True, **ASK)
+    said["chat stream"] = "".join([one.choices[0].delta.content or "" async for one in stream if one.choices])
+
+    response = await sdk.responses.create(model="delegated", input="Where is the ferry?")
+    assert response.status == "completed"
+    said["response"] = response.output_text
+    said["stored response"] = (await sdk.responses.retrieve(response.id)).output_text
+    events = [event async for event in await sdk.responses.create(model="delegated", input="x", stream=True)]
+    assert events[-1].type == "response.completed"
+    said["response stream"] = "".join(one.delta for one in events if one.type == "response.output_text.delta")
+    background = await sdk.responses.create(model="delegated", input="x", background=True)
+
+    async def ended() -> Any:
+        found = await sdk.responses.retrieve(background.id)
+        return None if found.status in {"queued", "in_progress"} else found
+
+    said["background response"] = (await until(ended, "the background response")).output_text
+    follow = await sdk.responses.create(model="writer", input="And now?", previous_response_id=response.id)
+    assert follow.status == "completed"
+
+    asked: Any = {"model": "delegated", "max_tokens": 100, "messages": ASK["messages"]}
+    headers = {"x-api-key": plane.key()}
+    for stream in (False, True):
+        body = asked | {"stream": stream}
+        async with plane.api.http.post(f"{plane.api.url}/v1/messages", json=body, headers=headers) as answer:
+            assert answer.status == 200
+            text = await answer.text()
+        lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+        message = accumulated(map(json.loads, lines)) if stream else json.loads(text)
+        assert (message["role"], message["stop_reason"]) == ("assistant", "end_turn")
+        said[f"message, stream: {stream}"] = message["content"][0]["text"]
+
+    assert len(set(said.values())) == 1, said
+    assert "Unauthorized" in said["chat"]
+    assert "401" in said["chat"]
+    with pytest.raises(openai.APIStatusError):
+        await sdk.embeddings.create(model="delegated", input="x")
