@@ -120,7 +120,17 @@ def test_what_would_protect_nothing_or_work_otherwise_than_it_reads_is_refused(
     assert said in str(error.value)
 
 
-@pytest.mark.parametrize("on", [["NotFoundError"], ["NotFound"], ["client", 404], ["BackendFailureError"]])
+@pytest.mark.parametrize(
+    "on",
+    [
+        ["PaymentRequiredError"],
+        ["PaymentRequired"],
+        ["NotFoundError"],
+        ["NotFound"],
+        ["client", 404],
+        ["BackendFailureError"],
+    ],
+)
 def test_a_class_that_calls_end_with_may_be_retried(on: list[Any]) -> None:
     assert config({"retry": {"on": on}}).agents["a"].retry.on == tuple(on)
 
@@ -192,3 +202,23 @@ def test_a_preset_of_a_guard_wins_over_what_defaults_set() -> None:
     guard = config({"guard": {"preset": "refactor"}}, {"guard": {"consecutive_failures": 9}}).agents["a"].guard
     assert guard is not None
     assert (guard.consecutive_failures, guard.same_error, guard.max_iterations) == (2, 3, 10)
+
+
+def test_a_wildcard_where_names_are_written_is_refused_instead_of_matching_nothing(subtests: pytest.Subtests) -> None:
+    rows: dict[str, dict[str, Any]] = {
+        "agents.a.allowed_models": {"agents": {"a": {"model": "p/m", "allowed_models": ["p/*"]}}},
+        "agents.a.fallback_models": {"agents": {"a": {"model": "p/m", "fallback_models": ["p/m*"]}}},
+        "agents.a.model": {"agents": {"a": {"model": "p/*"}}},
+        "agents.a.allowed_params": {"agents": {"a": {"model": "p/m", "allowed_params": ["web_*"]}}},
+        "models.p/*": {"models": {"p/*": {}}},
+        "programs.app.tenants": {"programs": {"app": {"agents": ["a"], "tenants": ["acme-*"]}}},
+        "programs.app.agents": {"programs": {"app": {"agents": ["*"]}}},
+        "redaction.fields": {"redaction": {"fields": ["*_token"]}},
+    }
+    minimal = {"providers": {"p": {"base_url": "http://127.0.0.1:9/v1"}}, "agents": {"a": {"model": "p/m"}}}
+    for place, part in rows.items():
+        with subtests.test(place), pytest.raises(ConfigError) as error:
+            parse_config(yaml.safe_dump(minimal | part))
+        assert place in str(error.value)
+    any_model = {"agents": {"a": {"model": "p/m", "allowed_models": ["*"]}}}
+    assert parse_config(yaml.safe_dump(minimal | any_model)).agents["a"].allowed_models == ("*",)

@@ -430,6 +430,14 @@ def answered(
         problems = worker.redactor.text("; ".join(checked.problems))[:MAX_PROBLEMS_TEXT]
         if not worker.keeps_error_texts(job.agent):
             problems = f"{len(checked.problems)} problems, whose texts are not kept for this agent"
+        # Without the problems, which quote the answer.
+        structlog.get_logger().warning(
+            "output_validation_failed",
+            agent=job.agent_name,
+            model=flight.model,
+            attempt_id=job.attempt_id(flight.number),
+            problems=len(checked.problems),
+        )
         correction = Correction(answer=text, problems=checked.problems)
         return refused("InvalidOutputError", f"the answer does not satisfy the output schema: {problems}", correction)
     response = answer.response if job.job.returns_response else None

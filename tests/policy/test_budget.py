@@ -133,6 +133,12 @@ def test_a_budget_without_a_cap_or_that_only_tracks_reaches_nothing(limit: int |
     assert reached(daily(enforcement=enforcement), limit, 10**9, refused=True) == ()
 
 
+def test_a_budget_that_is_only_tracked_reports_the_thresholds_that_it_asks_for() -> None:
+    counter = daily(enforcement="none", soft_at_percent=(50, 100))
+    assert [reached(counter, 1_000, spent) for spent in (499, 500, 2_000)] == [(), (50,), (50, 100)]
+    assert reached(daily(enforcement="none", soft_at_percent=()), 1_000, 2_000) == ()
+
+
 @given(st.integers(1, 2**53), st.integers(1, 100))
 def test_a_threshold_of_any_cap_is_reached_by_the_first_nano_dollar_that_does(limit: int, percent: int) -> None:
     counter, first = daily(soft_at_percent=(percent,)), -(-limit * percent // 100)

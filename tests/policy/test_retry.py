@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, ErrorKind, Outcome
-from breakwater.policy.classify import Classification, HttpFailure, classify
+from breakwater.policy.classify import WORKER_LOST, CallFailure, Classification, HttpFailure, TransportFailure, classify
 from breakwater.policy.retry import (
+    BY_NATURE,
     AfterFailure,
     NextModel,
     Retry,
@@ -385,3 +386,38 @@ def test_a_ceiling_below_the_base_is_refused(policy: dict[str, Any], words: str)
 def test_a_constant_delay_needs_no_ceiling() -> None:
     RetryPolicy(backoff="constant", base_s=15)
     RetryPolicy.model_validate({"per_kind": {"rate_limit": {"backoff": "constant", "base_s": 60, "max_delay_s": 1}}})
+
+
+def test_what_on_does_not_name_is_not_retried(subtests: pytest.Subtests) -> None:
+    failures: dict[str, CallFailure] = {
+        "timeout": TransportFailure("timeout", "TimeoutError", "late"),
+        "network": TransportFailure("network", "IoError", "reset"),
+        "rate_limit": HttpFailure(429, "slow down"),
+        "server": HttpFailure(500, "no"),
+        "transient": HttpFailure(408, "no"),
+        "client": HttpFailure(404, "no"),
+        "quota": HttpFailure(402, "pay"),
+    }
+    verdicts = {name: classify(failure, NOW) for name, failure in failures.items()} | {"worker_lost": WORKER_LOST}
+    by_default = {"timeout", "network", "rate_limit", "server", "transient", "worker_lost"}
+    rows: list[tuple[tuple[int | str, ...] | None, set[str]]] = [
+        (None, by_default),
+        (("timeout",), {"timeout"}),
+        ((503, "NotFoundError"), {"client"}),
+        ((500, 404), {"server", "client"}),
+        (("PaymentRequiredError",), {"quota"}),
+        (("PaymentRequired",), {"quota"}),
+        (("TimeoutError", "QuotaExceeded"), {"timeout", "quota"}),
+        ((), set()),
+        ((*BY_NATURE, 404), by_default | {"client"}),
+    ]
+    for on, retried in rows:
+        with subtests.test(str(on)):
+            policy = RetryPolicy() if on is None else RetryPolicy(on=on)
+            assert {name for name, verdict in verdicts.items() if is_retryable(verdict, policy)} == retried
+
+
+def test_a_spent_quota_of_another_status_is_no_required_payment() -> None:
+    spent = classify(HttpFailure(429, "no", code="insufficient_quota"), NOW)
+    assert spent.kind == "quota"
+    assert not is_retryable(spent, RetryPolicy(on=("PaymentRequiredError",)))

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from breakwater.cli import output
+from breakwater.cli.errors import wrong_usage
 from breakwater.cli.given import without_spaces
 from breakwater.cli.output import Column
 from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
@@ -84,6 +85,12 @@ def create(
         export BREAKWATER_API_KEY=$(breakwater keys create laptop)
     """
     without_spaces({"NAME": name, "--tenant": tenant, "--agent": agent})
+    for option, names in (("--tenant", tenant), ("--agent", agent)):
+        for named in names or ():
+            if "*" in named:
+                raise wrong_usage(
+                    f"{option} {named!r}: names have no wildcards", f"Without {option}, the key may use any."
+                )
     path = keys_file(file, data)
     namesakes = [key.id for key in list_keys(path) if key.name == name]
     scopes = tuple[KeyScope, ...](one for one in KEY_SCOPES if not scope or one in scope)

@@ -48,6 +48,8 @@ from breakwater.security.secret_refs import EnvName, Secret
 
 MIB, GIB = 1024**2, 1024**3
 
+NO_WILDCARD = "names have no wildcards; write each name out"
+
 
 class CacheRules(Message):
     """Caching of answers to identical jobs of the same key, program or tenant. Errors are never cached."""
@@ -65,7 +67,8 @@ class AgentDefaults(Message):
     model: ModelId | None = Field(default=None, description="`provider/model`, or any id with a provider set.")
     fallback_models: tuple[ModelId, ...] = ()
     allowed_models: tuple[ModelId, ...] = Field(
-        default=(), description="Models that a job may request in addition to the agent's own; `*` allows any."
+        default=(),
+        description="Models that a job may request in addition to the agent's own, by name; `*` alone allows any.",
     )
     allowed_params: tuple[str, ...] = Field(
         default=(),
@@ -640,12 +643,19 @@ class Config(Message):
                     )
                 elif provider not in self.providers:
                     yield f"agents.{name}.provider: {provider!r} is not configured{hint(provider, self.providers)}"
+            yield from _wildcard_problems(f"agents.{name}", agent)
             own = connection_objection(agent.params)
             if own is not None and not all(self.is_local(self.provider_name(agent, model)) for model in agent.chain):
                 yield f"agents.{name}.params.{own.path}: {own.message}"
         yield from self._shared_breaker_problems()
         yield from self._retry_problems()
+        for name in self.models:
+            if "*" in name:
+                yield f"models.{name}: {NO_WILDCARD}"
         for name, program in self.programs.items():
+            for tenant in program.tenants:
+                if "*" in tenant:
+                    yield f"programs.{name}.tenants: {tenant!r}: {NO_WILDCARD}; without tenants, any is allowed"
             for agent in program.agents:
                 if agent not in self.agents:
                     yield f"programs.{name}.agents: {agent!r} is not configured{hint(agent, self.agents)}"
@@ -902,6 +912,18 @@ def _params_objection(config: Config, agent: Agent, job: Job, params: Mapping[st
             )
             return FieldError(problem.path, f"{problem.message}: {how}")
     return None
+
+
+def _wildcard_problems(place: str, agent: Agent) -> Iterable[str]:
+    """Names with a wildcard, which would match nothing."""
+    models = {"model": agent.chain[:1], "fallback_models": agent.fallback_models}
+    for field, names in (*models.items(), ("allowed_params", agent.allowed_params)):
+        for name in names:
+            if "*" in name:
+                yield f"{place}.{field}: {name!r}: {NO_WILDCARD}"
+    for name in agent.allowed_models:
+        if "*" in name and name != "*":
+            yield f"{place}.allowed_models: {name!r}: {NO_WILDCARD}; '*' alone allows any model"
 
 
 def _with_preset(agent: dict[str, Any]) -> dict[str, Any]:

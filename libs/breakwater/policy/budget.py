@@ -90,7 +90,8 @@ class Caps(Message):
     monthly_usd: UsdAmount | None = Field(default=None, description="Spend allowed in a calendar month.")
     enforcement: Enforcement = Field(
         default="soft",
-        description="none: track; soft: alert at the thresholds; hard: also refuse calls that could exceed the cap.",
+        description="none: track, and alert at `soft_at_percent` if that is set; soft: alert at the thresholds; "
+        "hard: also refuse calls that could exceed the cap.",
     )
     soft_at_percent: tuple[int, ...] = Field(
         default=(50, 80, 100), description="Thresholds that raise an alert. A hard cap raises one at 100, too."
@@ -111,6 +112,13 @@ class Caps(Message):
     def is_hard(self) -> bool:
         """True if a cap must hold."""
         return self.enforcement == "hard" and (self.daily_usd, self.monthly_usd) != (None, None)
+
+    @property
+    def thresholds(self) -> frozenset[int]:
+        """The percentages that raise an alert. Spend that is only tracked raises those that are asked for."""
+        if self.enforcement == "none" and "soft_at_percent" not in self.model_fields_set:
+            return frozenset()
+        return frozenset((*self.soft_at_percent, 100) if self.enforcement == "hard" else self.soft_at_percent)
 
     def limit(self, window: Window) -> int | None:
         """The cap of a window in nano-dollars."""
@@ -255,11 +263,11 @@ def reached(counter: Counter, limit: int | None, spent: int, *, refused: bool = 
         spent: nano-dollars.
         refused: the cap has refused a call: it is reached, though the spend stays below it, as a hard cap sees to.
     """
-    if limit is None or counter.caps.enforcement == "none":
+    percents = counter.caps.thresholds
+    if limit is None or not percents:
         return ()
     if limit == 0:  # any share of nothing is reached from the first
         return (100,) if refused else ()
-    percents = {*counter.caps.soft_at_percent, *((100,) if counter.caps.enforcement == "hard" else ())}
     # In hundredths of the limit, so that no threshold is rounded.
     by_spend = {percent for percent in percents if spent * 100 >= limit * percent}
     return tuple(sorted({*by_spend, 100} if refused else by_spend))

@@ -65,8 +65,8 @@ class RedactionRules(Message):
     @classmethod
     def _names(cls, fields: tuple[str, ...]) -> tuple[str, ...]:
         for name in fields:
-            if not squash_name(name) or not name.isprintable():
-                raise ValueError(f"{name!r} is no name of a field")
+            if not squash_name(name) or not name.isprintable() or "*" in name:
+                raise ValueError(f"{name!r} is no name of a field; names have no wildcards (`patterns` are for values)")
         return fields
 
     @field_validator("patterns")

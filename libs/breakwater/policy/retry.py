@@ -17,6 +17,12 @@ from breakwater.policy.rate_limit import MAX_HELD_S, after_hold_s, waits_for_hol
 
 RetryableKind = Literal["client", "quota", "rate_limit", "transient", "server", "timeout", "network", "worker_lost"]
 
+BY_NATURE: tuple[int | str, ...] = ("rate_limit", "transient", "server", "timeout", "network", "worker_lost")
+"""Kinds of failures that are retried by default, except those that their provider says not to repeat."""
+
+PAYMENT_REQUIRED = "PaymentRequired"
+"""A 402 in `on`. Its class here is that of every spent quota."""
+
 _RECOVERED_FROM: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "orphan_tool_calls"})
 """Repeating the call would fail again: what is sent must change first, which is no retry."""
 _MENDED: frozenset[Cause] = frozenset({"credential_refresh", "orphan_recovery", "output_limit", "parameter"})
@@ -54,9 +60,9 @@ class RetryPolicy(Message):
         default=5.0, ge=0, le=3600, description="Ceiling of an exponential delay, before jitter."
     )
     on: tuple[int | str, ...] = Field(
-        default=(),
-        description="Failures to retry in addition to rate limits, transient and server errors, timeouts and network "
-        "errors: status codes (404), kinds (client) or error classes (NotFoundError).",
+        default=BY_NATURE,
+        description="Failures to retry, and no others: kinds (timeout, client), status codes (404) or error classes "
+        "(NotFoundError). To retry some in addition to the default ones, list both.",
     )
     per_kind: dict[RetryableKind, KindPolicy] = Field(
         default_factory=dict, description="Other settings for one kind of failure: `rate_limit: {max: 5, base_s: 60}`."
@@ -201,18 +207,19 @@ def _kind_of(attempt: Attempt) -> ErrorKind | None:
 
 
 def is_retryable(verdict: Classification, policy: RetryPolicy) -> bool:
-    """True if the same model is tried again for a failure: by its nature, or because `on` names it."""
+    """True if the same model is tried again for a failure: by its nature, or where `on` is set, if that names it."""
     if verdict.kind in _RECOVERED_FROM:
         return False
+    if policy.on == BY_NATURE:
+        return verdict.retryable
     # By its status only what is final by that: not a spent quota, nor what the provider says not to repeat.
-    if (
-        verdict.retryable
-        or verdict.kind in policy.on
-        or (verdict.kind == "client" and verdict.status_code in policy.on)
-    ):
+    by_status = verdict.retryable or verdict.kind == "client"
+    if verdict.kind in policy.on or (by_status and verdict.status_code in policy.on):
         return True
-    name = verdict.class_name.removesuffix("Error")
-    return any(isinstance(named, str) and named.removesuffix("Error") == name for named in policy.on)
+    names = {verdict.class_name.removesuffix("Error")}
+    if verdict.kind == "quota" and verdict.status_code == 402:
+        names.add(PAYMENT_REQUIRED)
+    return any(isinstance(named, str) and named.removesuffix("Error") in names for named in policy.on)
 
 
 def after_failure(
@@ -281,7 +288,8 @@ def _retries(kind: ErrorKind, policy: RetryPolicy, failures: Mapping[ErrorKind, 
 
 def is_known(name: str) -> bool:
     """True if a name in `on` is a kind or a class of failures that calls end with, callables aside."""
-    return name in get_args(RetryableKind) or f"{name.removesuffix('Error')}Error" in RETRYABLE_CLASSES
+    stem = name.removesuffix("Error")
+    return name in get_args(RetryableKind) or stem == PAYMENT_REQUIRED or f"{stem}Error" in RETRYABLE_CLASSES
 
 
 def _check_retryable(name: int | str) -> None:

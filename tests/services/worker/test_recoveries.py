@@ -156,6 +156,9 @@ async def test_an_answer_of_the_wrong_shape_goes_back_to_the_model_with_what_was
     assert "agent.attempt.error" in _events(heard)
     assert [attempt["cause"] for attempt in failed["attempts"]] == ["first", "self_correction"]
     assert (failed["status"], failed["error"]["class"]) == ("dead_lettered", "InvalidOutputError")
+    logged = [line for line in plane.logs if line["event"] == "output_validation_failed"]
+    assert [line["attempt_id"] for line in logged] == ["j1:1", "j2:1", "j2:2"]
+    assert all(text not in str(logged) for text in ("refund", "I would rather not", "confidence"))
 
 
 async def test_a_key_that_was_renewed_is_read_again_and_the_call_repeated_at_once(
