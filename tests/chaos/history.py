@@ -82,6 +82,8 @@ KINDS = (
     "embeddings",
 )
 TEXT_AGENTS = ("chat", "native", "claude", "capped", "flaky")
+COUNTING_AGENTS = ("native", "claude")
+"""Agents whose models answer the same to each prompt. Background responses are always continued."""
 
 CLOCKS = ("worker", "budget", "redis")
 """The parts whose clocks are stepped."""
@@ -343,10 +345,11 @@ class History:
     def begin(self, chance: random.Random) -> Operation:
         """Begins a random operation."""
         number, kind = len(self.operations), chance.choice(KINDS)
-        agent = "index" if kind == "embeddings" else chance.choice(TEXT_AGENTS)
+        agents = {"embeddings": ("index",), "responses background": COUNTING_AGENTS}.get(kind, TEXT_AGENTS)
+        agent = chance.choice(agents)
         words = " ".join(f"{chance.randrange(10**5):05d}" for _ in range(WORDS))
         prompt = f"op-{number}: {words}"
-        expected = None if kind == "embeddings" else COUNT if agent in {"native", "claude"} else prompt
+        expected = None if kind == "embeddings" else COUNT if agent in COUNTING_AGENTS else prompt
         operation = Operation(number, kind, agent, prompt, expected, self.now())
         self.operations.append(operation)
         return operation
