@@ -199,14 +199,21 @@ def _money(evidence: Evidence) -> Iterator[str]:
 
 
 def _breakers(evidence: Evidence) -> Iterator[str]:
-    """A breaker is in the state of its last transition, each of which follows from the one before it."""
+    """A breaker is in the state of its last transition, and each version of it is one transition.
+
+    Transitions are ordered by their versions: the worker whose call is a probe publishes that the breaker is half-open
+    while it calls, and NATS may be away until after the end of the call.
+    """
     latest: dict[tuple[str, str], Mapping[str, Any]] = {}
+    by_version: dict[tuple[tuple[str, str], int], str] = {}
     for transition in evidence.transitions:
         key = (str(transition["agent"]), str(transition["model"]))
-        before = latest.get(key)
-        if before is not None and transition["version"] <= before["version"]:
-            yield f"breaker {key}: version {transition['version']} comes after {before['version']}"
-        latest[key] = transition
+        version, change = transition["version"], f"{transition['from_state']} to {transition['to_state']}"
+        first_change = by_version.setdefault((key, version), change)
+        if first_change != change:
+            yield f"breaker {key}: version {version} is {first_change}, and {change} at {transition['at']}"
+        if key not in latest or version >= latest[key]["version"]:
+            latest[key] = transition
     for key, transition in latest.items():
         breaker = evidence.breakers.get(key)
         if breaker is None:
