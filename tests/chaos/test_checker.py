@@ -39,6 +39,7 @@ def transition(**changes: Any) -> dict[str, Any]:
     return {"agent": "writer", "model": "sim/m", "version": 1, "at": at, **states} | changes
 
 
+PROBED = transition(from_state="open", to_state="half_open")
 RIGHT = Evidence(
     operations=[operation()],
     executions=[{"execution_id": "op-1"}],
@@ -85,10 +86,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("1 nano-dollars stay reserved", {"reserved_nano": 1}),
     ("is lost; its last transition was to open", {"breakers": {}}),
     ("is closed (version 1)", {"breakers": {("writer", "sim/m"): Breaker("closed", 1)}}),
-    (
-        "version 1 (closed to open, 3 failures, 2026-11-28T12:00:00.000Z) comes after 1",
-        {"transitions": [transition(), transition()]},
-    ),
+    ("version 1 is closed to open, and open to half_open", {"transitions": [transition(), PROBED]}),
     ("incident inc_1 was opened 2 times", {"alerts": [alert(), alert()]}),
     ("has two incidents at a time: inc_1 and inc_2", {"alerts": OPEN_AGAIN}),
     ("incidents that nobody was told of: inc_2", {"deliveries": [("msg_1", "inc_1")]}),
