@@ -54,3 +54,12 @@ def test_a_header_that_would_be_two_is_refused_with_its_path(value: str) -> None
     with pytest.raises(ConfigError, match=r"providers\.sim\.headers: 'X-One' is not a valid"):
         parse_config(WHOLE.format(url="http://h/v1", header=value))
     assert parse_config(WHOLE.format(url="http://h/v1?a=b@c", header="fine"))
+
+
+def test_half_of_a_surrogate_pair_is_no_text_that_breaks_a_call() -> None:
+    text = r"""
+providers: {sim: {base_url: "http://h/v1"}}
+agents: {writer: {model: sim/m, system_prompt: "ok \ud83d, \ud83d\ude00", params: {stop: ["\ude00"]}}}
+"""
+    agent = parse_config(text).agents["writer"]
+    assert (agent.system_prompt, agent.params) == ("ok \ufffd, \U0001f600", {"stop": ["\ufffd"]})

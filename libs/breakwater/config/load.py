@@ -15,6 +15,7 @@ from yaml.constructor import ConstructorError
 from breakwater.config.models import Config, hint
 from breakwater.contracts.validation import about_controls
 from breakwater.errors import ConfigError
+from breakwater.policy.surrogates import whole_value
 from breakwater.providers.registry import KINDS
 from breakwater.runtime.callables import load_callable
 from breakwater.security.encryption import Cipher
@@ -90,7 +91,9 @@ def _read_yaml(text: str) -> tuple[yaml.Node | None, Any]:
         if node is None:
             return None, None
         _measure(node, {})
-        return node, loader.construct_document(node)
+        value = loader.construct_document(node)
+        # YAML's escapes can write half of a surrogate pair, which no message can hold.
+        return node, whole_value(value) if re.search(r"\\u", text, re.I) else value
     except RecursionError as error:
         raise ComposerError(None, None, f"is nested more than {MAX_DEPTH} deep", loader.get_mark()) from error
     finally:
