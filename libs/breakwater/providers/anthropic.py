@@ -193,7 +193,7 @@ def _conversation(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Anthropic
     """
     system, turns = _turns(messages)
     for turn in turns:
-        while turn["role"] == "assistant" and turn["content"] and turn["content"][-1].get("type") in _THOUGHTS:
+        while turn["role"] == "assistant" and turn["content"] and str(turn["content"][-1].get("type")) in _THOUGHTS:
             turn["content"].pop()
     turns = [turn for turn in turns if turn["content"]]
     if not turns and system:
@@ -423,7 +423,7 @@ class Messages:
         output: JsonValue = text or None
         if calls:
             message: dict[str, Any] = {"role": "assistant", "content": text or None, "tool_calls": calls}
-            thinking = [dict(block) for block in blocks if block.get("type") in _THOUGHTS]
+            thinking = [dict(block) for block in blocks if str(block.get("type")) in _THOUGHTS]
             if thinking:
                 message["thinking_blocks"] = thinking
             output = message
