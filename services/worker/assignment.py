@@ -22,6 +22,7 @@ from breakwater.policy.dialects import DIALECTS, chat_form, conversation_of
 from breakwater.policy.dialects.embeddings import native_body, size_of
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.price import InputSize, max_output_of, max_tokens_of, size_of_messages, size_of_params
+from breakwater.policy.retry import of_batch
 from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey
 from services.worker.repairs import Repairs
@@ -80,8 +81,8 @@ class Checkpoint(Event):
         return self.model_dump_json(exclude_defaults=True)
 
     def tried(self, model: str) -> bool:
-        """Returns True if the job has an attempt on this model, including a refused one."""
-        return any(attempt.model == model for attempt in self.attempts)
+        """Returns True if the current call of the job has an attempt on this model, including a refused one."""
+        return self.cause != "batch" and any(attempt.model == model for attempt in of_batch(self.attempts))
 
     def is_last_of(self, chain: Sequence[str]) -> bool:
         """Returns True if the chain has no further model."""

@@ -283,7 +283,9 @@ class Attempts:
             may_trim=agent.on_context_overflow == "trim",
             max_corrections=0 if agent.output is None else agent.output.max_corrections,
             lowered=ended.lowered,
-            may_leave_out=self._job.adds(failure.param) and not self._is_native(ended.attempt),
+            # The form of vectors is translated, also where the client has asked for it.
+            may_leave_out=self._job.job.api == "embeddings"
+            or (self._job.adds(failure.param) and not self._is_native(ended.attempt)),
             may_ask_for_less=self._job.job.api == "messages" and not self._is_native(ended.attempt),
         )
         if repaired is not None:

@@ -26,6 +26,7 @@ from breakwater.contracts.types import MAX_COUNTED
 from breakwater.errors import UnavailableError
 from breakwater.policy.chat_messages import fields
 from breakwater.policy.classify import (
+    UNSUPPORTED,
     BrokenAnswer,
     Classification,
     HttpFailure,
@@ -35,7 +36,7 @@ from breakwater.policy.classify import (
     without_text,
 )
 from breakwater.policy.dialects import for_chat
-from breakwater.policy.dialects.embeddings import MAX_VECTOR_BYTES, dimensions_of
+from breakwater.policy.dialects.embeddings import MAX_VECTOR_BYTES, dimensions_of, form_refused
 from breakwater.policy.json_values import TOO_DEEP, is_too_deep
 from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.price import estimate_input_tokens, limited, size_of_messages
@@ -552,6 +553,9 @@ def _failed(
     part: Usage | None,
 ) -> Ended:
     failure = classify(failed.failure, job.now())
+    if job.job.api == "embeddings" and failure.kind == "client":
+        refused_form = form_refused(job.parameters.values, failure.status_code, failure.param, failure.message)
+        failure = replace(failure, class_name=UNSUPPORTED, param="encoding_format") if refused_form else failure
     counted = failure.counts_for_breaker or (
         job.agent.breaker_counts_rate_limits
         if failure.kind == "rate_limit"

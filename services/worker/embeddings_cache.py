@@ -19,6 +19,25 @@ from services.worker.context import WorkerContext
 from services.worker.response_cache import best_effort
 
 
+def keys_of(worker: WorkerContext, job: Assignment) -> list[str]:
+    """Returns a digest for each input of a job: of all that makes two embeddings the same."""
+    assert job.job.api_request is not None
+    params = {"api": "embeddings", "declared": worker.config.dimensions(job.chain[0]), **job.parameters.values}
+    return [
+        cache_key(
+            agent=job.agent_name,
+            tenant=job.job.tenant,
+            owner=job.owner,
+            requested_model=job.chain[0],
+            messages=(),
+            input=cast(JsonValue, one),
+            params=params,
+            schema=None,
+        )
+        for one in inputs_of(job.job.api_request.body)
+    ]
+
+
 class EmbeddingsCache:
     """The fleet's cache of embeddings, for one job. Concurrent jobs share no calls."""
 
@@ -27,20 +46,7 @@ class EmbeddingsCache:
         self._worker, self._job, self._rules = worker, job, rules
         self._body = job.job.api_request.body
         self._inputs = inputs_of(self._body)
-        params = {"api": "embeddings", "declared": worker.config.dimensions(job.chain[0]), **job.parameters.values}
-        self._keys = [
-            cache_key(
-                agent=job.agent_name,
-                tenant=job.job.tenant,
-                owner=job.owner,
-                requested_model=job.chain[0],
-                messages=(),
-                input=cast(JsonValue, one),
-                params=params,
-                schema=None,
-            )
-            for one in self._inputs
-        ]
+        self._keys = keys_of(worker, job)
         self._known: dict[int, Cached] = {}
 
     async def find(self, until: datetime) -> Cached | None:

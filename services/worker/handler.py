@@ -19,6 +19,7 @@ from breakwater.contracts.execution import ErrorInfo, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import PROGRAM, Header
 from breakwater.policy.dialects import params_of
+from breakwater.policy.dialects.embeddings import inputs_of
 from breakwater.policy.job_rules import JobRules
 from breakwater.policy.ledger import cost_tags
 from breakwater.policy.ownership import is_generated_id, scope_references, shown
@@ -37,6 +38,7 @@ from services.worker.conclude import answer_known, cancelled, conclude, end_with
 from services.worker.context import WorkerContext
 from services.worker.crashes import CrashedEachTimeError, Crashes
 from services.worker.dependencies import Dependencies
+from services.worker.embeddings_batches import EmbeddingsBatches
 from services.worker.embeddings_cache import EmbeddingsCache
 from services.worker.gates import ALL_GATES, gates_of
 from services.worker.gates.task import count_job, task_of_parent
@@ -367,8 +369,17 @@ class JobHandler:
         brings_rules = job.breaker is not None or job.agent is not own_agent
         gates = ALL_GATES if brings_rules else self._gates
         asked = cache.rest() if isinstance(cache, EmbeddingsCache) else job
-        end = await Attempts(self._worker, asked, checkpoint, progress, gates).run(resumed=resumed)
+        if asked.job.api == "embeddings" and (size := self._batch_size(asked)) is not None:
+            end = await EmbeddingsBatches(self._worker, asked, size, progress, gates).run(checkpoint, resumed=resumed)
+        else:
+            end = await Attempts(self._worker, asked, checkpoint, progress, gates).run(resumed=resumed)
         return cache.whole(end) if isinstance(cache, EmbeddingsCache) and isinstance(end, Finished) else end, None
+
+    def _batch_size(self, job: Assignment) -> int | None:
+        """Returns the most inputs of one call of a job for embeddings; None where all of its inputs fit into one."""
+        assert job.job.api_request is not None
+        size = self._worker.config.max_inputs(job.chain)
+        return None if size is None or len(inputs_of(job.job.api_request.body)) <= size else size
 
     async def _park(self, delivery: Delivery, claim: Claim, lease: ClaimLease, deferred: Deferred) -> None:
         worker, agent = self._worker, self._agent_name

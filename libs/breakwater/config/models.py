@@ -31,7 +31,14 @@ from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules, take_preset
 from breakwater.policy.budget import OTHERS, Caps, CapTable
 from breakwater.policy.classify import RETRYABLE_CLASSES
 from breakwater.policy.dialects import InvalidBodyError, chat_form
-from breakwater.policy.dialects.embeddings import PARAMS, fallback_objection, native_body, too_many
+from breakwater.policy.dialects.embeddings import (
+    MAX_BATCHES,
+    PARAMS,
+    fallback_objection,
+    native_body,
+    too_many,
+    too_many_batches,
+)
 from breakwater.policy.guard import GuardRules
 from breakwater.policy.job_rules import NO_JOB_RULES, JobRules, bound_problem, job_rules
 from breakwater.policy.ledger import MAX_TAGS
@@ -343,6 +350,15 @@ class ModelSettings(Message):
         description=(
             "Length of the model's embeddings. An embeddings job falls back only to models with the same "
             "`dimensions`, and vectors of another length are a failed attempt."
+        ),
+    )
+    max_inputs: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description=(
+            "Most inputs that the provider embeds in one call. A job with more makes several calls, one after the "
+            f"other, at most {MAX_BATCHES}, and its response has all vectors in order."
         ),
     )
 
@@ -750,6 +766,11 @@ class Config(Message):
         settings = self.models.get(model)
         return None if settings is None else settings.dimensions
 
+    def max_inputs(self, models: Iterable[str]) -> int | None:
+        """Returns the most inputs of one call that each of some models embeds; None where none has a limit."""
+        declared = (self.models[model].max_inputs for model in models if model in self.models)
+        return min((limit for limit in declared if limit is not None), default=None)
+
     def embeds_like(self, agent: Agent, model: str) -> list[str]:
         """Returns the fallback models of an agent with the same declared dimensions as a model."""
         length = self.dimensions(model)
@@ -873,6 +894,8 @@ def _request_objection(config: Config, agent: Agent, job: Job, request: NativeRe
     if request.api == "embeddings":
         body, declared = native_body(request.body, params=agent.params), config.dimensions(agent.chain_for(job)[0])
         if (problem := too_many(body, declared)) is not None:
+            return problem
+        if (problem := too_many_batches(body, config.max_inputs(agent.chain_for(job)))) is not None:
             return problem
         others = {name: value for name, value in form.params.items() if name not in PARAMS}
         return _params_objection(config, agent, job, others)

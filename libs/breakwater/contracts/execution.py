@@ -54,8 +54,12 @@ Cause = Literal[
     "output_limit",
     "parameter",
     "probe",
+    "batch",
 ]
-"""Reason for an attempt. Those from `orphan_recovery` on are not counted as tries of their model."""
+"""Reason for an attempt. Those from `orphan_recovery` on are not counted as tries of their model.
+
+`batch` is the first attempt for the next inputs of a job for embeddings, whose model takes fewer at a time.
+"""
 Waste = Literal["retry", "fallback", "self_correction", "worker_lost", "failed", "cancelled"]
 """Reason why the cost of an attempt was wasted: what followed it, or what was wrong with it."""
 CostBasis = Literal["billed", "estimated", "unknown", "none"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Literal, cast
 
 from breakwater.contracts.execution import (
@@ -126,25 +126,28 @@ def totals(attempts: Iterable[Attempt], *, answered: bool) -> ExecutionTotals:
         attempts: of one execution, in order.
         answered: whether the last of them gave the answer; everything else was wasted.
     """
-    called = [attempt for attempt in attempts if not attempt.short_circuited]
-    # Only the last one can have given the answer: a success before it is one whose answer was lost with its worker.
-    useful = called[-1] if answered and called else None
+    of_job = list(attempts)
+    called = [attempt for attempt in of_job if not attempt.short_circuited]
+    # Only the last one can have given the answer: a success before it is one whose answer was lost with its worker, or
+    # is a part of the answer.
+    parts = {id(before) for before, after in pairwise(of_job) if after.cause == "batch"}
+    useful = {*parts, *map(id, called[-1:])} if answered else set[int]()
     return ExecutionTotals(
         sum(attempt.input_tokens or 0 for attempt in called),
         sum(attempt.output_tokens or 0 for attempt in called),
         sum(attempt.cached_tokens or 0 for attempt in called),
         sum_of_known(attempt.cost for attempt in called),
-        sum_of_known(attempt.cost for attempt in called if attempt is not useful),
+        sum_of_known(attempt.cost for attempt in called if id(attempt) not in useful),
         weakest_basis(attempt.cost_basis for attempt in called),
-        _wasted_by_cause(called, useful),
+        _wasted_by_cause(called, useful, parts),
     )
 
 
-def _wasted_by_cause(called: Sequence[Attempt], useful: Attempt | None) -> dict[Waste, int]:
+def _wasted_by_cause(called: Sequence[Attempt], useful: Collection[int], parts: Collection[int]) -> dict[Waste, int]:
     wasted: dict[Waste, int] = {}
     for attempt, following in zip_longest(called, called[1:]):
-        if attempt is not useful and attempt.cost:
-            cause = _why_wasted(attempt, following)
+        if id(attempt) not in useful and attempt.cost:
+            cause = "failed" if id(attempt) in parts else _why_wasted(attempt, following)
             wasted[cause] = wasted.get(cause, 0) + attempt.cost
     return wasted
 

@@ -168,6 +168,16 @@ class Stop:
 AfterFailure = Retry | NextModel | Stop
 
 
+def of_batch(attempts: Iterable[Attempt]) -> list[Attempt]:
+    """The attempts of the current call of a job; all but for embeddings that take several calls."""
+    current: list[Attempt] = []
+    for attempt in attempts:
+        if attempt.cause == "batch":
+            current.clear()
+        current.append(attempt)
+    return current
+
+
 def failures_on(model: str, attempts: Iterable[Attempt]) -> Mapping[ErrorKind, int]:
     """The failed tries on a model, by kind, of a job that is not yet decided.
 
@@ -179,7 +189,7 @@ def failures_on(model: str, attempts: Iterable[Attempt]) -> Mapping[ErrorKind, i
         model: as the attempts name it.
         attempts: of one job, in order.
     """
-    of_job = list(attempts)
+    of_job = of_batch(attempts)
     mended = {
         before.attempt_id
         for before, after in pairwise(of_job)

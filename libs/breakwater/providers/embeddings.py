@@ -44,9 +44,10 @@ class EmbeddingsWire:
         return self.endpoint.headers(key)
 
     def body(self, call: Call) -> Mapping[str, Any]:
-        """The request as its client wrote it."""
+        """The request as its client wrote it; without the form of the vectors where the model knows floats alone."""
         assert call.native is not None
-        return {**call.native, "model": call.model}
+        form = {"encoding_format"}.intersection(call.left_out)
+        return {**{name: value for name, value in call.native.items() if name not in form}, "model": call.model}
 
     def packed(self, answer: Mapping[str, Any], call: Call) -> dict[str, Any]:
         """The answer with a packed vector for each input, in their order. Raises UnusableAnswerError."""

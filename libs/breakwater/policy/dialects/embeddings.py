@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import binascii
 import math
+import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from pydantic import JsonValue
@@ -34,6 +35,9 @@ INHERITED = PARAMS - {"encoding_format"}
 MAX_VECTOR_BYTES = 5_500_000
 """The size limit of an answer's vectors as they are stored, which may be encrypted. The NATS servers take messages of
 up to 8 MB."""
+
+MAX_BATCHES = 100
+"""The most calls of one job. Each is an attempt of its result, which has room for the vectors, too."""
 
 _FLOAT32, _FLOAT64 = "float32", "float64"
 _CODES = {_FLOAT32: "f", _FLOAT64: "d"}
@@ -153,6 +157,36 @@ def too_many(body: Body, declared: int | None) -> FieldError | None:
     return FieldError("input", f"{words}: send fewer in a request")
 
 
+def too_many_batches(body: Body, max_inputs: int | None) -> FieldError | None:
+    """The reason why a request needs too many calls; None where it does not.
+
+    Args:
+        body: of the request.
+        max_inputs: of one call.
+    """
+    if max_inputs is None or (count := len(inputs_of(body))) <= max_inputs * MAX_BATCHES:
+        return None
+    words = f"has {count} inputs; at most {max_inputs * MAX_BATCHES} can be embedded, {max_inputs} in each call"
+    return FieldError("input", f"{words}: send fewer in a request")
+
+
+def form_refused(body: Body, status: int | None, param: str | None, text: str) -> bool:
+    """True if a provider refuses a request for the form of the vectors, which can be translated.
+
+    Args:
+        body: of the request.
+        status: of the error.
+        param: the field at fault, where the provider names it.
+        text: of the error.
+    """
+    if status not in {400, 415, 422} or body.get("encoding_format") is None:
+        return False
+    return (param or "").startswith("encoding_format") or _OF_FORM.search(text) is not None
+
+
+_OF_FORM = re.compile(r"encoding[ _-]?format|\bbase[ -]?64\b", re.I)
+
+
 def _base64_length(size: int) -> int:
     return (size + 2) // 3 * 4
 
@@ -181,10 +215,18 @@ def packed(answer: Mapping[str, Any], body: Body) -> dict[str, Any]:
         if by_index.keys() != set(range(count)):
             raise BrokenEmbeddingsError("the indices of the embeddings are not those of the inputs")
         items = [by_index[index] for index in range(count)]
-    size, lengths = 0, set[int]()
     for index, item in enumerate(items):
         vector = _packed(item.get("embedding"), f"the embedding of input {index} ", body)
         item.update(object="embedding", index=index, embedding=vector)
+    check_together(items)
+    rest = {name: value for name, value in answer.items() if name != "usage" or value is not None}
+    return {"object": "list", **rest, "data": items}
+
+
+def check_together(items: Iterable[Mapping[str, Any]]) -> None:
+    """Raises BrokenEmbeddingsError where packed vectors have several lengths, or too many bytes for a result."""
+    size, lengths = 0, set[int]()
+    for item in items:
         lengths.add(_length(item["embedding"]))
         size += _stored_bytes(item["embedding"])
     if len(lengths) > 1:
@@ -192,8 +234,18 @@ def packed(answer: Mapping[str, Any], body: Body) -> dict[str, Any]:
     if size > MAX_VECTOR_BYTES:
         words = f"the embeddings have {size} bytes; at most {MAX_VECTOR_BYTES} can be stored"
         raise BrokenEmbeddingsError(f"{words}: send fewer inputs in a request")
-    rest = {name: value for name, value in answer.items() if name != "usage" or value is not None}
-    return {"object": "list", **rest, "data": items}
+
+
+def usage_of_all(usages: Iterable[Any]) -> dict[str, int] | None:
+    """The sum of the usages of several answers; None where one of them has none."""
+    total: dict[str, int] = {}
+    for usage in map(fields, usages):
+        counts = {name: usage.get(name) for name in ("prompt_tokens", "total_tokens")}
+        for name, count in counts.items():
+            if not isinstance(count, int):
+                return None
+            total[name] = total.get(name, 0) + count
+    return total or None
 
 
 def _packed(vector: Any, broken: str, body: Body) -> Any:
