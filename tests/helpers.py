@@ -25,7 +25,9 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
+from breakwater.bus.broker import Broker
 from breakwater.bus.core import close
+from breakwater.contracts.subjects import Stream
 from breakwater.embedded.fork_server import SUPPORTED, ForkedProcess, ForkServer
 
 TIMEOUT_S = 120.0
@@ -43,6 +45,30 @@ ZONE = next(
 
 FIRST = {"Nats-Expected-Last-Subject-Sequence": "0"}
 """The header that an attempt, an execution and a result are published with: nothing may be on their subject."""
+
+
+async def deliver(
+    broker: Broker,
+    stream: Stream,
+    subject: str,
+    body: bytes,
+    *,
+    sequence: int = 1,
+    headers: Mapping[str, str] = FIRST,
+) -> None:
+    """Hands a message to the handlers that read its subject; raises what they raise.
+
+    Args:
+        broker: within `TestNatsBroker`, where nothing is acknowledged.
+        stream: its stream.
+        subject: its subject.
+        body: its bytes.
+        sequence: its place in the stream.
+        headers: its headers.
+    """
+    stored_ns = time.time_ns()
+    place = f"$JS.ACK.{stream}.consumer.1.{sequence}.{sequence}.{stored_ns}.0"
+    await broker.publish(body, subject, stream=stream.value, headers=dict(headers), reply_to=place)
 
 
 async def until(

@@ -12,12 +12,19 @@ import pytest
 import redis.asyncio as aioredis
 import uvicorn
 from faststream import FastStream
-from faststream.nats import NatsBroker
+from faststream.nats import NatsBroker, TestNatsBroker
+from faststream.nats.subscriber.specification import NatsSubscriberSpecification
+from faststream.nats.subscriber.usecases.basic import DefaultSubscriber
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from breakwater.bus.broker import ServiceApp, make_broker
+from breakwater.bus.broker import Batches, Broker, ServiceApp, make_broker
+from breakwater.bus.delivery import Delivery
+from breakwater.bus.subscriber import ChannelSpecification, PullSubscriber
+from breakwater.contracts.channels import GUARDS
+from breakwater.contracts.events import GuardEvent
 from breakwater.runtime.http_server import HttpConnection, HttpServer
 from breakwater.state.connection import Redis
 
@@ -82,4 +89,25 @@ def test_nats_says_of_a_server_what_presence_reads() -> None:
 
 def test_faststream_calls_what_is_overridden() -> None:
     assert overridden(ServiceApp, FastStream) == {"start", "run", "exit"}
-    assert overridden(type(make_broker("nats://127.0.0.1:1", "sink")), NatsBroker) == {"stop"}
+    assert overridden(Broker, NatsBroker) == {"subscriber", "stop"}
+    assert overridden(ChannelSpecification, NatsSubscriberSpecification) == {"get_schema"}
+    replaced = {"start", "stop", "consume", "get_one", "_create_subscription"}
+    assert overridden(PullSubscriber, DefaultSubscriber) == replaced
+
+
+async def test_faststream_runs_a_handler_by_what_the_subscriber_sets() -> None:
+    broker = make_broker("nats://127.0.0.1:1", "sink")
+    read = broker.subscriber(GUARDS, durable="guards", pull_sub=Batches(10, linger_s=0))
+    came: list[Any] = []
+
+    @read
+    async def handle(batch: list[Delivery[GuardEvent]]) -> None:
+        came.extend(batch)
+
+    assert broker.pull_subscribers == [read], "FastStream starts and stops it"
+    # What `TestNatsBroker` looks at.
+    assert (read.pull_sub.batch, read.stream.name, read.filter_subjects) == (True, "EVENTS", ["bw.guards.*"])
+    async with TestNatsBroker(broker):
+        message = Msg(Client(), "bw.guards.a", "$JS.ACK.EVENTS.guards.1.2.3.4.0", b"{}", {})
+        await read.consume([message])
+    assert [one.sequence for one in came] == [2]

@@ -10,7 +10,7 @@ from breakwater.analytics.migrations import VIEWS
 from breakwater.analytics.schema import TABLES
 from breakwater.cli.contract import config_schema
 from breakwater.cli.main import every_command
-from breakwater.contracts.channels import CHANNELS
+from breakwater.contracts.channels import CHANNELS, FROM_PROGRAMS
 from breakwater.contracts.schemas import message_schemas
 from services.request.openapi import document
 
@@ -145,7 +145,7 @@ def _subjects() -> Iterator[str]:
     for channel in CHANNELS:
         yield f"## `{channel.address}`"
         kept = "not stored" if channel.stream is None else f"in the stream {channel.stream.value}"
-        does = "reads" if channel.action == "receive" else "writes"
+        does = "reads" if channel in FROM_PROGRAMS else "writes"
         message = channel.message.__name__
         yield f"Breakwater {does} it; {kept}. The message is a [{message}](#{message.lower()})."
         yield channel.summary

@@ -20,7 +20,7 @@ from uuid import uuid4
 import structlog
 from pydantic import ValidationError
 
-from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch, on_request
+from breakwater.bus.broker import Batches, ServiceApp, connection_of, make_broker, on_request, publisher_of
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.errors import BusError
 from breakwater.bus.incidents import IncidentLog
@@ -30,6 +30,8 @@ from breakwater.bus.topology import ALERTER_DEAD_LETTERS, ALERTER_EVENTS, ALERTE
 from breakwater.config import Alerts, Config
 from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert, AlertDigest, IncidentStatus
+from breakwater.contracts.channels import ALERTS, BREAKERS, BUDGETS, DEAD_LETTERS, GUARDS
+from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.subjects import ALERTER_LEADER, CHANNEL_TESTS, Header, Stream
 from breakwater.policy.alert_rules import SEVERITY_OF, began_with, highest_severity
 from breakwater.policy.incidents import IncidentRules
@@ -91,7 +93,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     """
     broker = make_broker(settings.nats_url.get_secret_value(), "alerter")
     connection = connection_of(broker)
-    bus = AlerterBus(connection)
+    bus = AlerterBus(connection, publisher_of(broker, ALERTS, DEAD_LETTERS))
     log = IncidentLog(connection, bus.publisher, Redactor.compile(config.redaction))
     now = AlerterGeneration.of(config, log, bus)
     on_request(broker, CHANNEL_TESTS, "alerters", lambda subject: now.tester.answer(subject))
@@ -103,7 +105,13 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     lease = LeaderLease(bus.lookup, bus.publisher, Stream.ALERTER, ALERTER_LEADER, holder)
     shown = GaugeCollector("alerter", read_gauges)
     app = ServiceApp(broker)
-    on_batch(app, broker, Stream.EVENTS, ALERTER_EVENTS, lambda one: now.decisions.handle(one[0]), size=1, linger_s=0)
+
+    # NATS delivers one at a time to the whole fleet: a breaker's closing is never handled before its opening.
+    @broker.subscriber(BREAKERS, GUARDS, BUDGETS, durable=ALERTER_EVENTS, pull_sub=Batches(1, linger_s=0))
+    async def events(batch: list[Delivery[BreakerTransition | GuardEvent | BudgetEvent]]) -> None:
+        for delivery in batch:
+            await now.decisions.handle(delivery)
+
     running: list[asyncio.Task[None]] = []
 
     @app.after_startup
@@ -127,6 +135,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
 
     @app.on_shutdown
     async def stop() -> None:
+        await app.end_subscribers()
         shown.stop()
         # While the bus is connected, so that the lease is released, and another alerter goes on immediately.
         await background.stop(*running)

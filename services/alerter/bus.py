@@ -29,9 +29,8 @@ class AlerterBus:
     later does.
     """
 
-    def __init__(self, connection: ClientGetter) -> None:
-        self.connection = connection
-        self.publisher, self.lookup = Publisher(connection, "alerter"), Lookup(connection)
+    def __init__(self, connection: ClientGetter, publisher: Publisher) -> None:
+        self.connection, self.publisher, self.lookup = connection, publisher, Lookup(connection)
 
     async def recall(self, subject: str) -> bytes:
         """The last message of a subject; empty if there is none."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
+from breakwater.bus.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.lookup import Lookup
-from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import BUSY
 from breakwater.config import Config
-from breakwater.contracts.subjects import Stream
+from breakwater.contracts.channels import ATTEMPTS, BREAKERS
+from breakwater.contracts.execution import Attempt
 from breakwater.runtime.settings import Settings
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis
@@ -28,22 +28,22 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     redis = Redis(settings.redis_url.get_secret_value())
     connection = connection_of(broker)
     breakers, healths = Breakers(redis), Healths(redis)
-    handler = BreakerHandler(config, breakers, healths, Publisher(connection, "breaker"), BreakerMetrics())
+    handler = BreakerHandler(config, breakers, healths, publisher_of(broker, BREAKERS), BreakerMetrics())
     rebuild = Rebuild(config, handler, breakers, healths, Tasks(redis), connection)
     heartbeat = Heartbeat(handler, breakers, rebuild, Lookup(connection))
 
-    async def handle(batch: list[Delivery]) -> None:
+    def linger_s(last: int) -> float:
+        return BUSY_LINGER_S if last >= BUSY else LINGER_S
+
+    @broker.subscriber(ATTEMPTS, durable="breaker", pull_sub=Batches(500, linger_s))
+    async def observe(batch: list[Delivery[Attempt]]) -> None:
         await handler.handle(batch, heartbeat.is_log)
 
     async def reload(changed: Config) -> None:
         handler.config = rebuild.config = changed
 
-    def linger_s(last: int) -> float:
-        return BUSY_LINGER_S if last >= BUSY else LINGER_S
-
     app = ServiceApp(broker)
     app.reload = reload
-    on_batch(app, broker, Stream.EVENTS, "breaker", handle, size=500, linger_s=linger_s)
     app.run_alongside(heartbeat.run, GaugeCollector("breaker", handler.gauges))
     app.after_shutdown(redis.close)
     return app

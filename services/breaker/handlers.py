@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -57,7 +57,9 @@ class BreakerHandler:
         self._publisher, self._metrics, self._jitter = publisher, metrics, jitter
         self._outages = Outages()
 
-    async def handle(self, batch: list[Delivery], is_log: Callable[[str | None], Awaitable[bool]] = _any_log) -> None:
+    async def handle(
+        self, batch: Sequence[Delivery[Attempt]], is_log: Callable[[str | None], Awaitable[bool]] = _any_log
+    ) -> None:
         """Takes a batch of attempts into account, and acknowledges it; `is_log` as for `apply`."""
         async with heartbeat(batch):
             sorted_batch = self.sorted(

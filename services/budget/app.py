@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from breakwater.analytics.client import connect
-from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
+from breakwater.bus.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
+from breakwater.bus.delivery import Delivery
 from breakwater.bus.lookup import Lookup
-from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import BUSY
 from breakwater.config import Config, LiveConfig
-from breakwater.contracts.subjects import Stream
+from breakwater.contracts.channels import ATTEMPTS, BUDGETS
+from breakwater.contracts.execution import Attempt
 from breakwater.coordination.reconciliation import RecordedSpend
 from breakwater.runtime.settings import Settings
 from breakwater.state.budget_counters import BudgetCounters
@@ -32,7 +33,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     redis, analytics = Redis(settings.redis_url.get_secret_value()), connect(settings.clickhouse_url)
     connection, zone = connection_of(broker), config.budgets.zone
     live, counters = LiveConfig(config), BudgetCounters(redis, zone)
-    publisher, lookup = Publisher(connection, "budget"), Lookup(connection)
+    publisher, lookup = publisher_of(broker, BUDGETS), Lookup(connection)
     record, metrics = RecordedSpend(connection, analytics, zone), BudgetMetrics()
     reconciler = Reconciler(
         live.caps,
@@ -46,15 +47,18 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     handler = BudgetHandler(live.caps, Budgets(redis, zone), counters, publisher, lookup, reconciler.filled, metrics)
     gauges = BudgetGauges(live.caps, counters, analytics)
 
-    async def reload(changed: Config) -> None:
-        live.reload(changed)
-
     def linger_s(last: int) -> float:
         return BUSY_LINGER_S if last >= BUSY else LINGER_S
 
+    @broker.subscriber(ATTEMPTS, durable="budget", pull_sub=Batches(500, linger_s))
+    async def settle(batch: list[Delivery[Attempt]]) -> None:
+        await handler.handle(batch)
+
+    async def reload(changed: Config) -> None:
+        live.reload(changed)
+
     app = ServiceApp(broker)
     app.reload = reload
-    on_batch(app, broker, Stream.EVENTS, "budget", handler.handle, size=500, linger_s=linger_s)
     app.run_alongside(lambda: reconciler.run(handler.charge_lapsed), GaugeCollector("budget", gauges.read))
     app.on_shutdown(gauges.stop)
     app.after_shutdown(redis.close)

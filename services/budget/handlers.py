@@ -48,7 +48,7 @@ class BudgetHandler:
         self._metrics = metrics
         self._outages = Outages()
 
-    async def handle(self, batch: list[Delivery]) -> None:
+    async def handle(self, batch: Sequence[Delivery[Attempt]]) -> None:
         """Settles a batch of attempts, and acknowledges it."""
         async with heartbeat(batch):
             read = ((delivery.sequence, read_record(delivery, Attempt)) for delivery in batch)

@@ -8,10 +8,11 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from faststream.exceptions import IncorrectState
+from faststream.nats import NatsMessage
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -24,16 +25,16 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from breakwater.analytics.client import connect
-from breakwater.bus.broker import make_broker, subscribed
+from breakwater.bus.broker import Broker, make_broker, publisher_of, subscribed
 from breakwater.bus.errors import BusUnavailableError
 from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.lookup import Lookup
-from breakwater.bus.publisher import Publisher
 from breakwater.bus.response_log import ResponseLog
 from breakwater.config import Config, ConsoleSettings, LiveConfig, OpenId, cipher_of
+from breakwater.contracts import channels
 from breakwater.contracts.access import OPENID_CALLBACK
 from breakwater.contracts.events import Reconciliation
-from breakwater.contracts.subjects import AGENTS, AGENTS_BY_USER, CANCELS, CANCELS_BY_USER
+from breakwater.contracts.subjects import AGENTS, AGENTS_BY_USER, CANCELS_BY_USER
 from breakwater.coordination.reconciliation import RecordedSpend, compare
 from breakwater.policy.redact import Redactor
 from breakwater.runtime import background
@@ -118,7 +119,14 @@ class RequestService:
         self._waiters = Waiters(self._any_connection, self._cipher)
         results = ResultReader(self._connection, self._reconnects, self._cipher)
         self._lookup = JobLookup(results, self._waiters, self._accepted)
-        self._publisher = Publisher(self._connection, "request", self._cipher)
+        self._publisher = publisher_of(
+            self._broker,
+            *(channels.JOBS, channels.PROGRESS, channels.AGENTS, channels.REPLAYS, channels.AUDIT, channels.ALERTS),
+            *(channels.BREAKERS, channels.GUARDS, channels.BUDGETS),
+            cipher=self._cipher,
+            connection=self._connection,
+        )
+        self._declare_requests()
         self._response_log = ResponseLog(self._publisher, Lookup(self._connection), self._cipher)
         redactor = Redactor.compile(config.redaction)
         self._incidents = IncidentLog(self._connection, self._publisher, redactor)
@@ -162,6 +170,11 @@ class RequestService:
             await self._server.serve([listening])
         if self._connecting is not None and self._connecting.done() and not self._connecting.cancelled():
             self._connecting.result()
+
+    @property
+    def broker(self) -> Broker:
+        """Its broker, with all that it reads and publishes on the bus."""
+        return self._broker
 
     async def is_alive(self) -> bool:
         """True if its event loop turns; /readyz says if it is ready."""
@@ -301,19 +314,25 @@ class RequestService:
             await self._broker.start()
         finally:
             slow.cancel()
-        for subject in (CANCELS, CANCELS_BY_USER):
-            await self._broker.connection.subscribe(subject, queue="request", cb=self._cancel)
-        for subject in (AGENTS, AGENTS_BY_USER):
-            await self._broker.connection.subscribe(subject, queue="request", cb=self._list_agents)
         await subscribed(self._broker)
         self._subscribed = True
         structlog.get_logger().info("service_ready")
 
-    async def _cancel(self, message: Msg) -> None:
-        await self._cancel_requests.receive(message.subject, message.data, partial(_respond, message))
+    def _declare_requests(self) -> None:
+        """Declares the subscribers of programs' requests. They respond themselves: some have no reply subject."""
+        broker = self._broker
+        member: dict[str, Any] = {"queue": "request", "no_reply": True, "decoder": _undecoded}
 
-    async def _list_agents(self, message: Msg) -> None:
-        await _respond(message, self._callable_agents.response(message.subject))
+        @broker.subscriber(channels.CANCEL, **member)
+        @broker.subscriber(CANCELS_BY_USER, include_in_schema=False, **member)
+        async def cancel(message: NatsMessage) -> None:
+            raw = message.raw_message
+            await self._cancel_requests.receive(raw.subject, raw.data, partial(_respond, raw))
+
+        @broker.subscriber(AGENTS, include_in_schema=False, **member)
+        @broker.subscriber(AGENTS_BY_USER, include_in_schema=False, **member)
+        async def list_agents(message: NatsMessage) -> None:
+            await _respond(message.raw_message, self._callable_agents.response(message.raw_message.subject))
 
     def _any_connection(self) -> Client:
         """The connection, which may be lost just now: subscriptions are made when it is back."""
@@ -360,6 +379,11 @@ def _provider_of(console: ConsoleSettings, openid: OpenId) -> OpenIdProvider:
     from services.request.openid_provider import OpenIdProvider
 
     return OpenIdProvider(openid, openid.secret(), f"{console.url}{OPENID_CALLBACK}")
+
+
+async def _undecoded(message: NatsMessage) -> bytes:
+    # What is wrong with a body is said in the response.
+    return message.body
 
 
 async def _respond(message: Msg, response: bytes) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from breakwater.analytics.client import connect
-from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
-from breakwater.bus.publisher import Publisher
+from breakwater.bus.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
+from breakwater.bus.delivery import Delivery
 from breakwater.config import Config
-from breakwater.contracts.subjects import Stream
+from breakwater.contracts.alerts import Alert
+from breakwater.contracts.channels import ALERTS, ATTEMPTS, AUDIT, BREAKERS, BUDGETS, DEAD_LETTERS, EXECUTIONS, GUARDS
+from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.contracts.execution import Attempt, Execution
 from breakwater.runtime.settings import Settings
 from breakwater.telemetry.metrics import SinkMetrics
 from services.sink.comparison import LogComparer
@@ -21,23 +24,40 @@ LINGER_S, BUSY_LINGER_S = 0.5, 1.5
 """ClickHouse prefers few large inserts: at most two a second for each table, and fewer under load."""
 
 
+def linger_s(last: int) -> float:
+    """The time for which messages are gathered, by the number of the last batch."""
+    return BUSY_LINGER_S if last >= BUSY else LINGER_S
+
+
 def build(settings: Settings, config: Config) -> ServiceApp:  # noqa: ARG001  every service is built alike
     """Wires the service. Connects to nothing yet."""
     broker = make_broker(settings.nats_url.get_secret_value(), "sink")
     analytics = connect(settings.clickhouse_url)
     connection, metrics = connection_of(broker), SinkMetrics()
-    sink = Sink(analytics, Publisher(connection, "sink"), lambda: datetime.now(UTC), metrics)
+    sink = Sink(analytics, publisher_of(broker, DEAD_LETTERS), lambda: datetime.now(UTC), metrics)
     comparer = LogComparer(analytics, connection, lambda: datetime.now(UTC), metrics)
     app = ServiceApp(broker)
     app.after_startup(comparer.begin)
-    app.run_alongside(comparer.run)
     # Before the application waits for the last batches: it ends their waiting for ClickHouse.
     app.on_shutdown(sink.stop)
+    app.run_alongside(comparer.run)
 
-    def linger_s(last: int) -> float:
-        return BUSY_LINGER_S if last >= BUSY else LINGER_S
+    @broker.subscriber(
+        *(ATTEMPTS, EXECUTIONS, BREAKERS, BUDGETS, GUARDS),
+        durable="sink-events",
+        filters=["bw.>"],
+        pull_sub=Batches(BATCH_SIZE, linger_s),
+    )
+    async def events(batch: list[Delivery[Attempt | Execution | BreakerTransition | BudgetEvent | GuardEvent]]) -> None:
+        await sink.store(batch)
 
-    for stream in (Stream.EVENTS, Stream.ALERTS, Stream.AUDIT):
-        on_batch(app, broker, stream, f"sink-{stream.lower()}", sink.store, size=BATCH_SIZE, linger_s=linger_s)
+    @broker.subscriber(ALERTS, durable="sink-alerts", pull_sub=Batches(BATCH_SIZE, linger_s))
+    async def alerts(batch: list[Delivery[Alert]]) -> None:
+        await sink.store(batch)
+
+    @broker.subscriber(AUDIT, durable="sink-audit", pull_sub=Batches(BATCH_SIZE, linger_s))
+    async def actions(batch: list[Delivery[AuditEvent]]) -> None:
+        await sink.store(batch)
+
     app.after_shutdown(analytics.close)
     return app

@@ -49,7 +49,7 @@ class Sink:
         for server in ("clickhouse", "nats"):
             metrics.unavailable(server, yes=False)
 
-    async def store(self, deliveries: list[Delivery]) -> None:
+    async def store(self, deliveries: Sequence[Delivery]) -> None:
         """Stores a batch of one stream and acknowledges it; on `stop` during an outage, leaves it for redelivery."""
         stream = deliveries[0].stream
         self._held[stream] = min(delivery.published_at for delivery in deliveries)
@@ -70,7 +70,7 @@ class Sink:
         """Stops waiting for unavailable servers. Work that needs no waiting still finishes."""
         self._outages.stop()
 
-    async def _store(self, deliveries: list[Delivery]) -> None:
+    async def _store(self, deliveries: Sequence[Delivery]) -> None:
         waiting: dict[str, tuple[Table, list[_Pending]]] = {}
         refused: list[Delivery] = []
         for delivery in deliveries:

@@ -8,14 +8,13 @@ from functools import partial
 
 import structlog
 
-from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
+from breakwater.bus.broker import Batches, Each, ServiceApp, connection_of, make_broker, publisher_of
 from breakwater.bus.delivery import DELAYED_BATCH, DELAYED_LINGER_S, DelayedQueue, Delivery
 from breakwater.bus.lookup import Lookup
-from breakwater.bus.publisher import Publisher
-from breakwater.bus.pull import Consumer, Pull, each
 from breakwater.bus.topology import PARKED_CONSUMER, worker_consumer
 from breakwater.config import Config, LiveConfig, cipher_of
-from breakwater.contracts.subjects import Stream
+from breakwater.contracts import channels, subjects
+from breakwater.contracts.job import Job
 from breakwater.runtime import background
 from breakwater.runtime.settings import Settings
 from breakwater.state.connection import Redis, StateUnavailableError
@@ -44,32 +43,48 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         config,
         live.caps,
         redis=redis,
-        publisher=Publisher(connection, "worker", cipher),
+        publisher=publisher_of(
+            broker,
+            *(channels.ATTEMPTS, channels.EXECUTIONS, channels.RESULTS, channels.BREAKERS, channels.GUARDS),
+            *(channels.DEAD_LETTERS, channels.PROGRESS, channels.CHUNKS, channels.JOBS, channels.PARKED),
+            cipher=cipher,
+        ),
         lookup=Lookup(connection, cipher),
         providers=pool.open(config),
         cipher=cipher,
     )
     config_versions = ConfigVersions(worker, pool, live)
     dead_workers = DeadWorkers(worker, connection, lambda: config_versions.agents)
-    queues: dict[str, Consumer] = {}
+    declared: set[str] = set()
     watches: list[asyncio.Task[None]] = []
     app = ServiceApp(broker)
 
-    def serve() -> None:
-        """Reads the queues of agents that are new."""
-        for name in config_versions.agents:
-            if name not in queues:
-                pull = Pull(connection, Stream.JOBS, worker_consumer(name))
-                concurrency = partial(config_versions.concurrency, name)
-                queues[name] = each(pull, partial(config_versions.handle, name), concurrency=concurrency)
-                queues[name].start()
+    def serve(agent: str) -> None:
+        """Declares the subscriber of an agent's jobs."""
+        concurrency = partial(config_versions.concurrency, agent)
 
-    async def wake(deliveries: list[Delivery]) -> None:
-        await DelayedQueue(worker.publisher, config_versions.agents).handle_all(deliveries)
+        @broker.subscriber(
+            channels.JOBS, durable=worker_consumer(agent), filters=subjects.jobs_of(agent), pull_sub=Each(concurrency)
+        )
+        async def run(job: Delivery[Job]) -> None:
+            await config_versions.handle(agent, job)
+
+    def serve_new() -> None:
+        for agent in config_versions.agents:
+            if agent not in declared:
+                declared.add(agent)
+                serve(agent)
+
+    @broker.subscriber(channels.PARKED, durable=PARKED_CONSUMER, pull_sub=Batches(DELAYED_BATCH, DELAYED_LINGER_S))
+    async def wake(jobs: list[Delivery[Job]]) -> None:
+        await DelayedQueue(worker.publisher, config_versions.agents).handle_all(jobs)
+
+    serve_new()
 
     async def restore() -> None:
         await config_versions.restore()
-        serve()
+        serve_new()
+        await app.start_subscribers()
         await config_versions.save()
 
     async def watch() -> None:
@@ -80,16 +95,15 @@ def build(settings: Settings, config: Config) -> ServiceApp:
 
     async def reload(changed: Config) -> None:
         await config_versions.reload(changed)
-        serve()
+        serve_new()
+        await app.start_subscribers()
         await watch()
 
-    on_batch(app, broker, Stream.PARKED, PARKED_CONSUMER, wake, size=DELAYED_BATCH, linger_s=DELAYED_LINGER_S)
     app.reload = reload
     kept: list[asyncio.Task[None]] = []
 
     @app.after_startup
     async def start() -> None:
-        serve()
         kept.extend((asyncio.create_task(worker.leases.run()), asyncio.create_task(restore())))
         kept.append(asyncio.create_task(receive_cancel_requests(connection, worker.leases.cancel)))
         kept.append(asyncio.create_task(dead_workers.run()))
@@ -97,8 +111,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
 
     @app.on_shutdown
     async def drain() -> None:
-        drain_s = config_versions.newest.worker.config.limits.drain_s
-        await asyncio.gather(*(queue.stop(drain_s=drain_s) for queue in queues.values()))
+        await app.end_subscribers(drain_s=config_versions.newest.worker.config.limits.drain_s)
 
     @app.after_shutdown
     async def close() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -14,7 +14,7 @@ import pytest_asyncio
 from nats.aio.client import Client
 from structlog.testing import capture_logs
 
-from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
+from breakwater.bus.broker import Batches, Each, ServiceApp, connection_of, make_broker
 from breakwater.bus.delivery import (
     DELAYED_BATCH,
     DELAYED_LINGER_S,
@@ -29,9 +29,10 @@ from breakwater.bus.errors import BusUnavailableError, PublishRefusedError
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.pull import HandlerCoroutine, Pull, each
 from breakwater.bus.topology import ACK_WAIT_S, PARKED_CONSUMER, Plan, worker_consumer
 from breakwater.contracts import subjects
+from breakwater.contracts.channels import JOBS, PARKED
+from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.types import format_time
 from tests.helpers import nats_client, until
@@ -64,26 +65,27 @@ async def publisher(client: Client) -> Publisher:
 
 
 @asynccontextmanager
-async def worker(url: str, handle: Callable[[Delivery], HandlerCoroutine]) -> AsyncGenerator[list[Delivery]]:
+async def worker(url: str, handle: Callable[[Delivery], Awaitable[None]]) -> AsyncGenerator[list[Delivery]]:
     """A process that handles the slow agent's jobs, and wakes parked ones; yields those it has looked at."""
     looked_at: list[Delivery] = []
     broker = make_broker(url, "worker", graceful_timeout_s=1)
     waker = DelayedQueue(Publisher(connection_of(broker), "worker"), PLAN.agents)
 
-    async def wake(deliveries: list[Delivery]) -> None:
+    @broker.subscriber(PARKED, durable=PARKED_CONSUMER, pull_sub=Batches(DELAYED_BATCH, DELAYED_LINGER_S))
+    async def wake(deliveries: list[Delivery[Job]]) -> None:
         await waker.handle_all(deliveries)
         looked_at.extend(deliveries)
 
+    @broker.subscriber(JOBS, durable=worker_consumer(SLOW), pull_sub=Each(lambda: PLAN.agents[SLOW]))
+    async def run(delivery: Delivery[Job]) -> None:
+        await handle(delivery)
+
     app = ServiceApp(broker)
-    pull = Pull(connection_of(broker), Stream.JOBS, worker_consumer(SLOW))
-    queue = each(pull, handle, concurrency=lambda: PLAN.agents[SLOW])
-    on_batch(app, broker, Stream.PARKED, PARKED_CONSUMER, wake, size=DELAYED_BATCH, linger_s=DELAYED_LINGER_S)
     await app.start()
-    queue.start()
     try:
         yield looked_at
     finally:
-        await queue.stop()
+        await app.end_subscribers()
         await app.stop()
 
 

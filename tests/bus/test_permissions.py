@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
-from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch, on_request
+from breakwater.bus.broker import Batches, ServiceApp, connection_of, make_broker, on_request
 from breakwater.bus.core import ask
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.errors import BusUnavailableError, NoRespondersError, PublishRefusedError
@@ -20,6 +20,9 @@ from breakwater.bus.permissions import GRANTS, Grant, consumes, inbox_prefix, re
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import Plan, alert_consumer, consumers, worker_consumer
+from breakwater.contracts.channels import BUDGETS, JOBS
+from breakwater.contracts.events import BudgetEvent
+from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import CHANNEL_TESTS, Stream, channel_test, sent_message
 from breakwater.embedded.ports import free_port
 from services.__main__ import NAMES
@@ -28,7 +31,7 @@ from tests.nats_node import start_nats
 
 PLAN = Plan(agents={"writer": 2, "gpt-4.1": 1}, alert_channels=("ops", "on-call.2"))
 USERS = {grant.user for grant in GRANTS}
-ALL_OF_DLQ = {"worker", "breaker", "budget", "alerter", "sink"}
+ALL_OF_DLQ = {"worker", "alerter", "sink"}
 
 MAY_PUBLISH = {
     "bw.jobs.writer": {"request", "worker", "setup", "client"},
@@ -210,7 +213,8 @@ async def test_the_worker_takes_a_job_answers_it_and_reads_its_record_back(url_o
     broker = make_broker(url_of("worker"), "worker")
     publisher = Publisher(connection_of(broker), "worker")
 
-    async def handle(jobs: list[Delivery]) -> None:
+    @broker.subscriber(JOBS, durable=worker_consumer("gpt-4.1"), pull_sub=Batches(1, linger_s=0))
+    async def run(jobs: list[Delivery[Job]]) -> None:
         [job] = jobs
         await publisher.raw("bw.executions.gpt-4%2E1.j1", b"record", {})
         await connection_of(broker)().publish(job.data.decode(), b"answer")
@@ -219,7 +223,6 @@ async def test_the_worker_takes_a_job_answers_it_and_reads_its_record_back(url_o
             answered.set()
 
     app = ServiceApp(broker)
-    on_batch(app, broker, Stream.JOBS, worker_consumer("gpt-4.1"), handle, size=1, linger_s=0)
     async with connected(url_of, "client") as (program, _):
         inbox = program.new_inbox()
         replies = await program.subscribe(inbox)
@@ -240,13 +243,13 @@ async def test_the_sink_takes_batches_with_its_own_user(url_of: UrlOf) -> None:
     seen: asyncio.Queue[int] = asyncio.Queue()
     broker = make_broker(url_of("sink"), "sink")
 
-    async def handle(batch: list[Delivery]) -> None:
+    @broker.subscriber(BUDGETS, durable="sink-events", pull_sub=Batches(100, linger_s=0.2))
+    async def store(batch: list[Delivery[BudgetEvent]]) -> None:
         for delivery in batch:
             await delivery.ack()
             seen.put_nowait(delivery.sequence)
 
     app = ServiceApp(broker)
-    on_batch(app, broker, Stream.EVENTS, "sink-events", handle, size=100, linger_s=0.2)
     async with connected(url_of, "budget") as (budget, _):
         stored = await budget.jetstream().publish("bw.budgets.global.monthly", b"{}")
     await app.start()

@@ -11,12 +11,15 @@ import pytest_asyncio
 from nats.aio.client import Client
 
 from breakwater.bus import pull
+from breakwater.bus.broker import Each, ServiceApp, make_broker
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.errors import BusUnavailableError
 from breakwater.bus.provision import provision
-from breakwater.bus.pull import Pull, each
+from breakwater.bus.pull import Pull
 from breakwater.bus.topology import ACK_WAIT_S, Plan, worker_consumer
 from breakwater.contracts import subjects
+from breakwater.contracts.channels import JOBS
+from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
 from tests.helpers import nats_client, until
 from tests.servers import RunningServer
@@ -151,10 +154,15 @@ async def test_what_the_server_delivers_again_soon_is_not_handled(
     assert await pulled.fetch(1, 0.05) == []
 
 
-async def test_no_more_are_handled_at_once_than_the_concurrency_although_more_are_delivered(client: Client) -> None:
+async def test_no_more_are_handled_at_once_than_the_concurrency_although_more_are_delivered(
+    client: Client, own_nats_server: RunningServer
+) -> None:
     at_once, most, done, go = 0, 0, 0, asyncio.Event()
 
-    async def handle(delivery: Delivery) -> None:
+    broker = make_broker(own_nats_server.url, "worker")
+
+    @broker.subscriber(JOBS, durable=worker_consumer("a"), pull_sub=Each(lambda: concurrency))
+    async def handle(delivery: Delivery[Job]) -> None:
         nonlocal at_once, most, done
         at_once += 1
         most = max(most, at_once)
@@ -164,8 +172,8 @@ async def test_no_more_are_handled_at_once_than_the_concurrency_although_more_ar
         done += 1
 
     concurrency = 10
-    queue = each(pull_of(client), handle, concurrency=lambda: concurrency)
-    queue.start()
+    app = ServiceApp(broker)
+    await app.start()
     await publish(client, *(b"%d" % number for number in range(7)))
     await until(lambda: at_once == 7, "seven are handled")
     concurrency = 8  # the consumer still delivers a hundred
@@ -175,7 +183,7 @@ async def test_no_more_are_handled_at_once_than_the_concurrency_although_more_ar
     await publish(client, *(b"%d" % number for number in range(8, 14)))
     go.set()
     await until(lambda: done == 14, "all are handled")
-    await queue.stop(drain_s=10)
+    await app.stop()
     assert most == 8
 
 

@@ -1,41 +1,85 @@
 """FastStream's broker and application, by which a service is on the bus, with the reason for each override (ADR 0006).
 
-FastStream connects, begins and ends what is registered with it in order, and serves requests. Jobs and events are read
-by our own pull (`breakwater.bus.pull`).
+FastStream connects, begins and ends what is registered with it in order, serves requests, and runs the handlers of what
+is read. Jobs and events come by our own subscriber (`breakwater.bus.subscriber`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import nats.errors
 import structlog
 from faststream import FastStream
 from faststream.exceptions import IncorrectState
 from faststream.nats import NatsBroker, NatsMessage, NatsSecurity
+from faststream.specification import AsyncAPI
 
 from breakwater.bus.core import give_up, tls_options
-from breakwater.bus.delivery import Delivery
 from breakwater.bus.lookup import ClientGetter
 from breakwater.bus.permissions import inbox_prefix
-from breakwater.bus.pull import RETRY_S, HandlerCoroutine, Pull, batches
-from breakwater.contracts.subjects import Stream
+from breakwater.bus.publisher import Publisher
+from breakwater.bus.pull import RETRY_S, STOP_S
+from breakwater.bus.subscriber import Batches, Declaration, Each, PullSubscriber, receives, registered
+from breakwater.contracts.channels import CHANNELS, Channel
 from breakwater.runtime import background
 from breakwater.runtime.outage import Outage
+from breakwater.security.encryption import OFF, Cipher
 from breakwater.telemetry.metrics import GaugeCollector
 
 MAX_PENDING_BYTES = 16 * 1024 * 1024
 PING_S = 1.0
 
 
-class _Broker(NatsBroker):
+class Broker(NatsBroker):
+    """The broker of one service."""
+
+    def __init__(self, url: str, service: str, **options: Any) -> None:
+        """Takes FastStream's options."""
+        super().__init__(url, **options)
+        self.service = service
+
+    def subscriber(  # pyright: ignore[reportIncompatibleMethodOverride]  # it takes channels too
+        self, *channels: Channel | str, pull_sub: Batches | Each | None = None, **options: Any
+    ) -> Any:
+        """Overridden to declare a subscriber of a durable consumer that is read by our own pull.
+
+        Args:
+            channels: what is read; of one stream. One, or a subject, for a subscriber of FastStream's own.
+            pull_sub: how it is read; None for a subscriber of FastStream's own.
+            options: `durable`, the consumer's name, and `filters`, its subjects, if they are not all of the channels';
+                otherwise FastStream's.
+        """
+        if not isinstance(pull_sub, Batches | Each):
+            match channels:
+                case [Channel() as channel]:
+                    channels = (channel.address,)
+                    options |= {"title": receives(self.service, channel), "description": channel.summary}
+                case _:
+                    pass
+            return super().subscriber(*channels, pull_sub=pull_sub or False, **options)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        return self._pull_subscriber([one for one in channels if isinstance(one, Channel)], pull_sub, **options)
+
+    def _pull_subscriber(
+        self, channels: Sequence[Channel], source: Batches | Each, *, durable: str, filters: Sequence[str] = ()
+    ) -> PullSubscriber:
+        wildcards = [re.sub(r"{\w+}", "*", channel.address) for channel in channels]
+        declaration = Declaration(self.service, channels, durable, filters or wildcards)
+        return registered(self, PullSubscriber(cast(Any, self.config), declaration, source))
+
+    @property
+    def pull_subscribers(self) -> list[PullSubscriber]:
+        """Those of durable consumers."""
+        return [one for one in self.subscribers if isinstance(one, PullSubscriber)]
+
     async def stop(
         self,
         exc_type: type[BaseException] | None = None,
@@ -48,7 +92,7 @@ class _Broker(NatsBroker):
         await super().stop(exc_type, exc_val, exc_tb)
 
 
-def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> NatsBroker:
+def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> Broker:
     """A broker that never gives up on its server, and logs an outage once.
 
     Raises:
@@ -80,8 +124,11 @@ def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> 
             structlog.get_logger().error("nats_connection_closed", what_happens="the process ends")
             os._exit(os.EX_SOFTWARE)
 
-    broker = _Broker(
+    broker = Broker(
         url,
+        service,
+        specification_url="nats://127.0.0.1:4222",
+        description="NATS with JetStream; `.breakwater/endpoints.json` has the address and the password.",
         name=f"breakwater-{service}",
         inbox_prefix=inbox_prefix(service),
         max_reconnect_attempts=-1,
@@ -105,7 +152,7 @@ def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> 
 class ServiceApp(FastStream):
     """The application around a broker: runs until SIGTERM or SIGINT, and reports when it is ready."""
 
-    def __init__(self, broker: NatsBroker) -> None:
+    def __init__(self, broker: Broker) -> None:
         super().__init__(broker, logger=None)
         self._broker = broker
         self._ready = False
@@ -114,9 +161,15 @@ class ServiceApp(FastStream):
         """Takes over another config; raises ConfigError where that can't be, and has changed nothing then."""
 
     async def start(self, **run_extra_options: Any) -> None:
-        """Overridden, as it is ready only when NATS has all subscriptions, which FastStream does not wait for."""
+        """Overridden, as it is ready only when NATS has all subscriptions, which FastStream does not wait for.
+
+        Of consumers, those of batches: a worker that has no queue of one agent serves the others.
+        """
         await super().start(**run_extra_options)
         await subscribed(self._broker)
+        for one in self._broker.pull_subscribers:
+            if one.pull_sub.batch:
+                await one.answered.wait()
         self._ready = True
         structlog.get_logger().info("service_ready")
 
@@ -138,10 +191,22 @@ class ServiceApp(FastStream):
         finally:
             await background.stop(starting, ending)
 
+    async def start_subscribers(self) -> None:
+        """Starts those that were declared since the application started."""
+        for one in self._broker.pull_subscribers:
+            await one.start()
+
+    async def end_subscribers(self, *, drain_s: float = STOP_S) -> None:
+        """Returns when the consumers are read no more, and what was read is handled; cancels handlers after `drain_s`.
+
+        FastStream's broker does so too, but after the hooks by which that ends which handlers may wait for.
+        """
+        await asyncio.gather(*(one.stop(drain_s=drain_s) for one in self._broker.pull_subscribers))
+
     def run_alongside(
         self, work: Callable[[], Coroutine[Any, Any, None]], gauges: GaugeCollector | None = None
     ) -> None:
-        """Does work, and shows gauges, for as long as the application runs."""
+        """Does work, and shows gauges, for as long as the application runs and its last batches are handled."""
         running: list[asyncio.Task[None]] = []
 
         @self.after_startup
@@ -152,6 +217,7 @@ class ServiceApp(FastStream):
 
         @self.on_shutdown
         async def stop() -> None:
+            await self.end_subscribers()
             if gauges is not None:
                 gauges.stop()
             await background.stop(*running)
@@ -188,7 +254,7 @@ def connection_of(broker: NatsBroker) -> ClientGetter:
 def on_request(broker: NatsBroker, subject: str, queue: str, answer: Callable[[str], Awaitable[bytes]]) -> None:
     """Answers requests on core NATS, each by one member of the queue group. `answer` is given the request's subject."""
 
-    @broker.subscriber(subject, queue=queue, max_workers=4)
+    @broker.subscriber(subject, queue=queue, max_workers=4, include_in_schema=False)
     async def receive(message: NatsMessage) -> bytes:
         try:
             return await answer(message.raw_message.subject)
@@ -198,27 +264,26 @@ def on_request(broker: NatsBroker, subject: str, queue: str, answer: Callable[[s
             raise
 
 
-def on_batch(
-    app: FastStream,
-    broker: NatsBroker,
-    stream: Stream,
-    durable: str,
-    handle: Callable[[list[Delivery]], HandlerCoroutine],
-    *,
-    size: int,
-    linger_s: float | Callable[[int], float],
-) -> None:
-    """Handles a consumer's messages in batches (`batches`) while the application runs. Its end waits for the last one.
+def specification(*brokers: Broker, **about: Any) -> dict[str, Any]:
+    """FastStream's AsyncAPI document of what services read and publish."""
+    return AsyncAPI(*brokers, **about).to_specification().to_jsonable()
 
-    FastStream's own subscriber of batches asks NATS again after every `linger_s`, whether anything happens or not.
+
+def publisher_of(
+    broker: Broker, *channels: Channel, cipher: Cipher = OFF, connection: ClientGetter | None = None
+) -> Publisher:
+    """The publisher of a service, which declares with FastStream what it publishes; it refuses other events.
+
+    Events are published by our own publisher: FastStream's waits for no acknowledgement that names a sequence, and
+    takes no headers by which the first writer wins.
     """
-    consumer = batches(Pull(connection_of(broker), stream, durable), handle, size=size, linger_s=linger_s)
-
-    @app.after_startup
-    async def start() -> None:
-        consumer.start()
-        await consumer.answered.wait()
-
-    @app.on_shutdown
-    async def stop() -> None:
-        await consumer.stop()
+    for channel in channels:
+        broker.publisher(
+            channel.address,
+            schema=channel.message,
+            title=f"{broker.service}.send.{channel.name}",
+            description=channel.summary,
+            include_in_schema=channel in CHANNELS,
+        )
+    messages = [channel.message for channel in channels]
+    return Publisher(connection or connection_of(broker), broker.service, cipher, publishes=messages)

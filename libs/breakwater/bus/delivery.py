@@ -15,10 +15,14 @@ import re
 from collections.abc import AsyncGenerator, Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from typing import Any, Generic
 
 import nats.errors
 import structlog
 from nats.aio.msg import Msg
+from pydantic import BaseModel
+from pydantic_core import CoreSchema, core_schema
+from typing_extensions import TypeVar
 
 from breakwater.bus.errors import BusUnavailableError, MessageTooLargeError, NoStreamError, PublishRefusedError
 from breakwater.bus.lookup import ClientGetter, Lookup
@@ -34,8 +38,19 @@ from breakwater.runtime.outage import Outage
 ACK_TIMEOUT_S = 5.0
 
 
-class Delivery:
-    """One delivery of one stored message."""
+MessageT_co = TypeVar("MessageT_co", bound=BaseModel, default=BaseModel, covariant=True)
+
+
+class Delivery(Generic[MessageT_co]):
+    """One delivery of one stored message, with the bytes of the model that it is of.
+
+    The handler reads them: a message that can't be read is its concern, and no reason to lose the rest of a batch.
+    """
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
+        """FastStream checks with pydantic what it hands to a handler: a delivery is one already."""
+        return core_schema.is_instance_schema(cls)
 
     def __init__(self, message: Msg) -> None:
         metadata = message.metadata

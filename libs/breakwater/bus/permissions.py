@@ -229,7 +229,7 @@ GRANTS = (
     Grant(
         "breaker",
         publish=(
-            *_below("breakers", "dlq"),
+            *_below("breakers"),
             *consumes(Stream.EVENTS, "breaker"),
             # When Redis was emptied, it rebuilds its state from what is stored.
             *_facts(Stream.EVENTS),
@@ -241,7 +241,7 @@ GRANTS = (
     Grant(
         "budget",
         publish=(
-            *_below("budgets", "dlq"),
+            *_below("budgets"),
             *consumes(Stream.EVENTS, "budget"),
             # When Redis was emptied, it rebuilds its state from what is stored; otherwise it compares the two.
             *_RECORD,

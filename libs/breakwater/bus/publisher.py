@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
@@ -15,6 +15,7 @@ import orjson
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from pydantic import BaseModel
 
 from breakwater.bus.core import RESTART, UnhealthyServer, unhealthy_servers
 from breakwater.bus.errors import (
@@ -62,8 +63,17 @@ class Stored:
 class Publisher:
     """Publishes for one service. Takes the connection late, as a broker has none before it starts."""
 
-    def __init__(self, connection: ClientGetter, source: str, cipher: Cipher = OFF) -> None:
+    def __init__(
+        self,
+        connection: ClientGetter,
+        source: str,
+        cipher: Cipher = OFF,
+        *,
+        publishes: Collection[type[BaseModel]] | None = None,
+    ) -> None:
+        """Takes the messages that the service declares to publish; None for a program that declares none."""
         self._connection = connection
+        self._publishes = publishes if publishes is None else frozenset(publishes)
         self._cipher = cipher
         self._source = f"breakwater/{source}"
         self._replies = Replies()
@@ -103,7 +113,10 @@ class Publisher:
             BusUnavailableError: not acknowledged, or no room (`EventStreamFullError`); publish again with the same id.
             MessageTooLargeError: the server does not take it.
             PublishRefusedError: the stream does not take it.
+            TypeError: the service does not declare that it publishes such messages.
         """
+        if self._publishes is not None and type(event) not in self._publishes:
+            raise TypeError(f"{self._source} does not declare that it publishes {type(event).__name__}: {subject}")
         headers: dict[str, str] = {
             Header.CE_ID: id,
             Header.CE_TYPE: f"breakwater.{type(event).__name__}",

@@ -1,28 +1,23 @@
-"""Fetching from a durable consumer: on demand, for a reader that holds messages back, and in batches without end."""
+"""Fetching from a durable consumer, on demand. `subscriber.py` does so without end."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any, cast
 
 import nats.errors
 import nats.js.errors
-import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from breakwater.bus.delivery import Delivery
-from breakwater.bus.errors import BusUnavailableError, unavailable
+from breakwater.bus.errors import unavailable
 from breakwater.bus.lookup import ClientGetter
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts.subjects import Stream
-from breakwater.runtime import background
-from breakwater.runtime.outage import Outage
 
 DRAIN_S = 0.05
 """Time that messages gather at the server after the first one."""
@@ -195,110 +190,3 @@ class Pull:
             else:
                 self._error = status
         self._news.set()
-
-
-HandlerCoroutine = Coroutine[Any, Any, None]
-"""A call of a handler, to be run."""
-
-
-class Consumer:
-    """Reads a durable consumer and handles its messages in tasks. Logs the errors of handlers."""
-
-    def __init__(
-        self,
-        pull: Pull,
-        fetch: Callable[[float, int], Awaitable[list[HandlerCoroutine]]],
-        concurrency: Callable[[], int] = lambda: 1,
-    ) -> None:
-        """Reads nothing yet.
-
-        Args:
-            pull: the consumer's, which is closed at the end.
-            fetch: gives the calls for the messages that come within so many seconds, for so many handlers at most;
-                raises BusUnavailableError.
-            concurrency: the most handlers in parallel, as of now.
-        """
-        self._pull, self._fetch, self._concurrency = pull, fetch, concurrency
-        self._reading: asyncio.Task[None] | None = None
-        self._handling: set[asyncio.Task[None]] = set()
-        self._ended = asyncio.Event()
-        self.answered = asyncio.Event()
-        """Set when the consumer has answered once."""
-
-    def start(self) -> None:
-        """Starts to read in the background."""
-        self._reading = asyncio.create_task(self._read())
-
-    async def stop(self, *, drain_s: float = STOP_S) -> None:
-        """Stops reading, and returns when all read messages are handled; cancels handlers after `drain_s`."""
-        if self._reading is not None:
-            await background.stop(self._reading)
-        if self._handling:
-            await asyncio.wait(self._handling, timeout=drain_s)
-        await background.stop(*self._handling)
-
-    async def _read(self) -> None:
-        outage = Outage(self._pull.durable)
-        try:
-            while True:
-                while len(self._handling) >= self._concurrency():
-                    # Not `asyncio.wait`, which looks at all of them for each one that ends.
-                    self._ended.clear()
-                    await self._ended.wait()
-                wait_s = background.aligned_delay(WAIT_S) if self.answered.is_set() else FIRST_WAIT_S
-                try:
-                    calls = await self._fetch(wait_s, self._concurrency() - len(self._handling))
-                except BusUnavailableError as error:
-                    outage.failed(error)
-                    await asyncio.sleep(RETRY_S)
-                    continue
-                outage.worked()
-                self._handling |= {asyncio.create_task(self._handle(call)) for call in calls}
-                self.answered.set()
-        finally:
-            await self._pull.close()
-
-    async def _handle(self, call: HandlerCoroutine) -> None:
-        try:
-            await call
-        except Exception:  # noqa: BLE001  the next one may go well; this one is delivered again
-            structlog.get_logger().exception("handler_failed")
-        finally:
-            self._handling.discard(cast("asyncio.Task[None]", asyncio.current_task()))
-            self._ended.set()
-
-
-def each(pull: Pull, handle: Callable[[Delivery], HandlerCoroutine], *, concurrency: Callable[[], int]) -> Consumer:
-    """Handles messages in parallel, at most `concurrency` of them."""
-
-    async def fetch(wait_s: float, free: int) -> list[HandlerCoroutine]:
-        # The consumer delivers no more than the concurrency: those asked for beyond the free ones come when they may.
-        return [handle(one) for one in await pull.fetch(free, wait_s, linger_s=0, ask=concurrency())]
-
-    return Consumer(pull, fetch, concurrency)
-
-
-def batches(
-    pull: Pull,
-    handle: Callable[[list[Delivery]], HandlerCoroutine],
-    *,
-    size: int,
-    linger_s: float | Callable[[int], float],
-) -> Consumer:
-    """Handles messages in batches, one after the other: a first one, and what comes in a time after it.
-
-    Args:
-        pull: the consumer's.
-        handle: acknowledges.
-        size: of a batch, at most.
-        linger_s: how late a message may be handled for the sake of larger batches; or that by the size of the last one.
-    """
-    last = 0
-
-    async def fetch(wait_s: float, _free: int) -> list[HandlerCoroutine]:
-        nonlocal last
-        batch = await pull.fetch(size, wait_s, linger_s(last) if callable(linger_s) else linger_s)
-        last = len(batch)
-        return [handle(batch)] if batch else []
-
-    return Consumer(pull, fetch)

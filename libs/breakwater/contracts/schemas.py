@@ -1,4 +1,4 @@
-"""The contract as documents: messages as JSON Schema (2020-12), and the bus as AsyncAPI 3.0, made from the channels."""
+"""The contract as documents: messages as JSON Schema (2020-12), and what the channels add to FastStream's AsyncAPI."""
 
 from __future__ import annotations
 
@@ -43,16 +43,23 @@ def identified(schema: dict[str, Any], name: str) -> dict[str, Any]:
     return {"$schema": DIALECT, "$id": f"urn:breakwater:schema:{name}", "title": name, **rest}
 
 
-VERSION = "1.0.0"
-
-ABOUT = """\
-The bus from Breakwater's side: it reads from `receive` channels and publishes on `send` channels. JSON in UTF-8. Times
-are RFC 3339 UTC with milliseconds, costs are decimal strings in USD, durations milliseconds in `*_ms` and seconds in
-`*_s`. A job with an unknown field is rejected; ignore unknown fields in messages from Breakwater.
+_BUS = """\
+The bus from the services' side: `worker.receive.jobs` is what the worker reads of the jobs, `worker.send.results` what
+it publishes. Programs publish jobs and requests to cancel them, and may read the others. JSON in UTF-8. Times are RFC
+3339 UTC with milliseconds, costs are decimal strings in USD, durations milliseconds in `*_ms` and seconds in `*_s`. A
+job with an unknown field is rejected; ignore unknown fields in messages from Breakwater.
 
 A subject's parameters are encoded: every byte of their UTF-8 outside `A-Z a-z 0-9 _ -` is written as `%XX` with
 upper-case digits, so `gpt-4.1:mini` is the token `gpt-4%2E1%3Amini`.
 """
+
+ABOUT: dict[str, Any] = {
+    "title": "Breakwater",
+    "version": "1.0.0",
+    "description": _BUS,
+    "license": {"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
+}
+"""The head of the AsyncAPI document."""
 
 _STRING = {"type": "string"}
 _CLOUD_EVENT = {
@@ -72,61 +79,47 @@ _MSG_ID = {
 }
 
 
-def asyncapi_document() -> dict[str, Any]:
-    """The bus as an AsyncAPI 3.0 document. Payloads are references to `schemas/<Message>.json` next to it."""
+def completed(document: dict[str, Any]) -> dict[str, Any]:
+    """FastStream's AsyncAPI document of the brokers, with what it does not know of the channels.
+
+    These are the parameters and the stream of each, headers, and the messages' own schemas in `schemas/<Message>.json`:
+    FastStream makes schemas of what is read, and events are written. All in a fixed order; FastStream has none.
+    """
+    by_address = {channel.address: channel for channel in CHANNELS}
+    channels = dict(sorted(document["channels"].items(), key=lambda item: _place(item[1]["address"], item[0])))
+    operations = {name: document["operations"][name] for name in sorted(document["operations"])}
+    for described in channels.values():
+        channel = by_address[described["address"]]
+        described["description"] = f"{channel.summary} {_kept(channel)}"
+        described["parameters"] = {name: {"description": text} for name, text in channel.parameters.items()}
+        if channel.stream is not None:
+            described["x-jetstream-stream"] = channel.stream.value
+        described["messages"] = {
+            name: {"$ref": f"#/components/messages/{channel.message.__name__}"} for name in described["messages"]
+        }
     return {
-        "asyncapi": "3.0.0",
-        "info": {
-            "title": "Breakwater",
-            "version": VERSION,
-            "description": ABOUT,
-            "license": {"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
-        },
-        "defaultContentType": "application/json",
-        "servers": {
-            "local": {
-                "host": "127.0.0.1:4222",
-                "protocol": "nats",
-                "description": "NATS with JetStream; `.breakwater/endpoints.json` has the address and the password.",
-                "security": [{"$ref": "#/components/securitySchemes/user"}],
-            }
-        },
-        "channels": {channel.name: _channel(channel) for channel in CHANNELS},
-        "operations": {f"{channel.action}_{channel.name}": _operation(channel) for channel in CHANNELS},
+        **document,
+        "channels": channels,
+        "operations": operations,
         "components": {
             "messages": {channel.message.__name__: _message(channel) for channel in CHANNELS},
             "schemas": {
                 "JobHeaders": _headers(_MSG_ID | _TRACEPARENT, required=()),
                 "EventHeaders": _headers(_CLOUD_EVENT | _TRACEPARENT, required=_CLOUD_EVENT),
             },
-            "securitySchemes": {"user": {"type": "userPassword", "description": "One NATS user for each role."}},
         },
     }
 
 
-def _channel(channel: Channel) -> dict[str, Any]:
-    name = channel.message.__name__
-    kept = (
-        "Core NATS: only current subscribers receive it; not stored."
-        if channel.stream is None
-        else f"Stream {channel.stream}."
-    )
-    return {
-        "address": channel.address,
-        "description": f"{channel.summary} {kept}",
-        "parameters": {name: {"description": text} for name, text in channel.parameters.items()},
-        "messages": {name: {"$ref": f"#/components/messages/{name}"}},
-        **({"x-jetstream-stream": channel.stream.value} if channel.stream is not None else {}),
-    }
+def _place(address: str, name: str) -> tuple[int, str]:
+    """Place of a channel in the document: in the contract's order, those of one address by the service."""
+    return [channel.address for channel in CHANNELS].index(address), name
 
 
-def _operation(channel: Channel) -> dict[str, Any]:
-    return {
-        "action": channel.action,
-        "channel": {"$ref": f"#/channels/{channel.name}"},
-        "summary": channel.summary,
-        "messages": [{"$ref": f"#/channels/{channel.name}/messages/{channel.message.__name__}"}],
-    }
+def _kept(channel: Channel) -> str:
+    if channel.stream is None:
+        return "Core NATS: only current subscribers receive it; not stored."
+    return f"Stream {channel.stream}."
 
 
 def _message(channel: Channel) -> dict[str, Any]:

@@ -105,7 +105,9 @@ async def test_the_baseline_of_an_agent_outlives_the_process(
             await publish_executions(bus, *(ended(number, **long_ago) for number in range(20)), ended(99, **later))
             await bus.finished("EVENTS", "alerter-executions", 21)
             async with asyncio.timeout(DEADLINE_S):
-                while not (saved := await AlerterBus(lambda: bus.client).baselines()):
+                while not (
+                    saved := await AlerterBus(lambda: bus.client, Publisher(lambda: bus.client, "alerter")).baselines()
+                ):
                     await asyncio.sleep(0.05)
         assert list(saved) == ["writer"]
         async with alerter(bus, config):
@@ -115,7 +117,7 @@ async def test_the_baseline_of_an_agent_outlives_the_process(
 
 async def test_a_disabled_channel_is_known_by_its_receiver_and_not_by_its_name(own_nats_server: RunningServer) -> None:
     async with bus_of(own_nats_server.url, config_of()) as bus:
-        memory = AlerterBus(lambda: bus.client)
+        memory = AlerterBus(lambda: bus.client, Publisher(lambda: bus.client, "alerter"))
         one, other = Recorder(fingerprint="one"), Recorder(fingerprint="other")
         assert not await memory.is_disabled(one)
         await memory.disable(one)

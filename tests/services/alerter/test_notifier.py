@@ -67,11 +67,15 @@ class Recorder(AlertSender):
         return [message_id(message) for message in self.sent]
 
 
+def alerter_bus_of(bus: Bus) -> AlerterBus:
+    return AlerterBus(lambda: bus.client, Publisher(lambda: bus.client, "alerter"))
+
+
 @asynccontextmanager
 async def delivering(
     bus: Bus, channel: Recorder, *, schedule: Schedule = AT_ONCE, quiet_s: float = 0.0, most: int = 1000, **route: Any
 ) -> AsyncGenerator[Notifier]:
-    alerter_bus = AlerterBus(lambda: bus.client)
+    alerter_bus = alerter_bus_of(bus)
     log = IncidentLog(lambda: bus.client, alerter_bus.publisher, Redactor.compile(RedactionRules()))
     notifier = Notifier(
         channel,
@@ -255,7 +259,7 @@ async def test_a_channel_that_updates_hears_the_changes_of_what_it_has_posted(
 ) -> None:
     monkeypatch.setattr(outbox, "UPDATE_EVERY", timedelta(seconds=0.2))
     channel = Recorder(updates=True)
-    await SentMessages(AlerterBus(lambda: bus.client), "ops").put("inc_a", "1700000000.000100")
+    await SentMessages(alerter_bus_of(bus), "ops").put("inc_a", "1700000000.000100")
     await publish(bus, *of("a", "opened"))
     async with delivering(bus, channel, quiet_s=600):
         await bus.finished("ALERTS", DURABLE, 1)

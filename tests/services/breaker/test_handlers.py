@@ -2,23 +2,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 from unittest.mock import Mock
 
+import pytest
 import redis.asyncio as aioredis
+from faststream.nats import TestNatsBroker
+from pydantic import SecretStr
 
-from breakwater.bus.publisher import Publisher
+from breakwater.bus.publisher import Publisher, Stored
 from breakwater.config import parse_config
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt
+from breakwater.contracts.subjects import Stream
 from breakwater.policy.breaker import BreakerKey
+from breakwater.runtime.settings import Settings
 from breakwater.state.breakers import UNSAVED, Breakers
 from breakwater.state.connection import Redis
 from breakwater.state.health import Healths
+from services.breaker.app import build
 from services.breaker.handlers import BreakerHandler
+from services.breaker.rebuild import Heartbeat
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
-from tests.helpers import FIRST, all_acknowledged, until
+from tests.helpers import FIRST, all_acknowledged, deliver, until
 from tests.servers import RunningServer
 
 AGENTS = {"writer": {"model": "sim/m", "breaker": {"consecutive_failures": 3, "cooldown_s": 60}}}
@@ -48,18 +56,36 @@ async def handled(plane: Plane) -> bool:
     return await all_acknowledged(plane.jetstream, "EVENTS", "breaker")
 
 
-async def test_only_failures_that_say_something_of_the_model_count(start_plane: StartPlane) -> None:
-    async with start_plane({"sim/m": model()}, AGENTS, services=("breaker",)) as plane:
+async def test_only_failures_that_say_something_of_the_model_count(
+    own_redis_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = parse_config(json.dumps({"providers": {"sim": {"base_url": "http://x"}}, "agents": AGENTS}))
+    published, numbers = list[tuple[str, Any]](), count(1)
+
+    async def publish(_: Publisher, subject: str, payload: bytes, _headers: Any) -> Stored:
+        published.append((subject, json.loads(payload)["to_state"]))
+        return Stored("EVENTS", 1, duplicate=False)
+
+    async def is_log(*_: Any) -> bool:
+        return True
+
+    monkeypatch.setattr(Publisher, "raw", publish)
+    monkeypatch.setattr(Heartbeat, "is_log", is_log)
+    service = build(Settings(redis_url=SecretStr(own_redis_server.url)), config)
+    async with TestNatsBroker(service.broker) as broker:
+
+        async def attempted(name: str, outcome: str, **more: Any) -> None:
+            body = json.dumps(attempt_of(name, outcome, **more)).encode()
+            await deliver(broker, Stream.EVENTS, subjects.attempt("writer", name, 1), body, sequence=next(numbers))
+
         for number in range(5):
-            await publish_attempt(plane, f"client-{number}", "error", counted=False)
-            await publish_attempt(plane, f"lost-{number}", "worker_lost")
-            await publish_attempt(plane, f"other-{number}", "error", model="sim/other")
-        await until(lambda: handled(plane), what="all attempts handled")
-        assert await transitions(plane) == []
+            await attempted(f"client-{number}", "error", counted=False)
+            await attempted(f"lost-{number}", "worker_lost")
+            await attempted(f"other-{number}", "error", model="sim/unused")
+            assert published == ([] if number < 2 else [(subjects.breaker("writer", "sim/unused"), "open")])
         for number in range(3):
-            await publish_attempt(plane, f"server-{number}", "error")
-        await until(lambda: transitions(plane), what="a transition")
-        assert await transitions(plane) == [("closed", "open")]
+            await attempted(f"server-{number}", "error")
+        assert published[1:] == [(subjects.breaker("writer", "sim/m"), "open")]
 
 
 async def test_replays_of_a_failure_count_for_nothing(start_plane: StartPlane) -> None:

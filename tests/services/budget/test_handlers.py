@@ -5,14 +5,25 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 import redis.asyncio as aioredis
+from faststream.nats import TestNatsBroker
 from nats.js.errors import APIError
+from pydantic import SecretStr
 
+from breakwater.config import parse_config
 from breakwater.contracts import subjects
+from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import format_time, usd_from_nano
+from breakwater.runtime.settings import Settings
+from breakwater.state.budget_counters import BudgetCounters
+from breakwater.state.connection import Redis
+from services.budget.app import build
+from services.budget.reconciler import Reconciler
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
-from tests.helpers import FIRST, ZONE, all_acknowledged, until
+from tests.helpers import FIRST, ZONE, all_acknowledged, deliver, until
+from tests.servers import RunningServer
 
 AGENTS = {"writer": {"model": "sim/m", "budget": {"daily_usd": 1, "enforcement": "soft", "soft_at_percent": [50, 80]}}}
 
@@ -44,8 +55,9 @@ async def handled(plane: Plane) -> bool:
     return await all_acknowledged(plane.jetstream, "EVENTS", "budget")
 
 
-async def field(plane: Plane, name: str) -> int:
-    client = aioredis.Redis.from_url(plane.environment["BREAKWATER_REDIS_URL"], decode_responses=True)
+async def field(plane: Plane | str, name: str) -> int:
+    url = plane if isinstance(plane, str) else plane.environment["BREAKWATER_REDIS_URL"]
+    client = aioredis.Redis.from_url(url, decode_responses=True)
     [key] = [key async for key in client.scan_iter("bw:budget:daily:*")]
     value = await client.hget(key, name)
     await client.aclose()
@@ -114,11 +126,22 @@ async def test_events_that_are_delivered_again_are_paid_once_by_any_number_of_se
 
 
 async def test_an_attempt_that_made_no_call_costs_nothing_and_an_unknown_cost_is_no_zero(
-    start_plane: StartPlane,
+    own_redis_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with start_plane({"sim/m": model()}, AGENTS, **BUDGET) as plane:
-        await publish_attempt(plane, "refused", 0, outcome="short_circuited")
-        await publish_attempt(plane, "unknown", None, outcome="error")
-        await until(lambda: handled(plane), what="all settlements")
-        assert await field(plane, "calls:global") == 1
-        assert await field(plane, "unpriced:agent:writer") == 1
+    config = {"providers": {"sim": {"base_url": "http://x"}}, "agents": AGENTS, "budgets": {"timezone": ZONE.key}}
+    redis = Redis(own_redis_server.url)
+    counters = BudgetCounters(redis, ZONE)
+    assert await counters.fill(None, "log", 0, counters.periods(datetime.now(UTC)), {}, {})
+    await redis.close()
+
+    async def filled(*_: object) -> str:
+        return "log"
+
+    monkeypatch.setattr(Reconciler, "filled", filled)
+    service = build(Settings(redis_url=SecretStr(own_redis_server.url)), parse_config(json.dumps(config)))
+    async with TestNatsBroker(service.broker) as broker:
+        for number, (name, nano, outcome) in enumerate((("refused", 0, "short_circuited"), ("unknown", None, "error"))):
+            subject, body = subjects.attempt("writer", name, 1), attempt(name, nano, outcome=outcome)
+            await deliver(broker, Stream.EVENTS, subject, body, sequence=number + 1)
+    assert await field(own_redis_server.url, "calls:global") == 1
+    assert await field(own_redis_server.url, "unpriced:agent:writer") == 1

@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import structlog
+from faststream.nats import TestNatsBroker
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
@@ -15,13 +16,16 @@ from breakwater.analytics import schema
 from breakwater.analytics.rows import budget_of
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.publisher import Publisher
+from breakwater.config import parse_config
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt
+from breakwater.contracts.subjects import Stream
 from breakwater.telemetry.metrics import SinkMetrics
+from services.sink.app import build
 from services.sink.handlers import Sink
 from tests.analytics import samples
-from tests.helpers import until
-from tests.services.sink.plane import Plane, of_attempt, of_execution
+from tests.helpers import deliver, until
+from tests.services.sink.plane import CONFIG, Plane, of_attempt, of_execution
 
 
 def attempts(count: int, prefix: str = "e") -> list[Attempt]:
@@ -47,21 +51,17 @@ async def totals_of(plane: Plane) -> tuple[int, int, int]:
 
 
 async def test_every_kind_of_event_arrives_in_its_table(plane: Plane) -> None:
-    await plane.publish(
-        [
-            of_attempt(samples.full_attempt()),
-            of_execution(samples.full_execution()),
-            (subjects.breaker("writer", "gpt-4.1"), samples.transition().json_bytes()),
-            (subjects.guard("writer"), samples.guard_event().json_bytes()),
-            (subjects.budget("agent", "daily"), samples.budget_event().json_bytes()),
-            (subjects.alert("breaker_open"), samples.alert().json_bytes()),
-            (subjects.audit("raise_cap"), samples.audit_event().json_bytes()),
-        ]
-    )
-    async with plane.sink():
-        await plane.until_done()
-        await plane.until_done("sink-alerts", "ALERTS")
-        await plane.until_done("sink-audit", "AUDIT")
+    async with TestNatsBroker(build(plane.settings, parse_config(CONFIG)).broker) as broker:
+        for stream, (subject, body) in [
+            (Stream.EVENTS, of_attempt(samples.full_attempt())),
+            (Stream.EVENTS, of_execution(samples.full_execution())),
+            (Stream.EVENTS, (subjects.breaker("writer", "gpt-4.1"), samples.transition().json_bytes())),
+            (Stream.EVENTS, (subjects.guard("writer"), samples.guard_event().json_bytes())),
+            (Stream.EVENTS, (subjects.budget("agent", "daily"), samples.budget_event().json_bytes())),
+            (Stream.ALERTS, (subjects.alert("breaker_open"), samples.alert().json_bytes())),
+            (Stream.AUDIT, (subjects.audit("raise_cap"), samples.audit_event().json_bytes())),
+        ]:
+            await deliver(broker, stream, subject, body)
     for table in schema.TABLES:
         assert await plane.rows(f"SELECT count() FROM {table.name} FINAL") == ((1,),), table.name
     assert await plane.rows("SELECT cost FROM attempts") == ((Decimal("123456789.123456789"),),)
