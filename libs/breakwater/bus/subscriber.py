@@ -180,7 +180,11 @@ class PullSubscriber(DefaultSubscriber[Any]):
     async def consume(self, msg: Any) -> None:
         """Overridden, as FastStream's logs by a logger of its own, and swallows the errors of handlers."""
         try:
-            await self.process_message(msg)
+            if self.pull_sub.batch or self._broker_middlewares:
+                await self.process_message(msg)
+            else:
+                # All that FastStream would do here is to call it: 30 µs for each message.
+                await self.calls[0].handler(msg)
         except Exception:  # noqa: BLE001  the next one may go well; this one is delivered again
             structlog.get_logger().exception("handler_failed", consumer=self.declaration.durable)
 
