@@ -121,7 +121,7 @@ class RequestService:
         self._lookup = JobLookup(results, self._waiters, self._accepted)
         self._publisher = publisher_of(
             self._broker,
-            *(channels.JOBS, channels.PROGRESS, channels.AGENTS, channels.REPLAYS, channels.AUDIT, channels.ALERTS),
+            *(channels.JOBS, channels.AGENTS, channels.REPLAYS, channels.AUDIT, channels.ALERTS),
             *(channels.BREAKERS, channels.GUARDS, channels.BUDGETS),
             cipher=self._cipher,
             connection=self._connection,
