@@ -51,6 +51,7 @@ from breakwater.state.executions import Executions
 from breakwater.state.health import Healths
 from breakwater.state.in_flight_requests import InFlightRequests
 from breakwater.state.plans import Plans
+from breakwater.state.response_room import ResponseRoom
 from breakwater.state.sessions import PersonSession, Sessions, SignIns
 from breakwater.state.tasks import Tasks
 from breakwater.telemetry.http_metrics import CountRequests
@@ -220,7 +221,7 @@ class RequestService:
         async def end_at_provider(session: PersonSession) -> str | None:
             return provider and await provider.end_session_url(session.id_token, f"{config.console.url}/sign-in")
 
-        store = ResponseStore(config, self._response_log, lookup, connection, self._cipher)
+        store = ResponseStore(config, self._response_log, lookup, connection, self._cipher, ResponseRoom(self._redis))
         calls = Calls(config, intake, InFlightRequests(self._redis), connection, self._cancels)
         stored = StoredResponseRoutes(store, self._cancels, self._followed_responses, audit)
         handlers = (

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
-from breakwater.contracts.execution import Attempt, Reason
+from breakwater.contracts.execution import Attempt, ErrorInfo, Reason
 from breakwater.contracts.types import usd_from_nano
 from breakwater.policy.breaker import caller_of
 from breakwater.policy.classify import WORKER_LOST
@@ -40,6 +40,15 @@ from services.worker.progress import ProgressReporter
 from services.worker.recovery import classification_of, recover
 from services.worker.repairs import NO_REPAIRS, JsonMessage, Repaired
 from services.worker.streaming import AnswerStream, AttemptStream, continuing
+
+LOST_ANSWER = ErrorInfo(
+    kind="worker_lost",
+    class_="AnswerLostError",
+    message="the worker was lost while the call was in flight, and the stored part of the answer is gone from "
+    "RESPONSES: it was deleted, or the stream was full (limits.responses_max_bytes). So the answer can't be continued, "
+    "and the model is not asked again",
+    user_message="The answer was interrupted, and its first part is gone. Please send the request again.",
+)
 
 MIN_EXTENSION_S = 1.0
 """The shortest wait for unavailable servers that extends a job's deadline."""
@@ -86,6 +95,9 @@ class Attempts:
             return await self._run(resumed=resumed)
         except JobCancelledError as stop:
             return cancelled(self._checkpoint, stop.cancellation, self._partial_output())
+        finally:
+            if self._stream is not None:
+                self._stream.count()
 
     async def _run(self, *, resumed: bool) -> Finished | Deferred:
         at, is_cancelled = self._checkpoint, self._cancel.cancellation is not None
@@ -245,7 +257,10 @@ class Attempts:
         """Returns the step after a failed, recorded attempt: a repair, a retry, the next model, or the end."""
         attempt, failure = ended.attempt, ended.failure
         assert failure is not None
-        if attempt.first_token_ms is not None and (self._stream is None or self._stream.begun):
+        is_published = attempt.first_token_ms is not None
+        if self._stream is not None:
+            is_published = self._stream.is_published(attempt)
+        if is_published:
             # A part of the answer is published: another try can only continue it.
             published = self._stream.text if self._stream is not None and self._stream.continues else None
             if published is None:
@@ -372,6 +387,10 @@ class Attempts:
                 await self._worker.sleep(rest_s)
         return None
 
+    def _lost_answer(self) -> Finished:
+        """Ends a job with a published part of an answer that can't be continued. Another call would be paid again."""
+        return Finished(self._checkpoint, None, None, "worker_lost", LOST_ANSWER)
+
     async def _resume(self) -> Finished | NextStep | None:
         """Resumes after a crash. Returns None to continue from the checkpoint."""
         found = await recover(self._worker, self._job, self._checkpoint)
@@ -379,7 +398,11 @@ class Attempts:
         whole: Answer | None = None
         if self._stream is not None and self._stream.continues:
             model = self._job.chain[self._checkpoint.model_index]
-            await self._stream.resume(self._checkpoint.partial, len(self._checkpoint.attempts) + 1, model)
+            begun = [attempt.first_token_ms for attempt in self._checkpoint.attempts]
+            begun += [] if found.lost is None else [found.lost[0].first_token_ms]
+            published = any(first_token_ms is not None for first_token_ms in begun)
+            next_number = len(self._checkpoint.attempts) + 1
+            await self._stream.resume(self._checkpoint.partial, next_number, model, published=published)
             whole = self._stream.whole_answer
         if found.lost is not None:
             flight, attempt = found.lost
@@ -398,9 +421,13 @@ class Attempts:
                 # The worker that made the call recorded it after all, and stops, as it has lost the claim.
                 return await self._resume()
             self._cancel.check()
+            if self._stream is not None and self._stream.is_lost:
+                return self._lost_answer()
             return self._answered(ended) if ended.failure is None else await self._after_failure(ended)
         self._cancel.check()
         last = found.last
+        if self._stream is not None and self._stream.is_lost and (last is None or last.outcome != "cancelled"):
+            return self._lost_answer()
         if last is None:
             return None
         if last.outcome == "success" and whole is not None:

@@ -253,6 +253,8 @@ async def answer(
         # Not again by a second message of the job, nor by a second worker: no step follows the last one.
         await ProgressReporter(worker, received).report(result.status, at=result.completed_at)
     claim = held_claim or Claim(result.execution_id, "")
+    if received.job is not None and received.job.keep_chunks:
+        worker.room.finish_soon(result.execution_id)
     ended = await worker.outages.retry_while_unavailable(partial(worker.executions.finish, claim))
     if ended.waiting:
         await wake(worker, ended.waiting)

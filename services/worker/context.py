@@ -31,6 +31,7 @@ from breakwater.state.deployments import Deployments
 from breakwater.state.executions import Executions
 from breakwater.state.plans import Plans
 from breakwater.state.rate_limits import RateLimits
+from breakwater.state.response_room import ResponseRoom
 from breakwater.state.tasks import Tasks
 from breakwater.telemetry.metrics import WorkerMetrics
 from services.worker import process
@@ -69,6 +70,7 @@ class WorkerContext:
     metrics: WorkerMetrics
     tasks: Tasks
     plans: Plans
+    room: ResponseRoom
     cipher: Cipher
     """Of the texts that are stored."""
     rate_limits: RateLimits
@@ -136,6 +138,7 @@ def context_for(
         outcomes=Outcomes(redis, breakers, outages, random.random),
         tasks=Tasks(redis),
         plans=Plans(redis),
+        room=ResponseRoom(redis),
         rate_limits=RateLimits(),
         caps=caps,
     )

@@ -17,15 +17,17 @@ import orjson
 from pydantic import JsonValue
 
 from breakwater.bus.errors import AlreadyDecidedError, BusUnavailableError
-from breakwater.bus.response_log import DELETED, ResponseLog
+from breakwater.bus.response_log import DELETED, ChunksDroppedError, ResponseLog
 from breakwater.contracts import subjects
+from breakwater.contracts.execution import Attempt
 from breakwater.policy.chat_chunks import CONTINUE, OBJECT, Assembly, Chunk, Join
 from breakwater.policy.chat_messages import THOUGHT, encoded
-from breakwater.policy.ownership import shown
+from breakwater.policy.ownership import shown, store_share
 from breakwater.policy.usage import Usage, of_completion
 from breakwater.providers.base import Answer, Streaming
 from breakwater.providers.openai import ChatCompletions
 from breakwater.state.executions import ClaimLostError
+from breakwater.state.response_room import COUNTED_BYTES, MESSAGE_BYTES
 from services.worker.assignment import Assignment, InFlight
 from services.worker.context import WorkerContext
 
@@ -61,6 +63,11 @@ class AnswerStream:
         self._log = ResponseLog(worker.publisher, worker.lookup, worker.cipher) if keeps else None
         self._last = 0
         """Sequence of the last message in the log."""
+        self._share = store_share(job.owner, job.job.tenant)
+        self._uncounted = 0
+        """Bytes in the log that the owner's share of it does not have yet."""
+        self.is_lost = False
+        """A part of the answer was published, and the log has it no more."""
         self.continues = keeps or job.agent.on_stream_break == "continue"
 
     def partial_output(self) -> JsonValue:
@@ -88,10 +95,9 @@ class AnswerStream:
         texts = [message.get("content") or "" for message in self.answer.messages().values()]
         return "".join(text for text in texts if isinstance(text, str)), self._number
 
-    @property
-    def begun(self) -> bool:
-        """True if a part of the answer is published, and False if the log proves that none is."""
-        return self._log is None or self.answer.length > 0
+    def is_published(self, attempt: Attempt) -> bool:
+        """True if a part of the answer is published after an attempt. What the log says is the truth."""
+        return attempt.first_token_ms is not None if self._log is None else self.answer.length > 0
 
     @property
     def whole_answer(self) -> Answer | None:
@@ -107,19 +113,20 @@ class AnswerStream:
         usage = of_completion(body) or Usage(None, None)
         return Answer(chosen.output, usage, None, body, chosen.finish_reason, several)
 
-    async def resume(self, said: str, attempt: int, model: str) -> None:
+    async def resume(self, said: str, attempt: int, model: str, *, published: bool) -> None:
         """Restores the part that another worker, or an earlier handling, has published.
 
         Args:
             said: that part, as the checkpoint has it.
             attempt: the number of the next one.
             model: its model.
+            published: the checkpoint proves that there is such a part.
 
         Raises:
             ClaimLostError: another worker adds to the log.
         """
         if self._log is not None:
-            await self._resume_from_log(attempt, model)
+            await self._resume_from_log(attempt, model, published=published)
             return
         stored, number = await self._worker.outages.retry_while_unavailable(
             partial(self._worker.executions.partial_output, self._job.claim)
@@ -128,16 +135,18 @@ class AnswerStream:
         if text := stored or said:
             self.answer.add({"choices": [{"index": 0, "delta": {"content": text}}]})
 
-    async def _resume_from_log(self, attempt: int, model: str) -> None:
+    async def _resume_from_log(self, attempt: int, model: str, *, published: bool) -> None:
         assert self._log is not None
         while True:
             messages, self._last = await self._worker.outages.retry_while_unavailable(
                 partial(self._log.messages, self.execution_id, whole=True)
             )
             self.answer = Assembly(self.execution_id)
-            if messages and (messages[-1]["type"] == DELETED or messages[0]["number"] != 1):
-                # Deleted, or too old: what the log had is gone, and nothing is added to it.
+            was_dropped = messages[-1]["type"] == DELETED or messages[0]["number"] != 1 if messages else published
+            if was_dropped:
+                # Deleted, or dropped: what the log had is gone, and nothing is added to it.
                 self._log = None
+                self.is_lost = published or messages[-1]["type"] != DELETED
                 return
             for message in messages:
                 for chunk in message["chunks"]:
@@ -153,10 +162,18 @@ class AnswerStream:
             else:
                 return
 
-    async def publish(self, attempt: int, model: str, chunks: Sequence[Chunk]) -> None:
+    async def publish(
+        self, attempt: int, model: str, chunks: Sequence[Chunk], begin: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         """Publishes a part of the answer in one message. A message that NATS refuses is lost, which leaves a gap.
 
         With `keep_chunks`, it is in the log before it is anywhere else.
+
+        Args:
+            attempt: the number of the attempt that the part is of.
+            model: its model.
+            chunks: the part.
+            begin: saves that a part is published. What is saved so is in the log, if there is one.
 
         Raises:
             ClaimLostError: another worker has taken the job over.
@@ -166,7 +183,11 @@ class AnswerStream:
             await self._append(self._log, self._message(self.execution_id, attempt, model, chunks))
             for chunk in chunks:
                 self.answer.add(chunk)
-        elif self.continues:
+            if begin is not None:
+                await begin()
+        elif begin is not None:
+            await begin()
+        if self._log is None and self.continues:
             for chunk in chunks:
                 self.answer.add(chunk)
             await self._worker.outages.retry_while_unavailable(partial(self._save, "".join(map(_text_of, chunks))))
@@ -188,11 +209,34 @@ class AnswerStream:
 
     async def _append(self, log: ResponseLog, message: bytes) -> None:
         stored = log.sealed(message, private=not self._job.agent.keeps_error_texts)
-        append = partial(log.append, self.execution_id, stored, self._last)
+        outages = self._worker.outages
+        if not self._last:
+            self._worker.room.begin_soon(self.execution_id)
         try:
-            self._last = await self._worker.outages.retry_while_unavailable(append)
+            try:
+                append = partial(log.append, self.execution_id, stored, self._last)
+                self._last = await outages.retry_while_unavailable(append)
+            except ChunksDroppedError:
+                # The call goes on, as its result is whole; readers of the log see that its beginning is gone. Without
+                # the last message the log fences no other worker off; the claim does.
+                [renewed] = await outages.retry_while_unavailable(
+                    partial(self._worker.executions.renew, [self._job.claim])
+                )
+                if renewed is None:
+                    raise ClaimLostError(self.execution_id) from None
+                append = partial(log.append, self.execution_id, stored, 0)
+                self._last = await outages.retry_while_unavailable(append)
         except AlreadyDecidedError:
             raise ClaimLostError(self.execution_id) from None
+        self._uncounted += len(stored) + MESSAGE_BYTES
+        if self._uncounted >= COUNTED_BYTES:
+            self.count()
+
+    def count(self) -> None:
+        """Counts what is in the log in its owner's share."""
+        if self._uncounted:
+            self._worker.room.count_soon(self._share, self._uncounted)
+            self._uncounted = 0
 
     def _message(self, execution_id: str, attempt: int, model: str, chunks: Sequence[Chunk]) -> bytes:
         return encoded(
@@ -286,8 +330,10 @@ class AttemptStream:
             first_token_ms = round((monotonic() - self._began_at) * 1000)
             self.flight = self.flight.model_copy(update={"first_token_ms": first_token_ms})
             # Saved before it is published: after a crash, the next worker must know that a part may be out.
-            await self._begin(self.flight)
-        await self._stream.publish(self.flight.number, self.flight.model, chunks)
+            begin = partial(self._begin, self.flight)
+            await self._stream.publish(self.flight.number, self.flight.model, chunks, begin)
+        else:
+            await self._stream.publish(self.flight.number, self.flight.model, chunks)
 
     def _continued(self, join: Join, chunk: Chunk) -> Chunk | None:
         """Returns the part of a chunk that continues the answer. Its end is held until the overlap is known."""

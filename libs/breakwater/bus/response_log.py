@@ -13,6 +13,7 @@ import orjson
 
 from breakwater.bus.errors import (
     AlreadyDecidedError,
+    BusError,
     BusUnavailableError,
     EventStreamFullError,
     NoStreamError,
@@ -27,6 +28,11 @@ from breakwater.security.encryption import Cipher
 
 _CHUNKS, _BODY = ("chunks",), ("body",)
 """The fields that hold texts."""
+
+
+class ChunksDroppedError(BusError):
+    """The messages that were added before are gone: the stream was full, or someone emptied it."""
+
 
 DELETED = "deleted"
 """`type` of the message that replaces deleted chunks."""
@@ -130,6 +136,7 @@ class ResponseLog:
 
         Raises:
             AlreadyDecidedError: another writer has added one, or the response was deleted.
+            ChunksDroppedError: none of those before it is there any more.
             BusUnavailableError: not stored for sure; do it again.
         """
         subject = subjects.kept_chunks(execution_id)
@@ -138,6 +145,8 @@ class ResponseLog:
         except AlreadyDecidedError:
             # Ours, if the acknowledgement of an earlier try was lost.
             found = await self._lookup.newest_on(Stream.RESPONSES, subject)
+            if found is None and last:
+                raise ChunksDroppedError(f"the chunks of {execution_id} are gone") from None
             if found is None or found.data != stored:
                 raise
             return found.sequence

@@ -446,7 +446,8 @@ class Limits(Message):
         ge=MIB,
         description=(
             "Maximum bytes of RESPONSES, which stores requests and chunks of stored responses. When it is full, the "
-            "oldest are dropped."
+            "oldest are dropped. A key, or a tenant, may store a quarter of it in ten minutes and while a background "
+            "response is under way, and all may store three quarters meanwhile; more background responses are refused."
         ),
     )
     dead_letters_max_bytes: int = Field(

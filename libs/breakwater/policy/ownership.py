@@ -47,6 +47,13 @@ def owner_of(caller: Caller) -> str | None:
     return None if caller.tenants or caller.may(("operate",)) else caller.name
 
 
+def store_share(owner: str | None, tenant: str | None) -> str:
+    """The owner of a share of the stored responses: the key that a job belongs to, or its tenant if there is none."""
+    if owner is not None:
+        return f"k{owner}"
+    return "" if tenant is None else f"t{tenant}"
+
+
 class Bound(Protocol):
     """A sender of jobs: the holder of a key, a person, or a named program."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -35,15 +35,22 @@ from breakwater.policy.dialects.responses_answer import (
     pending_response,
     response_of,
 )
-from breakwater.policy.ownership import may_see, names_of, shown
+from breakwater.policy.ownership import may_see, names_of, shown, store_share
 from breakwater.security.encryption import Cipher, DecryptionError
 from breakwater.state.connection import StateUnavailableError
+from breakwater.state.response_room import SHARE, NoRoom, ResponseRoom
 from services.request.problems import RequestError, not_read, unavailable
 from services.request.results import JobLookup
 from services.request.submission import Submission
 
 MAX_TURNS = 1_000
 """Responses that a conversation of stored responses may have."""
+
+MAX_ENDED = 50
+"""Responses that have ended and are still noted as under way, of which one request removes the notes."""
+
+STORED_BYTES = 1_000
+"""The bytes of a stored request in addition to its body."""
 
 _TEXTS = frozenset({"input", "instructions", "prompt", "tools", "text"})
 """Fields of a request that are not kept for an agent that keeps no prompts."""
@@ -71,6 +78,40 @@ class ResponseStore:
     lookup: JobLookup
     connection: ClientGetter
     cipher: Cipher
+    room: ResponseRoom
+
+    async def take_room(self, share: str, size: int) -> None:
+        """Takes room in RESPONSES for a request. While Redis does not answer, there is room for all.
+
+        Args:
+            share: whose share it takes (`store_share`).
+            size: of the request, in bytes.
+
+        Raises:
+            RequestError: 429, the owner has used its share; 503, the stream would drop a response that is under way.
+        """
+        max_bytes = self.config.limits.responses_max_bytes
+        for _ in range(MAX_ENDED):
+            try:
+                refused = await self.room.take(share, size + STORED_BYTES, max_bytes)
+                if refused is None:
+                    return
+                if refused.oldest is None or await self._is_under_way(refused.oldest):
+                    raise _no_room(refused, max_bytes)
+                # It has ended without its worker saying so.
+                await self.room.finish(refused.oldest)
+            except StateUnavailableError:
+                return
+
+    async def begin(self, sent: Submission) -> None:
+        """Notes that a background response is under way."""
+        with suppress(StateUnavailableError):
+            await self.room.begin(sent.job_id)
+
+    async def _is_under_way(self, execution_id: str) -> bool:
+        if await self.lookup.results.decided(execution_id) is not None:
+            return False
+        return await self.log.find(execution_id) is not None or (await self.log.end(execution_id))[1] > 0
 
     def check_background(self, agent: str) -> None:
         """Raises RequestError: 400, the answer of an agent without stored texts could not be kept."""
@@ -109,11 +150,19 @@ class ResponseStore:
         )
         return await self.log.keep(response, private=not agent.keeps_error_texts)
 
-    async def keep_if_possible(self, sent: Submission, asked: Asked, previous: tuple[str, ...] = ()) -> None:
-        """Stores the request of a job whose client waits for the answer, which it gets in any case."""
+    async def keep_if_possible(self, sent: Submission, asked: Asked, previous: tuple[str, ...], size: int) -> None:
+        """Stores the request of a job whose client waits for the answer, which it gets in any case.
+
+        Args:
+            sent: the job.
+            asked: its request.
+            previous: the executions that it continues.
+            size: of the request, in bytes.
+        """
         try:
+            await self.take_room(store_share(sent.owner, sent.job.tenant), size)
             await self.keep(sent, asked, previous)
-        except (BusError, DecryptionError) as error:
+        except (BusError, DecryptionError, RequestError) as error:
             structlog.get_logger().warning("response_not_stored", execution_id=sent.job_id, error=str(error))
 
     async def find(self, caller: Caller, response_id: str) -> StoredResponse:
@@ -289,6 +338,22 @@ def readable(result: dict[str, Any]) -> dict[str, Any]:
     if result["status"] == "succeeded" and (why := result.get("encrypted")) is not None:
         raise unavailable("undecryptable", f"the text of the answer was {why}")
     return result
+
+
+def _no_room(refused: NoRoom, max_bytes: int) -> RequestError:
+    if refused.why == "share":
+        share = int(max_bytes * SHARE)
+        message = (
+            f"the responses that this key or its tenant has stored take its share of {share} bytes; try again in ten "
+            "minutes, or once the background responses under way have ended; or send `store: false` without "
+            "`background`, or raise limits.responses_max_bytes"
+        )
+        return RequestError(429, "stored_responses_full", message, headers={"Retry-After": "60"})
+    message = (
+        "RESPONSES is full of what was stored while background responses are under way; try again once they have "
+        "ended, or raise limits.responses_max_bytes"
+    )
+    return RequestError(503, "stored_responses_full", message, headers={"Retry-After": "60"})
 
 
 def _wrong(param: str, message: str, status: int = 400, code: str = "invalid_request") -> RequestError:

@@ -20,6 +20,7 @@ from breakwater.policy.chat_completions import is_overflow
 from breakwater.policy.chat_messages import encoded
 from breakwater.policy.dialects.responses_answer import Asked, response_of
 from breakwater.policy.dialects.responses_stream import ContradictionError, ResponseEvents, event_bytes
+from breakwater.policy.ownership import for_own_tenant, owner_of, store_share
 from services.request.auth import caller_of
 from services.request.dialects.calls import OPENAI_ERRORS, Calls, ParsedCall, options_of
 from services.request.dialects.response_store import input_of
@@ -109,7 +110,12 @@ class ResponsesRoutes:
             store=asked.store is not False,
             previous_response_id=previous_id,
         )
-        return self._stored.call(job, answer, answer.asked, previous, streams=bool(asked.stream))
+        size = len(body) + sum(map(len, previous))
+        if background:
+            caller = caller_of(request)
+            share = store_share(owner_of(caller), for_own_tenant(caller, job).tenant)
+            await self._stored.store.take_room(share, size)
+        return self._stored.call(job, answer, answer.asked, previous, streams=bool(asked.stream), size=size)
 
 
 def _refused(param: str, why: str) -> RequestError:

@@ -124,6 +124,7 @@ class StoredResponseRoutes:
         previous: tuple[str, ...],
         *,
         streams: bool,
+        size: int,
     ) -> ParsedCall:
         """The call of a request, which stores it as it is asked for.
 
@@ -133,13 +134,16 @@ class StoredResponseRoutes:
             asked: the request itself, whose body has the input of this response alone.
             previous: the executions that it continues.
             streams: the client of a background response follows it immediately.
+            size: of the request, in bytes.
         """
 
         async def keep(sent: Submission) -> None:
             if (request := asked(sent)).store:
-                await self.store.keep_if_possible(sent, request, previous)
+                await self.store.keep_if_possible(sent, request, previous, size)
 
         async def respond(request: Request, sent: Submission, duplicate: bool) -> Response:
+            if not duplicate:
+                await self.store.begin(sent)
             stored = await self.store.keep(sent, asked(sent), previous)
             if stored.deleted:
                 raise RequestError(409, "id_conflict", "the response with this id was deleted; choose another id")

@@ -107,6 +107,45 @@ async def test_an_answer_of_which_nothing_is_in_the_log_is_asked_for_again(start
     assert [attempt["outcome"] for attempt in result["attempts"]] == ["worker_lost", "success"]
 
 
+async def test_a_call_goes_on_whose_chunks_are_gone(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model(answer=ANSWER, stream={"tokens_per_s": 30})}, AGENTS) as plane:
+        await plane.publish(JOB)
+        await until(lambda: _has_begun(plane), "a part of the answer")
+        await plane.jetstream.purge_stream(Stream.RESPONSES.value)
+        result = await plane.result("j1")
+        stored, calls = await kept(plane), len(plane.sim.ledger.calls)
+    assert (result["status"], result["output"], result["attempts_count"], calls) == ("succeeded", ANSWER, 1, 1)
+    assert stored[0]["number"] > 1, "its readers see that the beginning is gone"
+
+
+@pytest.mark.parametrize("later", [True, False], ids=["with_later_chunks", "with_none"])
+async def test_a_call_whose_chunks_are_gone_is_not_repeated(start_worker: StartWorker, *, later: bool) -> None:
+    slow = model(answer=ANSWER, stream={"tokens_per_s": 10})
+    async with start_worker({"sim/m": slow}, AGENTS) as plane:
+        await plane.publish(JOB)
+        await until(lambda: _has_begun(plane), "a part of the answer")
+        await plane.jetstream.purge_stream(Stream.RESPONSES.value)
+        if later:
+            await until(lambda: kept(plane), "a later part")
+        await plane.end()
+        if not later:
+            await plane.jetstream.purge_stream(Stream.RESPONSES.value)
+        plane.begin()
+        result = await plane.result("j1")
+        calls = len(plane.sim.ledger.calls)
+    assert (result["status"], result["reason"], calls) == ("dead_lettered", "worker_lost", 1)
+    assert [attempt["outcome"] for attempt in result["attempts"]] == ["worker_lost"]
+    assert (result["error"]["class"], "limits.responses_max_bytes" in result["error"]["message"]) == (
+        "AnswerLostError",
+        True,
+    )
+
+
+async def _has_begun(plane: WorkerPlane) -> bool:
+    checkpoint = await plane.worker.executions.saved_checkpoint("j1")
+    return checkpoint is not None and "first_token_ms" in checkpoint
+
+
 async def test_a_begun_tool_call_ends_once_with_its_worker(start_worker: StartWorker) -> None:
     calls = [{"name": "look_up", "arguments": {"a": "bcdefgh " * 20}}]
     stalled = {"stream": "stall", "after_chunks": 1, "requests": [1, 1]}
