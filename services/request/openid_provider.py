@@ -31,6 +31,7 @@ from breakwater.config.console import secure_url
 from breakwater.contracts.types import Event
 from breakwater.policy.addresses import ANYWHERE
 from breakwater.policy.sign_in import SignInFlow
+from breakwater.policy.surrogates import whole_value
 from breakwater.security.guarded_http import AddressRefusedError, RedirectError, guarded_session
 from services.request.problems import RequestError, unavailable
 
@@ -143,7 +144,9 @@ class OpenIdProvider:
                 raise self._invalid("the response is not from this issuer")
             tokens = await self._redeem(metadata, flow, code)
             claims = await self._verified(metadata, tokens.id_token, flow)
-            return SignedIn(tokens.id_token, await self._completed(metadata, claims, tokens.access_token))
+            completed = await self._completed(metadata, claims, tokens.access_token)
+            # A name that its provider has cut off may end in half of a surrogate pair, which no session can hold.
+            return SignedIn(tokens.id_token, whole_value(completed))
 
     async def end_session_url(self, id_token: str | None, then: str) -> str | None:
         """The URL at which a browser signs out of the provider, too; None if there is none, or no response."""

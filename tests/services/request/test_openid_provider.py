@@ -67,6 +67,13 @@ async def refusal(provider: RunningProvider, asking: OpenIdProvider) -> RequestE
     return raised.value
 
 
+async def test_a_claim_with_half_of_a_surrogate_pair_is_one_that_a_session_can_hold(provider: RunningProvider) -> None:
+    provider.keys.append(OURS)
+    provider.sign = lambda claims: signed(claims, OURS)
+    provider.claims = {"email": "zo\ud83d"}
+    assert (await sign_in(provider, client(provider))).claims["email"] == "zo\ufffd"
+
+
 async def test_who_signs_in_is_known_by_what_the_provider_has_signed(provider: RunningProvider) -> None:
     signed_in = await sign_in(provider, client(provider))
     named = {name: signed_in.claims[name] for name in ("sub", "email", "groups")}
