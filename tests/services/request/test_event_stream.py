@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from services.request import event_stream
-from services.request.dialects import streams
+from services.request.dialects import stored_responses, streams
 from services.request.dialects.chat import ChatEvents
 
 EARLY_S = 0.001
@@ -114,6 +114,28 @@ def test_a_comment_is_sent_for_every_15_seconds_of_silence(
 def test_chunks_without_an_event_leave_a_stream_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = _sent_at(monkeypatch, _Quiet(), [float(second) for second in range(1, 40)], 40.0)
     assert [at for at, body in sent if body == _Quiet.keep_alive] == pytest.approx([15, 30], abs=0.05)
+
+
+def test_the_log_of_a_response_is_looked_into_when_that_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = _SetClock()
+    monkeypatch.setattr("time.monotonic", clock.monotonic)
+
+    async def send(_: Any) -> None: ...
+
+    async def run() -> list[float]:
+        follower = object.__new__(stored_responses._ResponseFollower)
+        follower._queue, sender = stored_responses._ChunkQueue(), event_stream.Sender(send)
+        await sender.send(b"begun")
+        due_at, waited_until = clock.now + stored_responses.LOOK_S, list[float]()
+        clock.now += 0.5  # what was read takes a moment to be sent
+        while clock.now < due_at - EARLY_S:
+            follower._queue.stirred.clear()
+            await follower._wait(sender, due_at)
+            waited_until.append(clock.now - due_at)
+        return waited_until
+
+    with asyncio.Runner(loop_factory=lambda: _EarlyLoop(clock)) as runner:
+        assert runner.run(run())[-1] == pytest.approx(0.0, abs=0.01)
 
 
 def test_a_comment_is_due_when_its_timer_may_have_fired(monkeypatch: pytest.MonkeyPatch) -> None:
