@@ -99,7 +99,9 @@ class Rebuild:
         for key, found in await self._breakers.all():
             loaded, saved = found, False
             while not saved:
-                fresh = replace(loaded.breaker, failures=(), forgotten=0, last_success=0, closed_at=0, counted=())
+                fresh = replace(
+                    loaded.breaker, failures=(), forgotten=0, last_success=0, successes=(), closed_at=0, counted=()
+                )
                 [saved] = await self._breakers.save([Saving(key, loaded, fresh, loaded.unpublished)])
                 if not saved:
                     [loaded] = await self._breakers.load([key])

@@ -34,11 +34,20 @@ from breakwater.policy.breaker import (
     BreakerKey,
     BreakerRules,
     caller_of,
+    concerns_caller,
     consecutive_failures,
     isolate,
     reset,
 )
-from breakwater.policy.health import CallHealth, Verdict, combined, health_of_agent, health_of_model, transition
+from breakwater.policy.health import (
+    CallHealth,
+    Verdict,
+    combined,
+    health_of_agent,
+    health_of_model,
+    open_for,
+    transition,
+)
 from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Saving
 from breakwater.state.connection import StateUnavailableError
 from breakwater.state.deployments import Deployments
@@ -391,12 +400,12 @@ async def healths_on(config: Config, healths: Healths, loaded: Mapping[BreakerKe
     calls = dict(zip(names, await healths.of(names), strict=True))
     verdicts = list[Verdict]()
     for key, its_users in users.items():
-        state, until_ms = loaded[key].breaker.state, refused_until(loaded[key])
+        state, until_ms, only_for = loaded[key].breaker.state, refused_until(loaded[key]), open_for(loaded[key].breaker)
         parts = {
-            f"{name} on {model}": health_of_model(state, calls[name].get(model, CallHealth()), until_ms)
+            f"{name} on {model}": health_of_model(state, calls[name].get(model, CallHealth()), until_ms, only_for)
             for name, model in sorted(its_users)
         }
-        verdicts.append(combined(parts) if parts else health_of_model(state, CallHealth(), until_ms))
+        verdicts.append(combined(parts) if parts else health_of_model(state, CallHealth(), until_ms, only_for))
     return verdicts
 
 
@@ -409,6 +418,7 @@ def breaker_status(key: BreakerKey, breaker: Breaker, health: Verdict, held: dat
         health=health.health,
         health_reason=health.health_reason,
         reason=breaker.reason or None,
+        open_for=open_for(breaker),
         since=_time(breaker.changed_ms),
         open_until=_time(breaker.open_until_ms) if breaker.state == "open" else None,
         probe_until=_time(breaker.probe_until_ms) if breaker.state == "half_open" and breaker.probe else None,
@@ -438,7 +448,7 @@ def refused_until(loaded: Loaded, caller: str = "") -> int | None:
             return None
         case "isolated":
             return 0
-        case _ if caller and breaker.alone not in {"", caller}:
+        case _ if not concerns_caller(breaker, caller):
             return None
         case "open" if caller and breaker.probed_by not in {"", caller}:
             return None
@@ -464,8 +474,9 @@ def _agent_health(
     for model, loaded in models.items():
         called = calls.get(model, CallHealth())
         state = None if loaded is None else loaded.breaker.state
-        waits.append(None if loaded is None else refused_until(loaded))
-        verdicts[model] = health_of_model(state, called, waits[-1])
+        only_for = None if loaded is None else open_for(loaded.breaker)
+        waits.append(None if loaded is None or only_for is not None else refused_until(loaded))
+        verdicts[model] = health_of_model(state, called, waits[-1], only_for)
         of_models.append(
             ModelHealth(
                 model=model,

@@ -101,7 +101,7 @@ class Outcomes:
             seen = observation_of(sequence, AS_OF_NOW, attempt)
             for one, breaker_rules in rules_by_breaker.items():
                 # The attempt has the version of its agent's breaker; and a task has one caller.
-                observed = seen if one.task is None else replace(seen, version=None, caller="")
+                observed = seen if one.task is None else replace(seen, version=None, caller="", task="")
                 self._pending.setdefault(one, []).append(Seen(observed, breaker_rules))
             recording.add(self._begin(self._update_breakers))
         if recording:

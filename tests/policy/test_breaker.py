@@ -569,7 +569,7 @@ def test_only_the_probe_decides_while_it_is_half_open(results: list[Observation]
     st.sampled_from([Breaker(), HALF_OPEN, OPEN]),
 )
 def test_an_outcome_of_another_version_changes_nothing(results: list[Observation], breaker: Breaker) -> None:
-    breaker = replace(breaker, version=7)
+    breaker = replace(breaker, version=7, counts_from=7)
     assert fold(breaker, results, BreakerRules(consecutive_failures=1)) == (breaker, [])
 
 

@@ -248,6 +248,16 @@ def test_an_open_breaker_is_reported_with_what_where_since_when_and_what_to_do()
     )
 
 
+def test_a_breaker_that_is_open_for_one_caller_is_reported_with_whom_and_again_when_it_opens_for_all() -> None:
+    for_one = signal_of(transition(open_for="key app and tenant acme"))
+    assert isinstance(for_one, Firing)
+    assert for_one.title == "Breaker open: writer on gpt-4.1:mini, for key app and tenant acme"
+    assert "its jobs for key app and tenant acme, and no others, use the fallback models" in for_one.text
+    for_all = signal_of(transition("open", "open"))
+    assert isinstance(for_all, Firing)
+    assert (for_all.key, for_all.title) == (for_one.key, "Breaker open: writer on gpt-4.1:mini")
+
+
 def test_a_breaker_without_a_known_end_promises_no_probe() -> None:
     alert = signal_of(transition(open_until=None))
     assert alert is not None

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from breakwater.contracts.events import BreakerState
-from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Observation, isolate, observe, reset
+from breakwater.policy.breaker import (
+    Breaker,
+    BreakerKey,
+    BreakerRules,
+    Observation,
+    caller_of,
+    isolate,
+    observe,
+    reset,
+)
 from breakwater.state.breakers import BreakerAdmitted, BreakerRefused, Breakers, Loaded, Saving
 from tests.servers import RunningServer
 from tests.state.machine import RedisMachine, run_for_steps
@@ -416,3 +425,74 @@ def test_a_breaker_stays_right_whatever_happens_in_whatever_order(own_redis_serv
         return never.union(*(steps for steps in (OF_ISOLATING, OF_RESETTING) if not steps & set(Fleet.taken)))
 
     run_for_steps(Fleet, own_redis_server.url, examples=EXAMPLES, length=LENGTH, missing=missing)
+
+
+CALLERS = {name: caller_of(*name.split("/")) for name in ("a/t", "a/u", "b/v")}
+"""Two tenants of one key, and another key."""
+
+
+class Callers(RedisMachine):
+    """Calls of several callers, one after the other, to a model that works for some of them."""
+
+    seen: Counter[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.works = dict.fromkeys(CALLERS, True)
+        self.in_a_row: Counter[str] = Counter()
+        self.sequence = 0
+
+    @rule(name=st.sampled_from(sorted(CALLERS)), works=st.booleans())
+    def the_model_breaks_or_works_for_one(self, name: str, works: bool) -> None:
+        self.works[name] = works
+
+    @rule()
+    def the_cooldown_is_over(self) -> None:
+        self.run(self.redis.client.hset(HASH, "open_until_ms", "0"))
+        self.in_a_row = Counter({name: min(number, IN_A_ROW - 1) for name, number in self.in_a_row.items()})
+
+    @rule(name=st.sampled_from(sorted(CALLERS)), times=st.integers(1, 4))
+    def one_calls(self, name: str, times: int) -> None:
+        for _ in range(times):
+            self.call(name)
+
+    def call(self, name: str) -> None:
+        self.sequence += 1
+        attempt, breakers = f"j{self.sequence}:1", Breakers(self.redis)
+        [answer] = self.run(self.redis.run([Breakers.admit_call(KEY, attempt, LEASE_MS, CALLERS[name])]))
+        verdict = Breakers.admission(answer)
+        if isinstance(verdict, BreakerRefused):
+            # It is stopped by failures of its own, or by those of two; never by those of one other.
+            failing = [one for one, number in self.in_a_row.items() if number > 0]
+            assert name in failing or len(failing) > 1
+            self.seen["stopped while it works for another"] += name in failing and len(failing) == 1
+            self.seen["stopped by what two see"] += len(failing) > 1
+            return
+        works = self.works[name]
+        # No caller fails more often than the rule allows, whatever others do.
+        assert works or self.in_a_row[name] < IN_A_ROW
+        self.in_a_row[name] = 0 if works else self.in_a_row[name] + 1
+        self.seen["passes while another is stopped"] += works and max(self.in_a_row.values()) >= IN_A_ROW
+        [before] = self.run(breakers.load([KEY]))
+        self.seen["probe of one caller"] += verdict.probe and before.breaker.alone != ""
+        if verdict.probe and works and not before.breaker.alone:
+            self.in_a_row.clear()
+        now, caller = before.now_ms, CALLERS[name]
+        outcome = Observation(self.sequence, attempt, now, not works, "e", verdict.version, False, attempt, caller)
+        if works and not verdict.probe:
+            self.run(self.redis.run([Breakers.succeeded_call(KEY, verdict.version, self.sequence, caller)]))
+            [before] = self.run(breakers.load([KEY]))
+        after, _ = observe(before.breaker, outcome, RULES, before.now_ms)
+        assert self.run(breakers.save([Saving(KEY, before, after, None)])) == [True]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.long
+def test_each_caller_is_stopped_by_its_own_failures_and_by_what_two_see(own_redis_server: RunningServer) -> None:
+    Callers.seen = Counter()
+    often = {
+        "stopped while it works for another", "stopped by what two see", "passes while another is stopped",
+        "probe of one caller",
+    }  # fmt: skip
+    missing = lambda: {what for what in often if not Callers.seen[what]}  # noqa: E731
+    run_for_steps(Callers, own_redis_server.url, examples=EXAMPLES, length=50, missing=missing)

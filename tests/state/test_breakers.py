@@ -27,7 +27,7 @@ OPEN = Breaker(
 FULL = Breaker(
     state="half_open",
     failures=tuple(
-        CountedFailure(number, 10 * number, f"{number:08x}", f"{number % 9:08x}", "k1a2b3c4d t0badc0de")
+        CountedFailure(number, 10 * number, f"{number:08x}", f"{number % 9:08x}", "k1a2b3c4d t0badc0de", "5eed0001")
         for number in range(1, 1001)
     ),
     forgotten=3,
@@ -48,6 +48,10 @@ FULL = Breaker(
     reason="3 consecutive failures (threshold: 3), “so”",
     callers=(("k1a2b3c4d", 1_795_000_000_002), ("k5eed0002", 1_795_000_000_000), ("t0badc0de", 1_795_000_000_002)),
     alone="k1a2b3c4d t0badc0de",
+    alone_name="key app and tenant “é”",
+    task="5eed0001",
+    successes=(("k1a2b3c4d", 7), ("t0badc0de", 8)),
+    counts_from=8,
     probed_by="k5eed0002 t0badc0de",
 )
 
@@ -257,26 +261,56 @@ async def test_a_redis_that_is_away_is_reported_as_such() -> None:
     await away.close()
 
 
-async def test_what_one_caller_has_opened_alone_gives_way_to_another_even_while_that_one_probes(redis: Redis) -> None:
+async def test_what_is_open_for_one_caller_lets_calls_of_others_pass_even_while_that_one_probes(redis: Redis) -> None:
     later = (await load(redis)).now_ms + 50_000
+    passes = BreakerAdmitted(probe=False, version=1, became_half_open=False)
     for state in (
         replace(OPEN, alone="kA t", open_until_ms=later),
         replace(OPEN, alone="kA t", state="half_open", probe="p:1", probe_until_ms=later),
     ):
         await put(redis, state)
         for of_the_same in ("kA t", ""):
-            refused = await admit(redis, "a:1", caller=of_the_same)
-            assert isinstance(refused, BreakerRefused)
-            assert not refused.gives_way
-        refused = await admit(redis, "b:1", caller="kB t")
-        assert isinstance(refused, BreakerRefused)
-        assert refused.gives_way
+            assert isinstance(await admit(redis, "a:1", caller=of_the_same), BreakerRefused)
+        for of_others in ("kB t", "kA u", "kB u"):
+            assert await admit(redis, "b:1", caller=of_others) == passes
         assert (await load(redis)).breaker == state
     await put(redis, replace(OPEN, alone="kA", open_until_ms=later))
-    of_key, of_other = await admit(redis, "a:2", caller="kA t2"), await admit(redis, "b:2", caller="kB t2")
-    assert isinstance(of_key, BreakerRefused)
-    assert isinstance(of_other, BreakerRefused)
-    assert (of_key.gives_way, of_other.gives_way) == (False, True)
+    assert isinstance(await admit(redis, "a:2", caller="kA t2"), BreakerRefused)
+    assert await admit(redis, "b:2", caller="kB t2") == passes
+    # Once the cool-down is over, a call of that caller is the probe.
+    await put(redis, replace(OPEN, alone="kA", open_until_ms=1))
+    assert await admit(redis, "b:3", caller="kB t2") == passes
+    assert await admit(redis, "a:3", caller="kA t2") == BreakerAdmitted(True, 2, became_half_open=True)
+    assert (await load(redis)).breaker.counts_from == 0, "outcomes of others still count"
+
+
+async def test_a_task_with_a_breaker_of_its_own_is_not_stopped_by_what_it_has_opened_itself(redis: Redis) -> None:
+    later = (await load(redis)).now_ms + 50_000
+    await put(redis, replace(OPEN, task="0badc0de", open_until_ms=later))
+
+    async def asked(task: str) -> BreakerAdmitted | BreakerRefused:
+        [answer] = await redis.run([Breakers.admit_call(KEY, "t:1", 1000, "kA t", task)])
+        return Breakers.admission(answer)
+
+    assert await asked("0badc0de") == BreakerAdmitted(probe=False, version=1, became_half_open=False)
+    for other in ("", "deadbeef"):
+        assert isinstance(await asked(other), BreakerRefused)
+    await put(redis, replace(OPEN, state="isolated", task="0badc0de"))
+    assert isinstance(await asked("0badc0de"), BreakerRefused)
+
+
+async def test_the_success_of_a_caller_is_noted_where_it_has_failed(redis: Redis) -> None:
+    failure = CountedFailure(3, 1, "e", "j", "kA tA")
+    await put(redis, Breaker(failures=(failure,), version=2, counts_from=2))
+    await redis.run(
+        [Breakers.succeeded_call(KEY, 2, sequence, caller) for sequence, caller in ((5, "kA tB"), (4, "kA"))]
+    )
+    assert (await load(redis)).breaker.successes == (("kA", 5),)
+    # One that was admitted before the latest transition for all says nothing, and one before that for one does.
+    await put(redis, Breaker(state="open", alone="kB", failures=(failure,), version=4, counts_from=2))
+    for version, caller, successes in ((1, "kA", ()), (4, "kB", ()), (3, "kA", (("kA", 9),))):
+        await redis.run([Breakers.succeeded_call(KEY, version, 9, caller)])
+        assert (await load(redis)).breaker.successes == successes
 
 
 async def test_whose_probe_has_failed_lets_another_probe_at_once_and_clears_that_once_the_cooldown_is_over(

@@ -72,6 +72,10 @@ class BreakerStatus(Event):
     health: Health = Field(description="Health of the agent on this model; of a shared one, of all its agents.")
     health_reason: str = Field(description="The reason for the health, in a few words.")
     reason: str | None = Field(default=None, description="Reason for the state.")
+    open_for: str | None = Field(
+        default=None,
+        description="The key, tenant or both that it is open for alone: calls of others pass. Null for all.",
+    )
     since: Timestamp | None = None
     open_until: Timestamp | None = None
     probe_until: Timestamp | None = Field(default=None, description="When the lease of the probe in flight ends.")

@@ -41,7 +41,12 @@ class BreakerTransition(Event):
     error_hash: str | None = Field(default=None, description="The repeated error (`same_error`).")
     alone: str | None = Field(
         default=None,
-        description="Hashes of the only key and tenant whose calls opened the breaker. Calls of others may probe it.",
+        description="Hashes of the only key and tenant whose calls opened the breaker. Calls of others pass.",
+    )
+    open_for: str | None = Field(
+        default=None,
+        description="The key, tenant or both that it is open for alone, as calls of others pass: `key app and tenant "
+        "acme`. Null where it is open for all, or no others call.",
     )
     within_s: float | None = None
     cooldown_s: float = Field(description="Time that the breaker stays open, including growth and jitter.")

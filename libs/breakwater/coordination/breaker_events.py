@@ -16,7 +16,16 @@ from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.execution import Attempt
-from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Observation, caller_of, observe, short_hash
+from breakwater.policy.breaker import (
+    Breaker,
+    BreakerKey,
+    BreakerRules,
+    Observation,
+    caller_of,
+    observe,
+    short_hash,
+    task_of,
+)
 from breakwater.policy.health import transition
 from breakwater.state.breakers import Breakers, Loaded, Saving
 
@@ -45,7 +54,9 @@ def observation_of(sequence: int, at_ms: int, attempt: Attempt) -> Observation:
     limited = attempt.outcome == "error" and attempt.error is not None and attempt.error.kind == "rate_limit"
     version, job = attempt.breaker_version, short_hash(attempt.execution_id) if failed else ""
     caller = caller_of(attempt.caller, attempt.tenant)
-    return Observation(sequence, attempt.attempt_id, at_ms, failed, error, version, limited, job, caller)
+    names = attempt.caller or "", attempt.tenant or ""
+    task = task_of(attempt.tenant, attempt.task_id or attempt.execution_id) if failed else ""
+    return Observation(sequence, attempt.attempt_id, at_ms, failed, error, version, limited, job, caller, names, task)
 
 
 def decide(key: BreakerKey, before: Loaded, seen: Sequence[Seen], jitter: float) -> Saving:

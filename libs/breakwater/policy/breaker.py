@@ -9,8 +9,8 @@ here. Outcomes are known by their number in the event log and by the version of 
 never by a caller's clock. So one that is delivered twice, out of order or late needs no special care.
 
 Where several call, what one of them sends must not close a model to the others. So no caller's failures make up more
-than half of what opens it, and those of one job count once. Who calls alone is judged by all of them; what that opens
-closes as soon as another one calls.
+than half of what opens it for all, and those of one job count once. The failures of one caller also count by
+themselves: they open it for that caller alone, and calls of others pass.
 """
 
 from __future__ import annotations
@@ -38,7 +38,15 @@ MAX_KEPT = 1000
 """Outcomes that are remembered one by one, the newest; no rule can ask for more."""
 
 Preset = Literal[
-    "feature", "tdd-red-green", "refactor", "incident-response", "migration-safety", "debug", "review", "docs"
+    "feature",
+    "tdd-red-green",
+    "refactor",
+    "incident-response",
+    "migration-safety",
+    "scientific-method",
+    "debug",
+    "review",
+    "docs",
 ]
 
 _STANDARD = {"consecutive_failures": 3, "same_error": 5}
@@ -50,6 +58,8 @@ PRESETS: Mapping[str, Mapping[str, int]] = {
     "refactor": {"consecutive_failures": 2, "same_error": 3},
     "incident-response": {"consecutive_failures": 2, "same_error": 2},
     "migration-safety": {"consecutive_failures": 1, "same_error": 2},
+    # Many approaches are tried, and most of them fail.
+    "scientific-method": {"consecutive_failures": 8, "same_error": 10},
     **dict.fromkeys(("debug", "review", "docs"), _STANDARD),
 }
 """Presets of breakers and of guards."""
@@ -165,8 +175,17 @@ def caller_of(name: str | None, tenant: str | None) -> str:
     return f"k{short_hash(name or '')} t{short_hash(tenant or '')}"
 
 
+@lru_cache(maxsize=4096)
+def task_of(tenant: str | None, task_id: str) -> str:
+    """A task as a breaker knows it. That of a job without one has the job's id."""
+    return short_hash(f"{tenant or ''}\n{task_id}")
+
+
 _NO_TENANT = f"t{short_hash('')}"
 MAX_ERRORS_SEEN = 100
+
+OWN_RUN_MS, MAX_OWN_RUN = 3_600_000, 100
+"""Age and number of a caller's failures in a row that are kept beyond the window, where others succeed."""
 
 SLICES = 100
 """Calls are counted in slices of the window, each 1 % of it, in whole ms: so exact is a failure rate's window."""
@@ -184,6 +203,7 @@ class CountedFailure:
     """Identity of the error text; empty where it is not known."""
     job: str = ""
     caller: str = ""
+    task: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +235,9 @@ class Breaker:
     """The attempt that holds the half-open probe; its lease ends at `probe_until_ms`."""
     probe_until_ms: int = 0
     version: int = 0
-    """Grows with each transition. Calls carry that of their admission; their outcome counts for no other."""
+    """Grows with each transition. Calls carry that of their admission."""
+    counts_from: int = 0
+    """Version of the latest transition that concerned all callers: outcomes of earlier admissions do not count."""
     closed_at: int = 0
     """Sequence of the probe that closed it last: what the log said before is over, also when it is delivered again."""
     total_failures: int = 0
@@ -237,8 +259,14 @@ class Breaker:
     callers: tuple[tuple[str, int], ...] = ()
     """The latest two keys or programs that called, and the latest two tenants, with the times their calls ended."""
     alone: str = ""
-    """The caller whose failures opened it as no other called, or what all had in common: one key or one tenant. It
-    gives way to another (`give_way`)."""
+    """The caller that it is open for, as the calls of others succeed or there were none: a key, a tenant, or both.
+    Empty: it is open for all."""
+    alone_name: str = ""
+    """The same in words, for operators."""
+    task: str = ""
+    """The task, if any, whose failures are more than half of those that opened it."""
+    successes: tuple[tuple[str, int], ...] = ()
+    """The sequence of the latest success of each key and tenant that has failures."""
     probed_by: str = ""
     """The caller whose probe has failed. One other may probe immediately, without a cool-down."""
 
@@ -261,6 +289,10 @@ class Observation:
     """Hash of its execution; empty where that is not known."""
     caller: str = ""
     """The caller as `caller_of` names it; empty where that is not known."""
+    names: tuple[str, str] = ("", "")
+    """The same in words: the key or program, and the tenant."""
+    task: str = ""
+    """Hash of its task; empty where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +316,8 @@ def observe(
 
     While the breaker is open nothing changes: calls that were under way when it opened must not lengthen its
     cool-down. While it is half-open only the probe's outcome decides. And calls that began before it opened say nothing
-    once it is closed again. What is delivered again changes nothing either, though time has passed.
+    once it is closed again. What is delivered again changes nothing either, though time has passed. While it is open
+    for one caller, all this holds for that caller, and for the others it is closed.
 
     Args:
         breaker: as it was.
@@ -293,7 +326,9 @@ def observe(
         now_ms: ms since the epoch.
         jitter: at random from 0 to 1, for the cool-down.
     """
-    if breaker.state in {"open", "isolated"} or seen.version not in {None, breaker.version}:
+    is_stale = seen.version is not None and not breaker.counts_from <= seen.version <= breaker.version
+    concerns = concerns_caller(breaker, seen.caller)
+    if breaker.state == "isolated" or is_stale or (breaker.state == "open" and concerns):
         return breaker, None
     # The log's clock may be ahead of ours; what it says must not count for longer, nor only later, because of that.
     seen = replace(seen, at_ms=min(seen.at_ms, now_ms))
@@ -303,7 +338,7 @@ def observe(
         breaker = replace(breaker, limited_since_ms=breaker.limited_since_ms or seen.at_ms)
         # What has answered nothing else for a whole window is not busy, but broken.
         seen = replace(seen, failed=seen.at_ms - breaker.limited_since_ms >= _window_ms(rules) or None)
-    if breaker.state == "half_open":
+    if breaker.state == "half_open" and concerns:
         return _after_probe(breaker, seen, rules, now_ms, jitter)
     if seen.failed is None or seen.sequence <= breaker.closed_at:
         return breaker, None
@@ -313,6 +348,7 @@ def observe(
     if not seen.failed:
         return replace(
             counted,
+            successes=_with_success(counted, seen),
             last_success=max(counted.last_success, seen.sequence),
             last_success_ms=max(counted.last_success_ms, seen.at_ms),
             limited_since_ms=0,
@@ -320,19 +356,17 @@ def observe(
     return _open_if_due(_with_failure(counted, seen, rules, now_ms), seen, rules, now_ms, jitter)
 
 
-def give_way(breaker: Breaker, caller: str, rules: BreakerRules, now_ms: int) -> tuple[Breaker, BreakerChange | None]:
-    """Closes one that the failures of another caller have opened, as that one called alone.
+def concerns_caller(breaker: Breaker, caller: str) -> bool:
+    """True if its state holds for a caller; False if it is open for another one alone, and this one may call."""
+    return not caller or set(breaker.alone.split()) <= set(caller.split())
 
-    What was counted stays: where the model fails for this caller, too, it opens as soon as a rule is due for both.
-    """
-    of_the_same = not caller or set(breaker.alone.split()) <= set(caller.split())
-    if breaker.state not in {"open", "half_open"} or of_the_same:
-        return breaker, None
-    reason = "another caller calls, and all that failed was one caller's"
-    callers = _heard(breaker.callers, Observation(0, "", now_ms, failed=None, caller=caller))
-    cleared = replace(breaker, open_until_ms=0, openings=0, callers=callers, alone="", probed_by="")
-    after = _moved(cleared, "closed", reason, now_ms)
-    return after, _change(breaker, after, None, reason, rules, now_ms)
+
+def is_open_for_one(breaker: Breaker) -> bool:
+    """True if it stops one caller while others call."""
+    alone, since_ms = breaker.alone.split(), breaker.changed_ms - 60_000
+    kinds = {name[0] for name in alone}
+    others = (at_ms for name, at_ms in breaker.callers if name[0] in kinds and name not in alone and name != _NO_TENANT)
+    return bool(alone) and breaker.state in {"open", "half_open"} and any(at_ms >= since_ms for at_ms in others)
 
 
 def isolate(
@@ -342,7 +376,8 @@ def isolate(
     if breaker.state == "isolated":
         return breaker, None
     reason = _operator_reason("isolated", by, why)
-    after = _moved(replace(breaker, open_until_ms=0, alone="", probed_by=""), "isolated", reason, now_ms)
+    for_all = replace(breaker, open_until_ms=0, alone="", alone_name="", task="", probed_by="")
+    after = _moved(for_all, "isolated", reason, now_ms)
     return after, _change(breaker, after, None, reason, rules, now_ms, by=by)
 
 
@@ -351,6 +386,7 @@ def reset(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: i
     reason = _operator_reason("reset", by, why)
     after = Breaker(
         version=breaker.version + 1,
+        counts_from=breaker.version + 1,
         changed_ms=now_ms,
         reason=reason,
         closed_at=max(breaker.closed_at, breaker.last_success, breaker.forgotten, *_sequences(breaker)),
@@ -379,12 +415,16 @@ def _after_probe(
         opened = _opened(failed, reason, rules, now_ms, jitter)
         return opened, _change(breaker, opened, "probe_failed", reason, rules, now_ms)
     reason = "the half-open probe succeeded"
+    if breaker.alone:
+        closed = _closed_for_one(breaker, seen, reason, now_ms)
+        return closed, _change(breaker, closed, None, reason, rules, now_ms)
     closed = Breaker(
         changed_ms=now_ms,
         reason=reason,
         last_success=seen.sequence,
         closed_at=seen.sequence,
         version=breaker.version + 1,
+        counts_from=breaker.version + 1,
         total_failures=breaker.total_failures,
         errors_seen=breaker.errors_seen,
         last_failure_ms=breaker.last_failure_ms,
@@ -392,6 +432,32 @@ def _after_probe(
         callers=breaker.callers,
     )
     return closed, _change(breaker, closed, None, reason, rules, now_ms)
+
+
+def _closed_for_one(breaker: Breaker, seen: Observation, reason: str, now_ms: int) -> Breaker:
+    """Closes one that was open for one caller: that one's failures are forgotten, and what others did still counts."""
+    forgotten = [failure.sequence for failure in breaker.failures if concerns_caller(breaker, failure.caller)]
+    return replace(
+        breaker,
+        state="closed",
+        reason=reason,
+        changed_ms=now_ms,
+        version=breaker.version + 1,
+        failures=tuple(one for one in breaker.failures if not concerns_caller(breaker, one.caller)),
+        forgotten=max(breaker.forgotten, *forgotten, 0),
+        slices=tuple(one for one in breaker.slices if not concerns_caller(breaker, one.caller)),
+        last_success=max(breaker.last_success, seen.sequence),
+        last_success_ms=max(breaker.last_success_ms, seen.at_ms),
+        limited_since_ms=0,
+        open_until_ms=0,
+        openings=0,
+        probe=None,
+        probe_until_ms=0,
+        alone="",
+        alone_name="",
+        task="",
+        probed_by="",
+    )
 
 
 def _open_if_due(
@@ -402,18 +468,79 @@ def _open_if_due(
     kinds = Counter(name[0] for name, at_ms in breaker.callers if at_ms > since)
     several = [kind for kind, names in kinds.items() if names > 1]
     due = _rule_that_fires(breaker, seen.error, several, rules, now_ms)
+    # A key's many tenants are one key still, also where no other key has called lately; a tenant's many keys likewise.
+    ones = [name for name in seen.caller.split() if name[0] not in several and not (several and name == _NO_TENANT)]
+    if due is None and several:
+        own = [
+            (_in_common(fired[2], seen), fired)
+            for name in seen.caller.split()
+            if name[0] in several and name != _NO_TENANT
+            if (fired := _rule_for_one(_of_caller(breaker, name), seen, rules, now_ms)) is not None
+        ]
+        ones, due = max(own, key=lambda found: len(found[0]), default=(ones, None))
+    elif due is not None and several:
+        jobs, callers = len(_of_jobs(due[2])), len({failure.caller for failure in due[2]})
+        due = due[0], f"{due[1]}, of {counted(jobs, 'job')} of {counted(callers, 'caller')}", due[2]
     if due is None:
         return breaker, None
     rule, reason, failures = due
-    if several:
-        jobs, callers = len(_of_jobs(failures)), len({failure.caller for failure in failures})
-        reason = f"{reason}, of {counted(jobs, 'job')} of {counted(callers, 'caller')}"
-    opened = _opened(breaker, reason, rules, now_ms, jitter)
-    # A key's many tenants are one key still, also where no other key has called lately; a tenant's many keys likewise.
-    ones = [name for name in seen.caller.split() if name[0] not in several and not (several and name == _NO_TENANT)]
-    opened = replace(opened, alone=" ".join(ones), probed_by="")
+    if breaker.state != "closed":
+        # It is open for another caller, so two see it: it opens for what both have in common, or for all.
+        ones = [name for name in ones if name in breaker.alone.split()]
+    alone = replace(
+        breaker, alone=" ".join(ones), alone_name=_in_words(ones, seen), task=_task_of(failures), probed_by=""
+    )
+    opened = _opened(alone, reason, rules, now_ms, jitter)
     repeated = seen.error if rule == "same_error" else None
     return opened, _change(breaker, opened, rule, reason, rules, now_ms, error_hash=repeated)
+
+
+def _of_caller(breaker: Breaker, name: str) -> Breaker:
+    """The part of a breaker that is about the calls of one key or one tenant."""
+    return replace(
+        breaker,
+        failures=tuple(failure for failure in breaker.failures if name in failure.caller),
+        slices=tuple(one for one in breaker.slices if name in one.caller),
+        last_success=dict(breaker.successes).get(name, 0),
+    )
+
+
+def _rule_for_one(
+    of_one: Breaker, seen: Observation, rules: BreakerRules, now_ms: int
+) -> tuple[BreakerRule, str, Sequence[CountedFailure]] | None:
+    """The rule that fires for one key, or one tenant. Several tenants of a key count as several callers within it."""
+    names = {name for failure in of_one.failures for name in failure.caller.split()}
+    within = [kind for kind, number in Counter(name[0] for name in names).items() if number > 1]
+    return _rule_that_fires(of_one, seen.error, within, rules, now_ms)
+
+
+def _in_common(failures: Sequence[CountedFailure], seen: Observation) -> list[str]:
+    """The key, the tenant or both that the latest failure shares with all of these."""
+    return [name for name in seen.caller.split() if all(name in failure.caller for failure in failures)]
+
+
+def _in_words(ones: Sequence[str], seen: Observation) -> str:
+    named = zip(seen.caller.split(), ("key", "tenant"), seen.names, strict=False)
+    words = [f"{kind} {name}" for one, kind, name in named if one in ones and name]
+    return " and ".join(words) or ("the keys of operators" if ones else "")
+
+
+def _task_of(failures: Sequence[CountedFailure]) -> str:
+    """The task of more than half of some failures; empty where there is none."""
+    [(task, number)] = Counter(failure.task for failure in failures).most_common(1) or [("", 0)]
+    return task if 2 * number > len(failures) else ""
+
+
+def _with_success(breaker: Breaker, seen: Observation) -> tuple[tuple[str, int], ...]:
+    """The latest successes of those that have failures, with one more."""
+    if not breaker.failures:
+        return ()
+    failed = {name for caller in {failure.caller for failure in breaker.failures} for name in caller.split()}
+    latest = dict(breaker.successes)
+    for name in seen.caller.split():
+        if any(name in failure.caller for failure in breaker.failures if failure.sequence < seen.sequence):
+            latest[name] = max(latest.get(name, 0), seen.sequence)
+    return tuple(sorted((name, sequence) for name, sequence in latest.items() if name in failed))
 
 
 def _rule_that_fires(
@@ -539,7 +666,15 @@ def _moved(breaker: Breaker, state: BreakerState, reason: str, now_ms: int) -> B
     """The breaker in another state, in which no probe is under way."""
     version = breaker.version + 1
     return replace(
-        breaker, state=state, reason=reason, changed_ms=now_ms, version=version, probe=None, probe_until_ms=0
+        breaker,
+        state=state,
+        reason=reason,
+        changed_ms=now_ms,
+        version=version,
+        # Outcomes of others count on while it opens for one caller, again and again.
+        counts_from=breaker.counts_from if breaker.alone else version,
+        probe=None,
+        probe_until_ms=0,
     )
 
 
@@ -550,17 +685,18 @@ def _sequences(breaker: Breaker) -> list[int]:
 def _with_failure(breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int) -> Breaker:
     """Counts a failure that is not known yet."""
     place = bisect_left(_sequences(breaker), seen.sequence)
-    failure = CountedFailure(seen.sequence, seen.at_ms, seen.error, seen.job, seen.caller)
+    failure = CountedFailure(seen.sequence, seen.at_ms, seen.error, seen.job, seen.caller, seen.task)
     failures = (*breaker.failures[:place], failure, *breaker.failures[place:])
-    kept = _needed(failures, breaker.last_success, rules, now_ms)
-    dropped = failures[: len(failures) - len(kept)]
+    kept = _needed(failures, breaker, rules, now_ms)
+    remaining = {one.sequence for one in kept}
+    dropped = [one.sequence for one in failures if one.sequence not in remaining]
     errors = breaker.errors_seen
     if seen.error and seen.error not in errors and len(errors) < MAX_ERRORS_SEEN:
         errors = tuple(sorted((*errors, seen.error)))
     return replace(
         breaker,
         failures=kept,
-        forgotten=dropped[-1].sequence if dropped else breaker.forgotten,
+        forgotten=max(breaker.forgotten, *dropped, 0),
         total_failures=breaker.total_failures + 1,
         errors_seen=errors,
         last_failure_ms=max(breaker.last_failure_ms, seen.at_ms),
@@ -568,17 +704,23 @@ def _with_failure(breaker: Breaker, seen: Observation, rules: BreakerRules, now_
 
 
 def _needed(
-    failures: Sequence[CountedFailure], last_success: int, rules: BreakerRules, now_ms: int
+    failures: Sequence[CountedFailure], breaker: Breaker, rules: BreakerRules, now_ms: int
 ) -> tuple[CountedFailure, ...]:
-    """The newest, from the first on that is in a row or in the window.
+    """The newest, from the first on that is in a row or in the window, and before them those in a row of their callers.
 
     Also where no rule asks for these: transitions report how many there are.
     """
-    since = now_ms - _window_ms(rules)
-    for place, failure in enumerate(failures):
-        if failure.sequence > last_success or failure.at_ms > since:
-            return tuple(failures[max(place, len(failures) - MAX_KEPT) :])
-    return ()
+    since, successes = now_ms - _window_ms(rules), dict(breaker.successes)
+    first = next(
+        (n for n, one in enumerate(failures) if one.sequence > breaker.last_success or one.at_ms > since), len(failures)
+    )
+    own_runs = [
+        one
+        for one in failures[:first]
+        if one.at_ms > now_ms - OWN_RUN_MS
+        if any(one.sequence > successes.get(name, 0) for name in one.caller.split())
+    ]
+    return (*own_runs[-MAX_OWN_RUN:], *failures[first:])[-MAX_KEPT:]
 
 
 def _with_call(breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int) -> Breaker:

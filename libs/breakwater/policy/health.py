@@ -16,6 +16,7 @@ from breakwater.policy.breaker import (
     BreakerRules,
     consecutive_failures,
     errors_within,
+    is_open_for_one,
 )
 from breakwater.policy.budget import NEVER_FITS
 from breakwater.policy.guard import Task, Trip
@@ -83,14 +84,24 @@ class CallHealth:
     """Those of them that failed."""
 
 
-def health_of_model(breaker: BreakerState | None, calls: CallHealth, until_ms: int | None = None) -> Verdict:
+def open_for(breaker: Breaker) -> str | None:
+    """The caller that a breaker is open for while it lets calls of others pass, in words."""
+    return breaker.alone_name if is_open_for_one(breaker) else None
+
+
+def health_of_model(
+    breaker: BreakerState | None, calls: CallHealth, until_ms: int | None = None, only_for: str | None = None
+) -> Verdict:
     """Health of an agent on one model: `unhealthy` while its breaker refuses calls, or nearly all calls fail.
 
     Args:
         breaker: state of the breaker; None without one.
         calls: the latest calls of this model.
         until_ms: end of the breaker's cool-down, in ms since the epoch; None if it is over.
+        only_for: the one caller that it is open for (`open_for`): others are served.
     """
+    if only_for is not None:
+        return Verdict("degraded", f"breaker open for {only_for} alone")
     match breaker:
         case None | "closed":
             return _of_calls(calls)
@@ -213,13 +224,14 @@ def transition(key: BreakerKey, change: BreakerChange, rules: BreakerRules, now_
         rule=change.rule,
         reason=change.reason,
         by=change.by,
-        health=health_of_model(after.state, CallHealth(consecutive_failures(after))).health,
+        health=health_of_model(after.state, CallHealth(consecutive_failures(after)), only_for=open_for(after)).health,
         consecutive_failures=change.consecutive_failures,
         total_failures=figures.total_failures,
         unique_errors=len(figures.errors_seen),
         errors=change.errors,
         error_hash=change.error_hash,
         alone=after.alone or None,
+        open_for=open_for(after),
         within_s=rules.within_s,
         cooldown_s=(after.open_until_ms - now_ms) / 1000 if after.state == "open" else rules.cooldown_s,
         open_until=time_from_ms(after.open_until_ms) if after.state == "open" else None,
@@ -255,6 +267,8 @@ def recalled(latest: BreakerTransition, sequence: int) -> Breaker:
         changed_ms=ms_from_time(latest.at),
         reason=latest.reason,
         alone=latest.alone or "",
+        alone_name=latest.open_for or "",
+        counts_from=latest.version,
         closed_at=sequence,
         total_failures=0 if was_reset else latest.total_failures,
         last_failure_ms=0 if latest.last_failure_at is None else ms_from_time(latest.last_failure_at),

@@ -134,7 +134,10 @@ def _of_breaker(event: BreakerTransition) -> tuple[Signal, ...]:
     renamed = {"model_id": "model", "within": "within_s", "cooldown": "cooldown_s", "timestamp": "at"}
     origin = (event.transition_id, event.at, _figures(event, *fields, "scope", "by", **renamed))
     whose = f"{event.agent if event.scope == 'agent_model' else 'all agents'} on {_models(event)}"
-    if event.from_state == "closed" and event.to_state in {"open", "isolated"}:
+    whose += "" if event.open_for is None else f", for {event.open_for}"
+    # One that was open for one caller may open for all.
+    is_new = event.from_state == "closed" or event.from_state == event.to_state == "open"
+    if is_new and event.to_state in {"open", "isolated"}:
         title = f"Breaker open: {whose}"
         return (Firing(key, "breaker_open", title, _opened(event), *origin, agent=event.agent, model=event.model),)
     if event.from_state != "closed" and event.to_state == "closed":
@@ -150,9 +153,12 @@ def _opened(event: BreakerTransition) -> str:
     elif event.open_until is not None:
         state, until = f"open until {moment(event.open_until)}", " One probe call is admitted then."
     refused = breaker_open(BreakerKey(event.agent, event.model), event.reason, state=state)
+    jobs = f"{'their' if shared else 'its'} jobs"
+    if event.open_for is not None:
+        jobs += f" for {event.open_for}, and no others,"
     return (
-        f"{_opening(for_operators(refused))} Since {moment(event.at)} {'their' if shared else 'its'} jobs use the "
-        f"fallback models, or fail if there are none.{until}"
+        f"{_opening(for_operators(refused))} Since {moment(event.at)} {jobs} use the fallback models, or fail if there "
+        f"are none.{until}"
     )
 
 

@@ -6,13 +6,13 @@ end
 
 --- admit
 -- Admits a call. Closed: yes. Isolated: no. Open: no, until the cool-down is over. Half-open: one leased probe in the fleet.
--- A breaker that another caller has opened alone gives way; and after another's failed probe one more may be made before the
--- cool-down is over.
--- Returns {verdict, until_ms, version, changed, wait_ms, why}: verdict is 'closed', 'probe', 'refused', 'gives_way', or
--- 'probing' (refused, as another attempt holds the probe). `why` comes with a refusal: the reason and the figures it opened for.
+-- What is open for another caller alone lets the call pass, and so does what the call's own task has opened, where that has a
+-- breaker of its own. After another's failed probe one more may be made before the cool-down is over.
+-- Returns {verdict, until_ms, version, changed, wait_ms, why}: verdict is 'closed', 'probe', 'refused', or 'probing' (refused,
+-- as another attempt holds the probe). `why` comes with a refusal: the reason and the figures it opened for.
 local breaker, attempt_id = KEYS[1], ARGV[1]
 local probe_lease_ms = tonumber(ARGV[2]) -- '': only looks, and takes no probe
-local caller = ARGV[3] -- '': unknown
+local caller, task = ARGV[3], ARGV[4] -- '': unknown, or a task without a breaker of its own
 local function refused(verdict, until_ms, version, wait_ms)
   local why = redis.call('HMGET', breaker, 'reason', 'consecutive_failures', 'total_failures', 'errors_seen')
   return {verdict, until_ms, version, 0, wait_ms, why}
@@ -26,7 +26,7 @@ if state == 'isolated' then
   return refused('refused', 0, version, 0)
 end
 local now = now_ms()
-local whose = redis.call('HMGET', breaker, 'alone', 'probed_by')
+local whose = redis.call('HMGET', breaker, 'alone', 'probed_by', 'task')
 local function is_of_another(one)
   for name in string.gmatch(caller ~= '' and one or '', '%S+') do -- a key, a tenant, or both
     if not string.find(' ' .. caller .. ' ', ' ' .. name .. ' ', 1, true) then
@@ -35,8 +35,8 @@ local function is_of_another(one)
   end
   return false
 end
-if is_of_another(whose[1]) then
-  return refused('gives_way', now, version, 0)
+if is_of_another(whose[1]) or (task ~= '' and whose[3] == task) then
+  return {'closed', 0, version, 0, 0}
 end
 local probed_by = ''
 if state == 'open' then
@@ -57,6 +57,9 @@ if state == 'open' then
   version = version + 1
   changed = 1
   redis.call('HSET', breaker, 'changed_ms', now, 'probed_by', probed_by)
+  if (whose[1] or '') == '' then
+    redis.call('HSET', breaker, 'counts_from', version)
+  end
 elseif known[3] == attempt_id then
   changed = 1 -- asked again, as the first answer was lost: the caller has yet to publish the change
 end
@@ -113,10 +116,16 @@ return 0
 -- Notes that a call has succeeded, by its event: failures that were published before it are not in a row with later ones.
 -- And its caller, while fewer than two are known: the service that reads the events keeps them up to date.
 -- Returns 1, or 0 where that changes nothing.
-local version, sequence = ARGV[1], tonumber(ARGV[2]) -- version: that let the call pass
+local version, sequence = tonumber(ARGV[1]), tonumber(ARGV[2]) -- version: that let the call pass
 local caller, keep_ms = ARGV[3], ARGV[4]
-local known = redis.call('HMGET', KEYS[1], 'failures', 'last_success', 'state', 'version', 'callers')
-if (known[3] or 'closed') ~= 'closed' or (known[4] or '0') ~= version then
+local FIELDS = {'failures', 'last_success', 'state', 'version', 'callers', 'alone', 'counts_from', 'successes'}
+local known = redis.call('HMGET', KEYS[1], unpack(FIELDS))
+local state, alone, concerns = known[3] or 'closed', known[6] or '', true
+for name in string.gmatch(caller ~= '' and alone or '', '%S+') do
+  concerns = concerns and string.find(' ' .. caller .. ' ', ' ' .. name .. ' ', 1, true)
+end
+if state == 'isolated' or (state ~= 'closed' and concerns) or tonumber(known[4] or '0') < version
+  or tonumber(known[7] or known[4] or '0') > version then
   return 0
 end
 local changed, callers = 0, known[5] or ''
@@ -128,9 +137,20 @@ for name, kind in string.gmatch(caller, '((%a)%w*)') do
     changed = 1
   end
 end
-if known[1] and known[1] ~= '[]' and sequence > tonumber(known[2]) then
-  redis.call('HSET', KEYS[1], 'last_success', ARGV[2])
-  changed = 1
+if known[1] and known[1] ~= '[]' then
+  local successes = known[8] or ''
+  for name in string.gmatch(caller, '%S+') do
+    local before = tonumber(string.match(' ' .. successes, ' ' .. name .. '=(%d+)') or '0')
+    if sequence > before and string.find(known[1], name, 1, true) then
+      successes = string.gsub(' ' .. successes, ' ' .. name .. '=%d+', '') .. ' ' .. name .. '=' .. ARGV[2]
+      redis.call('HSET', KEYS[1], 'successes', successes)
+      changed = 1
+    end
+  end
+  if sequence > tonumber(known[2]) then
+    redis.call('HSET', KEYS[1], 'last_success', ARGV[2])
+    changed = 1
+  end
 end
 if changed == 1 then
   redis.call('HINCRBY', KEYS[1], 'revision', 1)

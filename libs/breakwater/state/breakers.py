@@ -65,8 +65,6 @@ class BreakerRefused:
     """Reason and figures of its opening."""
     reason: str
     """The reason with thresholds and names, for operators."""
-    gives_way: bool = False
-    """Failures of another caller alone opened it: `policy.breaker.give_way` closes it, and the call may ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +95,26 @@ class Breakers:
         self._redis = redis
 
     @staticmethod
-    def admit_call(key: BreakerKey, attempt_id: str, probe_lease_ms: int | None, caller: str = "") -> ScriptCall:
-        """Asks for an admission; read its answer with `admission`. Without a lease it only looks.
+    def admit_call(
+        key: BreakerKey, attempt_id: str, probe_lease_ms: int | None, caller: str = "", task: str = ""
+    ) -> ScriptCall:
+        """Asks for an admission; read its answer with `admission`.
 
-        `caller`: as `policy.breaker.caller_of` names it; empty where that is not known.
+        Args:
+            key: the breaker.
+            attempt_id: the call.
+            probe_lease_ms: of a probe; None only looks.
+            caller: as `policy.breaker.caller_of` names it; empty where that is not known.
+            task: as `policy.breaker.task_of` names it, where it has a breaker of its own.
         """
         lease = "" if probe_lease_ms is None else probe_lease_ms
-        return ScriptCall(_LUA["admit"], [_redis_key(key)], [attempt_id, lease, caller])
+        return ScriptCall(_LUA["admit"], [_redis_key(key)], [attempt_id, lease, caller, task])
 
     @staticmethod
     def admission(answer: Sequence[object]) -> BreakerAdmitted | BreakerRefused:
         """Reads the answer to `admit_call`."""
         verdict, until_ms, version, changed, wait_ms, *why = answer
-        if verdict in {"refused", "probing", "gives_way"}:
+        if verdict in {"refused", "probing"}:
             reason, in_a_row, total, errors = (one or "" for one in cast(list[str | None], why[0]))
             statistics = of_breaker(
                 reason,
@@ -118,7 +123,7 @@ class Breakers:
                 unique_errors=len(errors.split(",")) if errors else 0,
             )
             waits = int(cast(int, until_ms)), int(cast(int, wait_ms))
-            return BreakerRefused(*waits, verdict == "probing", statistics, reason, verdict == "gives_way")
+            return BreakerRefused(*waits, verdict == "probing", statistics, reason)
         return BreakerAdmitted(verdict == "probe", int(cast(int, version)), bool(changed))
 
     @staticmethod
@@ -256,9 +261,15 @@ def _fields(breaker: Breaker) -> dict[str, str | int]:
         "state": breaker.state,
         "probe": breaker.probe or "",
         "reason": breaker.reason,
-        "failures": json.dumps([[one.sequence, one.at_ms, one.error, one.job, one.caller] for one in breaker.failures]),
+        "failures": json.dumps(
+            [[one.sequence, one.at_ms, one.error, one.job, one.caller, one.task] for one in breaker.failures]
+        ),
+        "successes": " ".join(f"{name}={sequence}" for name, sequence in breaker.successes),
+        "counts_from": breaker.counts_from,
+        "task": breaker.task,
         "callers": " ".join(f"{name}={at_ms}" for name, at_ms in breaker.callers),
         "alone": breaker.alone,
+        "alone_name": breaker.alone_name,
         "probed_by": breaker.probed_by,
         "errors_seen": ",".join(breaker.errors_seen),
         "consecutive_failures": consecutive_failures(breaker),  # for refusals
@@ -275,7 +286,10 @@ def _loaded(now_ms: int, flat: Sequence[str]) -> Loaded:
     """Reads the answer of a `_load_call`."""
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     errors_seen = fields.get("errors_seen")
-    callers = (one.partition("=") for one in fields.get("callers", "").split())
+    callers, successes = (
+        tuple((name, int(number)) for name, _, number in (one.partition("=") for one in fields.get(field, "").split()))
+        for field in ("callers", "successes")
+    )
     breaker = Breaker(
         state=cast(BreakerState, fields.get("state", "closed")),
         probe=fields.get("probe") or None,
@@ -284,8 +298,12 @@ def _loaded(now_ms: int, flat: Sequence[str]) -> Loaded:
         errors_seen=tuple(errors_seen.split(",")) if errors_seen else (),
         slices=tuple(Slice(*one) for one in json.loads(fields.get("slices", "[]"))),
         counted=tuple(json.loads(fields.get("counted", "[]"))),
-        callers=tuple((name, int(at_ms)) for name, _, at_ms in callers),
+        callers=callers,
+        successes=tuple(sorted(successes)),
+        counts_from=int(fields.get("counts_from", fields.get("version", 0))),
         alone=fields.get("alone", ""),
+        alone_name=fields.get("alone_name", ""),
+        task=fields.get("task", ""),
         probed_by=fields.get("probed_by", ""),
         **{name: int(fields.get(name, 0)) for name in _NUMBERS},
     )

@@ -35,11 +35,17 @@ def _moment(until: datetime, now: datetime) -> str:
     return f"{clock(until, now)}, {duration((until - now).total_seconds() * 1000)}"
 
 
+def _reason(one: BreakerStatus) -> str:
+    """The reason for its state, and the caller that it is open for, if that is one alone."""
+    reason = one.reason or one.health_reason
+    return reason if one.open_for is None else f"{reason}; open for {one.open_for} alone"
+
+
 COLUMNS: tuple[Column[BreakerStatus], ...] = (
     Column("agent", lambda one: one.agent),
     Column("model", lambda one: one.model, page=False),
     Column("state", lambda one: one.state, "state", order=lambda one: ORDER[one.state]),
-    Column("reason", lambda one: one.reason, below=True, words=lambda one: one.reason or one.health_reason),
+    Column("reason", lambda one: one.reason, below=True, words=_reason),
     Column("health", lambda one: one.health, "state"),
     Column("health reason", lambda one: one.health_reason, terminal=False, page=False),
     Column(

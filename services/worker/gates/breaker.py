@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 from breakwater.config import Agent
 from breakwater.contracts import subjects
 from breakwater.contracts.types import time_from_ms
-from breakwater.coordination.breaker_events import saving
-from breakwater.policy.breaker import BreakerKey, BreakerRules, caller_of, give_way
+from breakwater.policy.breaker import BreakerKey, BreakerRules, caller_of, task_of
 from breakwater.policy.formats import moment
-from breakwater.policy.health import half_opened, transition
+from breakwater.policy.health import half_opened
 from breakwater.policy.refusals import ISOLATED, breaker_open
 from breakwater.runtime import background
 from breakwater.runtime.outage import Outage
@@ -46,7 +45,6 @@ class BreakerGate(Gate):
 
     _key: BreakerKey | None = None
     _admitted: BreakerAdmitted | None = None
-    _gives_way: bool = False
 
     @classmethod
     def watch(cls, worker: WorkerContext) -> Coroutine[Any, Any, None] | None:
@@ -63,11 +61,16 @@ class BreakerGate(Gate):
 
     def ask(self) -> ScriptCall | None:
         """Returns None if the agent's breakers are switched off."""
-        self._key = self.request.target.breaker
+        request = self.request
+        self._key = request.target.breaker
         if self._key is None:
             return None
-        caller = caller_of(self.request.job.caller, self.request.job.job.tenant)
-        return self.worker.breakers.admit_call(self._key, self.request.attempt_id, self.request.lease_ms, caller)
+        job = request.job.job
+        caller = caller_of(request.job.caller, job.tenant)
+        # A task with a breaker of its own is not stopped by what its own failures have opened.
+        has_own = request.job.breaker is not None
+        task = task_of(job.tenant, job.task_id or request.job.execution_id) if has_own else ""
+        return self.worker.breakers.admit_call(self._key, request.attempt_id, request.lease_ms, caller, task)
 
     def _rules(self) -> BreakerRules | None:
         return self.request.job.agent.breaker
@@ -79,11 +82,6 @@ class BreakerGate(Gate):
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Refuses while the breaker is open, and while another call is its probe, after a short wait for its end."""
         match self.worker.breakers.admission(answer):
-            case BreakerRefused(gives_way=True) as refused:
-                if self.request.lease_ms is None:
-                    return None  # a dry run: it would be admitted
-                self.announces = self._gives_way = True
-                return WaitForCapacity(0.0, self._open(refused))
             case BreakerRefused() as refused:
                 verdict = self._open(refused)
                 # Not where another model can be tried immediately.
@@ -105,20 +103,12 @@ class BreakerGate(Gate):
         return self.worker.breakers.return_probe_call(self._key, self.request.attempt_id)
 
     async def announce(self, verdict: GateVerdict | None) -> None:
-        """Publishes that the breaker is half-open or has given way, even if the call is refused."""
+        """Publishes that the breaker is half-open, even if the call is refused."""
         del verdict
         worker, rules = self.worker, self._rules()
         assert self._key is not None
         assert rules is not None
         [loaded] = await worker.breakers.load([self._key])
-        if self._gives_way:
-            caller = caller_of(self.request.job.caller, self.request.job.job.tenant)
-            after, change = give_way(loaded.breaker, caller, rules, loaded.now_ms)
-            if change is not None:
-                # If another writer saves first, the next question meets the state that it saved.
-                event = transition(self._key, change, rules, loaded.now_ms)
-                await worker.breakers.save([saving(self._key, loaded, after, [event])])
-            return  # a breaker service publishes it
         if loaded.breaker.state != "half_open":
             return  # an operator forced it open or reset it meanwhile, which has been published
         event = half_opened(self._key, loaded.breaker, rules, loaded.now_ms)
@@ -145,7 +135,10 @@ class BreakerGate(Gate):
 
 
 class TaskBreakerGate(BreakerGate):
-    """Asks the breaker of the task and the model, if the job sets one. The agent's own breaker applies too."""
+    """Asks the breaker of the task and the model, if the job sets one.
+
+    The agent's own breaker applies too, unless the task's own failures have opened it.
+    """
 
     whose = "task"
 

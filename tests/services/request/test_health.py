@@ -179,6 +179,7 @@ async def test_statuses_name_the_agents_own_breakers_and_all_that_are_known(redi
         "health": "unhealthy",
         "health_reason": "breaker open, and the next call probes it",
         "reason": "2 consecutive failures (threshold: 2)",
+        "open_for": None,
         "since": time_from_ms(NOW + 8),
         "open_until": time_from_ms(NOW + 60_000),
         "probe_until": None,
@@ -192,6 +193,28 @@ async def test_statuses_name_the_agents_own_breakers_and_all_that_are_known(redi
     }
     assert (statuses[3].open_until, statuses[3].probe_until) == (None, time_from_ms(NOW + 90_000))
     assert (statuses[5].reason, statuses[5].since, statuses[5].version) == (None, None, 0)
+
+
+async def test_what_is_open_for_one_caller_degrades_the_agent_and_says_for_whom(redis: Redis) -> None:
+    now = await now_ms(redis)
+    of_one = Breaker(
+        state="open",
+        open_until_ms=now + LATER,
+        changed_ms=now,
+        callers=(("kA", now), ("kB", now)),
+        alone="kA",
+        alone_name="key app",
+    )
+    await put(redis, "writer", "m", of_one)
+    writer = (await health_of_all(redis))["writer"]
+    of_m = writer.models[0]
+    assert (of_m.breaker, of_m.health, of_m.health_reason) == ("open", "degraded", "breaker open for key app alone")
+    assert (writer.models[0].circuit_open_until, writer.circuit_open_until) == (None, None)
+    statuses = await breaker_statuses(CONFIG, Breakers(redis), Healths(redis), Deployments(redis, None))
+    assert [one.open_for for one in statuses if (one.agent, one.model) == ("writer", "m")] == ["key app"]
+    # Where no other calls, it is open for all.
+    await put(redis, "writer", "m", replace(of_one, callers=(("kA", now),)))
+    assert (await health_of_all(redis))["writer"].models[0].health == "unhealthy"
 
 
 async def test_a_breakers_health_is_that_of_its_agents_on_its_model(redis: Redis) -> None:

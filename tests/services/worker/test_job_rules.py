@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from breakwater.contracts import subjects
 from breakwater.policy.breaker import BreakerKey, CountedFailure
 from breakwater.state.breakers import Saving
@@ -184,6 +186,40 @@ async def test_the_breaker_of_the_agent_holds_for_jobs_that_bring_their_own(star
         refused = await run(plane, "last", task_id="t2", breaker=own)
         assert (refused["reason"], statistics(refused)) == ("breaker_open", (2, 2, 1, "2 consecutive failures"))
         assert "the breaker of agent writer for sim/m is open" in refused["error"]["message"]
+
+
+async def test_a_looser_breaker_of_a_job_takes_effect_and_its_failures_still_stop_the_jobs_of_others(
+    start_worker: StartWorker, subtests: pytest.Subtests
+) -> None:
+    """In one job with retries, and in a task of many jobs."""
+    loose = {"consecutive_failures": 8, "same_error": 10}
+    agent = {
+        **AGENT,
+        "breaker": {"consecutive_failures": 3, "same_error": 5},
+        "guard": "off",
+        "overridable": {"breaker.consecutive_failures": 8, "breaker.same_error": 10, "retry.max_attempts": 20},
+    }
+    for breaker in (loose, {"preset": "scientific-method"}):
+        for jobs, tries in ((1, 12), (12, 1)):
+            with subtests.test(f"{breaker}, {jobs} jobs"):
+                models = {"sim/m": model({"requests": [1, 99], "status": 500})}
+                async with start_worker(models, {"writer": agent}, retry_budget="off") as plane:
+                    await plane.worker.breakers.mark_filled("log")
+                    more = {"breaker": breaker, "retry": {"max_attempts": tries}}
+                    if jobs > 1:
+                        more["task_id"] = "t"
+                    results = [await run(plane, f"j{number}", **more) for number in range(jobs)]
+                    assert plane.sim.ledger.totals.calls == 8
+                    assert statistics(results[-1]) == (8, 8, 1, "8 consecutive failures")
+                    refused = await run(plane, "other", retry={"max_attempts": 1})
+                    assert (refused["reason"], statistics(refused)) == (
+                        "breaker_open",
+                        (3, 3, 1, "3 consecutive failures"),
+                    )
+                    assert "the breaker of agent writer for sim/m is open" in refused["error"]["message"]
+                    # What others have opened stops it, too.
+                    own = await run(plane, "own", **{**more, "task_id": "u"})
+                    assert (own["reason"], plane.sim.ledger.totals.calls) == ("breaker_open", 8)
 
 
 async def test_a_job_without_a_breaker_of_its_own_leaves_none(start_worker: StartWorker) -> None:
