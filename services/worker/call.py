@@ -211,7 +211,7 @@ async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, r
     # From any provider: a published answer must be readable for all that wait for it.
     response = answer.response if job.job.returns_response else None
     if any(map(is_too_deep, (answer.output, response, *(choice.output for choice in answer.choices)))):
-        broken, reason = BrokenAnswer(f"the answer {TOO_DEEP}"), answer.finish_reason
+        broken, reason = BrokenAnswer(f"the answer {TOO_DEEP}", storable=False), answer.finish_reason
         raise CallError(broken, maybe_billed=True, usage=answer.usage, cost=answer.cost, finish_reason=reason)
     return answer
 

@@ -60,6 +60,7 @@ ROWS: list[Row] = [
     (BrokenAnswer("the answer has no choices"), "server", "BrokenAnswerError", True, True),
     (BrokenAnswer("the answer was truncated"), "server", "BrokenAnswerError", True, True),
     (BrokenAnswer("the answer has no choices", 202), "server", "BrokenAnswerError", True, True),
+    (BrokenAnswer("the answer is over 9 bytes", storable=False), "client", "AnswerTooLargeError", False, False),
     (NothingSaid("content_filter", "no text"), "client", "ContentFilteredError", False, False),
     (NothingSaid("length", "no text"), "client", "OutputLimitError", False, False),
     (NothingSaid("stop", "no text"), "server", "EmptyAnswerError", True, True),

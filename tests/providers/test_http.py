@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.errors import ConfigError
-from breakwater.policy.classify import BrokenAnswer, HttpFailure, NothingSaid, TransportFailure
+from breakwater.policy.classify import BrokenAnswer, HttpFailure, NothingSaid, TransportFailure, classify
 from breakwater.policy.redact import RedactionRules
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import CallError
@@ -183,6 +184,24 @@ async def test_an_odd_answer_is_a_broken_one(kind: str, body: Any, words: str) -
         failed = await failure(settings(kind, origin))
     assert isinstance(failed.failure, BrokenAnswer | NothingSaid)
     assert words in failed.failure.message
+    assert failed.maybe_billed
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"choices": "' + b"x" * MAX_ANSWER_BYTES + b'"}',
+        b'{"choices": ' + b"[" * 240 + b"]" * 240 + b"}",
+        b"data: " + b"x" * 5_000_000 + b"\n\n",
+        b'data: {"choices": ' + b"[" * 240 + b"]" * 240 + b"}\n\n",
+    ],
+    ids=["large", "deep", "large event", "deep event"],
+)
+async def test_an_answer_that_can_not_be_stored_is_not_asked_for_again(kind: str, body: bytes) -> None:
+    async with saying(body) as origin:
+        failed = await failure(settings(kind, origin))
+    verdict = classify(failed.failure, datetime.now(UTC))
+    assert (verdict.class_name, verdict.retryable, verdict.counts_for_breaker) == ("AnswerTooLargeError", False, False)
     assert failed.maybe_billed
 
 

@@ -393,10 +393,17 @@ class TransportFailure:
 
 @dataclass(frozen=True, slots=True)
 class BrokenAnswer:
-    """A 2xx that can't be used: no JSON, cut short, no choices, or an error in disguise."""
+    """A 2xx that can't be used: no JSON, cut short, no choices, or an error in disguise.
+
+    Attributes:
+        message: what is wrong with it, in words of ours.
+        status: of the answer.
+        storable: False for one that is too large or nested too deep. The same model would give it again.
+    """
 
     message: str
     status: int = 200
+    storable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,6 +557,8 @@ def classify(failure: CallFailure, now: datetime) -> Classification:
     match failure:
         case TransportFailure(kind, name, message):
             status, again = None, True
+        case BrokenAnswer(message, status, storable=False):
+            kind, name, again = "client", "AnswerTooLargeError", False
         case BrokenAnswer(message, status):
             kind, name, again = "server", "BrokenAnswerError", True
         case NothingSaid("content_filter", message, status):

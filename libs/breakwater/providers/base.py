@@ -315,6 +315,10 @@ class UnusableAnswerError(BreakwaterError):
 
 class StreamReader(Protocol):
     """Reads the events of one stream. Pure, but for what it remembers of the stream."""
+class AnswerTooLargeError(UnusableAnswerError):
+    """A 2xx that says more than can be stored."""
+
+
 
     done: bool
     """The API has said that there is no more."""

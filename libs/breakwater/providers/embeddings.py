@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from breakwater.contracts.execution import Choice
 from breakwater.policy.chat_chunks import Assembly
-from breakwater.policy.dialects.embeddings import BrokenEmbeddingsError, packed, summary
+from breakwater.policy.dialects.embeddings import BrokenEmbeddingsError, EmbeddingsTooLargeError, packed, summary
 from breakwater.policy.json_values import flaw_of
 from breakwater.policy.usage import Usage, model_of, of_embeddings
-from breakwater.providers.base import Call, StreamReader, UnusableAnswerError
+from breakwater.providers.base import AnswerTooLargeError, Call, StreamReader, UnusableAnswerError
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 """As JSON a number has up to 22 characters, and is packed into 11 at most."""
@@ -54,6 +54,8 @@ class EmbeddingsWire:
         assert call.native is not None
         try:
             found = packed(answer, call.native)
+        except EmbeddingsTooLargeError as large:
+            raise AnswerTooLargeError(str(large)) from large
         except BrokenEmbeddingsError as broken:
             raise UnusableAnswerError(str(broken)) from broken
         if (flaw := flaw_of(found)) is not None:

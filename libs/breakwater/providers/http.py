@@ -20,12 +20,14 @@ from breakwater.errors import ConfigError
 from breakwater.policy.chat_chunks import Assembly
 from breakwater.policy.chat_messages import INTERRUPTED, encoded, fields
 from breakwater.policy.classify import BrokenAnswer, CallFailure, NothingSaid, TransportFailure
+from breakwater.policy.json_values import TOO_DEEP
 from breakwater.policy.redact import KnownSecrets, RedactionRules
 from breakwater.policy.usage import Usage, model_of
 from breakwater.providers.base import (
     MAX_ANSWER_BYTES,
     Answer,
     AnswerTimeout,
+    AnswerTooLargeError,
     Call,
     CallError,
     HttpSettings,
@@ -236,7 +238,7 @@ class HttpProvider:
         except StreamBrokenError as broken:
             raise self._broken_off(wire, broken, reader, streaming.answer) from broken
         except UnusableAnswerError as error:
-            failure, cause = BrokenAnswer(str(error), status), error
+            failure, cause = BrokenAnswer(str(error), status, not isinstance(error, AnswerTooLargeError)), error
         whole = self._secrets.hidden_in(reader.answer())  # of which each piece may have said a part
         usage = wire.usage(whole)
         # What breaks after the end of an answer takes nothing of it.
@@ -298,17 +300,18 @@ class HttpProvider:
         except UnusableAnswerError as error:
             if says_why(body):
                 raise CallError(error_in_answer(body, status), maybe_billed=False, usage=usage) from error
-            raise _broken(status, str(error), usage) from error
+            raise _broken_by(error, status, usage) from error
 
     def _assembled(self, wire: Wire, reply: _HttpReply) -> dict[str, Any]:
         answer = Assembly()
         reader = wire.stream_reader(answer)
+        _check_size(wire, reply)
         try:
             assembled(reply.payload, reader, answer, self._secrets)
         except StreamBrokenError as broken:
             raise self._broken_off(wire, broken, reader, answer) from broken
         except UnusableAnswerError as error:
-            raise _broken(reply.status, str(error), wire.usage(reader.answer())) from error
+            raise _broken_by(error, reply.status, wire.usage(reader.answer())) from error
         return self._secrets.hidden_in(reader.answer())
 
     def _broken_off(self, wire: Wire, broken: StreamBrokenError, reader: StreamReader, answer: Assembly) -> CallError:
@@ -375,19 +378,24 @@ async def _reply(response: aiohttp.ClientResponse, limit: int) -> _HttpReply:
     return _HttpReply(response.status, response.headers, bytes(payload), whole)
 
 
+def _check_size(wire: Wire, reply: _HttpReply) -> None:
+    """Raises CallError for an answer that is over the limit."""
+    if len(reply.payload) > (limit := _limit(wire)):
+        raise _broken(reply.status, f"the answer is over {limit} bytes", storable=False)
+
+
 def _parsed(wire: Wire, reply: _HttpReply) -> dict[str, Any]:
-    status, payload, limit = reply.status, reply.payload, _limit(wire)
+    status, payload = reply.status, reply.payload
     if not reply.whole:
         raise _broken(status, f"the answer was truncated after {len(payload)} bytes")
-    if len(payload) > limit:
-        raise _broken(status, f"the answer is over {limit} bytes")
+    _check_size(wire, reply)
     if not payload.strip():
         raise _broken(status, "the answer's body is empty")
     try:
         # Of vectors each number would be looked at; what remains of them once they are packed is little.
         body = first_of(read_json(payload, checked=not isinstance(wire, EmbeddingsWire)))
     except ValueError as error:
-        raise _broken(status, f"the answer {error}") from error
+        raise _broken(status, f"the answer {error}", storable=str(error) != TOO_DEEP) from error
     if not isinstance(body, dict):
         raise _broken(status, "the answer is not a JSON object")
     return cast(dict[str, Any], body)
@@ -403,9 +411,13 @@ def _aborted(body: Mapping[str, Any], choice: Choice, status: int) -> CallFailur
     return BrokenAnswer(f"the provider aborted the answer (finish_reason: {choice.finish_reason})", status)
 
 
-def _broken(status: int, text: str, usage: Usage | None = None) -> CallError:
+def _broken(status: int, text: str, usage: Usage | None = None, *, storable: bool = True) -> CallError:
     # A model ran and gave something: its provider may well bill for it.
-    return CallError(BrokenAnswer(text, status), maybe_billed=True, usage=usage)
+    return CallError(BrokenAnswer(text, status, storable), maybe_billed=True, usage=usage)
+
+
+def _broken_by(error: UnusableAnswerError, status: int, usage: Usage | None) -> CallError:
+    return _broken(status, str(error), usage, storable=not isinstance(error, AnswerTooLargeError))
 
 
 def _without(key: KnownSecrets, failure: CallFailure) -> CallFailure:

@@ -11,12 +11,14 @@ import aiohttp
 
 from breakwater.errors import BreakwaterError
 from breakwater.policy.chat_chunks import Assembly, Chunk
-from breakwater.policy.classify import BrokenAnswer, CallFailure
+from breakwater.policy.classify import CallFailure
+from breakwater.policy.json_values import TOO_DEEP
 from breakwater.policy.redact import KnownSecrets
 from breakwater.policy.surrogates import EventJoiner, whole_text, whole_value
 from breakwater.providers.base import (
     MAX_ANSWER_BYTES,
     AnswerTimeout,
+    AnswerTooLargeError,
     Streaming,
     StreamReader,
     UnusableAnswerError,
@@ -84,7 +86,7 @@ async def receive(
             if chunks:
                 await streaming.put(chunks)
         if answer.length > MAX_ANSWER_BYTES:
-            raise StreamBrokenError(BrokenAnswer(f"the answer is over {MAX_ANSWER_BYTES} bytes"))
+            raise AnswerTooLargeError(f"the answer is over {MAX_ANSWER_BYTES} bytes")
         # A model at work says so in events of its own API, while it thinks or a tool of its provider runs.
         if answer.length > said or any("event" in chunk for chunk in chunks):
             now, part_s = loop.time(), streaming.idle_timeout_s * _LIMIT_EVERY
@@ -167,7 +169,7 @@ def _chunks(
         if is_last:
             yield from _read_held(joiner, reader)
     except EventTooLargeError as error:
-        raise UnusableAnswerError(str(error)) from error
+        raise AnswerTooLargeError(str(error)) from error
 
 
 def _read_held(joiner: EventJoiner, reader: StreamReader) -> Iterator[Chunk]:
@@ -181,7 +183,8 @@ def _parsed(data: bytes, joiner: EventJoiner, *, is_error: bool) -> dict[str, An
     except ValueError as error:
         if is_error:
             return {"error": data.decode(errors="replace")}
-        raise UnusableAnswerError(f"an event of the stream {error}") from error
+        kind = AnswerTooLargeError if str(error) == TOO_DEEP else UnusableAnswerError
+        raise kind(f"an event of the stream {error}") from error
     if type(event) is not dict:
         if is_error:
             return {"error": whole_text(str(event))}

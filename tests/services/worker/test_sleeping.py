@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from prometheus_client import REGISTRY
 
 from services.worker import attempts
 from tests.flow.kit import Plane, model
 from tests.helpers import until
+from tests.providers.kit import answering
 from tests.services.worker.conftest import StartWorker
 
 
@@ -85,3 +87,19 @@ async def test_an_answer_that_can_not_be_stored_is_an_error_and_called_for_once(
         result = await plane.result("j1")
     assert (result["status"], result["attempts_count"]) == ("dead_lettered", 1)
     assert (result["error"]["class"], result["total_cost"]) == ("AnswerTooLargeError", "1.000000000")
+
+
+async def test_another_model_is_called_after_an_answer_that_can_not_be_stored(start_worker: StartWorker) -> None:
+    async def answer(_: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(body=b'{"choices": "' + b"x" * 5_000_000 + b'"}', content_type="application/json")
+
+    async with answering(answer) as origin:
+        large = {"base_url": f"{origin}/v1"}
+        agents = {"writer": {"model": "large/m", "fallback_models": ["sim/m"]}}
+        async with start_worker({"sim/m": model()}, agents, more_providers={"large": large}) as plane:
+            result = await plane.run({"agent": "writer", "job_id": "j1", "prompt": "x"})
+    assert result["status"] == "succeeded"
+    assert [(one["model"], one["error"] and one["error"]["class"]) for one in result["attempts"]] == [
+        ("large/m", "AnswerTooLargeError"),
+        ("sim/m", None),
+    ]

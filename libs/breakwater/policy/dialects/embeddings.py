@@ -55,6 +55,10 @@ def chat_form(body: Body) -> ChatForm:
     """The request without a conversation: no chat can be made of it. Raises InvalidBodyError."""
     if (problem := request_objection(body)) is not None:
         raise InvalidBodyError(problem)
+class EmbeddingsTooLargeError(BrokenEmbeddingsError):
+    """An answer with more vectors than can be stored."""
+
+
     params = {name: value for name, value in body.items() if name != "input"}
     unknown = (FieldError(name, "is not known to cost tokens alone") for name in params if name not in PARAMS)
     return ChatForm([], params, (FieldError("input", "is to be embedded, which a chat can't do"),), tuple(unknown))
@@ -233,7 +237,7 @@ def check_together(items: Iterable[Mapping[str, Any]]) -> None:
         raise BrokenEmbeddingsError(f"the embeddings have different lengths: {min(lengths)} to {max(lengths)}")
     if size > MAX_VECTOR_BYTES:
         words = f"the embeddings have {size} bytes; at most {MAX_VECTOR_BYTES} can be stored"
-        raise BrokenEmbeddingsError(f"{words}: send fewer inputs in a request")
+        raise EmbeddingsTooLargeError(f"{words}: send fewer inputs in a request")
 
 
 def usage_of_all(usages: Iterable[Any]) -> dict[str, int] | None:
