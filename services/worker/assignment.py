@@ -5,10 +5,11 @@ The checkpoint holds all that another worker needs to continue after a crash.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -18,11 +19,19 @@ from breakwater.contracts.job import Job, NativeRequest
 from breakwater.contracts.types import Count, Event, Timestamp
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules
-from breakwater.policy.dialects import DIALECTS, chat_form, conversation_of
-from breakwater.policy.dialects.embeddings import native_body, size_of
+from breakwater.policy.dialects import DIALECTS, chat_form, conversation_of, for_chat
+from breakwater.policy.dialects.embeddings import native_body
 from breakwater.policy.output import OutputGuard
-from breakwater.policy.price import InputSize, max_output_of, max_tokens_of, size_of_messages, size_of_params
+from breakwater.policy.price import (
+    InputSize,
+    max_output_of,
+    max_tokens_of,
+    size_of_messages,
+    size_of_params,
+    with_each_byte,
+)
 from breakwater.policy.retry import of_batch
+from breakwater.policy.tool_schemas import portable_params
 from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey
 from services.worker.repairs import Repairs
@@ -217,6 +226,9 @@ class Assignment:
         Args:
             params: of the call, with the output limit of its reservation.
         """
+        return self._whole_native_body if params is self.parameters.values else self._native_body(params)
+
+    def _native_body(self, params: Mapping[str, JsonValue]) -> Mapping[str, JsonValue] | None:
         request = self.job.api_request
         if request is None:
             return None
@@ -225,18 +237,63 @@ class Assignment:
         return dialect.native_body(request.body, params=self.agent.params, max_tokens=most, system_prompt=prompt)
 
     @cached_property
-    def input_size(self) -> InputSize:
-        """The input size of a call before any repair."""
-        return self.size_of_call(self.messages)
+    def _whole_native_body(self) -> Mapping[str, JsonValue] | None:
+        return self._native_body(self.parameters.values)
 
-    def size_of_call(self, messages: Iterable[Mapping[str, JsonValue]]) -> InputSize:
-        """Returns the input size of a call: the conversation, the input and the parameters."""
-        if self.job.api == "embeddings" and self.job.api_request is not None:
-            return size_of(self.job.api_request.body)
-        size = size_of_messages(messages) + self.parameters.size
-        if self.job.api_request is not None and (more := chat_form(self.job.api_request).native_content):
-            size += size_of_messages([{"content": list(more)}])
-        return size if self.job.input is None else size + size_of_params({}, input=self.job.input)
+    def chat_request(
+        self,
+        messages: Sequence[Mapping[str, JsonValue]],
+        params: Mapping[str, JsonValue],
+        left_out: Collection[str] = (),
+    ) -> tuple[Sequence[Mapping[str, JsonValue]], Mapping[str, JsonValue]]:
+        """Returns conversation and params for a provider of chats, which may not speak the API of the job's request."""
+        if messages is self.messages and params is self.parameters.values and not left_out:
+            return self._whole_chat
+        return for_chat(self.job, messages, params, left_out)
+
+    @cached_property
+    def _whole_chat(self) -> tuple[Sequence[Mapping[str, JsonValue]], Mapping[str, JsonValue]]:
+        return for_chat(self.job, self.messages, self.parameters.values)
+
+    def input_size(self, *, as_written: bool = True) -> InputSize:
+        """Returns the size of all that a call sends before any repair.
+
+        Args:
+            as_written: the provider gets the job's request or chat as it is. Tools of a translation may be longer.
+        """
+        return self._size_as_written if as_written else self._size_as_translated
+
+    @cached_property
+    def _size_as_written(self) -> InputSize:
+        request, body = self.job.api_request, self._whole_native_body
+        if request is not None and body is not None:
+            size = DIALECTS[request.api].size_of(body) + size_of_params({}, schema=self._sent_schema)
+            return self._with_each_byte(size, body)
+        size = size_of_messages(self.messages) + self.parameters.size
+        if self.job.input is not None:
+            return size + size_of_params({}, input=self.job.input)
+        return self._with_each_byte(size, {**self.parameters.values, "messages": self.messages})
+
+    @cached_property
+    def _size_as_translated(self) -> InputSize:
+        messages, params = self._whole_chat
+        params = portable_params(params)
+        size = size_of_messages(messages) + size_of_params(params, schema=self._sent_schema)
+        return self._with_each_byte(size, {**params, "messages": messages})
+
+    def _with_each_byte(self, size: InputSize, body: Mapping[str, Any]) -> InputSize:
+        more: dict[str, Any] = {}
+        if self.job.stream:
+            more["stream_options"] = {"include_usage": True, "stream": True}
+        if (schema := self._sent_schema) is not None:
+            described = {"name": "answer", "schema": schema, "strict": True}
+            more["response_format"] = {"type": "json_schema", "json_schema": described}
+        return with_each_byte(size, [body, more] if more else body)
+
+    @property
+    def _sent_schema(self) -> Mapping[str, Any] | None:
+        guard = self.output_guard
+        return guard.schema if guard is not None and guard.rules.native else None
 
 
 @dataclass(frozen=True, slots=True)

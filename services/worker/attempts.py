@@ -15,7 +15,7 @@ from breakwater.contracts.execution import Attempt, ErrorInfo, Reason
 from breakwater.contracts.types import usd_from_nano
 from breakwater.policy.breaker import caller_of
 from breakwater.policy.classify import WORKER_LOST
-from breakwater.policy.price import estimate_input_tokens, observed_limit, size_of_messages
+from breakwater.policy.price import estimate_input_tokens, observed_limit, size_of_added, worst_input_tokens
 from breakwater.policy.refusals import for_operators, retry_budget_spent
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
 from breakwater.providers.base import Answer
@@ -460,9 +460,11 @@ def request_for(
     `dropped` messages of the job are left out of the call. `lease_s` covers the whole of a streamed answer.
     """
     target = worker.targets.of(job.agent_name, job.chain[at.model_index])
-    size = job.input_size if at.repairs is None else job.input_size + at.repairs.correction_size
+    size = job.input_size(as_written=worker.config.sends_as_written(target.provider, job.job.api))
+    if at.repairs is not None:
+        size += at.repairs.correction_size
     if at.partial:
-        size = size + size_of_messages(continuing(at.partial))
+        size += size_of_added(continuing(at.partial))
     input_tokens, output_tokens = estimate_input_tokens(size, target.token_rules), job.parameters.max_output_tokens
     limit = None
     if (
@@ -475,6 +477,7 @@ def request_for(
         outputs = worker.outcomes.outputs(job.agent_name, target.model)
         limit = observed_limit(job.parameters.values, job.agent.max_tokens, outputs)
         output_tokens = limit or output_tokens
+    worst = worst_input_tokens(size, target.token_rules, target.name)
     flight = InFlight(
         number=len(at.attempts) + 1,
         model=target.model,
@@ -482,7 +485,7 @@ def request_for(
         cause=at.cause_of_next(target.model),
         started_at=job.now(),
         backoff_ms=at.backoff_ms,
-        reserved=None if target.pricing is None else target.pricing.worst_case(input_tokens, output_tokens, size),
+        reserved=None if target.pricing is None else target.pricing.worst_case(worst, output_tokens, size),
         input_tokens=None if worker.config.is_local(target.provider) else input_tokens,
         dropped_messages=dropped,
         max_tokens=limit,

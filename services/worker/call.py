@@ -35,7 +35,6 @@ from breakwater.policy.classify import (
     classify,
     without_text,
 )
-from breakwater.policy.dialects import for_chat
 from breakwater.policy.dialects.embeddings import MAX_VECTOR_BYTES, dimensions_of, form_refused
 from breakwater.policy.json_values import TOO_DEEP, is_too_deep
 from breakwater.policy.output import Invalid, Valid
@@ -142,7 +141,7 @@ async def call(
     )
     params = job.parameters.values if most is None else limited(job.parameters.values, most)
     speaks = worker.config.speaks(flight.provider, job.job.api)
-    sent_messages, sent_params = (messages, params) if speaks else for_chat(job.job, messages, params, left_out)
+    sent_messages, sent_params = (messages, params) if speaks else job.chat_request(messages, params, left_out)
     request = Call(
         job.attempt_id(flight.number),
         target.name,

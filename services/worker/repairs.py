@@ -15,7 +15,7 @@ from breakwater.policy.classify import UNFAMILIAR, UNSUPPORTED, Classification
 from breakwater.policy.context_overflow import keep_ratio_from, most_output_in, output_limit_from
 from breakwater.policy.conversation import JsonMessage, prune_orphans, trim
 from breakwater.policy.output import correction_message
-from breakwater.policy.price import InputSize, size_of_messages
+from breakwater.policy.price import InputSize, size_of_added
 
 MAX_TRIMS = 3
 """A conversation is shortened so often for one model before it counts as too long for it."""
@@ -68,7 +68,7 @@ class Repairs(Event):
     @property
     def correction_size(self) -> InputSize:
         """Size of the corrections in a call."""
-        return size_of_messages(_dialogue(self.corrections))
+        return size_of_added(_dialogue(self.corrections))
 
     def applied(self, messages: Sequence[JsonMessage]) -> tuple[list[JsonMessage], Count]:
         """The conversation as it is sent, and how many messages of the job are left out of it."""

@@ -23,7 +23,7 @@ from pydantic import (
 
 from breakwater.config.alerts import Alerts
 from breakwater.config.console import ConsoleSettings
-from breakwater.contracts.job import CallApi, Job, NativeRequest
+from breakwater.contracts.job import CallApi, ChatMessage, Job, NativeRequest
 from breakwater.contracts.subjects import DUPLICATE_WINDOW_S
 from breakwater.contracts.types import NO_CONTROLS, Identifier, Message, ModelId, Name, Off, UsdAmount
 from breakwater.contracts.validation import FieldError
@@ -44,7 +44,7 @@ from breakwater.policy.job_rules import NO_JOB_RULES, JobRules, bound_problem, j
 from breakwater.policy.ledger import MAX_TAGS
 from breakwater.policy.links import TRACE_ID
 from breakwater.policy.output import OutputRules
-from breakwater.policy.params import connection_objection, params_objection, unknown_objection
+from breakwater.policy.params import connection_objection, params_objection, unknown_objection, unknown_part
 from breakwater.policy.price import MAX_OUTPUT_TOKENS, Price, term_of
 from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.redact import RedactionRules
@@ -80,8 +80,8 @@ class AgentDefaults(Message):
     allowed_params: tuple[str, ...] = Field(
         default=(),
         description=(
-            "Further params that jobs may send to models under a hard cap or with "
-            "`allowed_models`. By default only params that cost nothing but tokens are allowed, "
+            "Further params, and fields of requests, that jobs may send to models under a cap or with "
+            "`allowed_models`. By default only what costs nothing but tokens is allowed, "
             "because budgets don't know other costs."
         ),
     )
@@ -746,14 +746,22 @@ class Config(Message):
         agents = {name: agent.budget for name, agent in self.agents.items()}
         return CapTable(self.budgets.total, agents, self.budgets.tenants)
 
-    def strict_params(self, agent: Agent, tenant: str | None) -> str | None:
-        """Returns the reason to pass only params that are known to cost tokens alone; None where others pass, too."""
+    def strict_params(self, agent: Agent, job: Job) -> str | None:
+        """Returns the reason to pass only what is known to cost tokens alone; None where more passes, too.
+
+        The guard that each agent has by default is no reason: only a cap that someone has set.
+        """
         if agent.allowed_models:
             return "for an agent with allowed_models"
         tenants = self.budgets.tenants
-        of_tenant = None if tenant is None else tenants.get(tenant) or tenants.get(OTHERS)
+        of_tenant = None if job.tenant is None else tenants.get(job.tenant) or tenants.get(OTHERS)
         hard = any(caps.is_hard for caps in (self.budgets.total, agent.budget, of_tenant) if caps is not None)
-        return "under a hard cap" if hard or agent.max_cost_usd is not None else None
+        if hard or agent.max_cost_usd is not None:
+            return "under a hard cap"
+        guard = agent.guard
+        of_task = guard is not None and guard.max_cost_usd is not None and "max_cost_usd" in guard.model_fields_set
+        of_job = job.guard is not None and job.guard.get("max_cost_usd") is not None
+        return "under a cap of the task" if of_task or of_job else None
 
     def name_at_provider(self, provider: str, model: str) -> str:
         """Returns a model's name at a provider: its id without the provider's name, where no other is set."""
@@ -786,6 +794,11 @@ class Config(Message):
         """True if a provider takes requests of an API as they are."""
         settings = None if provider is None else self.providers.get(provider)
         return settings is not None and api in settings.apis
+
+    def sends_as_written(self, provider: str | None, api: CallApi) -> bool:
+        """True if a provider is sent requests of an API as they are, and not in words of its own."""
+        translates_chats = provider in self.providers and self.providers[provider].translates_chats
+        return self.speaks(provider, api) and not (api == "chat" and translates_chats)
 
     def is_local(self, provider: str | None) -> bool:
         """True if a provider is a child program or a callable, which needs no model and may take any JSON as input."""
@@ -839,6 +852,8 @@ def validate_job(config: Config, job: Job, *, with_figures: bool = False) -> Fie
         return FieldError(f"api_request.body.{problem.path}", problem.message)
     if job.params and (problem := _params_objection(config, agent, job, job.params)) is not None:
         return FieldError(f"params.{problem.path}", problem.message)
+    if job.messages is not None and (problem := _parts_objection(config, agent, job, job.messages)) is not None:
+        return FieldError(f"messages.{problem.path}", problem.message)
     allowed = {*agent.chain, *agent.allowed_models} if named else set[str]()
     for path, model in named:
         if "*" not in allowed and model not in allowed:
@@ -886,7 +901,7 @@ def _request_objection(config: Config, agent: Agent, job: Job, request: NativeRe
     providers = [config.provider_name(agent, model) for model in agent.chain_for(job)]
     if form.losses and not any(config.speaks(provider, request.api) for provider in providers):
         return form.losses[0]
-    if (why := config.strict_params(agent, job.tenant)) is not None:
+    if (why := config.strict_params(agent, job)) is not None:
         for path, message in ((one.path, one.message) for one in form.unpriced):
             name = re.split(r"[.\[]", path)[0]
             if name not in agent.allowed_params:
@@ -926,7 +941,7 @@ def _params_objection(config: Config, agent: Agent, job: Job, params: Mapping[st
     kinds = {config.providers[name].kind for name in named if name in config.providers and not config.is_local(name)}
     if kinds and (problem := connection_objection(params)) is not None:
         return problem
-    if (why := config.strict_params(agent, job.tenant)) is None:
+    if (why := config.strict_params(agent, job)) is None:
         return None
     for kind in sorted(kinds):
         if (problem := unknown_objection(params, kind, agent.allowed_params)) is not None:
@@ -948,6 +963,16 @@ def _wildcard_problems(place: str, agent: Agent) -> Iterable[str]:
     for name in agent.allowed_models:
         if "*" in name and name != "*":
             yield f"{place}.allowed_models: {name!r}: {NO_WILDCARD}; '*' alone allows any model"
+
+
+def _parts_objection(config: Config, agent: Agent, job: Job, messages: Iterable[ChatMessage]) -> FieldError | None:
+    """Returns the reason why a job's messages may cost more than their tokens, where that matters."""
+    if (why := config.strict_params(agent, job)) is None:
+        return None
+    if (problem := unknown_part(messages, agent.allowed_params)) is None:
+        return None
+    how = f"list 'messages' in agents.{job.agent}.allowed_params to allow it"
+    return FieldError(problem.path, f"{problem.message}: {why}, only such parts are allowed; {how}")
 
 
 def _with_preset(agent: dict[str, Any]) -> dict[str, Any]:

@@ -188,7 +188,7 @@ def is_end(given: Any) -> bool:
     return isinstance(given, str) and given.strip().lower() not in {"", "null", "none"}
 
 
-IMAGES = frozenset({"image_url", "input_image", "image"})
+IMAGES = frozenset({"image_url", "input_image", "image", "computer_screenshot"})
 SOUND_AND_FILM = frozenset({"input_audio", "audio_url", "audio", "input_video", "video_url", "video"})
 DOCUMENTS = frozenset({"input_file", "file", "document"})
 FILES = IMAGES | SOUND_AND_FILM | DOCUMENTS
@@ -208,11 +208,13 @@ class FileContent:
         media_type: such as `image/png`; empty if it is not said.
         data: the file, mostly base64; None for one that is only named.
         url: where it is; None if it is sent along, or is named by an id.
+        field: of the payload that has the data; None for a file that is only named.
     """
 
     media_type: str
     data: str | None
     url: str | None
+    field: str | None = None
 
     @property
     def size(self) -> int:
@@ -230,11 +232,12 @@ def payload_of(part: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
 
 def content_of(payload: Mapping[str, Any]) -> FileContent:
     """The content of a part's payload."""
-    data = next((found for name in _DATA if isinstance(found := payload.get(name), str)), None)
+    name = next((name for name in _DATA if isinstance(payload.get(name), str)), None)
+    data = None if name is None else str(payload[name])
     media_type = next((found for name in _MEDIA_TYPE if isinstance(found := payload.get(name), str)), "")
     if data is None or data.startswith(_LINKS):
         return FileContent(media_type, None, data)
     if data.startswith("data:"):
         media_type = data[5:200].partition(",")[0]
         data = data[5 + len(media_type) + 1 :]
-    return FileContent(media_type, data, None)
+    return FileContent(media_type, data, None, name)

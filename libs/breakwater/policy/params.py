@@ -7,12 +7,15 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
 from pydantic import JsonValue
 
+from breakwater.contracts.job import ChatMessage
 from breakwater.contracts.validation import FieldError
+from breakwater.policy.chat_messages import FILES
 from breakwater.policy.formats import words
 from breakwater.policy.price import CHOICES, MAX_CHOICES, MAX_OUTPUT_TOKENS, OUTPUT_LIMITS
 
@@ -85,8 +88,19 @@ _OF_FUNCTION = words(
     type function custom name description parameters strict cache_control defer_loading input_examples
     """
 )
-_RUN_BY_CLIENT = ("bash_", "computer_", "memory_", "text_editor_")
-"""Prefixes of Anthropic's tools that the client runs."""
+_RUN_BY_CLIENT = re.compile(r"(bash|computer|memory|text_editor)_\d{8}")
+_PARTS = FILES | words(
+    """
+    input_text output_text reasoning redacted_thinking refusal search_result summary_text text thinking tool_result
+    tool_use
+    """
+)
+"""Types of a message's parts that cost their tokens, and no more."""
+
+
+def is_run_by_client(kind: Any) -> bool:
+    """True for a type of Anthropic's own tools that the client runs, whose version is a date."""
+    return isinstance(kind, str) and _RUN_BY_CLIENT.fullmatch(kind) is not None
 
 
 def params_objection(params: Mapping[str, JsonValue]) -> FieldError | None:
@@ -129,13 +143,27 @@ def unknown_objection(params: Mapping[str, JsonValue], kind: str, allowed: Colle
     for place, tool in () if "tools" in allowed else _tools(params):
         type_ = tool.get("type")
         if kind == "anthropic":
-            run_by_client = isinstance(type_, str) and type_.startswith(_RUN_BY_CLIENT)
-            if type_ not in (None, "function", "custom") and not run_by_client:
+            if type_ not in (None, "function", "custom") and not is_run_by_client(type_):
                 return FieldError(f"{place}.type", f"{type_!r} is not known to be run by the client")
         elif type_ not in ("function", "custom"):
             return FieldError(f"{place}.type", "must be `function` or `custom`: others may be run by the provider")
         elif odd := tool.keys() - _OF_FUNCTION:
             return FieldError(f"{place}.{min(odd)}", "is not known of a tool that the client runs")
+    return None
+
+
+def unknown_part(messages: Iterable[ChatMessage], allowed: Collection[str]) -> FieldError | None:
+    """The same of the parts of messages: one of another type may stand for anything.
+
+    Args:
+        messages: of a job.
+        allowed: what the config allows in addition.
+    """
+    for number, message in enumerate(messages) if "messages" not in allowed else ():
+        for index, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            kind = part.get("type", "text")
+            if not isinstance(kind, str) or kind not in _PARTS:
+                return FieldError(f"{number}.content.{index}.type", f"{kind!r} is not known to cost tokens alone")
     return None
 
 

@@ -5,6 +5,9 @@ The estimate is what a hard budget must have room for. What is sent is first mea
 and is settled by that as soon as it is known. So it is taken from the least favourable of what providers document and
 of what has been measured of their tokenizers, which the plane does not have. Of English it makes two to three times the
 tokens that it is.
+
+Only texts, and tools that a client defines, are counted by what tokenizers make of them. Every other byte of a body,
+such as a field that no rule knows, is a token; so is every byte of a small body.
 """
 
 from __future__ import annotations
@@ -23,7 +26,17 @@ import orjson
 from pydantic import Field, JsonValue
 
 from breakwater.contracts.types import Message, UsdAmount
-from breakwater.policy.chat_messages import FILES, IMAGES, SOUND_AND_FILM, content_of, payload_of
+from breakwater.policy.chat_messages import (
+    FILES,
+    IMAGES,
+    SOUND_AND_FILM,
+    FileContent,
+    content_of,
+    encoded,
+    fields,
+    payload_of,
+)
+from breakwater.policy.formats import words
 from breakwater.policy.usage import STANDARD_TERMS, Usage
 
 TOKENS_PER_PRICE = 1_000_000
@@ -274,13 +287,15 @@ def max_tokens_of(params: Mapping[str, JsonValue], default: int) -> int:
 
 
 def max_output_of(params: Mapping[str, JsonValue], default: int) -> int:
-    """The most tokens that a call may give: all of its choices, and what it may think.
+    """The most tokens that a call may give: all of its choices, what it may think, and what was predicted wrongly.
 
     Thinking is within the limit of the output wherever that is documented. Two budgets of it are not: Anthropic's may
-    be more than the limit where a model thinks between tool calls, and Alibaba's comes on top of it.
+    be more than the limit where a model thinks between tool calls, and Alibaba's comes on top of it. OpenAI charges
+    each token of a `prediction` that is not in the answer as one of the output.
     """
     within = max(max_tokens_of(params, default), *(_budget(_part(params.get(name), key)) for name, key in _THINKING))
-    return (within + _budget(params.get("thinking_budget"))) * choices_of(params)
+    predicted = 0 if (prediction := params.get("prediction")) is None else len(_json(prediction))
+    return (within + _budget(params.get("thinking_budget")) + predicted) * choices_of(params)
 
 
 OBSERVED, ENOUGH = 1000, 100
@@ -332,8 +347,12 @@ def _part(value: JsonValue, key: str) -> JsonValue:
 
 _LOWERCASE = b"abcdefghijklmnopqrstuvwxyz "
 _ASCII = bytes(range(128))
-_WITH_INSTRUCTIONS = ("tools", "functions", "response_format", "output_config")
-_CACHE, _HOUR = b'"cache_control"', b'"1h"'
+_TOOLS = ("tools", "functions")
+_WITH_INSTRUCTIONS = (*_TOOLS, "response_format", "output_config", "output_format")
+_CACHE = b'"cache_control":'
+_SHORT_CACHE = re.compile(
+    rb'"cache_control":(null|\{"type":"ephemeral"(,"ttl":"5m")?\}|\{"ttl":"5m","type":"ephemeral"\})'
+)
 SHORT_CACHE_S, LONG_CACHE_S = 300, 3600
 _IN_PLAIN_TEXT = ("text/", "application/json", "application/xml")
 
@@ -344,7 +363,7 @@ class InputSize:
 
     Attributes:
         lowercase: bytes of small Latin letters and spaces, of which a token holds several.
-        signs: bytes of the rest of ASCII: capitals, digits, punctuation, line ends.
+        signs: bytes of the rest of ASCII (capitals, digits, punctuation, line ends), and all of what is no text.
         foreign: bytes of every other script.
         images: inline and by URL.
         media_bytes: of sound and film, decoded.
@@ -353,8 +372,10 @@ class InputSize:
         linked_files: files that are only named, by URL or id, so that their size is not known.
         messages: of the conversation.
         tools: whether there are tools or a schema, for which providers add instructions of their own.
+        provided_tools: tools that the provider defines itself, which the request only names.
         cache_ttl_s: for how long the provider is asked to keep some of it in its cache; 0 where it is not asked to.
         term: on which it is to be served (`service_tier`); empty for the standard ones.
+        body_bytes: of the JSON that is sent; 0 where they are not counted (`with_each_byte`).
     """
 
     lowercase: int = 0
@@ -367,8 +388,10 @@ class InputSize:
     linked_files: int = 0
     messages: int = 0
     tools: bool = False
+    provided_tools: int = 0
     cache_ttl_s: int = 0
     term: str = ""
+    body_bytes: int = 0
 
     @property
     def sound_tokens(self) -> int:
@@ -387,8 +410,10 @@ class InputSize:
             linked_files=self.linked_files + other.linked_files,
             messages=self.messages + other.messages,
             tools=self.tools or other.tools,
+            provided_tools=self.provided_tools + other.provided_tools,
             cache_ttl_s=max(self.cache_ttl_s, other.cache_ttl_s),
             term=self.term or other.term,
+            body_bytes=self.body_bytes + other.body_bytes,
         )
 
 
@@ -405,9 +430,15 @@ def size_of_params(
         schema: what the provider is to hold the answer to.
         input: of a job that has no messages.
     """
-    texts = b"".join(_json(given) for given in (params, schema, input) if given is not None and given != {})
-    tools = schema is not None or any(params.get(name) for name in _WITH_INSTRUCTIONS)
-    return _size_of_bytes(texts) + InputSize(tools=tools, term=term_of(params) or "")
+    tally = _Tally()
+    for name in _TOOLS:
+        tally.take_tools(params.get(name))
+    if more := {name: value for name, value in params.items() if name not in _TOOLS}:
+        tally.others.append(more)
+    tally.documents += [_json(value) for value in (schema, input) if value is not None]
+    instructed = schema is not None or _part(params.get("text"), "format") is not None
+    tools = instructed or any(params.get(name) for name in _WITH_INSTRUCTIONS)
+    return tally.size() + InputSize(tools=tools, term=term_of(params) or "")
 
 
 def term_of(params: Mapping[str, JsonValue]) -> str | None:
@@ -417,15 +448,15 @@ def term_of(params: Mapping[str, JsonValue]) -> str | None:
     return None if term in STANDARD_TERMS else term
 
 
-def size_of_messages(messages: Iterable[Mapping[str, JsonValue]]) -> InputSize:
-    """Size of a conversation. Only what is known to be an image or a file is not counted as text.
+def size_of_messages(messages: Iterable[Any]) -> InputSize:
+    """Size of a conversation. Only what a provider reads as an image or a file is not counted as text or by its bytes.
 
-    OpenAI's parts are understood and Anthropic's blocks, also within a tool's result.
+    OpenAI's messages, items and parts are understood, and Anthropic's blocks, also within a tool's result.
     """
     tally, count = _Tally(), 0
     for count, message in enumerate(messages, 1):  # noqa: B007  the last count is how many there are
         tally.take(message)
-    return tally.files + _size_of_bytes(b"".join(tally.texts), messages=count)
+    return tally.size(messages=count)
 
 
 def size_of_inputs(inputs: Iterable[str | Sequence[int]]) -> InputSize:
@@ -439,14 +470,39 @@ def size_of_inputs(inputs: Iterable[str | Sequence[int]]) -> InputSize:
     return _size_of_bytes(b"".join(texts), messages=count) + InputSize(signs=tokens)
 
 
+BYTES_OF_SMALL_BODIES = 8_192
+"""Up to here each byte of a body is reserved as a token: that costs little, and a short text may be all rare words."""
+ENVELOPE_BYTES = 24
+"""Bytes of a body around its content, but for the name of its model."""
+
+
+def with_each_byte(size: InputSize, body: Any) -> InputSize:
+    """The size of a body with its bytes, which are counted where it may be small."""
+    size_bytes = size.lowercase + size.signs + size.foreign
+    has_files = size.images or size.documents or size.media_bytes > BYTES_OF_SMALL_BODIES
+    if size_bytes < BYTES_OF_SMALL_BODIES and not has_files:
+        size_bytes = len(encoded(body))
+    return replace(size, body_bytes=size_bytes)
+
+
+def size_of_added(messages: Sequence[Any]) -> InputSize:
+    """Size of messages that a repair adds to a call."""
+    return with_each_byte(size_of_messages(messages), messages) if messages else InputSize()
+
+
 def _size_of_bytes(text: bytes, messages: int = 0) -> InputSize:
     # Deleting in C is some thirty times as fast as looking at each character.
     foreign = 0 if text.isascii() else len(text.translate(None, _ASCII))
     others = len(text.translate(None, _LOWERCASE))
-    ttl_s = 0 if _CACHE not in text else SHORT_CACHE_S if _HOUR not in text else LONG_CACHE_S
-    return InputSize(
-        lowercase=len(text) - others, signs=others - foreign, foreign=foreign, messages=messages, cache_ttl_s=ttl_s
-    )
+    return InputSize(lowercase=len(text) - others, signs=others - foreign, foreign=foreign, messages=messages)
+
+
+def _cache_ttl_s(document: bytes) -> int:
+    """The time for which JSON asks a provider to cache: an hour, unless each mark is known to ask for less."""
+    marks = document.count(_CACHE)
+    if not marks:
+        return 0
+    return SHORT_CACHE_S if len(_SHORT_CACHE.findall(document)) == marks else LONG_CACHE_S
 
 
 def _encoded(text: str) -> bytes:
@@ -457,20 +513,125 @@ def _json(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:
-        return _encoded(json.dumps(value, ensure_ascii=False))  # numbers beyond 64 bits are JSON, too
+        # Numbers beyond 64 bits are JSON, too.
+        return _encoded(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+_READ = words(
+    """
+    arguments content context data encrypted_content function_call input output reasoning reasoning_content refusal
+    signature stderr stdout summary text thinking thinking_blocks title tool_calls
+    """
+)
+"""Fields of messages, items and parts that a model reads as text."""
+_OF_TOOL = words(
+    """
+    cache_control custom defer_loading description format function input_examples input_schema name parameters strict
+    tools type
+    """
+)
+"""Fields of tools that a model reads as text."""
+_DEFINED_BY_CLIENT = (None, "function", "custom", "namespace")
+"""Types of tools whose definition is all in the request."""
+_LABEL_LENGTH = 32
+_STRUCTURE_OF_TEXT = len('{"type":"","text":""}')
+_DESCRIPTION_BYTES = 128
+"""Bytes next to an image or a document, such as its title, that count with it."""
+
+
+def _parts_in(holder: Mapping[str, Any], kind: Any) -> str | None:
+    """The field of a message, an item or a block that holds parts, perhaps files; None where none does."""
+    if kind in (None, "message"):
+        return "content" if "role" in holder else None
+    if not isinstance(kind, str):
+        return None
+    if kind.endswith("_output"):
+        return "output"
+    return "content" if kind.endswith("tool_result") or kind in ("reasoning", "search_result") else None
+
+
+_NOTHING = InputSize()
 
 
 @dataclass(slots=True)
 class _Tally:
-    texts: list[bytes] = field(default_factory=list[bytes])
-    files: InputSize = field(default_factory=InputSize)
+    """Parts of a request, by how they are counted.
 
-    def take(self, holder: Mapping[str, Any]) -> None:
-        """Counts a message, or a part that is no file."""
-        rest = {name: value for name, value in holder.items() if name not in ("role", "content") and value is not None}
-        if rest:
-            self.texts.append(_json(rest))
-        self._take_content(holder.get("content"))
+    Attributes:
+        texts: without their quotes.
+        documents: JSON that a model reads as text.
+        others: values whose bytes are counted.
+        structure: bytes of the names of fields, less those that count with a file.
+        files: images and files.
+        provided_tools: see `InputSize`.
+    """
+
+    texts: list[bytes] = field(default_factory=list[bytes])
+    documents: list[bytes] = field(default_factory=list[bytes])
+    others: list[Any] = field(default_factory=list[Any])
+    structure: int = 0
+    files: InputSize = _NOTHING
+    provided_tools: int = 0
+
+    def size(self, messages: int = 0) -> InputSize:
+        """The size of all of it."""
+        documents, others = b"".join(self.documents), _json(self.others)[1:-1] if self.others else b""
+        read = _size_of_bytes(b"".join((*self.texts, documents)), messages)
+        if others or self.structure or self.provided_tools or documents:
+            counted = len(others) - max(0, len(self.others) - 1) + self.structure  # without the commas between them
+            ttl_s = max(_cache_ttl_s(documents), _cache_ttl_s(others))
+            read += InputSize(signs=counted, provided_tools=self.provided_tools, cache_ttl_s=ttl_s)
+        return read if self.files is _NOTHING else read + self.files
+
+    def take(self, message: Any) -> None:
+        """Counts a message or an item, whose own labels count with it."""
+        match message:
+            case {"role": str() as role, "content": str() as text} if len(message) == 2 and len(role) <= _LABEL_LENGTH:
+                self.texts.append(_encoded(text))
+            case {"type": "item_reference" | "image_generation_call" as kind}:
+                self.files += InputSize(linked_files=1) if kind == "item_reference" else InputSize(images=1)
+                self.others.append(message)
+            case dict():
+                holder = cast(dict[str, Any], message)
+                self._take_fields(holder, holder.get("type"))
+            case _:
+                self._take_content(message)
+
+    def take_tools(self, tools: Any) -> None:
+        """Counts tools as text, and the bytes of what is not known to be text."""
+        if tools is not None:
+            self.documents.append(_json(tools))
+            self._take_each_tool(tools)
+
+    def _take_each_tool(self, tools: Any) -> None:
+        for tool in cast(list[Any], tools if isinstance(tools, list) else [tools]):
+            if not isinstance(tool, dict):
+                self.others.append(tool)
+                continue
+            definition = cast(dict[str, Any], tool)
+            if definition.get("type") not in _DEFINED_BY_CLIENT:
+                self.provided_tools += 1
+            for holder in (definition, fields(definition.get("function"))):
+                if not holder.keys() <= _OF_TOOL:
+                    self.others.append({name: value for name, value in holder.items() if name not in _OF_TOOL})
+            if "tools" in definition:
+                self._take_each_tool(definition["tools"])
+
+    def _take_fields(self, holder: Mapping[str, Any], kind: Any) -> None:
+        unknown, parts_in = dict[str, Any](), _parts_in(holder, kind)
+        for name, value in holder.items():
+            if name == parts_in:
+                self._take_content(value)
+            elif name in _READ and isinstance(value, str):
+                self.texts.append(_encoded(value))
+            elif name in _READ and name != "content":
+                self.documents.append(_json(value))
+            elif name == "tools":
+                self.take_tools(value)
+            elif not (name in ("role", "type") and isinstance(value, str) and len(value) <= _LABEL_LENGTH):
+                unknown[name] = value
+        if unknown:
+            self.others.append(unknown)
 
     def _take_content(self, content: Any) -> None:
         match content:
@@ -478,30 +639,45 @@ class _Tally:
                 pass
             case str():
                 self.texts.append(_encoded(content))
-            case {"type": str() as kind} if kind in FILES:
-                self._take_file(kind, cast(dict[str, Any], content))
-            case dict():
-                self.take(cast(dict[str, Any], content))
             case list():
                 for part in cast(list[Any], content):
                     self._take_content(part)
+            case {"type": str() as kind, "text": str() as text} if len(content) == 2 and len(kind) <= _LABEL_LENGTH:
+                self.texts.append(_encoded(text))
+                self.structure += _STRUCTURE_OF_TEXT + len(kind)
+            case {"type": str() as kind} if kind in FILES:
+                self._take_file(kind, cast(dict[str, Any], content))
+            case dict():
+                part = cast(dict[str, Any], content)
+                kind = part.get("type")
+                # Quotes, colons and commas of the fields, and the labels, which here count by themselves.
+                self.structure += sum(map(len, part)) + 6 * len(part)
+                self.structure += sum(len(part[name]) for name in ("type", "role") if isinstance(part.get(name), str))
+                self._take_fields(part, kind)
             case _:
-                self.texts.append(_json(content))
+                self.others.append(content)
 
-    def _take_file(self, kind: str, holder: Mapping[str, Any]) -> None:
-        name, source = payload_of(holder)
-        if name is not None and len(holder) > 2:  # more than its type and its payload, such as a title
-            self.texts.append(_json({key: value for key, value in holder.items() if key != name}))
-        if source.get("type") in ("text", "content"):
+    def _take_file(self, kind: str, part: Mapping[str, Any]) -> None:
+        name, payload = payload_of(part)
+        content, covered = ("data", "content"), 0
+        if payload.get("type") in ("text", "content"):
             # Anthropic's documents may hold their text, or blocks, as they are.
-            self._take_content(source.get("data"))
-            self._take_content(source.get("content"))
+            self._take_content(payload.get("data"))
+            self._take_content(payload.get("content"))
         else:
-            self.files += _size_of_file(kind, source)
+            found = content_of(payload)
+            size, content = _size_of_file(kind, found), () if found.field is None else (found.field,)
+            covered = _DESCRIPTION_BYTES if size.images or size.documents or size.linked_files else 0
+            self.files += size
+        beside = [{key: value for key, value in payload.items() if key not in content}]
+        if name is not None:
+            beside.append({key: value for key, value in part.items() if key != name})
+        self.others += beside
+        if covered:
+            self.structure -= min(covered, sum(map(len, map(_json, beside))))
 
 
-def _size_of_file(kind: str, source: Mapping[str, Any]) -> InputSize:
-    found = content_of(source)
+def _size_of_file(kind: str, found: FileContent) -> InputSize:
     if found.data is None:
         return InputSize(images=1) if kind in IMAGES else InputSize(linked_files=1)
     if found.media_type.startswith(_IN_PLAIN_TEXT):
@@ -522,6 +698,9 @@ def _decoded(data: str) -> bytes:
 
 BASE_TOKENS = 32
 """Tokens of a call around its messages."""
+PROVIDED_TOOL_TOKENS = 2_000
+"""Tokens of a tool that the provider defines, with its instructions. Anthropic documents up to 735 for a definition, and
+499 for the instructions."""
 PAGE_TEXT_TOKENS = 3_000
 """Tokens of a page of a PDF, in addition to its picture: Anthropic documents 1,500 to 3,000."""
 BYTES_PER_DOCUMENT_TOKEN = 2
@@ -545,6 +724,7 @@ class TokenRules:
         image_tokens: for the largest image at the highest resolution.
         tool_tokens: of the instructions that a provider adds where there are tools or a schema.
         message_tokens: of the separator of two messages.
+        message_bytes: that a message of a chat has more in the provider's own API.
     """
 
     lowercase_bytes: float
@@ -552,11 +732,12 @@ class TokenRules:
     image_tokens: int
     tool_tokens: int
     message_tokens: int = 8
+    message_bytes: int = 0
 
 
 OPENAI = TokenRules(lowercase_bytes=2.0, foreign_bytes=1.2, image_tokens=12_000, tool_tokens=200)
 """Images: 10,000 patches of GPT-5.4's `detail: original`, and a fifth for what its multipliers may add."""
-ANTHROPIC = TokenRules(lowercase_bytes=1.75, foreign_bytes=1.2, image_tokens=5_000, tool_tokens=1_000)
+ANTHROPIC = TokenRules(lowercase_bytes=1.75, foreign_bytes=1.2, image_tokens=5_000, tool_tokens=1_000, message_bytes=24)
 """Text: Opus 4.7 makes up to 1.47 times the tokens of its predecessors of the same text. Images: 2,576 pixels at the
 long edge are 4,784 tokens. Tools: up to 530 tokens documented, and headroom for newer models."""
 GEMINI = TokenRules(lowercase_bytes=2.0, foreign_bytes=1.5, image_tokens=5_000, tool_tokens=200)
@@ -571,16 +752,36 @@ _OPENAI_NAME = re.compile(r"(ft:)?(gpt-|chatgpt-|o\d)")
 
 def estimate_input_tokens(size: InputSize, rules: TokenRules) -> int:
     """A high estimate of the tokens that a provider will count as input."""
+    return _input_tokens(size, _text_tokens(size, rules), rules)
+
+
+def worst_input_tokens(size: InputSize, rules: TokenRules, model: str) -> int:
+    """The most tokens that a provider may count as input of a call: of a small body no fewer than it has bytes.
+
+    Args:
+        size: of all that is sent.
+        rules: of the provider.
+        model: its name there.
+    """
+    around = ENVELOPE_BYTES + len(model) + size.messages * rules.message_bytes if size.body_bytes else 0
+    each_byte = min(size.body_bytes + around, BYTES_OF_SMALL_BODIES)
+    return _input_tokens(size, max(_text_tokens(size, rules), each_byte), rules)
+
+
+def _text_tokens(size: InputSize, rules: TokenRules) -> float:
     text = size.lowercase / rules.lowercase_bytes + size.signs + size.foreign / rules.foreign_bytes
+    return text + BASE_TOKENS + size.messages * rules.message_tokens
+
+
+def _input_tokens(size: InputSize, text_tokens: float, rules: TokenRules) -> int:
     files = size.document_bytes / BYTES_PER_DOCUMENT_TOKEN + size.media_bytes / BYTES_PER_MEDIA_TOKEN
     total = (
-        math.ceil(text + files)
-        + BASE_TOKENS
-        + size.messages * rules.message_tokens
+        math.ceil(text_tokens + files)
         + size.images * rules.image_tokens
         + size.documents * (rules.image_tokens + PAGE_TEXT_TOKENS)
         + size.linked_files * LINKED_FILE_TOKENS
         + (rules.tool_tokens if size.tools else 0)
+        + size.provided_tools * PROVIDED_TOOL_TOKENS
     )
     return min(total, MAX_INPUT_TOKENS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import orjson
 from pydantic import Field, JsonValue
@@ -357,6 +357,8 @@ def dropped_params(params: Mapping[str, JsonValue]) -> list[str]:
 
 class AnthropicSettings(HttpSettings):
     """Anthropic, or a gateway with its Messages API. Enable betas under `headers`."""
+
+    translates_chats: ClassVar[bool] = True
 
     kind: Literal["anthropic"]
     base_url: HttpUrl = Field(default="https://api.anthropic.com/v1", description="Up to and including /v1.")

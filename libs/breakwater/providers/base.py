@@ -231,6 +231,8 @@ class ProviderSettings(Message):
 
     local: ClassVar[bool] = False
     """A program or a callable: it needs no model, and takes any JSON as input."""
+    translates_chats: ClassVar[bool] = False
+    """A chat is sent in the words of another API."""
 
     @property
     def apis(self) -> Collection[CallApi]:
@@ -313,12 +315,12 @@ class UnusableAnswerError(BreakwaterError):
     """A 2xx that says nothing; its text says what is missing."""
 
 
-class StreamReader(Protocol):
-    """Reads the events of one stream. Pure, but for what it remembers of the stream."""
 class AnswerTooLargeError(UnusableAnswerError):
     """A 2xx that says more than can be stored."""
 
 
+class StreamReader(Protocol):
+    """Reads the events of one stream. Pure, but for what it remembers of the stream."""
 
     done: bool
     """The API has said that there is no more."""

@@ -13,6 +13,7 @@ from openai.types.responses import Response
 from breakwater.contracts.job import NativeRequest
 from breakwater.policy.dialects import DIALECTS, chat_form, dropped_fields
 from breakwater.policy.dialects.forms import InvalidBodyError
+from breakwater.policy.dialects.responses import size_of
 from breakwater.policy.dialects.responses_answer import (
     Asked,
     item_id,
@@ -22,7 +23,7 @@ from breakwater.policy.dialects.responses_answer import (
     response_of,
 )
 from breakwater.policy.formats import words
-from breakwater.policy.price import GENERIC, LINKED_FILE_TOKENS, estimate_input_tokens, size_of_messages
+from breakwater.policy.price import GENERIC, LINKED_FILE_TOKENS, estimate_input_tokens
 from tests.any_answers import JSON
 from tests.policy.dialects.test_responses_stream import ASKED, result
 
@@ -371,8 +372,7 @@ def test_fields_that_a_chat_goes_without_are_named() -> None:
     ],
 )
 def test_what_a_native_call_sends_in_addition_to_a_chat_counts_in_estimates(item: dict[str, Any], size: int) -> None:
-    found = size_of_messages([{"content": [*form(input=[item]).native_content]}])
-    assert 2 * estimate_input_tokens(found, GENERIC) > size
+    assert 2 * estimate_input_tokens(size_of({"input": [item]}), GENERIC) > size
 
 
 def native(body: dict[str, Any], prompt: str | None = None, **params: Any) -> dict[str, Any]:

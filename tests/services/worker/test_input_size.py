@@ -25,11 +25,11 @@ def assignment(agent: dict[str, Any] | None = None, **job: Any) -> Assignment:
     asked = Job.model_validate({"agent": "a", **(job or {"prompt": "hello"})})
     guard = None if own.output is None else OutputGuard.compile(own.output)
     parameters = Parameters.of(own, asked.params, guard)
-    return Assignment("e1", "a", own, asked, own.chain, Claim.new("e1"), None, parameters, utc_now, guard)
+    return Assignment("e1", "a", own, asked, own.chain, Claim.new("e1"), None, parameters, utc_now, output_guard=guard)
 
 
 def tokens(of: Assignment) -> int:
-    return estimate_input_tokens(of.input_size, GENERIC)
+    return estimate_input_tokens(of.input_size(), GENERIC)
 
 
 def test_the_system_prompt_the_params_and_the_schema_count_beside_the_conversation() -> None:
@@ -53,7 +53,7 @@ def test_what_is_around_a_job_does_not_count() -> None:
 def test_corrections_count_with_the_answer_that_they_correct() -> None:
     job = assignment()
     repairs = Repairs(corrections=(Correction(answer="not json at all " * 50, problems=("is no JSON",)),))
-    whole = job.input_size + repairs.correction_size
+    whole = job.input_size() + repairs.correction_size
     assert whole.messages == 3
     assert estimate_input_tokens(whole, GENERIC) > tokens(job) + 400
     assert Repairs(corrections=(Correction(answer=None),)).correction_size.messages == 0

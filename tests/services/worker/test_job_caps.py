@@ -62,7 +62,7 @@ async def test_a_call_that_might_pass_the_cap_of_its_job_is_left_to_a_cheaper_mo
 
 
 async def test_the_cap_of_a_job_counts_all_its_attempts(start_worker: StartWorker) -> None:
-    settings = {"max_tokens": 1000, "max_cost_usd": "0.0012", "output": NEVER_JSON}
+    settings = {"max_tokens": 1000, "max_cost_usd": "0.0013", "output": NEVER_JSON}
     agents = {
         "stubborn": {"model": "sim/no", **settings},
         "rescued": {"model": "sim/no", "fallback_models": ["sim/cheap"], **settings},

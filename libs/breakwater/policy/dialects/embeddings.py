@@ -18,7 +18,7 @@ from pydantic import JsonValue
 
 from breakwater.contracts.validation import FieldError
 from breakwater.errors import BreakwaterError
-from breakwater.policy.chat_messages import fields
+from breakwater.policy.chat_messages import encoded, fields
 from breakwater.policy.dialects.forms import Body, ChatForm, InvalidBodyError
 from breakwater.policy.price import InputSize, size_of_inputs, size_of_params
 
@@ -29,6 +29,10 @@ PARAMS = frozenset(
     }
 )  # fmt: skip
 """Fields of OpenAI, and of makers and servers whose API is compatible, that cost tokens alone."""
+_ONCE = PARAMS - {"input_type", "instruction", "prompt_name", "task"}
+"""Those of them that say nothing to the model."""
+PROMPT_TOKENS = 32
+"""Tokens of a prompt that a request only names, such as "Represent the query for retrieving documents"."""
 INHERITED = PARAMS - {"encoding_format"}
 """Params of an agent that its requests get. The form of the vectors is for the client to choose, which reads them."""
 
@@ -51,14 +55,14 @@ class BrokenEmbeddingsError(BreakwaterError):
     """An answer that can't be used; the text says why, in words of ours."""
 
 
-def chat_form(body: Body) -> ChatForm:
-    """The request without a conversation: no chat can be made of it. Raises InvalidBodyError."""
-    if (problem := request_objection(body)) is not None:
-        raise InvalidBodyError(problem)
 class EmbeddingsTooLargeError(BrokenEmbeddingsError):
     """An answer with more vectors than can be stored."""
 
 
+def chat_form(body: Body) -> ChatForm:
+    """The request without a conversation: no chat can be made of it. Raises InvalidBodyError."""
+    if (problem := request_objection(body)) is not None:
+        raise InvalidBodyError(problem)
     params = {name: value for name, value in body.items() if name != "input"}
     unknown = (FieldError(name, "is not known to cost tokens alone") for name in params if name not in PARAMS)
     return ChatForm([], params, (FieldError("input", "is to be embedded, which a chat can't do"),), tuple(unknown))
@@ -103,9 +107,17 @@ def inputs_of(body: Body) -> list[str | list[int]]:
 
 
 def size_of(body: Body) -> InputSize:
-    """Size of what a valid request sends."""
-    rest = {name: value for name, value in body.items() if name != "input" and name not in PARAMS}
-    return size_of_inputs(inputs_of(body)) + size_of_params(rest)
+    """Size of what a valid request sends.
+
+    A server may write an instruction, or a prompt that the request names, before each of the inputs.
+    """
+    inputs = inputs_of(body)
+    prompts = {name: value for name, value in body.items() if name != "input" and name not in _ONCE}
+    once = {name: value for name, value in body.items() if name in _ONCE}
+    size = size_of_inputs(inputs) + size_of_params(once)
+    if not prompts:
+        return size
+    return size + InputSize(signs=len(inputs) * (len(encoded(prompts)) + PROMPT_TOKENS))
 
 
 def of_floats(body: Body) -> bool:

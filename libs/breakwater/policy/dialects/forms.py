@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from pydantic import JsonValue
 
 from breakwater.contracts.validation import FieldError
 from breakwater.errors import BreakwaterError
+from breakwater.policy.price import InputSize
 
 Body = Mapping[str, JsonValue]
 
@@ -35,9 +36,8 @@ class ChatForm:
         messages: the conversation in OpenAI's chat format.
         params: of the chat, such as `max_completion_tokens` and `tools`.
         losses: fields that a chat can't express: a translated call is refused for the first of them.
-        unpriced: fields that may cost more than tokens, or are unknown: refused where a hard cap has to hold.
+        unpriced: fields that may cost more than their own tokens: refused where a cap has to hold.
         names: fields of the body that messages and params come from, where those are called otherwise.
-        native_content: content that only a provider of the same API gets: it counts in estimates.
     """
 
     messages: list[dict[str, JsonValue]]
@@ -45,7 +45,6 @@ class ChatForm:
     losses: tuple[FieldError, ...] = ()
     unpriced: tuple[FieldError, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict[str, str])
-    native_content: Sequence[JsonValue] = ()
 
     def in_body(self, path: str) -> str:
         """The field of the body that a place in messages or params comes from."""
@@ -70,4 +69,8 @@ class Dialect(Protocol):
             max_tokens: the most output; the body's own limit where that is lower.
             system_prompt: of the agent, for a body without one.
         """
+        ...
+
+    def size_of(self, body: Body) -> InputSize:
+        """Size of all that a valid body sends, as `native_body` makes it."""
         ...

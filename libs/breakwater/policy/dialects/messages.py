@@ -31,6 +31,8 @@ from breakwater.policy.chat_messages import (
 from breakwater.policy.dialects.forms import EMPTY, Body, ChatForm, InvalidBodyError
 from breakwater.policy.formats import words
 from breakwater.policy.ownership import shown
+from breakwater.policy.params import is_run_by_client
+from breakwater.policy.price import InputSize, size_of_messages, size_of_params
 from breakwater.policy.surrogates import whole_escapes
 from breakwater.policy.tool_schemas import anthropic_tool
 from breakwater.policy.usage import ESTIMATED, figure, is_estimated, of_completion
@@ -85,7 +87,6 @@ _TOOL = words(
 )
 _OF_TOKENS = words("compaction document image mcp_tool_use search_result server_tool_use text tool_reference")
 """Types of blocks that cost tokens alone, as do results of tools."""
-_RUN_BY_CLIENT = ("bash_", "computer_", "memory_", "text_editor_")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 _TYPES: Mapping[str, tuple[Any, str]] = {
@@ -305,9 +306,8 @@ class _Form:
     def _tool(self, tool: Block, at: str) -> dict[str, JsonValue] | None:
         kind = tool.get("type")
         if kind not in (None, "custom"):
-            run_by_client = isinstance(kind, str) and kind.startswith(_RUN_BY_CLIENT)
             message = f"{kind!r} has no counterpart in chat completions; offer a tool with an `input_schema`"
-            (self.lose if run_by_client else self._lose_priced)(f"{at}.type", message)
+            (self.lose if is_run_by_client(kind) else self._lose_priced)(f"{at}.type", message)
             return None
         for name in sorted(tool.keys() - _TOOL):
             # Not in the chat form, and so not in an estimate.
@@ -415,6 +415,13 @@ def native_body(body: Body, *, params: Body, max_tokens: int, system_prompt: str
         "max_tokens": max_tokens if given is None else min(given, max_tokens),
         "messages": _signed(body.get("messages")),
     }
+
+
+def size_of(body: Body) -> InputSize:
+    """Size of all that a valid body sends to a provider that speaks Messages."""
+    system, messages = body.get("system"), cast(list[Any], body["messages"])
+    more = {name: value for name, value in body.items() if name not in ("system", "messages")}
+    return size_of_messages([system]) + size_of_messages(messages) + size_of_params(more)
 
 
 def _signed(messages: JsonValue) -> JsonValue:

@@ -13,6 +13,7 @@ from breakwater.policy.chat_messages import arguments_text, fields, objects
 from breakwater.policy.dialects.forms import EMPTY, Body, ChatForm, InvalidBodyError
 from breakwater.policy.dialects.responses_answer import OWN_ITEM
 from breakwater.policy.formats import words
+from breakwater.policy.price import InputSize, size_of_messages, size_of_params
 from breakwater.policy.tool_schemas import portable_tool
 
 _SAME = words(
@@ -59,6 +60,19 @@ _OF_PLANE = ("background", "conversation", "previous_response_id")
 _NOT_IN_JOB = "can't be in a job's request: the plane keeps conversations itself, for clients of POST /v1/responses"
 _NOT_IN_CHAT = "can't be translated to a chat: it needs a provider with `api: responses`"
 _RUN_BY_PROVIDER = "the provider runs this tool, and charges for it in addition to the tokens"
+_UNKNOWN = "is not known to cost tokens alone"
+_ITEMS = words(
+    """
+    additional_tools apply_patch_call apply_patch_call_output code_interpreter_call compaction compaction_summary
+    compaction_trigger computer_call computer_call_output context_compaction file_search_call ghost_snapshot
+    image_generation_call item_reference local_shell_call local_shell_call_output mcp_approval_request
+    mcp_approval_response mcp_call mcp_list_tools shell_call shell_call_output tool_search_call tool_search_output
+    web_search_call
+    """
+)
+"""Types of items that a chat lacks, and that cost their tokens: they say what was done before."""
+_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"})
+"""Types of parts that are texts, also where their text is missing."""
 _OF_FUNCTION = frozenset({"type", "name", "description", "parameters", "strict"})
 _OF_CUSTOM = frozenset({"type", "name", "description", "format"})
 
@@ -74,7 +88,7 @@ def chat_form(body: Body) -> ChatForm:
     if not messages and not translation.losses:
         translation.lose("input", EMPTY)
     losses, unpriced = tuple(translation.losses), tuple(translation.unpriced)
-    return ChatForm(messages, params, losses, unpriced, _NAMES, translation.native_content)
+    return ChatForm(messages, params, losses, unpriced, _NAMES)
 
 
 def dropped_fields(body: Body) -> set[str]:
@@ -91,7 +105,7 @@ def _run_by_provider(tool: Mapping[str, Any], place: str) -> Iterator[FieldError
             return
         case {"type": "tool_search", "execution": "client"}:
             return
-        case {"type": "namespace" | "additional_tools", "tools": list(tools)}:
+        case {"type": "namespace", "tools": list(tools)}:
             for number, one in enumerate(objects(tools)):
                 yield from _run_by_provider(one, f"{place}.tools[{number}]")
         case _:
@@ -102,7 +116,6 @@ def _run_by_provider(tool: Mapping[str, Any], place: str) -> Iterator[FieldError
 class _Translation:
     losses: list[FieldError] = field(default_factory=list[FieldError])
     unpriced: list[FieldError] = field(default_factory=list[FieldError])
-    native_content: list[JsonValue] = field(default_factory=list[JsonValue])
 
     def lose(self, path: str, message: str = _NOT_IN_CHAT) -> None:
         self.losses.append(FieldError(path, message))
@@ -114,7 +127,7 @@ class _Translation:
         for name, value in body.items():
             if name not in _KNOWN and value is not None:
                 self.lose(name)
-                self.unpriced.append(FieldError(name, "is not known to cost tokens alone"))
+                self.unpriced.append(FieldError(name, _UNKNOWN))
         if (most := body.get("max_output_tokens")) is not None:
             params["max_tokens"] = most
         if (several := body.get("top_logprobs")) is not None:
@@ -186,7 +199,6 @@ class _Translation:
         kind = tool.get("type")
         if kind not in ("function", "custom"):
             self.lose(f"{place}.type", f"{kind!r} {_NOT_IN_CHAT}")
-            self.native_content.append({"tool": dict(tool)})
             self.unpriced += _run_by_provider(tool, place)
             return None
         known = _OF_FUNCTION if kind == "function" else _OF_CUSTOM
@@ -223,6 +235,9 @@ class _Translation:
         for number, one in enumerate(items):
             place = f"{name}[{number}]"
             item = _object(one, place)
+            if item.get("tools") and item.get("type") != "mcp_list_tools":
+                for index, tool in enumerate(objects(item["tools"])):
+                    self.unpriced += _run_by_provider(tool, f"{place}.tools[{index}]")
             match item.get("type", "message"):
                 case "message":
                     role = item.get("role")
@@ -242,12 +257,11 @@ class _Translation:
                     output = self._content(item.get("output"), f"{place}.output")
                     conversation.results(self._required(item, place, "call_id"), output)
                 case "reasoning":
-                    self.native_content += [] if _is_own_reasoning(item) else [dict(item)]
+                    pass
                 case kind:
                     self.lose(f"{place}.type", f"{kind!r} {_NOT_IN_CHAT}")
-                    self.native_content.append(_measured(item))
-                    if kind == "additional_tools":
-                        self.unpriced += _run_by_provider(item, place)
+                    if not isinstance(kind, str) or kind not in _ITEMS:
+                        self.unpriced.append(FieldError(f"{place}.type", f"{kind!r} {_UNKNOWN}"))
 
     def _call(
         self, item: Mapping[str, Any], place: str, kind: str, name: str, given: Any, conversation: _Conversation
@@ -284,13 +298,14 @@ class _Translation:
                 return {"type": "file", "file": {name: part[name] for name in kept if part.get(name) is not None}}
             case {"type": "input_audio", "input_audio": sound}:
                 return {"type": "input_audio", "input_audio": sound}
-            case {"type": "input_image" | "input_file"}:
-                self.native_content.append(dict(part))
+            case {"type": "input_image" | "input_file" | "input_audio"}:
                 given = next((name for name in ("file_url", "file_id") if part.get(name) is not None), "type")
                 self.lose(f"{place}.{given}")
             case _:
-                self.native_content.append(dict(part))
-                self.lose(f"{place}.type", f"{part.get('type')!r} {_NOT_IN_CHAT}")
+                kind = part.get("type")
+                self.lose(f"{place}.type", f"{kind!r} {_NOT_IN_CHAT}")
+                if not isinstance(kind, str) or kind not in _PARTS:
+                    self.unpriced.append(FieldError(f"{place}.type", f"{kind!r} {_UNKNOWN}"))
         return None
 
 
@@ -404,6 +419,14 @@ def native_body(body: Body, *, params: Body, max_tokens: int, system_prompt: str
     return native
 
 
+def size_of(body: Body) -> InputSize:
+    """Size of all that a valid body sends to a provider that speaks Responses."""
+    size = size_of_params({name: value for name, value in body.items() if name not in ("input", "instructions")})
+    for conversation in (body.get("instructions"), body.get("input")):
+        size += size_of_messages(cast(list[Any], conversation if isinstance(conversation, list) else [conversation]))
+    return size
+
+
 def text_format(response_format: Mapping[str, Any]) -> dict[str, Any]:
     """A chat's `response_format` as `text.format`."""
     return _flat(response_format)
@@ -452,16 +475,6 @@ def _item_of_part(part: Mapping[str, Any], kind: str) -> dict[str, Any]:
             return {"type": "input_file", **fields(file)}
         case _:
             return dict(part)
-
-
-def _measured(item: Mapping[str, Any]) -> JsonValue:
-    """An item without a counterpart in a chat as its size is taken: a reference is a file of an unknown one."""
-    if item.get("type") == "item_reference":
-        return {"type": "input_file", "file_id": item.get("id")}
-    shot = fields(item.get("output"))
-    if item.get("type") == "computer_call_output" and isinstance(shot.get("image_url"), str):
-        return {"type": "input_image", "image_url": shot["image_url"]}
-    return dict(item)
 
 
 def _is_own_reasoning(item: Any) -> bool:
