@@ -35,6 +35,7 @@ from breakwater.contracts import channels
 from breakwater.contracts.access import OPENID_CALLBACK
 from breakwater.contracts.events import Reconciliation
 from breakwater.contracts.subjects import AGENTS, AGENTS_BY_USER, CANCELS_BY_USER
+from breakwater.coordination.plans import PlanLog
 from breakwater.coordination.reconciliation import RecordedSpend, compare
 from breakwater.policy.redact import Redactor
 from breakwater.runtime import background
@@ -123,7 +124,7 @@ class RequestService:
         self._publisher = publisher_of(
             self._broker,
             *(channels.JOBS, channels.AGENTS, channels.REPLAYS, channels.AUDIT, channels.ALERTS),
-            *(channels.BREAKERS, channels.GUARDS, channels.BUDGETS),
+            *(channels.BREAKERS, channels.GUARDS, channels.BUDGETS, channels.PLANS),
             cipher=self._cipher,
             connection=self._connection,
         )
@@ -206,7 +207,8 @@ class RequestService:
         zone, limit, audit = config.budgets.zone, config.limits.max_body_bytes, AuditLog(publisher, redactor)
         breakers, deployments = Breakers(self._redis), Deployments(self._redis, config.retry_budget)
         availability, queue = AgentAvailability(config, breakers), JobQueue(publisher, self._quota, self._accepted)
-        intake = JobIntake(config, queue, lookup, availability)
+        plan_log = PlanLog(Plans(self._redis), publisher)
+        intake = JobIntake(config, queue, lookup, availability, plan_log)
         healths = Healths(self._redis)
         agents = AgentRoutes(config, breakers, healths, deployments)
         concurrency = {name: agent.concurrency for name, agent in config.agents.items()}
@@ -228,7 +230,7 @@ class RequestService:
             JobRoutes(intake, lookup, limit),
             ProgressRoutes(self._streams, lookup),
             CancelRoutes(self._cancels, redactor, audit),
-            PlanRoutes(limit, intake, availability, Plans(self._redis), self._analytics, connection),
+            PlanRoutes(limit, intake, availability, plan_log, self._analytics, connection),
             ModelRoutes(config),
             ChatRoutes(calls),
             stored,

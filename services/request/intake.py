@@ -13,15 +13,17 @@ from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 import orjson
+import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.bus.errors import BusUnavailableError
+from breakwater.bus.errors import BusError, BusUnavailableError
 from breakwater.config import Config, validate_job
 from breakwater.contracts import subjects
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import REPLIES
 from breakwater.contracts.validation import FieldError
+from breakwater.coordination.plans import PlanLog, PlanSource
 from breakwater.errors import BreakwaterError
 from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import (
@@ -36,6 +38,8 @@ from breakwater.policy.ownership import (
 from breakwater.runtime import background
 from breakwater.state.accepted import JobStatus
 from breakwater.state.connection import StateUnavailableError
+from breakwater.state.plans import NotedJob
+from breakwater.telemetry import tracing
 from services.request.breakers import AgentAvailability
 from services.request.job_queue import JobQueue
 from services.request.parsing import invalid_job, suggestion, with_field
@@ -73,6 +77,7 @@ class JobIntake:
     queue: JobQueue
     lookup: JobLookup
     availability: AgentAvailability
+    plans: PlanLog
 
     def authorize(
         self, caller: Caller, job: Job, body: bytes, idempotency_key: str | None, generated_id: str
@@ -152,8 +157,11 @@ class JobIntake:
             return False
         return status is not None
 
-    async def store(self, sent: Submission, traceparent: str | None) -> bool:
-        """Publishes a job. Returns True if it was sent before. Raises RequestError (409, 503) if it is not accepted."""
+    async def store(self, sent: Submission, traceparent: str | None, *, is_planned: bool = False) -> bool:
+        """Publishes a job, which its plan may know already (`is_planned`). Returns True if it was sent before.
+
+        Raises RequestError (409, 503) if it is not accepted.
+        """
         job, known = sent.job, sent.known
         waits = known is not None and known.taken and job.reply_to is None
         if not waits and (waits := await self.queue.put(sent, traceparent)):
@@ -166,10 +174,22 @@ class JobIntake:
         duplicate = waits or known is not None
         if not duplicate:
             self.queue.mark(sent)
+            if job.plan_id is not None and not job.dry_run and not is_planned:
+                await self._plan(sent, job.plan_id, traceparent)
         if job.dry_run and sent.shown_id != sent.job_id:
             with suppress(StateUnavailableError):
                 await self.lookup.accepted.note_dry_run(scoped_execution(sent.shown_id, sent.scope), sent.job_id)
         return duplicate
+
+    async def _plan(self, sent: Submission, plan_id: str, traceparent: str | None) -> None:
+        noted = NotedJob(sent.received_at, sent.job.agent, sent.job.tenant, sent.owner)
+        source = PlanSource(sent.job.tenant, sent.owner, tracing.trace_id_of(traceparent), sent.job_id)
+        reason = f"the job {sent.shown_id!r} was accepted"
+        try:
+            await self.plans.change(plan_id, "pending", {sent.job_id: noted}, reason, source, sent.submitted_by)
+        except (BusError, StateUnavailableError) as error:
+            # The job is accepted all the same, and the worker that takes it brings it into its plan.
+            structlog.get_logger().info("plan_not_changed", execution_id=sent.job_id, error=str(error))
 
     @asynccontextmanager
     async def follow(

@@ -91,7 +91,6 @@ class JobQueue:
             tenant=job.tenant,
             owner=sent.owner,
             digest=None if sent.id_generated else sent.digest,
-            plan_id=None if job.dry_run else job.plan_id,
         )
 
     async def _waits(self, job_id: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from urllib.parse import quote
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.search import ended_jobs, newest_plans
+from breakwater.analytics.search import ended_jobs, newest_plans, plan_changes
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.contracts import subjects
@@ -22,12 +22,14 @@ from breakwater.contracts.subjects import Stream
 from breakwater.contracts.submission import AcceptedPlan, PlanJob, PlanList, PlanQuery, PlanRequest, PlanStatus
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError
+from breakwater.coordination.plans import PlanLog, PlanSource
 from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import may_see, names_of, shown, shown_to
 from breakwater.policy.plans import circle_among, plan_of
 from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
 from breakwater.state.connection import StateUnavailableError
-from breakwater.state.plans import KnownPlan, NotedJob, Plans
+from breakwater.state.plans import MAX_ANNOUNCED, KnownPlan, NotedJob, TooManyPlansError
+from breakwater.telemetry import tracing
 from services.request.auth import caller_of
 from services.request.breakers import AgentAvailability
 from services.request.executions import answered
@@ -51,7 +53,7 @@ class PlanRoutes:
     max_body_bytes: int
     intake: JobIntake
     availability: AgentAvailability
-    plans: Plans
+    plans: PlanLog
     analytics: Analytics
     connection: ClientGetter
 
@@ -70,7 +72,7 @@ class PlanRoutes:
             404: "An agent is not configured (`unknown_agent`).",
             409: "A job id belongs to a different job, or to another key (`id_conflict`).",
             422: "The body is not a plan (`invalid_request`), or a job in it is invalid (`invalid_job`).",
-            429: TOO_MANY,
+            429: "The key has 1,000 plans without jobs (`too_many_plans`). " + TOO_MANY,
             503: "The plan was refused (`agent_unavailable`). Or NATS or Redis is unavailable (`unavailable`), or NATS "
             "is full (`refused`): some of the jobs may have been accepted, and sending the plan again adds the others.",
         },
@@ -80,11 +82,23 @@ class PlanRoutes:
         with submitting(request, "/api/v1/plans") as trace:
             caller, body = caller_of(request), await read_body(request, self.max_body_bytes, _TOO_LARGE)
             plan_id, submissions = self._prepare(caller, read_command(body, PlanRequest))
+            # Also where the jobs are part of no trace.
+            correlation_id = tracing.trace_id_of(trace.traceparent or tracing.new_traceparent())
             try:
                 if submissions:
-                    await self._accept(caller, submissions, trace.traceparent)
+                    await self._accept(caller, submissions, trace.traceparent, correlation_id)
                 else:
-                    await self.plans.announce(names_of(caller, plan_id, generated_first=False)[0], caller.name)
+                    name = names_of(caller, plan_id, generated_first=False)[0]
+                    await self.plans.announce(name, caller.name, PlanSource(None, caller.name, correlation_id))
+            except RequestError as problem:
+                problem.facts = {"plan_id": plan_id, "correlation_id": correlation_id}
+                raise
+            except TooManyPlansError:
+                message = (
+                    f"the API key {caller.name!r} has {MAX_ANNOUNCED:,} plans without jobs, which is the maximum; "
+                    "submit their jobs, or wait until the oldest has expired (72 hours)"
+                )
+                raise RequestError(429, "too_many_plans", message) from None
             except (BusError, StateUnavailableError) as error:
                 raise not_done(error) from error
             trace.answered(202)
@@ -105,7 +119,7 @@ class PlanRoutes:
     async def list_plans(self, request: ApiRequest[PlanQuery]) -> PlanList:
         """The newest plans."""
         limit = request.input.limit
-        noted = await self.plans.newest(limit)
+        noted = await self.plans.plans.newest(limit)
         ended = await answered(newest_plans(self.analytics, limit))
         latest = {
             plan_id: max(at for of in (noted, ended) if (at := of.get(plan_id))) for plan_id in {**noted, **ended}
@@ -134,7 +148,8 @@ class PlanRoutes:
             if parts := await self._read(request.caller, names, with_jobs=True):
                 jobs = [job for part in parts for job in part.jobs]
                 refusal = next((part.refusal for part in parts if part.refusal is not None), None)
-                return plan_of(parts[0].plan_id, jobs, None if jobs else refusal, with_jobs=True)
+                changes = [change for part in parts for change in part.changes]
+                return plan_of(parts[0].plan_id, jobs, None if jobs else refusal, changes, with_jobs=True)
         raise RequestError(404, "unknown_plan", f"there is no plan {plan_id!r}, or none that this key may see")
 
     def _prepare(self, caller: Caller, plan: PlanRequest) -> tuple[str, list[Submission]]:
@@ -161,29 +176,37 @@ class PlanRoutes:
             raise invalid_job([FieldError(path="jobs", message=message)])
         return plan_id, sent
 
-    async def _accept(self, caller: Caller, submissions: Sequence[Submission], traceparent: str | None) -> None:
+    async def _accept(
+        self,
+        caller: Caller,
+        submissions: Sequence[Submission],
+        traceparent: str | None,
+        correlation_id: str | None,
+    ) -> None:
         compared = list[Submission]()
         for number, sent in enumerate(submissions):
             try:
                 compared.append(await self.intake.compare(sent, required=True))
             except RequestError as problem:
                 raise _of_job(number, problem) from None
-        await self._admit(caller, compared)
+        await self._admit(caller, compared, correlation_id)
         # All are noted before one of them can end: a plan must not look as if it had fewer. Of a key that is bound to
         # several tenants, each of them has its part.
-        at, before = datetime.now(UTC), await self.plans.known({str(sent.job.plan_id) for sent in compared})
+        at, before = datetime.now(UTC), await self.plans.plans.known({str(sent.job.plan_id) for sent in compared})
         noted: dict[str, dict[str, NotedJob]] = {plan_id: {} for plan_id in before}
         for sent in compared:
             plan_id = str(sent.job.plan_id)
             if sent.job_id not in before[plan_id].jobs and not sent.job.dry_run:
                 noted[plan_id][sent.job_id] = NotedJob(at, sent.job.agent, sent.job.tenant, sent.owner)
-        for plan_id, jobs in noted.items():
-            await self.plans.accept(plan_id, jobs, caller.name)
         missing = {job_id: plan_id for plan_id, jobs in noted.items() for job_id in jobs}
         try:
+            for plan_id, jobs in noted.items():
+                source = PlanSource(next((job.tenant for job in jobs.values()), None), caller.name, correlation_id)
+                reason = f"{len(jobs):,} {'job was' if len(jobs) == 1 else 'jobs were'} accepted"
+                await self.plans.change(plan_id, "pending", jobs, reason, source, caller.name)
             for start in range(0, len(compared), AT_ONCE):
                 batch = compared[start : start + AT_ONCE]
-                storing = (self.intake.store(sent, traceparent) for sent in batch)
+                storing = (self.intake.store(sent, traceparent, is_planned=True) for sent in batch)
                 done = await asyncio.gather(*storing, return_exceptions=True)
                 for sent, one in zip(batch, done, strict=True):
                     if not isinstance(one, BaseException):
@@ -195,7 +218,7 @@ class PlanRoutes:
             for plan_id in set(missing.values()):
                 await self.plans.withdraw(plan_id, [one for one, of in missing.items() if of == plan_id])
 
-    async def _admit(self, caller: Caller, submissions: Sequence[Submission]) -> None:
+    async def _admit(self, caller: Caller, submissions: Sequence[Submission], correlation_id: str | None) -> None:
         """Raises RequestError: 503, no model of an agent may be called now. The plan has failed with it."""
         found: dict[tuple[str | None, ...], RequestError | None] = {}
         for sent in (one for one in submissions if not one.job.dry_run):
@@ -204,18 +227,20 @@ class PlanRoutes:
                 found[models] = await self.availability.refusal(sent, of_plan=True)
             if (refusal := found[models]) is not None and not await self.intake.is_known_now(sent):
                 plan_id = str(sent.job.plan_id)
-                await self.plans.announce(plan_id, caller.name, refusal.message)
+                source = PlanSource(sent.job.tenant, caller.name, correlation_id)
+                with suppress(TooManyPlansError):
+                    await self.plans.announce(plan_id, caller.name, source, refusal.message)
                 refusal.message += f": no job was accepted for the plan {shown(plan_id)!r}, failed if it has no others"
                 raise refusal
 
     async def _read(self, caller: Caller, plan_ids: Sequence[str], *, with_jobs: bool = False) -> list[PlanStatus]:
         """The plans that a caller may see, in the order given."""
-        known = await self.plans.known(plan_ids)
+        known = await self.plans.plans.known(plan_ids)
         ended = await answered(ended_jobs(self.analytics, plan_ids))
+        changes = await answered(plan_changes(self.analytics, plan_ids))
         recorded = {job.job_id for jobs in ended.values() for job in jobs}
         undecided = {job_id: (plan_id, job) for plan_id, plan in known.items() for job_id, job in plan.jobs.items()}
         decided = await self._decided({job_id: one for job_id, one in undecided.items() if job_id not in recorded})
-        begun = await self.plans.begun(undecided.keys() - recorded - decided.keys())
         plans: list[PlanStatus] = []
         for plan_id in plan_ids:
             visible = _visible(caller, known[plan_id])
@@ -225,13 +250,20 @@ class PlanRoutes:
                     jobs[job_id] = decided.get(job_id) or PlanJob(
                         job_id=job_id,
                         agent=job.agent,
-                        status="running" if job_id in begun else "pending",
+                        status="running" if job_id in known[plan_id].begun else "pending",
                         queued_at=job.accepted_at,
                     )
             announced = (visible or known[plan_id]).announced
-            if jobs or announced:
-                refusal = None if jobs else next(filter(None, announced.values()), None)
-                plans.append(_shown(caller, plan_of(plan_id, jobs.values(), refusal, with_jobs=with_jobs)))
+            of_plan = [
+                change
+                for change in changes[plan_id]
+                if visible is None or change.execution_id in jobs or change.owner == caller.name
+            ]
+            refusals = [*announced.values(), *(one.reason for one in of_plan if one.to_state == "failed")]
+            if jobs or announced or any(change.to_state in ("draft", "failed") for change in of_plan):
+                refusal = None if jobs else next(filter(None, refusals), None)
+                plan = plan_of(plan_id, jobs.values(), refusal, of_plan, with_jobs=with_jobs)
+                plans.append(_shown(caller, plan))
         return plans
 
     async def _decided(self, noted: Mapping[str, tuple[str, NotedJob]]) -> dict[str, PlanJob]:
@@ -252,7 +284,17 @@ class PlanRoutes:
 def _shown(caller: Caller, plan: PlanStatus) -> PlanStatus:
     """A plan with its ids as a caller writes them."""
     jobs = tuple(job.model_copy(update={"job_id": shown_to(caller, job.job_id)}) for job in plan.jobs)
-    return plan.model_copy(update={"plan_id": shown_to(caller, plan.plan_id), "jobs": jobs})
+    plan_id = shown_to(caller, plan.plan_id)
+    changes = tuple(
+        change.model_copy(
+            update={
+                "plan_id": plan_id,
+                "execution_id": change.execution_id and shown_to(caller, change.execution_id),
+            }
+        )
+        for change in plan.changes
+    )
+    return plan.model_copy(update={"plan_id": plan_id, "jobs": jobs, "changes": changes})
 
 
 def _visible(caller: Caller, plan: KnownPlan) -> KnownPlan | None:

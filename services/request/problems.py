@@ -70,6 +70,8 @@ class RequestError(BreakwaterError):
         self.message = message
         self.details = tuple(details)
         self.headers = dict(headers or {})
+        self.facts: Mapping[str, str | None] = {}
+        """Further fields of the error, below `/api`."""
 
     def response(self, path: str) -> Response:
         """The response to a request for a path: an `ErrorBody`, an `OpenAIErrorBody` or an `AnthropicErrorBody`."""
@@ -82,6 +84,7 @@ class RequestError(BreakwaterError):
                 "code": self.code,
                 "message": self.message,
                 "details": [{"path": detail.path, "message": detail.message} for detail in self.details],
+                **self.facts,
             }
         }
         return Response(orjson.dumps(body), self.status, self.headers, "application/json")

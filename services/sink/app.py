@@ -9,8 +9,18 @@ from breakwater.bus.broker import Batches, ServiceApp, connection_of, make_broke
 from breakwater.bus.delivery import Delivery
 from breakwater.config import Config
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.channels import ALERTS, ATTEMPTS, AUDIT, BREAKERS, BUDGETS, DEAD_LETTERS, EXECUTIONS, GUARDS
-from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.contracts.channels import (
+    ALERTS,
+    ATTEMPTS,
+    AUDIT,
+    BREAKERS,
+    BUDGETS,
+    DEAD_LETTERS,
+    EXECUTIONS,
+    GUARDS,
+    PLANS,
+)
+from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.runtime.settings import Settings
 from breakwater.telemetry.metrics import SinkMetrics
@@ -43,12 +53,14 @@ def build(settings: Settings, config: Config) -> ServiceApp:  # noqa: ARG001  ev
     app.run_alongside(comparer.run)
 
     @broker.subscriber(
-        *(ATTEMPTS, EXECUTIONS, BREAKERS, BUDGETS, GUARDS),
+        *(ATTEMPTS, EXECUTIONS, BREAKERS, BUDGETS, GUARDS, PLANS),
         durable="sink-events",
         filters=["bw.>"],
         pull_sub=Batches(BATCH_SIZE, linger_s),
     )
-    async def events(batch: list[Delivery[Attempt | Execution | BreakerTransition | BudgetEvent | GuardEvent]]) -> None:
+    async def events(
+        batch: list[Delivery[Attempt | Execution | BreakerTransition | BudgetEvent | GuardEvent | PlanChange]],
+    ) -> None:
         await sink.store(batch)
 
     @broker.subscriber(ALERTS, durable="sink-alerts", pull_sub=Batches(BATCH_SIZE, linger_s))

@@ -13,7 +13,7 @@ from breakwater.analytics.errors import UnstorableError
 from breakwater.analytics.rows import StoredRow
 from breakwater.bus.records import problem_of
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.contracts.subjects import decode_token
 from breakwater.contracts.types import Event
@@ -32,6 +32,7 @@ _KINDS: Mapping[str, tuple[schema.Table, type[Event], _Row]] = {
     "breakers": (schema.BREAKER_TRANSITIONS, BreakerTransition, _timeless(rows.transition_row)),
     "guards": (schema.GUARD_EVENTS, GuardEvent, _timeless(rows.guard_row)),
     "budgets": (schema.BUDGET_EVENTS, BudgetEvent, _timeless(rows.budget_row)),
+    "plans": (schema.PLAN_CHANGES, PlanChange, _timeless(rows.plan_row)),
     "alerts": (schema.ALERTS, Alert, _timeless(rows.alert_row)),
     "audit": (schema.AUDIT, AuditEvent, _timeless(rows.audit_row)),
 }

@@ -45,7 +45,14 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         redis=redis,
         publisher=publisher_of(
             broker,
-            *(channels.ATTEMPTS, channels.EXECUTIONS, channels.RESULTS, channels.BREAKERS, channels.GUARDS),
+            *(
+                channels.ATTEMPTS,
+                channels.EXECUTIONS,
+                channels.RESULTS,
+                channels.BREAKERS,
+                channels.GUARDS,
+                channels.PLANS,
+            ),
             *(channels.DEAD_LETTERS, channels.PROGRESS, channels.CHUNKS, channels.JOBS, channels.PARKED),
             cipher=cipher,
         ),

@@ -37,6 +37,7 @@ from services.worker.context import WorkerContext
 from services.worker.dependencies import wake
 from services.worker.gates.task import count_ended
 from services.worker.parsing import JobDelivery
+from services.worker.plans import reach_stage
 from services.worker.progress import ProgressReporter
 
 
@@ -247,6 +248,7 @@ async def answer(
     A crash repeats all of it.
     """
     is_recorded_now = await _record(worker, received, result)
+    await reach_stage(worker, received, result.status, result.reason)
     if received.reply_to is not None:
         await worker.publisher.send(received.reply_to, reply_of(result))
     if is_recorded_now:

@@ -15,6 +15,7 @@ from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Agent, Config
 from breakwater.contracts.types import is_identifier
+from breakwater.coordination.plans import PlanLog
 from breakwater.policy.budget import CapTable
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.provider_words import known_or_hash
@@ -69,7 +70,7 @@ class WorkerContext:
     outages: Outages
     metrics: WorkerMetrics
     tasks: Tasks
-    plans: Plans
+    plans: PlanLog
     room: ResponseRoom
     cipher: Cipher
     """Of the texts that are stored."""
@@ -137,7 +138,7 @@ def context_for(
         outages=outages,
         outcomes=Outcomes(redis, breakers, outages, random.random),
         tasks=Tasks(redis),
-        plans=Plans(redis),
+        plans=PlanLog(Plans(redis), publisher),
         room=ResponseRoom(redis),
         rate_limits=RateLimits(),
         caps=caps,

@@ -43,7 +43,12 @@ class Dependencies:
         why = dependency_failure({shown(one): status for one, status in found.items()}, waited_s, at_most_s)
         if why is None:
             # The end of each of them wakes this job from now on.
-            await self._again(partial(worker.executions.wait_for, open_ones, job.execution_id))
+            wait_ms = round(max(at_most_s - waited_s, 1.0) * 1000)
+            unknown = {one: wait_ms for one in open_ones if found[one] == "unknown"}
+            known = [one for one in open_ones if one not in unknown]
+            owner = self._received.owner or job.caller or job.job.tenant or ""
+            note = partial(worker.executions.wait_for, known, job.execution_id, unknown=unknown, owner=owner)
+            await self._again(note)
             why = await self._circle(open_ones)
         if why is not None:
             error = ErrorInfo(kind="dependency_failed", class_="DependencyFailedError", message=why)

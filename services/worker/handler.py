@@ -28,7 +28,6 @@ from breakwater.security.encryption import DecryptionError, may_be_encrypted
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailableError
 from breakwater.state.executions import Claim, Claimed, ClaimLostError, Conflict, SavedProgress, Taken
-from breakwater.state.plans import NotedJob
 from breakwater.telemetry import tracing
 from services.worker import crashes
 from services.worker.assignment import Assignment, Checkpoint, Deferred, Finished, Parameters
@@ -44,6 +43,7 @@ from services.worker.gates import ALL_GATES, gates_of
 from services.worker.gates.task import count_job, task_of_parent
 from services.worker.leases import ClaimLease, JobCancelledError
 from services.worker.parsing import JobDelivery, program_of, read_job
+from services.worker.plans import reach_stage
 from services.worker.progress import ProgressReporter
 from services.worker.response_cache import ResponseCache
 from services.worker.spans import job_ended
@@ -250,10 +250,9 @@ class JobHandler:
     ) -> tuple[Checkpoint, bool]:
         """Returns the checkpoint of a job that starts or resumes, and True if it may have made calls before."""
         worker, delivery = self._worker, received.delivery
-        if job.job.plan_id is not None and (received.submitted_by is None or received.submitted_by.startswith(PROGRAM)):
-            # A job over NATS is not in its plan yet.
-            noted = {job.execution_id: NotedJob(delivery.queued_at, self._agent_name, job.job.tenant, received.owner)}
-            await worker.outages.retry_while_unavailable(partial(worker.plans.accept, job.job.plan_id, noted))
+        if job.job.depends_on and (received.submitted_by is None or received.submitted_by.startswith(PROGRAM)):
+            # A job over NATS is not in its plan yet, and may be parked before it is dispatched.
+            await reach_stage(worker, received, "pending")
         if saved_text is not None:
             return Checkpoint.model_validate_json(saved_text), True
         now, total_s = job.now(), job.job.total_timeout_s or self._agent.total_timeout_s
@@ -313,6 +312,8 @@ class JobHandler:
             if job.job.depends_on and not resumed and lease.cancel.cancellation is None:
                 end = await Dependencies(worker, received, job).settle(checkpoint)
             if end is None:
+                if job.job.plan_id is not None:
+                    await reach_stage(worker, received, "running")
                 progress = ProgressReporter(worker, received)
                 end, cached_from = await self._find_answer(job, checkpoint, cache, lease, progress, resumed=resumed)
             if isinstance(end, Deferred):

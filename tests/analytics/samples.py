@@ -11,7 +11,7 @@ from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
 from breakwater.analytics.schema import TABLES
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution, FailureStatistics
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -293,6 +293,11 @@ def guard_event(event_id: str = "/task-7@1", **fields: Any) -> GuardEvent:
             **fields,
         }
     )
+
+
+def plan_change(change_id: str = "p#1", **fields: Any) -> PlanChange:
+    change = {"change_id": change_id, "plan_id": "p", "from_state": "running", "to_state": "failed", "at": NOON}
+    return PlanChange.model_validate({**change, "reason": "the job 'j' ended", "version": 1, **fields})
 
 
 def full_guard_event() -> GuardEvent:

@@ -168,5 +168,14 @@ async def test_every_table_forgets_rows_by_their_age(analytics: Analytics) -> No
 
 
 async def test_the_natural_key_is_part_of_every_sorting_key(analytics: Analytics) -> None:
-    natural = ("execution_id", "attempt_id", "transition_id", "event_id", "event_id", "alert_id", "audit_id")
+    natural = (
+        "execution_id",
+        "attempt_id",
+        "transition_id",
+        "event_id",
+        "event_id",
+        "change_id",
+        "alert_id",
+        "audit_id",
+    )
     assert tuple(table.order_by[-1] for table in schema.TABLES) == natural

@@ -241,6 +241,7 @@ def test_the_addresses_are_the_subjects_that_the_code_uses_and_their_streams_tak
         "executions": subjects.execution("A", "E"),
         "breakers": subjects.breaker("A", "M"),
         "guards": subjects.guard("A"),
+        "plans": subjects.plan("P"),
         "budgets": subjects.budget("global", "daily"),
         "alerts": subjects.alert("breaker_open"),
         "audit": subjects.audit("raise_cap"),

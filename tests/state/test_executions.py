@@ -389,7 +389,7 @@ async def test_a_job_that_is_decided_is_let_go_of_by_whoever_finds_it_so(redis: 
     assert await redis.client.keys("*") == [], "nobody has begun it"
     await executions.claim(gone, tenant="acme", task_id="t")
     await executions.checkpoint(gone, "so far")
-    await executions.wait_for(["j"], "next")
+    await executions.wait_for(["j"], "next", unknown={}, owner="")
     assert await executions.finish(anybody) == ClaimEnded(("next",), "acme", "t")
     assert await executions.finish(anybody) == ClaimEnded((), "acme", "t")
     assert await redis.client.hget(gone.key, "checkpoint") is None
@@ -404,3 +404,21 @@ async def test_a_parent_with_a_task_tells_it_and_learns_nothing(redis: Redis) ->
     assert await executions.renew([claim]) == [ClaimKept()]
     assert await executions.finish(claim) == ClaimEnded(task_id="t")
     assert await executions.parent("j", None, dry_run=False) == ("t", "", "a session")
+
+
+async def test_unknown_jobs_that_others_wait_for_are_limited_and_kept_no_longer_than_that(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("breakwater.state.executions.MAX_UNKNOWN", 2)
+    executions = Executions(redis)
+    await executions.wait_for([], "a", unknown={"u1": 60_000, "u2": 1_000, "u3": 60_000}, owner="app")
+    await executions.wait_for([], "b", unknown={"u3": 60_000}, owner="another")
+    await executions.wait_for([], "c", unknown={"u1": 1_000}, owner="app")
+    assert await executions.waiting_for(["u1", "u2", "u3"]) == {"a", "b", "c"}
+    assert await executions.waiting_for(["u3"]) == {"b"}, "the third of its owner has to look again by itself"
+    left = [await redis.client.pttl(key) for key in ("bw:cancel:u1", "bw:cancel:u2", "bw:unknown-dependencies:app")]
+    assert 50_000 < left[0] <= 60_000, "as long as the last of them waits"
+    assert 0 < left[1] <= 1_000
+    assert 50_000 < left[2] <= 60_000
+    await executions.wait_for(["u1"], "d", unknown={}, owner="app")
+    assert await redis.client.pttl("bw:cancel:u1") > 60_000, "a known one as long as it takes"

@@ -25,13 +25,14 @@ from breakwater.analytics.schema import (
     MONEY,
     MONEY_BY_WORD,
     MONEY_OR_NULL,
+    PLAN_CHANGES,
     TABLES,
     TIME,
     TIME_OR_NULL,
     Table,
 )
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
 from breakwater.policy.alert_rules import began_with, highest_severity
 from breakwater.policy.refusals import for_operators
@@ -94,6 +95,11 @@ def budget_row(event: BudgetEvent, sequence: int) -> StoredRow:
     """A budget's event as a row of `budget_events`. Raises as `execution_row` does."""
     amounts = {f"{name}_cost": _money_or_null(getattr(event, name)) for name in _BUDGET_AMOUNTS}
     return _row(BUDGET_EVENTS, event, sequence, **amounts)
+
+
+def plan_row(change: PlanChange, sequence: int) -> StoredRow:
+    """A plan's change of state as a row of `plan_changes`. Raises as `execution_row` does."""
+    return _row(PLAN_CHANGES, change, sequence)
 
 
 def alert_row(alert: Alert, sequence: int) -> StoredRow:

@@ -350,6 +350,26 @@ BUDGET_EVENTS = Table(
     time="at",
 )
 
+PLAN_CHANGES = Table(
+    "plan_changes",
+    {
+        "change_id": "String",
+        "plan_id": "String",
+        "from_state": WORD_OR_NULL,
+        "to_state": WORD,
+        "reason": "String",
+        "execution_id": TEXT_OR_NULL,
+        "tenant": WORD_OR_NULL,
+        "owner": TEXT_OR_NULL,
+        "correlation_id": TEXT_OR_NULL,
+        "version": "UInt64",
+        "at": TIME,
+        "event_sequence": "UInt64",
+    },
+    order_by=("plan_id", "change_id"),
+    time="at",
+)
+
 ALERTS = Table(
     "alerts",
     {
@@ -407,4 +427,4 @@ AUDIT = Table(
     time="at",
 )
 
-TABLES = (EXECUTIONS, ATTEMPTS, BREAKER_TRANSITIONS, GUARD_EVENTS, BUDGET_EVENTS, ALERTS, AUDIT)
+TABLES = (EXECUTIONS, ATTEMPTS, BREAKER_TRANSITIONS, GUARD_EVENTS, BUDGET_EVENTS, PLAN_CHANGES, ALERTS, AUDIT)

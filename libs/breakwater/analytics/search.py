@@ -20,6 +20,7 @@ from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 from breakwater.analytics.client import Analytics, statements
 from breakwater.analytics.rows import attempt_of, execution_of
 from breakwater.analytics.window import TimeWindow
+from breakwater.contracts.events import PlanChange
 from breakwater.contracts.execution import Execution, ExecutionSummary, RunSummary
 from breakwater.contracts.submission import PlanJob
 from breakwater.contracts.types import is_identifier, ms_from_time, time_from_ms
@@ -450,6 +451,16 @@ async def ended_jobs(analytics: Analytics, plan_ids: Sequence[str]) -> dict[str,
     return found
 
 
+async def plan_changes(analytics: Analytics, plan_ids: Sequence[str]) -> dict[str, list[PlanChange]]:
+    """The recorded changes of plans, by plan."""
+    found: dict[str, list[PlanChange]] = {plan_id: [] for plan_id in plan_ids}
+    for start in range(0, len(plan_ids), _IDS_AT_ONCE):
+        plans = list(plan_ids[start : start + _IDS_AT_ONCE])
+        for change in await analytics.read(PlanChange, SQL["plan_changes"], {"plans": plans}):
+            found[change.plan_id].append(change)
+    return found
+
+
 async def newest_plans(analytics: Analytics, limit: int) -> dict[str, datetime]:
-    """The plans of which a job ended last, within 30 days, and when."""
+    """The plans of which a job ended last, or that were announced or refused, within 30 days, and when."""
     return dict((await analytics.query(SQL["newest_plans"], {"limit": limit})).rows)

@@ -169,7 +169,7 @@ GRANTS = (
         publish=(
             # Jobs; breakers and tasks that an operator resets, or forces open; caps that an operator raises.
             "bw.jobs.*",
-            *_below("breakers", "guards", "budgets"),
+            *_below("breakers", "guards", "budgets", "plans"),
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
             # Stored responses, and the notes that they were deleted.
             *_below("responses"),
@@ -205,7 +205,7 @@ GRANTS = (
         with_streams=True,
         publish=(
             # Breakers: from open to half-open, when it takes the probe.
-            *_below("attempts", "executions", "breakers", "guards", "results", "dlq"),
+            *_below("attempts", "executions", "breakers", "guards", "plans", "results", "dlq"),
             # Chunks that are kept, and the last of them, as the leader knows.
             "bw.responses.*.chunks",
             *reads(Stream.RESPONSES),
@@ -303,7 +303,7 @@ GRANTS = (
         ),
         sends=(CANCELS, AGENTS),
         subscribe=(
-            *_below("attempts", "executions", "breakers", "budgets", "guards", "alerts", "audit"),
+            *_below("attempts", "executions", "breakers", "budgets", "guards", "plans", "alerts", "audit"),
             *_below("progress", "results", "chunks"),
             f"{CLIENT_INBOX}.>",
             f"{REPLIES}>",

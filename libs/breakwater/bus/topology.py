@@ -124,7 +124,7 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
         ),
         stream(
             Stream.EVENTS,
-            ["bw.attempts.>", "bw.executions.>", "bw.breakers.>", "bw.budgets.>", "bw.guards.>"],
+            ["bw.attempts.>", "bw.executions.>", "bw.breakers.>", "bw.budgets.>", "bw.guards.>", "bw.plans.>"],
             plan.events_max_age_h * HOUR_S,
             # Only the rare events carry a message id; attempts and records are single by their subject.
             duplicate_window=min(DAY_S, plan.events_max_age_h * HOUR_S),

@@ -34,7 +34,7 @@ def list_(
 @app.command()
 @api_command
 def show(api: Api, plan: Annotated[str, typer.Argument(metavar="PLAN", help="Plan id.")]) -> None:
-    """Show a plan with its jobs.
+    """Show a plan with its changes and its jobs.
 
     For example:
 
@@ -47,6 +47,9 @@ def show(api: Api, plan: Annotated[str, typer.Argument(metavar="PLAN", help="Pla
 
 def _show(plan: PlanStatus) -> None:
     output.facts([(plan.plan_id, "bold")], plans.FACTS, plan)
+    if plan.changes:
+        output.write("")
+        output.table(plans.CHANGES, plan.changes)
     if plan.jobs:
         output.write("")
         output.table(plans.JOBS, plan.jobs)

@@ -288,6 +288,7 @@ class RetentionDays(Message):
     breaker_transitions: Days = 400
     guard_events: Days = 400
     budget_events: DaysForBudgets = 400
+    plan_changes: Days = 400
     alerts: Days = 400
     audit: Days = 400
 

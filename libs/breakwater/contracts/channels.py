@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, DeadLetter, GuardEvent, ReplayNote
+from breakwater.contracts.events import (
+    AuditEvent,
+    BreakerTransition,
+    BudgetEvent,
+    DeadLetter,
+    GuardEvent,
+    PlanChange,
+    ReplayNote,
+)
 from breakwater.contracts.execution import AnswerChunks, Attempt, Execution, Progress, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
@@ -106,6 +114,14 @@ GUARDS = Channel(
     Stream.EVENTS,
     "A guard stopped a task, or an operator reset it.",
 )
+PLANS = Channel(
+    "plans",
+    "bw.plans.{plan}",
+    {"plan": "The plan's id."},
+    PlanChange,
+    Stream.EVENTS,
+    "A plan changed its state.",
+)
 ALERTS = Channel(
     "alerts",
     "bw.alerts.{event}",
@@ -174,6 +190,7 @@ CHANNELS = (
     BREAKERS,
     BUDGETS,
     GUARDS,
+    PLANS,
     ALERTS,
     AUDIT,
     PROGRESS,

@@ -19,6 +19,7 @@ GuardRule = Literal[
 Scope = Literal["global", "agent", "tenant"]
 Window = Literal["daily", "monthly"]
 Enforcement = Literal["none", "soft", "hard"]
+PlanState = Literal["draft", "pending", "running", "succeeded", "failed", "partial"]
 
 
 class BreakerTransition(Event):
@@ -112,6 +113,24 @@ class BudgetEvent(Event):
     by: str | None = Field(default=None, description="Who raised the cap, or revoked a raise.")
     reason: str | None = Field(default=None, description="Reason for the raise, or what was repaired.")
     resets_at: Timestamp | None = Field(default=None, description="End of the period, and of a raise.")
+    at: Timestamp
+
+
+class PlanChange(Event):
+    """A plan changed its state. `version` grows with each change of the plan or its jobs."""
+
+    change_id: str = Field(description="Unique: `<plan_id>#<version>`.")
+    plan_id: FullId
+    from_state: PlanState | None = Field(default=None, description="Null for a new plan.")
+    to_state: PlanState
+    reason: str = Field(description="Reason in words: why it was refused, or the job that changed it.")
+    execution_id: FullId | None = Field(default=None, description="Job that changed it; null for a request.")
+    tenant: Identifier | None = None
+    owner: Identifier | None = Field(
+        default=None, description="Name of the API key that sent the request, or that the job belongs to."
+    )
+    correlation_id: str | None = Field(default=None, description="W3C trace id of the request or the job.")
+    version: Count
     at: Timestamp
 
 

@@ -26,6 +26,10 @@ class ErrorDetails(Message):
     code: str = Field(description="Stable, for programs: `invalid_job`, `unknown_agent`, …")
     message: str = Field(description="For people; may change.")
     details: tuple[FieldError, ...] = ()
+    plan_id: str | None = Field(default=None, description="The plan that was not accepted.")
+    correlation_id: str | None = Field(
+        default=None, description="W3C trace id of the request that submitted the plan, as in the plan's `changes`."
+    )
 
 
 class ErrorBody(Message):

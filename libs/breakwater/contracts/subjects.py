@@ -155,6 +155,9 @@ breaker: Callable[[str, str], str] = partial(_subject, "breakers")
 guard: Callable[[str], str] = partial(_subject, "guards")
 """Subject of trips and resets of task guards (EVENTS)."""
 
+plan: Callable[[str], str] = partial(_subject, "plans")
+"""Subject of a plan's changes of state (EVENTS)."""
+
 budget: Callable[[str, str], str] = partial(_subject, "budgets")
 """Subject of threshold crossings of a budget (EVENTS)."""
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from breakwater.contracts.events import PlanChange, PlanState
 from breakwater.contracts.execution import Attempt, Cancellation, CostBasis, Reason, Status
 from breakwater.contracts.http import ReasonText
 from breakwater.contracts.job import Job
@@ -82,8 +83,6 @@ class CancelledJob(Event):
 PlanJobStatus = Literal["pending", "running"] | Status
 """`pending`: no model was called for it yet. A job is that, too, while it waits for those that it depends on."""
 
-PlanState = Literal["draft", "pending", "running", "succeeded", "failed", "partial"]
-
 MAX_PLANNED = 1_000
 
 
@@ -143,6 +142,9 @@ class PlanStatus(Event):
     cost_basis: CostBasis
     first_queued_at: Timestamp | None = None
     last_completed_at: Timestamp | None = None
+    changes: tuple[PlanChange, ...] = Field(
+        default=(), description="Recorded changes of the state, the oldest first; each is here within seconds."
+    )
     jobs: tuple[PlanJob, ...] = Field(default=(), description="Ordered by id; absent in lists.")
 
 

@@ -1,16 +1,17 @@
 """Plans: the state of one, and whether a job of it may start.
 
-Both follow from the states of the jobs, and are stored nowhere.
+Both follow from the states of the jobs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Literal
 
-from breakwater.contracts.submission import PlanJob, PlanJobStatus, PlanState, PlanStatus
+from breakwater.contracts.events import PlanChange, PlanState
+from breakwater.contracts.submission import PlanJob, PlanJobStatus, PlanStatus
 from breakwater.policy.record import sum_of_known, weakest_basis
 
 Dependency = Literal["succeeded", "dead_lettered", "cancelled", "undecided", "unknown"]
@@ -31,6 +32,12 @@ def plan_state(jobs: Collection[PlanJobStatus], *, refused: bool = False) -> Pla
     if "succeeded" not in jobs:
         return "failed"
     return "succeeded" if all(job == "succeeded" for job in jobs) else "partial"
+
+
+def state_by_stages(stages: Iterable[int], *, refused: bool = False) -> PlanState:
+    """The state of a plan by the numbers of its jobs that are pending, running, succeeded, and ended otherwise."""
+    named: tuple[PlanJobStatus, ...] = ("pending", "running", "succeeded", "dead_lettered")
+    return plan_state([status for status, count in zip(named, stages, strict=True) if count], refused=refused)
 
 
 def dependency_failure(jobs: Mapping[str, Dependency], waited_s: float, at_most_s: float) -> str | None:
@@ -56,7 +63,12 @@ def look_again_in(waited_s: float) -> float:
 
 
 def plan_of(
-    plan_id: str, jobs: Collection[PlanJob], refusal: str | None = None, *, with_jobs: bool = False
+    plan_id: str,
+    jobs: Collection[PlanJob],
+    refusal: str | None = None,
+    changes: Collection[PlanChange] = (),
+    *,
+    with_jobs: bool = False,
 ) -> PlanStatus:
     """A plan as its jobs make it.
 
@@ -64,6 +76,7 @@ def plan_of(
         plan_id: its id.
         jobs: those that were accepted.
         refusal: why it was refused as a whole, if it was.
+        changes: those that are recorded.
         with_jobs: whether they are listed.
     """
     ended = [job for job in jobs if job.completed_at is not None]
@@ -77,6 +90,7 @@ def plan_of(
         cost_basis=weakest_basis(job.cost_basis for job in ended),
         first_queued_at=min((job.queued_at for job in jobs), default=None),
         last_completed_at=max((job.completed_at for job in ended if job.completed_at is not None), default=None),
+        changes=tuple(sorted(changes, key=lambda change: change.version)),
         jobs=tuple(sorted(jobs, key=lambda job: job.job_id)) if with_jobs else (),
     )
 

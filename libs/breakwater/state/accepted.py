@@ -20,7 +20,6 @@ from breakwater.runtime import background
 from breakwater.runtime.outage import Outage
 from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailableError
 from breakwater.state.executions import SPAN_S, Claim, accepted_key
-from breakwater.state.plans import note_planned
 
 KEEP_S = 24 * 3600
 
@@ -73,8 +72,6 @@ class Accepted:
         self._redis = redis
         self._outage = Outage("redis")
         self._unsaved: dict[str, str] = {}
-        self._plans: dict[str, str] = {}
-        """Of those that are part of one."""
         self._saving: asyncio.Task[None] | None = None
 
     def mark(
@@ -86,16 +83,11 @@ class Accepted:
         tenant: str | None = None,
         owner: str | None = None,
         digest: str | None = None,
-        plan_id: str | None = None,
     ) -> None:
         """Records that a job was accepted, at a time or now. Never waits or fails: it is saved in the background."""
         self._unsaved[execution_id] = json.dumps([ms_from_time(at or datetime.now(UTC)), agent, tenant, owner, digest])
-        if plan_id is not None:
-            self._plans[execution_id] = plan_id
         if len(self._unsaved) > _MAX_UNSAVED:
-            oldest = next(iter(self._unsaved))
-            del self._unsaved[oldest]
-            self._plans.pop(oldest, None)
+            del self._unsaved[next(iter(self._unsaved))]
         if self._saving is None or self._saving.done():
             self._saving = asyncio.create_task(self._save_all())
 
@@ -166,17 +158,11 @@ class Accepted:
             self._outage.worked()
             for execution_id in batch:
                 self._unsaved.pop(execution_id, None)
-                self._plans.pop(execution_id, None)
 
     async def _save(self, notes: Mapping[str, str]) -> None:
         keys = [accepted_key(time.time()), *(Claim(one, "").key for one in notes)]
         flat = [part for note in notes.items() for part in note]
         await self._redis.run([ScriptCall(_NOTE, keys, [KEEP_S + SPAN_S, *flat])])
-        if planned := self._plans.keys() & notes.keys():
-            async with self._redis.client.pipeline(transaction=False) as pipe:
-                for execution_id in planned:
-                    note_planned(pipe, self._plans[execution_id], {execution_id: notes[execution_id]})
-                await pipe.execute()
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,12 +244,28 @@ return 1
 return redis.call('HMGET', KEYS[1], 'partial', 'messages')
 
 --- wait
--- KEYS: notices
+-- KEYS: notices; for a job of which nothing is known, also those unknown ones that jobs of the same owner wait for: the id of
+-- each until when it is kept
 -- A job that finds no room here looks again by itself.
-if redis.call('HLEN', KEYS[1]) < tonumber(ARGV[3]) then
-  redis.call('HSET', KEYS[1], 'waits/' .. ARGV[1], '~' .. ARGV[1])
+local waiting, keep_ms, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+if KEYS[2] then
+  local id, most_unknown, now = ARGV[4], tonumber(ARGV[5]), now_ms()
+  redis.call('ZREMRANGEBYSCORE', KEYS[2], 0, now)
+  if redis.call('ZSCORE', KEYS[2], id) == false and redis.call('ZCARD', KEYS[2]) >= most_unknown then
+    return 0
+  end
+  redis.call('ZADD', KEYS[2], 'GT', now + keep_ms, id)
+  if redis.call('PTTL', KEYS[2]) < keep_ms then
+    redis.call('PEXPIRE', KEYS[2], keep_ms)
+  end
 end
-return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+if redis.call('HLEN', KEYS[1]) < most then
+  redis.call('HSET', KEYS[1], 'waits/' .. waiting, '~' .. waiting)
+end
+if redis.call('PTTL', KEYS[1]) < keep_ms then
+  redis.call('PEXPIRE', KEYS[1], keep_ms)
+end
+return 1
 
 --- notices
 -- KEYS: notices

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 from uuid import uuid4
@@ -35,6 +35,9 @@ _LUA = scripts_of("executions")
 
 KEPT_SINCE = "bw:kept-since"
 """The key of the time since which Redis has its data, in ms. Heartbeats and claims write it where it is missing."""
+
+MAX_UNKNOWN = 1_000
+"""Unknown jobs of one owner that others wait for: they take 0.3 MB of Redis' memory at most."""
 
 MAX_WAITING = 200
 """Jobs that are woken when one ends: its holder reads their ids each time that it renews its claim."""
@@ -314,10 +317,24 @@ class Executions:
         calls = [ScriptCall(_LUA["free"], [Claim(one, "").key], [f"{worker}/"]) for one in execution_ids]
         return await self._redis.run(calls)
 
-    async def wait_for(self, execution_ids: Iterable[str], waiting: str) -> None:
-        """Notes with executions that a job waits for each of them to end. Raises StateUnavailableError."""
-        keys = (Claim(one, "").keys[1:] for one in execution_ids)
-        await self._redis.run([ScriptCall(_LUA["wait"], key, [waiting, KEEP_MS, MAX_WAITING]) for key in keys])
+    async def wait_for(
+        self, execution_ids: Iterable[str], waiting: str, *, unknown: Mapping[str, int], owner: str
+    ) -> None:
+        """Notes with executions that a job waits for each of them to end. Raises StateUnavailableError.
+
+        Args:
+            execution_ids: of those that are known.
+            waiting: the job. Where it finds no room, it has to look again by itself.
+            unknown: those of which nothing is known, and for how many milliseconds the job waits for them.
+            owner: whose jobs share the room for unknown ones.
+        """
+        calls = [
+            ScriptCall(_LUA["wait"], Claim(one, "").keys[1:], [waiting, KEEP_MS, MAX_WAITING]) for one in execution_ids
+        ]
+        for one, keep_ms in unknown.items():
+            keys = [*Claim(one, "").keys[1:], f"bw:unknown-dependencies:{owner}"]
+            calls.append(ScriptCall(_LUA["wait"], keys, [waiting, keep_ms, MAX_WAITING, one, MAX_UNKNOWN]))
+        await self._redis.run(calls)
 
     async def waiting_for(self, execution_ids: Iterable[str]) -> set[str]:
         """The jobs that wait for one of the executions. Raises StateUnavailableError."""

@@ -1,7 +1,7 @@
-"""The plans of late: the accepted jobs of each, and announcements and refusals.
+"""The plans of late: the accepted jobs of each and how far they are, and announcements and refusals.
 
-A hash for each plan, and a sorted set of all by their latest notes. The states of jobs are not noted: they follow from
-their results, and from their checkpoints while they have none.
+A hash for each plan, and a sorted set of all by their latest notes. Bringing a job to its next stage returns the change
+of the plan that this makes, which the caller publishes.
 """
 
 from __future__ import annotations
@@ -11,16 +11,26 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
+from breakwater.contracts.events import PlanState
 from breakwater.contracts.types import ms_from_time, time_from_ms
-from breakwater.state.connection import Redis, read_hashes
-from breakwater.state.executions import Claim
+from breakwater.errors import BreakwaterError
+from breakwater.policy.plans import state_by_stages
+from breakwater.state.connection import Redis, ScriptCall, read_hashes, scripts_of
 
 KEEP_S = 72 * 3600
+MAX_ANNOUNCED = 1_000
+"""Drafts and refused plans of one caller: they take half a megabyte of Redis' memory at most."""
 _NEWEST = "bw:plans"
-_BY = "\0"
-"""First character of an announcement's field, and of no job's id; the name of the announcer follows."""
+_ANNOUNCED, _STAGE = "\0", "\1"
+"""First characters of the fields of announcements and of stages, and of no job's id."""
+_OTHERS = ("\2", "\3")
+
+Stage = Literal["pending", "running", "succeeded", "dead_lettered", "cancelled"]
+_STAGES: Mapping[str, str] = {"pending": "p", "running": "r", "succeeded": "s"}
+
+_LUA = scripts_of("plans")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,23 @@ class KnownPlan:
     """By id."""
     announced: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     """Reason of the refusal, if it was refused, by the announcer, that has had no job of it accepted since."""
+    begun: frozenset[str] = frozenset()
+    """The jobs that a worker has dispatched."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMove:
+    """A change of a plan's state."""
+
+    version: int
+    """Grows with each change of the plan or its jobs."""
+    before: PlanState | None
+    """None for a new plan."""
+    after: PlanState
+
+
+class TooManyPlansError(BreakwaterError):
+    """A caller has announced too many plans without jobs."""
 
 
 class Plans:
@@ -50,21 +77,51 @@ class Plans:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
-    async def announce(self, plan_id: str, by: str, refusal: str | None = None) -> None:
-        """Notes a plan of which nothing was accepted: a draft, or one that was refused."""
-        await self._note(plan_id, {_BY + by: json.dumps(refusal)})
+    async def announce(self, plan_id: str, by: str, refusal: str | None = None) -> PlanMove | None:
+        """Notes a plan of which nothing was accepted: a draft, or one that was refused.
 
-    async def accept(self, plan_id: str, jobs: Mapping[str, NotedJob], by: str | None = None) -> None:
-        """Notes jobs of a plan; it is no draft of their sender any more."""
-        notes = {
-            job_id: json.dumps([ms_from_time(job.accepted_at), job.agent, job.tenant, job.owner])
-            for job_id, job in jobs.items()
-        }
-        await self._note(plan_id, notes, *(() if by is None else (_BY + by,)))
+        Returns:
+            The change of its state; None where it stays the same.
+
+        Raises:
+            TooManyPlansError: the caller has announced too many. It is not noted.
+        """
+        arguments = [plan_id, by, json.dumps(refusal), MAX_ANNOUNCED, KEEP_S, _now_ms()]
+        [answer] = await self._redis.run([ScriptCall(_LUA["announce"], self._keys(plan_id, by), arguments)])
+        is_noted, *rest = answer
+        if not int(is_noted):
+            raise TooManyPlansError
+        version, announced, *stages = rest
+        after = state_by_stages(map(int, stages), refused=refusal is not None)
+        return _move(version, _before(announced, map(int, stages)), after)
+
+    async def change(
+        self, plan_id: str, stage: Stage, jobs: Mapping[str, NotedJob | None], by: str | None = None
+    ) -> PlanMove | None:
+        """Brings jobs of a plan to a stage, if they have not reached a later one. Repeating it is safe.
+
+        Args:
+            plan_id: of the plan.
+            stage: of all of these jobs from now on.
+            jobs: by id; None for one that changes only if it is noted.
+            by: the caller whose draft it no longer is.
+
+        Returns:
+            The change of the plan's state that this makes; None where it stays the same.
+        """
+        arguments: list[str | int] = [plan_id, by or "", _STAGES.get(stage, "f"), KEEP_S, _now_ms()]
+        for job_id, job in jobs.items():
+            arguments += [job_id, "" if job is None else _note(job)]
+        [answer] = await self._redis.run([ScriptCall(_LUA["change"], self._keys(plan_id, by), arguments)])
+        if not answer:
+            return None
+        version, announced, *stages = answer
+        numbers = list(map(int, stages))
+        return _move(version, _before(announced, numbers[:4]), state_by_stages(numbers[4:]))
 
     async def withdraw(self, plan_id: str, job_ids: Collection[str]) -> None:
         """Forgets jobs that were not accepted after all."""
-        await self._note(plan_id, {}, *job_ids)
+        await self._redis.run([ScriptCall(_LUA["withdraw"], [_key(plan_id)], list(job_ids))])
 
     async def known(self, plan_ids: Iterable[str]) -> dict[str, KnownPlan]:
         """The notes of plans, by id."""
@@ -77,44 +134,45 @@ class Plans:
         found: Any = await self._redis.client.zrevrange(_NEWEST, 0, limit - 1, withscores=True)
         return {plan_id: time_from_ms(int(at_ms)) for plan_id, at_ms in found}
 
-    async def begun(self, job_ids: Collection[str]) -> set[str]:
-        """Those of some jobs without a result for which a model was called, or asked to be."""
-        async with self._redis.client.pipeline(transaction=False) as pipe:
-            for job_id in job_ids:
-                pipe.hexists(Claim(job_id, "").key, "checkpoint")
-            found: list[Any] = await pipe.execute() if job_ids else []
-        return {job_id for job_id, has in zip(job_ids, found, strict=True) if has}
-
-    async def _note(self, plan_id: str, notes: Mapping[str, str], *removed: str) -> None:
-        async with self._redis.client.pipeline(transaction=False) as pipe:
-            if removed:
-                pipe.hdel(_key(plan_id), *removed)
-            if notes:
-                note_planned(pipe, plan_id, notes)
-            await pipe.execute()
+    @staticmethod
+    def _keys(plan_id: str, by: str | None) -> list[str]:
+        return [_key(plan_id), _NEWEST, f"bw:announced-plans:{by or ''}"]
 
 
-def note_planned(pipe: Any, plan_id: str, notes: Mapping[str, str]) -> None:
-    """Adds notes of a plan's jobs to a pipeline, as texts that begin as those of `Plans.accept`."""
-    now_ms, key = time.time_ns() // 1_000_000, _key(plan_id)
-    pipe.hset(key, mapping=dict[Any, Any](notes))
-    pipe.expire(key, KEEP_S)
-    pipe.zadd(_NEWEST, {plan_id: now_ms})
-    pipe.zremrangebyscore(_NEWEST, 0, now_ms - KEEP_S * 1000)
+def _move(version: object, before: PlanState | None, after: PlanState) -> PlanMove | None:
+    return None if before == after else PlanMove(int(str(version)), before, after)
+
+
+def _before(announced: str, stages: Iterable[int]) -> PlanState | None:
+    numbers = list(stages)
+    if not any(numbers) and not announced:
+        return None
+    return state_by_stages(numbers, refused=bool(announced) and json.loads(announced) is not None)
 
 
 def _known(notes: Mapping[str, str]) -> KnownPlan:
     jobs: dict[str, NotedJob] = {}
     announced: dict[str, str | None] = {}
+    begun: set[str] = set()
     for name, text in notes.items():
-        note = json.loads(text)
-        if name.startswith(_BY):
-            announced[name[1:]] = note
-        else:
-            epoch_ms, agent, tenant, owner, *_ = note
+        if name.startswith(_ANNOUNCED):
+            announced[name[1:]] = json.loads(text)
+        elif name.startswith(_STAGE):
+            if text != "p":
+                begun.add(name[1:])
+        elif not name.startswith(_OTHERS):
+            epoch_ms, agent, tenant, owner, *_ = json.loads(text)
             jobs[name] = NotedJob(time_from_ms(epoch_ms), agent, tenant, owner)
-    return KnownPlan(jobs, announced)
+    return KnownPlan(jobs, announced, frozenset(begun))
+
+
+def _note(job: NotedJob) -> str:
+    return json.dumps([ms_from_time(job.accepted_at), job.agent, job.tenant, job.owner])
 
 
 def _key(plan_id: str) -> str:
     return f"bw:plan:{plan_id}"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

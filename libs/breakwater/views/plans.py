@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from breakwater.contracts.events import PlanChange
 from breakwater.contracts.submission import PlanJob, PlanStatus
 from breakwater.policy.formats import money
 from breakwater.views.columns import Column, humanized
@@ -31,6 +32,12 @@ FACTS: tuple[Column[PlanStatus], ...] = (
     Column("wasted", lambda plan: plan.wasted_cost, "usd"),
     Column("queued", lambda plan: plan.first_queued_at, "time"),
     Column("ended", lambda plan: plan.last_completed_at, "time"),
+)
+CHANGES: tuple[Column[PlanChange], ...] = (
+    Column("at", lambda change: change.at, "time"),
+    Column("state", lambda change: change.to_state, "state"),
+    Column("reason", lambda change: change.reason),
+    Column("trace", lambda change: change.correlation_id, "id", drop=1),
 )
 JOBS: tuple[Column[PlanJob], ...] = (
     Column("job", lambda job: job.job_id, "id"),

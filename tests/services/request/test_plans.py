@@ -16,13 +16,13 @@ from breakwater.analytics.client import Analytics
 from breakwater.bus.provision import provision
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
+from breakwater.contracts import subjects
+from breakwater.contracts.events import PlanChange
 from breakwater.policy.breaker import Breaker
 from breakwater.security.api_keys import create_key
-from breakwater.state.accepted import LINGER_S
 from breakwater.state.connection import Redis
-from breakwater.state.executions import Claim, Executions
+from breakwater.state.plans import Plans
 from tests.analytics import samples
-from tests.helpers import until
 from tests.server_sources import RunningServer, Servers
 from tests.services.request.conftest import (
     GOVERNED,
@@ -56,6 +56,12 @@ class Planning:
     async def state(self, plan_id: str) -> tuple[str, dict[str, int]]:
         plan = (await self.show(plan_id)).json
         return plan["state"], plan["jobs_by_status"]
+
+    async def changes(self, plan_id: str) -> list[PlanChange]:
+        """The published changes of a plan, which are then in ClickHouse, too."""
+        found = [PlanChange.model_validate(one) for one in await self.api.events(subjects.plan(plan_id))]
+        await self.analytics.insert(schema.PLAN_CHANGES, [rows.plan_row(one, 1) for one in found])
+        return found
 
     async def record(self, job_id: str, **fields: Any) -> None:
         await self.analytics.insert(schema.EXECUTIONS, [rows.execution_row(samples.execution(job_id, **fields), 1)])
@@ -94,13 +100,14 @@ async def test_a_plan_goes_from_draft_over_pending_and_running_to_its_end(planni
     accepted = await planning.submit(job(a), job(b, a), plan_id=plan)
     assert (accepted.status, accepted.json["job_ids"]) == (202, [a, b])
     assert await planning.state(plan) == ("pending", {"pending": 2})
+    drafted_change, accepted_change = await planning.changes(plan)
+    assert (drafted_change.from_state, drafted_change.to_state) == (None, "draft")
+    assert (accepted_change.from_state, accepted_change.to_state) == ("draft", "pending")
+    assert (accepted_change.reason, accepted_change.owner) == ("2 jobs were accepted", "tests")
     assert json.loads((await planning.api.last_job("patient")).data)["plan_id"] == plan
 
     # A worker calls for the first one.
-    executions, claim = Executions(redis), Claim.new(a)
-    await executions.claim(claim, "digest")
-    assert (await planning.state(plan))[0] == "pending"
-    await executions.checkpoint(claim, "{}")
+    await Plans(redis).change(plan, "running", {a: None})
     assert await planning.state(plan) == ("running", {"running": 1, "pending": 1})
     cost = {"total_cost": 3, "wasted_cost": 1, "cost_basis": "billed", "plan_id": plan}
     await publish_result(planning.api.bus, result_of(a, "patient").model_copy(update=cost))
@@ -161,11 +168,19 @@ async def test_a_refusal_by_an_unhealthy_agent_fails_the_plan_at_once_without_sp
     assert 50 <= int(refused.headers["Retry-After"]) <= 60
     why = "agent 'patient' is temporarily unavailable due to recent failures"
     assert refused.message == f"{why}: no job was accepted for the plan {plan!r}, failed if it has no others"
+    [change] = await planning.changes(plan)
+    correlation_id = refused.json["error"]["correlation_id"]
+    assert refused.json["error"]["plan_id"] == plan
+    assert (change.from_state, change.to_state, change.reason) == (None, "failed", why)
+    assert (change.correlation_id, len(correlation_id)) == (correlation_id, 32)
     shown = (await planning.show(plan)).json
     assert (shown["state"], shown["refusal"], shown["jobs"]) == ("failed", why, [])
     assert await planning.api.queued() == before
     # Once the agent is well, the same plan is accepted.
     await redis.client.flushall()
+    [recorded] = (await planning.show(plan)).json["changes"]
+    assert (recorded["to_state"], recorded["reason"]) == ("failed", why)
+    assert (await planning.show(plan)).json["state"] == "failed", "also without Redis"
     assert (await planning.submit(*jobs, plan_id=plan)).status == 202
     assert await planning.state(plan) == ("pending", {"pending": 2})
 
@@ -189,12 +204,23 @@ async def test_jobs_submitted_one_by_one_are_of_the_plan_that_they_name(planning
     for _ in range(2):
         assert (await planning.api.post(job(plan_id=plan))).status == 202
     await planning.api.post(job(plan_id=plan, dry_run=True))
-    await until(lambda: _is(planning, plan, ("pending", {"pending": 2})), timeout_s=50 * LINGER_S)
+    assert await planning.state(plan) == ("pending", {"pending": 2}), "as soon as they are accepted"
+    [change] = await planning.changes(plan)
+    assert (change.from_state, change.to_state) == (None, "pending")
 
 
-async def _is(planning: Planning, plan: str, state: Any) -> bool:
-    answer = await planning.show(plan)
-    return answer.status == 200 and (answer.json["state"], answer.json["jobs_by_status"]) == state
+async def test_plans_without_jobs_are_limited_for_each_key(
+    planning: Planning, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("breakwater.state.plans.MAX_ANNOUNCED", 2)
+    drafts = [new_id() for _ in range(3)]
+    answers = [await planning.submit(plan_id=plan) for plan in drafts]
+    assert [answer.status for answer in answers] == [202, 202, 429]
+    assert answers[2].code == "too_many_plans"
+    assert await planning.changes(drafts[2]) == []
+    assert (await planning.submit(plan_id=drafts[0])).status == 202, "one of the two"
+    assert (await planning.submit(job(), plan_id=drafts[0])).status == 202
+    assert (await planning.submit(plan_id=drafts[2])).status == 202, "the first has a job"
 
 
 async def test_the_newest_plans_are_listed_whether_they_have_ended_or_not(planning: Planning, redis: Redis) -> None:

@@ -164,10 +164,11 @@ async def test_a_job_that_came_over_nats_is_of_its_plan_once_a_worker_has_it(sta
     async with start_worker(MODELS, AGENTS) as plane:
         await plane.publish(job("b", "a", plan_id="p", tenant="acme"))
         await until(lambda: _sleeps(plane, "b"), "the job to sleep")
-        noted = (await plane.worker.plans.known(["p"]))["p"].jobs
+        known = (await plane.worker.plans.plans.known(["p"]))["p"]
+        noted = known.jobs
         assert {job_id: (one.agent, one.tenant) for job_id, one in noted.items()} == {"b": ("writer", "acme")}
         # Nothing was called for it: it counts as pending.
-        assert await plane.worker.plans.begun(["b"]) == set()
+        assert known.begun == set()
         await plane.run(job("a", tenant="acme"))
         assert (await plane.result("b"))["plan_id"] == "p"
         [record] = await plane.messages("EVENTS", "bw.executions.writer.b", at_least=1)

@@ -53,6 +53,12 @@ async def test_queued_is_the_first_state_of_every_job_and_its_end_the_last(start
             await plane.publish(job, "writer")
             await again.next_msg(timeout=60)
         await until(lambda: all(steps[job_id][-1]["state"] in ENDS for job_id in JOBS), "the last steps")
+        changes = await plane.messages("EVENTS", "bw.plans.p1", at_least=2)
+    assert [(one["from_state"], one["to_state"], one["reason"]) for one in changes] == [
+        (None, "running", "the job 'retried' was dispatched"),
+        ("running", "succeeded", "the job 'retried' ended succeeded"),
+    ]
+    assert {one["execution_id"] for one in changes} == {"retried"}
     for job_id in JOBS:
         states = [step["state"] for step in steps[job_id]]
         times = [step["at"] for step in steps[job_id]]

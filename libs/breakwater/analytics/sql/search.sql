@@ -184,11 +184,22 @@ FROM executions FINAL
 WHERE plan_id IN {plans:Array(String)} AND NOT dry_run
 ORDER BY completed_at
 
+-- name: plan_changes
+SELECT change_id, plan_id, from_state, to_state, reason, execution_id, tenant, owner, correlation_id, version, at
+FROM plan_changes FINAL
+WHERE plan_id IN {plans:Array(String)}
+ORDER BY version
+
 -- name: newest_plans
-SELECT assumeNotNull(plan_id), max(executions.completed_at) AS ended
-FROM executions FINAL
-PREWHERE completed_at >= now() - INTERVAL 30 DAY
-WHERE plan_id IS NOT NULL AND NOT dry_run
+SELECT plan_id, max(at) AS ended
+FROM (
+    SELECT assumeNotNull(plan_id) AS plan_id, completed_at AS at
+    FROM executions FINAL
+    PREWHERE completed_at >= now() - INTERVAL 30 DAY
+    WHERE plan_id IS NOT NULL AND NOT dry_run
+    UNION ALL
+    SELECT plan_id, at FROM plan_changes WHERE at >= now() - INTERVAL 30 DAY AND to_state IN ('draft', 'failed')
+)
 GROUP BY plan_id
 ORDER BY ended DESC
 LIMIT {limit:UInt32}

@@ -1,0 +1,29 @@
+"""A job's part in the state of its plan."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from breakwater.contracts.execution import Reason
+from breakwater.contracts.subjects import Header
+from breakwater.coordination.plans import PlanSource
+from breakwater.policy.ownership import shown
+from breakwater.state.plans import NotedJob, Stage
+from breakwater.telemetry import tracing
+from services.worker.context import WorkerContext
+from services.worker.parsing import JobDelivery
+
+
+async def reach_stage(worker: WorkerContext, received: JobDelivery, stage: Stage, reason: Reason | None = None) -> None:
+    """Records that a job of a plan has reached a stage. Repeating it is safe. `reason`: of an end without an answer."""
+    job = received.job
+    if job is None or job.plan_id is None or job.dry_run:
+        return
+    noted = NotedJob(received.delivery.queued_at, received.agent_name, job.tenant, received.owner)
+    by_stage = {"pending": "was accepted", "running": "was dispatched"}
+    because = "" if reason is None else f": {reason}"
+    words = f"the job {shown(received.execution_id)!r} {by_stage.get(stage, f'ended {stage}{because}')}"
+    trace_id = tracing.trace_id_of(received.delivery.headers.get(Header.TRACEPARENT.value))
+    source = PlanSource(job.tenant, received.owner, trace_id, received.execution_id)
+    change = partial(worker.plans.change, job.plan_id, stage, {received.execution_id: noted}, words, source)
+    await worker.outages.retry_while_unavailable(change)
