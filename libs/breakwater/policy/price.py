@@ -699,8 +699,8 @@ def _decoded(data: str) -> bytes:
 BASE_TOKENS = 32
 """Tokens of a call around its messages."""
 PROVIDED_TOOL_TOKENS = 2_000
-"""Tokens of a tool that the provider defines, with its instructions. Anthropic documents up to 735 for a definition, and
-499 for the instructions."""
+"""Tokens of a tool that the provider defines, with its instructions. Anthropic documents up to 735 of a definition and
+499 of instructions."""
 PAGE_TEXT_TOKENS = 3_000
 """Tokens of a page of a PDF, in addition to its picture: Anthropic documents 1,500 to 3,000."""
 BYTES_PER_DOCUMENT_TOKEN = 2
