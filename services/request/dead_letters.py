@@ -205,7 +205,7 @@ class Replays:
             raise ValueError(
                 f"the job is for agent {job.agent!r}, and was published on the subject of {kept.dead_letter.agent!r}"
             )
-        if (problem := validate_job(self.config, job, with_figures=True)) is not None:
+        if (problem := validate_job(self.config, job, with_figures=True, scoped_ids=is_scoped)) is not None:
             raise ValueError(f"{problem.path}: {problem.message}")
         return job
 

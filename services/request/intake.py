@@ -114,7 +114,13 @@ class JobIntake:
             raise invalid_job([problem])
         owner, scope = owner_of(caller), scope_of(caller, job.tenant)
         sent = submission(
-            job, body, idempotency_key=idempotency_key, generated_id=generated_id, owner=owner, scope=scope
+            job,
+            body,
+            idempotency_key=idempotency_key,
+            generated_id=generated_id,
+            owner=owner,
+            scope=scope,
+            redaction=self.config.redaction,
         )
         return replace(sent, submitted_by=caller.name, by_operator=by_operator)
 

@@ -26,7 +26,7 @@ from breakwater.coordination.plans import PlanLog, PlanSource
 from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import may_see, names_of, shown, shown_to
 from breakwater.policy.plans import circle_among, plan_of
-from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
+from breakwater.policy.redact import id_objection
 from breakwater.state.connection import StateUnavailableError
 from breakwater.state.plans import MAX_ANNOUNCED, KnownPlan, NotedJob, TooManyPlansError
 from breakwater.telemetry import tracing
@@ -154,8 +154,8 @@ class PlanRoutes:
 
     def _prepare(self, caller: Caller, plan: PlanRequest) -> tuple[str, list[Submission]]:
         plan_id = plan.plan_id or make_job_id()
-        if holds_key(plan_id):
-            raise invalid_job([FieldError(path="plan_id", message=NO_KEY_IN_ID)])
+        if (why := id_objection(self.intake.config.redaction, plan_id)) is not None:
+            raise invalid_job([FieldError(path="plan_id", message=why)])
         sent: list[Submission] = []
         for number, job in enumerate(plan.jobs):
             own_id = f"{plan_id}.{number + 1}"

@@ -12,7 +12,7 @@ from functools import cached_property
 from breakwater.contracts.job import ID_ENTROPY_BYTES, Job, new_job_id
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.ownership import job_digest, scope_references, scoped, scoped_execution, shown
-from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
+from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules, id_objection
 from breakwater.state.accepted import JobStatus
 from services.request.parsing import invalid_job, with_field
 
@@ -72,13 +72,14 @@ def submission(
     generated_id: str,
     owner: str | None = None,
     scope: str | None = None,
+    redaction: RedactionRules = DEFAULT_REDACTION,
 ) -> Submission:
     """Determines a job's id: its own, else the Idempotency-Key header, else the generated one.
 
     A dry run reserves no id: a later job with the same id still runs.
 
     Raises:
-        RequestError: 422, the Idempotency-Key can't be an id, or looks like an API key.
+        RequestError: 422, the Idempotency-Key can't be an id, looks like an API key, or is to be redacted.
     """
     chosen = job.job_id
     if chosen is None and idempotency_key is not None:
@@ -86,8 +87,8 @@ def submission(
         if not _ID_IN_HEADER.match(chosen):
             message = "must have 1 to 128 characters, all of them printable ASCII"
             raise invalid_job([FieldError(path="Idempotency-Key", message=message)])
-        if holds_key(chosen):
-            raise invalid_job([FieldError(path="Idempotency-Key", message=NO_KEY_IN_ID)])
+        if (why := id_objection(redaction, chosen)) is not None:
+            raise invalid_job([FieldError(path="Idempotency-Key", message=why)])
     own = f"{chosen}@{generated_id}" if job.dry_run else scoped_execution(chosen or "", scope)
     job_id = generated_id if chosen is None else own
     refers = scope_references(job, scope)

@@ -80,7 +80,9 @@ class JobHandler:
                 # The job is plain text from here on; its events are encrypted again.
                 if may_be_encrypted(delivery.data):
                     delivery.data = worker.cipher.decrypt_document(delivery.data)
-                received = read_job(worker.config, self._agent_name, self._agent, delivery)
+                received = read_job(
+                    worker.config, self._agent_name, self._agent, delivery, worker.redactor, worker.cipher
+                )
                 await self._claim(received)
             finally:
                 worker.leases.deliveries.discard(delivery)

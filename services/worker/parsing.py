@@ -26,10 +26,13 @@ from breakwater.policy.ownership import (
     scope_in,
     scope_references,
     scoped,
+    shown,
 )
-from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
+from breakwater.policy.redact import Redactor, id_objection
+from breakwater.policy.redact_scanner import holds_key
 from breakwater.policy.runs import run_of
 from breakwater.policy.surrogates import read_whole
+from breakwater.security.encryption import Cipher
 from breakwater.telemetry import tracing
 
 MAX_HEADERS = 32 * 1024
@@ -78,8 +81,13 @@ class _InvalidJobError(BreakwaterError):
         self.job = job
 
 
-def read_job(config: Config, agent_name: str, agent: Agent, delivery: Delivery) -> JobDelivery:
-    """Parses and checks a delivered job of an agent."""
+def read_job(
+    config: Config, agent_name: str, agent: Agent, delivery: Delivery, redactor: Redactor, cipher: Cipher
+) -> JobDelivery:
+    """Parses and checks a delivered job of an agent.
+
+    Its session is redacted here, as it is stored in the id of its run. The same session has the same substitute.
+    """
     origin = _origin_of(delivery)
     try:
         job = _parsed(config, agent_name, delivery, origin.sender)
@@ -87,6 +95,8 @@ def read_job(config: Config, agent_name: str, agent: Agent, delivery: Delivery) 
         return unread_job(config, agent_name, agent, delivery, str(error), error.job)
     owner = _owner(config, origin)
     inside = scope_references(job, origin.scope, scoped) if origin.chosen_ids else job
+    if inside.session_id is not None:
+        inside = inside.model_copy(update={"session_id": _storable_session(inside.session_id, redactor, cipher)})
     execution_id = execution_id_of(delivery, inside, origin)
     if (trace_id := tracing.trace_id_of(delivery.headers.get(Header.TRACEPARENT))) is not None:
         # Callers choose it as they choose ids: with another's, a job does not join its run.
@@ -114,6 +124,8 @@ def unread_job(
     may = subject is not None and subjects.is_reply_subject(subject) and may_be_answered_at(subject, origin.sender)
     owner = _owner(config, origin)
     execution_id = execution_id_of(delivery, None, origin)
+    if parked_execution(delivery.headers) is None and id_objection(config.redaction, shown(execution_id)) is not None:
+        execution_id = scoped(_made_id(delivery), origin.scope)
     return JobDelivery(
         delivery=delivery,
         agent_name=agent_name,
@@ -151,11 +163,24 @@ def execution_id_of(delivery: Delivery, job: Job | None, origin: _Origin | None 
     if own is not None and not origin.chosen_ids:
         return own
     chosen = own or (header if is_identifier(header) and not holds_key(header) else None)
-    made = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
+    made = _made_id(delivery)
     if job is not None and job.dry_run and chosen is not None and subjects.user_of_job(delivery.subject) is not None:
         # A dry run reserves no id: a later job with the same id still runs.
         return f"{chosen}@{made}"
     return scoped(chosen or made, origin.scope)
+
+
+def _made_id(delivery: Delivery) -> str:
+    return f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
+
+
+def _storable_session(session_id: str, redactor: Redactor, cipher: Cipher) -> str:
+    """Returns a session's id as it may be stored. Its scope, if it has one, is the name of its owner."""
+    chosen = shown(session_id)
+    given: JsonValue = {"session_id": chosen}
+    if redactor.json(given) == given:
+        return session_id
+    return cipher.pseudonym(session_id) + session_id[len(chosen) :]
 
 
 def _parsed(config: Config, agent_name: str, delivery: Delivery, sender: str | None) -> Job:
@@ -173,9 +198,10 @@ def _parsed(config: Config, agent_name: str, delivery: Delivery, sender: str | N
         raise _InvalidJobError(f"the job is not JSON: {why}")
     if job.agent != agent_name:
         raise _InvalidJobError(f"agent: {job.agent!r} was published on the subject of {agent_name!r}")
-    if job.job_id is None and holds_key(delivery.headers.get(Header.MSG_ID.value, "")):
-        raise _InvalidJobError(f"{Header.MSG_ID.value}: {NO_KEY_IN_ID}")
-    if (problem := validate_job(config, job)) is not None:
+    header = delivery.headers.get(Header.MSG_ID.value, "") if job.job_id is None else ""
+    if (why := id_objection(config.redaction, header)) is not None:
+        raise _InvalidJobError(f"{Header.MSG_ID.value}: {why}")
+    if (problem := validate_job(config, job, scoped_ids=is_scoped)) is not None:
         raise _InvalidJobError(f"{problem.path}: {problem.message}", job)
     # The rights of the sender; a job that came over HTTP was checked there.
     if job.reply_to is not None and not may_be_answered_at(job.reply_to, sender):

@@ -44,11 +44,11 @@ from breakwater.policy.job_rules import NO_JOB_RULES, JobRules, bound_problem, j
 from breakwater.policy.ledger import MAX_TAGS
 from breakwater.policy.links import TRACE_ID
 from breakwater.policy.output import OutputRules
+from breakwater.policy.ownership import shown
 from breakwater.policy.params import connection_objection, params_objection, unknown_objection, unknown_part
 from breakwater.policy.price import MAX_OUTPUT_TOKENS, Price, term_of
 from breakwater.policy.rate_limit import RateLimit
-from breakwater.policy.redact import RedactionRules
-from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
+from breakwater.policy.redact import RedactionRules, id_objection
 from breakwater.policy.retry import RetryBudgetRules, RetryPolicy, is_known
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
 from breakwater.security.secret_refs import EnvName, Secret
@@ -834,10 +834,13 @@ def breakers_of(config: Config, *, of_allowed: bool = False) -> dict[BreakerKey,
     return found
 
 
-def validate_job(config: Config, job: Job, *, with_figures: bool = False) -> FieldError | None:
+def validate_job(
+    config: Config, job: Job, *, with_figures: bool = False, scoped_ids: bool = False
+) -> FieldError | None:
     """Returns the reason why a valid job can't be run by its (configured) agent; None where it can.
 
-    The bounds of the config are for operators: `with_figures`, the reason names them.
+    The bounds of the config are for operators: `with_figures`, the reason names them. `scoped_ids`: the job's ids have
+    the scope of its owner, whose name is no matter of redaction.
     """
     agent = config.agents[job.agent]
     ids = [(name, getattr(job, name)) for name in ("job_id", "tenant", "task_id", "parent_execution_id", "plan_id")]
@@ -845,8 +848,9 @@ def validate_job(config: Config, job: Job, *, with_figures: bool = False) -> Fie
     if job.model is not None:
         named.insert(0, ("model", job.model))
     for path, name in (*ids, *named, *(("depends_on", name) for name in job.depends_on)):
-        if name is not None and holds_key(name):
-            return FieldError(path, NO_KEY_IN_ID)
+        chosen = shown(name) if name and scoped_ids else name
+        if chosen is not None and (why := id_objection(config.redaction, chosen)) is not None:
+            return FieldError(path, why)
     if job.api == "embeddings" and (problem := _embeddings_objection(config, agent, job)) is not None:
         return problem
     if job.api_request is not None and (problem := _request_objection(config, agent, job, job.api_request)) is not None:

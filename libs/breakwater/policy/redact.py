@@ -21,6 +21,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice, repeat
 from typing import Any, Literal, Self, cast
 
@@ -30,11 +31,14 @@ from pydantic import Field, JsonValue, field_validator
 from breakwater.contracts.types import Message
 from breakwater.policy.redact_scanner import (
     LONGEST,
+    NO_KEY_IN_ID,
     NameKind,
+    Pattern,
     Scanner,
     TooMuchWorkError,
     WorkLimit,
     compile_user_pattern,
+    holds_key,
     squash_name,
 )
 from breakwater.policy.surrogates import whole_text
@@ -78,6 +82,23 @@ class RedactionRules(Message):
 
 
 DEFAULT_REDACTION = RedactionRules()
+
+NO_MATCH_IN_ID = "matches one of redaction.patterns; ids are stored and shown as they are, so choose another"
+
+
+def id_objection(rules: RedactionRules, identifier: str) -> str | None:
+    """Returns why an id may not be used: ids are not redacted, and this one holds a key or matches a pattern."""
+    if holds_key(identifier):
+        return NO_KEY_IN_ID
+    data = identifier.encode(errors="surrogatepass")
+    return NO_MATCH_IN_ID if any(_compiled(one).search(data) for one in rules.patterns) else None
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> Pattern:
+    return compile_user_pattern(pattern)[0]
+
+
 ELLIPSIS = "…"
 
 

@@ -91,6 +91,12 @@ class Cipher:
         """The ids of its keys, which may be shown, in order; that of the plane's own is the last."""
         return tuple(self._keys)
 
+    def pseudonym(self, name: str) -> str:
+        """A stable substitute of a name that must not be stored. With a key, the name can't be guessed from it."""
+        key_id = self.own_id or self._first
+        key = b"" if key_id is None else self._keys[key_id]
+        return f"redacted-{hashlib.blake2b(name.encode(errors='surrogatepass'), key=key, digest_size=10).hexdigest()}"
+
     def encrypt(self, text: bytes) -> str:
         """A token of a text; only where there is a key."""
         key_id = self._first or self.own_id

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from breakwater.policy.redact import RedactionRules
 from services.request.parsing import MAX_DETAILS, read_job, with_field
 from services.request.problems import RequestError, openai_param
 from services.request.submission import submission
@@ -136,6 +137,14 @@ def test_an_idempotency_key_that_can_be_no_id_is_refused(key: str) -> None:
     body = b'{"agent":"w","prompt":"x"}'
     with pytest.raises(RequestError, match="printable ASCII") as caught:
         submission(read_job(body), body, idempotency_key=key, generated_id=NEW_ID)
+    assert caught.value.status == 422
+
+
+def test_an_idempotency_key_that_a_pattern_of_the_config_matches_is_refused() -> None:
+    body = b'{"agent":"w","prompt":"x"}'
+    rules = RedactionRules(patterns=(r"CUST-\d{6}",))
+    with pytest.raises(RequestError, match="matches one of redaction") as caught:
+        submission(read_job(body), body, idempotency_key="of CUST-123456", generated_id=NEW_ID, redaction=rules)
     assert caught.value.status == 422
 
 
