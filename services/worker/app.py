@@ -19,6 +19,7 @@ from breakwater.runtime import background
 from breakwater.runtime.settings import Settings
 from breakwater.state.connection import Redis, StateUnavailableError
 from services.worker.config_versions import ConfigVersions, ProviderPool
+from services.worker.consumers import ConsumerWatch
 from services.worker.context import context_for
 from services.worker.dead_workers import DeadWorkers
 from services.worker.gates import GATES
@@ -45,15 +46,9 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         redis=redis,
         publisher=publisher_of(
             broker,
-            *(
-                channels.ATTEMPTS,
-                channels.EXECUTIONS,
-                channels.RESULTS,
-                channels.BREAKERS,
-                channels.GUARDS,
-                channels.PLANS,
-            ),
-            *(channels.DEAD_LETTERS, channels.PROGRESS, channels.CHUNKS, channels.JOBS, channels.PARKED),
+            *(channels.ATTEMPTS, channels.EXECUTIONS, channels.RESULTS, channels.PROGRESS, channels.CHUNKS),
+            *(channels.BREAKERS, channels.GUARDS, channels.PLANS, channels.DEAD_LETTERS, channels.ALERTS),
+            *(channels.JOBS, channels.PARKED),
             cipher=cipher,
         ),
         lookup=Lookup(connection, cipher),
@@ -114,6 +109,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         kept.extend((asyncio.create_task(worker.leases.run()), asyncio.create_task(restore())))
         kept.append(asyncio.create_task(receive_cancel_requests(connection, worker.leases.cancel)))
         kept.append(asyncio.create_task(dead_workers.run()))
+        kept.append(asyncio.create_task(ConsumerWatch(connection, worker.publisher, config_versions).run()))
         await watch()
 
     @app.on_shutdown

@@ -218,6 +218,12 @@ GRANTS = (
             "bw.jobs.*",
             # or when the job that it waits for has ended.
             _PARKED,
+            # Consumers that are deleted are created again, and reported.
+            *(f"$JS.API.CONSUMER.LIST.{stream}" for stream in topology.CONSUMED),
+            *(f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.*" for stream in topology.CONSUMED),
+            *_facts(*topology.CONSUMED),
+            *_below("alerts"),
+            *reads(Stream.ALERTS),
             # JOBS: the jobs of a worker that has died.
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.JOBS),
             HEALTH,

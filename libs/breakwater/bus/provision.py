@@ -15,12 +15,13 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig, ConsumerInfo, RetentionPolicy, StreamConfig, StreamInfo
+from nats.js.api import ConsumerConfig, ConsumerInfo, DeliverPolicy, RetentionPolicy, StreamConfig, StreamInfo
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from breakwater.bus import topology
 from breakwater.bus.core import tls_options
-from breakwater.bus.errors import BusError
+from breakwater.bus.errors import BusError, unavailable
+from breakwater.bus.lookup import ClientGetter
 from breakwater.bus.permissions import inbox_prefix
 from breakwater.bus.topology import Plan
 from breakwater.contracts.subjects import Stream
@@ -35,6 +36,10 @@ PEERS_S = 10.0
 """Time in which too few nodes are no refusal: those of a cluster that has just begun do not know of one another yet."""
 
 LEAST_BYTES = 1024**2
+LISTED = 256
+"""The most consumers that one answer lists."""
+
+WORK_QUEUES = (Stream.JOBS, Stream.PARKED)
 
 
 async def provision(url: str, plan: Plan, *, replicas: int = 1, answer_s: float = ANSWER_S) -> tuple[str, ...]:
@@ -82,7 +87,7 @@ async def provision(url: str, plan: Plan, *, replicas: int = 1, answer_s: float 
                 f"consumer {consumer.durable_name}",
                 consumer,
                 lambda s=stream_name.value, c=consumer: _config_of(jetstream.consumer_info(s, c.durable_name or "")),
-                lambda config, _, s=stream_name.value: jetstream.add_consumer(s, config),
+                lambda config, now, s=stream_name.value: jetstream.add_consumer(s, _begun_as(config, now)),
             )
         return tuple(done)
     finally:
@@ -152,8 +157,67 @@ async def _answered(what: str, request: Callable[[], Awaitable[Any]]) -> Any:
             raise BusError(f"{what}: refused by NATS: {error.description}") from error
 
 
+def _begun_as(wanted: ConsumerConfig, existing: ConsumerConfig | None) -> ConsumerConfig:
+    """A consumer's config, with the beginning that it was created with, which can't be changed."""
+    if existing is None:
+        return wanted
+    return wanted.evolve(deliver_policy=existing.deliver_policy, opt_start_seq=existing.opt_start_seq)
+
+
+class ConsumerCheck:
+    """Finds consumers of the topology that were deleted, and creates them again where they were.
+
+    Those that it never saw are not its concern: `provision` creates them.
+    """
+
+    def __init__(self, connection: ClientGetter) -> None:
+        self._connection = connection
+        self._acknowledged: dict[tuple[Stream, str], int] = {}
+        """By consumer, the sequence up to which everything was acknowledged at the last look."""
+
+    async def deleted(self, plan: Plan) -> list[tuple[Stream, ConsumerConfig]]:
+        """Looks at all consumers; returns those that were there once, and are no more. Raises BusUnavailableError."""
+        wanted = topology.consumers(plan)
+        missing: list[tuple[Stream, ConsumerConfig]] = []
+        for stream in dict.fromkeys(stream for stream, _ in wanted):
+            there = await self._acknowledged_on(stream)
+            for config in [config for of, config in wanted if of == stream]:
+                consumer = stream, config.durable_name or ""
+                if consumer in there:
+                    self._acknowledged[consumer] = there[consumer]
+                elif consumer in self._acknowledged:
+                    missing.append((stream, config))
+        return missing
+
+    async def create(self, stream: Stream, wanted: ConsumerConfig) -> None:
+        """Creates a consumer again, to deliver what was not acknowledged. Raises BusUnavailableError."""
+        jetstream = self._connection().jetstream(timeout=SURVEY_TIMEOUT_S)
+        acknowledged = self._acknowledged[stream, wanted.durable_name or ""]
+        try:
+            if stream not in WORK_QUEUES and acknowledged <= (await jetstream.stream_info(stream)).state.last_seq:
+                # A work queue holds nothing else, and takes no other beginning.
+                start = {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": acknowledged + 1}
+                wanted = wanted.evolve(**start)
+            await jetstream.add_consumer(stream.value, wanted)
+        except (TimeoutError, nats.errors.Error, APIError) as error:
+            raise unavailable(f"NATS did not create the consumer {wanted.durable_name} of {stream}", error) from error
+
+    async def _acknowledged_on(self, stream: Stream) -> dict[tuple[Stream, str], int]:
+        jetstream, there = self._connection().jetstream(timeout=SURVEY_TIMEOUT_S), dict[tuple[Stream, str], int]()
+        while True:
+            try:
+                page = await jetstream.consumers_info(stream.value, len(there))
+            except (TimeoutError, nats.errors.Error, APIError) as error:
+                raise unavailable(f"NATS does not list the consumers of {stream}", error) from error
+            there |= {(stream, one.name): one.ack_floor.stream_seq if one.ack_floor else 0 for one in page}
+            if len(page) < LISTED:
+                return there
+
+
 def differences(wanted: Any, existing: Any) -> list[str]:
     """The fields that were asked for and are otherwise on the server, which fills in many more of its own."""
+    if isinstance(wanted, ConsumerConfig):
+        wanted = _begun_as(wanted, existing)
     have = asdict(existing)
     asked = {name: (value, have.get(name)) for name, value in asdict(wanted).items() if value is not None}
     if "subjects" in asked:

@@ -224,6 +224,10 @@ def consumers(plan: Plan) -> tuple[tuple[Stream, ConsumerConfig], ...]:
     )
 
 
+CONSUMED = (Stream.JOBS, Stream.PARKED, Stream.EVENTS, Stream.DLQ, Stream.ALERTER, Stream.ALERTS, Stream.AUDIT)
+"""The streams with durable consumers."""
+
+
 def _durable(
     name: str, filters: list[str], *, max_ack_pending: int, begin: DeliverPolicy = DeliverPolicy.ALL
 ) -> ConsumerConfig:

@@ -21,6 +21,7 @@ AlertEvent = Literal[
     "retries_exhausted",
     "job_dead_lettered",
     "config_applied",
+    "consumer_deleted",
 ]
 Severity = Literal["info", "warning", "critical"]
 AlertChange = Literal["opened", "repeated", "reopened", "acknowledged", "reminded", "resolved"]

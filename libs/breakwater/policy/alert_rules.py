@@ -28,6 +28,7 @@ SEVERITY_OF: Mapping[str, Severity] = {
     "retries_exhausted": "warning",
     "job_dead_lettered": "warning",
     "config_applied": "info",
+    "consumer_deleted": "critical",
 }
 """Severity of an incident, by what it began with. That a breaker closed is `info`."""
 

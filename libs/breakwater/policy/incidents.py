@@ -154,7 +154,7 @@ _NOBODY: dict[str, object] = {
     "resolved_at": None,
     "reason": None,
 }
-_FADING = frozenset({"retries_exhausted", "job_dead_lettered", "agent_anomaly", "guard_soft_cap"})
+_FADING = frozenset({"retries_exhausted", "job_dead_lettered", "agent_anomaly", "guard_soft_cap", "consumer_deleted"})
 
 
 def _opened(signal: Firing, rules: IncidentRules) -> Alert:

@@ -456,6 +456,35 @@ def config_applied(version: str, before: str, by: str, changes: tuple[str, ...],
     )
 
 
+def consumer_deleted(stream: str, consumer: str, at: datetime) -> Firing:
+    """Signal that a consumer of NATS is not there any more; it fades where who reports it dies before it is back."""
+    return Firing(
+        key=key_of("consumer_deleted", stream, consumer),
+        event="consumer_deleted",
+        title=f"Consumer deleted: {consumer} of {stream}",
+        text=f"The consumer {consumer} of the stream {stream} was deleted. Its messages wait until a worker has "
+        "created it again, within seconds. To do: find out who deleted it.",
+        source_id=f"{stream}/{consumer}/deleted/{at:%Y-%m-%dT%H:%M:%S}",
+        at=at,
+        payload={"stream": stream, "consumer": consumer},
+        fades=True,
+    )
+
+
+def consumer_restored(stream: str, consumer: str, at: datetime) -> Resolved:
+    """Signal that a consumer that was deleted is there again."""
+    return Resolved(
+        key=key_of("consumer_deleted", stream, consumer),
+        event="consumer_deleted",
+        title=f"Consumer restored: {consumer} of {stream}",
+        text="A worker created it again where it was. No message is lost; some may be delivered a second time.",
+        source_id=f"{stream}/{consumer}/restored/{at:%Y-%m-%dT%H:%M:%S}",
+        at=at,
+        payload={"stream": stream, "consumer": consumer},
+        reason="it was created again",
+    )
+
+
 def channel_works(channel: str, source_id: str, at: datetime) -> Resolved:
     """Signal that a channel delivers again, as a message arrived."""
     return Resolved(

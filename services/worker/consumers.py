@@ -1,0 +1,61 @@
+"""The consumers of the plane: one that is deleted is created again, and reported as an incident."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from datetime import UTC, datetime
+
+import structlog
+
+from breakwater.bus.errors import BusError
+from breakwater.bus.incidents import IncidentLog
+from breakwater.bus.lookup import ClientGetter
+from breakwater.bus.provision import ConsumerCheck
+from breakwater.bus.publisher import Publisher
+from breakwater.bus.topology import Plan
+from breakwater.config import Config
+from breakwater.policy.incidents import IncidentRules
+from breakwater.policy.redact import Redactor
+from breakwater.policy.signals import consumer_deleted, consumer_restored
+from breakwater.runtime.outage import Outage
+from services.worker.config_versions import ConfigVersions
+
+LOOK_EVERY_S = 5.0, 15.0
+"""The shortest and the longest wait between looks. A random one, so that one of several workers comes first."""
+
+
+class ConsumerWatch:
+    """Looks at the consumers of all services; without one, an agent or a service gets no messages."""
+
+    def __init__(self, connection: ClientGetter, publisher: Publisher, config_versions: ConfigVersions) -> None:
+        self._connection, self._publisher, self._config_versions = connection, publisher, config_versions
+        self._check = ConsumerCheck(connection)
+
+    async def run(self) -> None:
+        """Looks until it is cancelled."""
+        outage = Outage("looking at the consumers")
+        while True:
+            await outage.run_logged(self.look, expected=BusError)
+            await asyncio.sleep(random.uniform(*LOOK_EVERY_S))  # noqa: S311  no secret
+
+    async def look(self) -> None:
+        """Looks once. Raises BusError: look again."""
+        config = self._config_versions.newest.worker.config
+        agents = {name: agent.concurrency for name, agent in config.agents.items()}
+        deleted = await self._check.deleted(Plan(agents, tuple(config.alerts.channels)))
+        if not deleted:
+            return
+        incidents, rules = self._incidents(config)
+        for stream, consumer in deleted:
+            name = consumer.durable_name or ""
+            structlog.get_logger().warning("consumer_deleted", stream=stream, consumer=name, next="it is created again")
+            await incidents.apply(consumer_deleted(stream, name, datetime.now(UTC)), rules)
+            await self._check.create(stream, consumer)
+            await incidents.apply(consumer_restored(stream, name, datetime.now(UTC)), rules)
+
+    def _incidents(self, config: Config) -> tuple[IncidentLog, IncidentRules]:
+        # Only now: it holds all incidents in memory.
+        alerts = config.alerts
+        log = IncidentLog(self._connection, self._publisher, Redactor.compile(config.redaction))
+        return log, IncidentRules(alerts.on_events, alerts.quiet_s, alerts.escalate, alerts.reminders)
