@@ -23,11 +23,10 @@ from breakwater.client import ApiError, ApiKeyRefusedError, ApiRefusedError
 from breakwater.contracts.dead_letters import DeadLetterList, DeadLetterReplays
 from breakwater.contracts.execution import Execution, Progress
 from breakwater.contracts.submission import CancelledJob
-from breakwater.policy.formats import counted
 from breakwater.policy.links import trace_url
 from breakwater.runtime import background
 from breakwater.security.encryption import DecryptionError
-from breakwater.views.executions import answering
+from breakwater.views.executions import answering, left_out
 from services.console.comparison import compare
 from services.console.messages import bare_json, conversation
 from services.console.operator_actions import act, back_to, reason_of, submitted
@@ -252,12 +251,7 @@ def facts(execution: Execution, placeholder: str) -> dict[str, Any]:
         "params": None if execution.params is None else bare_json(execution.params),
         "metadata": bare_json(execution.metadata),
         "redacted": redacted(execution, placeholder),
-        # Orphaned tool calls, or turns that did not fit.
-        "left_out": [
-            f"{counted(one.dropped_messages, 'message')} in attempt {one.number}"
-            for one in execution.attempts
-            if one.dropped_messages
-        ],
+        "left_out": left_out(execution),
     }
 
 

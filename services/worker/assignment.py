@@ -5,11 +5,11 @@ The checkpoint holds all that another worker needs to continue after a crash.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from pydantic import JsonValue
 
@@ -19,10 +19,12 @@ from breakwater.contracts.job import Job, NativeRequest
 from breakwater.contracts.types import Count, Event, Timestamp
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules
-from breakwater.policy.dialects import DIALECTS, chat_form, conversation_of, for_chat
+from breakwater.policy.dialects import DIALECTS, chat_form, conversation_of, for_chat, params_of
 from breakwater.policy.dialects.embeddings import native_body
 from breakwater.policy.output import OutputGuard
+from breakwater.policy.parameters import TRANSLATED, own_params, without_fields
 from breakwater.policy.price import (
+    OUTPUT_LIMITS,
     InputSize,
     max_output_of,
     max_tokens_of,
@@ -55,10 +57,17 @@ class InFlight(Event):
     reserved_at: Timestamp | None = None
     """The time by Redis' clock; still unknown when the checkpoint is saved."""
     dropped_messages: Count = 0
+    left_out: tuple[str, ...] = ()
+    """Parameters that the model refuses: the call goes without them, or has an output limit under its other name."""
     breaker_version: Count | None = None
     first_token_ms: Count | None = None
     """The latency of the first published part of the answer; None if nothing was published."""
     chunks: Count | None = None
+
+    @property
+    def dropped_params(self) -> tuple[str, ...]:
+        """The parameters that the call goes without."""
+        return tuple(name for name in self.left_out if name not in TRANSLATED)
 
 
 class Checkpoint(Event):
@@ -196,14 +205,38 @@ class Assignment:
         task = TaskKey(self.job.tenant, self.job.task_id or self.execution_id)
         return BreakerKey(ALL, model, task.short_name)
 
-    def adds(self, param: str | None) -> bool:
-        """Returns True if the plane added a parameter or may rename it, and False for one that the job set."""
-        guard = self.output_guard
-        if param == "reasoning_effort":
-            return self.job.api == "messages"  # an effort is translated to it, and is only a wish
-        if param not in {"response_format", "output_config"}:
-            return True
-        return guard is not None and guard.rules.native and param not in self.parameters.values
+    @cached_property
+    def own_params(self) -> frozenset[str]:
+        """The parameters that the job sets, in the words of a chat and of its own API."""
+        request = self.job.api_request
+        return own_params(params_of(self.job), () if request is None else request.body)
+
+    @cached_property
+    def added_params(self) -> frozenset[str]:
+        """The parameters of its calls that the job does not set: those of its agent and of the plane.
+
+        Those whose meaning holds without them are among them, and so is an effort of Messages, a mere wish.
+        """
+        of_plane = {"stream_options", "response_format"}
+        wishes = {"reasoning_effort"} if self.job.api == "messages" else frozenset[str]()
+        return frozenset({*self.agent.params, *of_plane} - self.own_params).union(TRANSLATED, wishes)
+
+    def droppable(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of the parameters that calls of the job may go without."""
+        own = self.own_params if self.agent.on_unsupported_param == "drop" else frozenset[str]()
+        return tuple(sorted({*names} & (self.added_params | own)))
+
+    def params_without(self, left_out: Collection[str]) -> Mapping[str, JsonValue]:
+        """The parameters of a call, without those that its model refuses.
+
+        An output limit is left out only if the model knows neither of its names.
+        """
+        if not left_out:
+            return self.parameters.values
+        renamed = () if {*OUTPUT_LIMITS} <= {*left_out} else OUTPUT_LIMITS
+        return {
+            name: value for name, value in self.parameters.values.items() if name not in left_out or name in renamed
+        }
 
     @cached_property
     def messages(self) -> list[dict[str, JsonValue]]:
@@ -220,36 +253,48 @@ class Assignment:
         """The fields of the job's request that a provider of another API can't be sent."""
         return () if self.job.api_request is None else chat_form(self.job.api_request).losses
 
-    def native_body(self, params: Mapping[str, JsonValue]) -> Mapping[str, JsonValue] | None:
+    def native_body(
+        self, params: Mapping[str, JsonValue], left_out: Collection[str] = ()
+    ) -> Mapping[str, JsonValue] | None:
         """Returns the body for a provider that speaks the API of the job's request; None without such a request.
 
         Args:
             params: of the call, with the output limit of its reservation.
+            left_out: parameters that its model refuses.
         """
-        return self._whole_native_body if params is self.parameters.values else self._native_body(params)
+        if params is self.parameters.values and not left_out:
+            return self._whole_native_body
+        return self._native_body(params, left_out)
 
-    def _native_body(self, params: Mapping[str, JsonValue]) -> Mapping[str, JsonValue] | None:
+    def _native_body(
+        self, params: Mapping[str, JsonValue], left_out: Collection[str] = ()
+    ) -> Mapping[str, JsonValue] | None:
         request = self.job.api_request
         if request is None:
             return None
         most = max_tokens_of(params, self.agent.max_tokens)
         dialect, prompt = DIALECTS[request.api], self.agent.system_prompt
-        return dialect.native_body(request.body, params=self.agent.params, max_tokens=most, system_prompt=prompt)
+        own = {name: value for name, value in self.agent.params.items() if name not in left_out}
+        body = dialect.native_body(request.body, params=own, max_tokens=most, system_prompt=prompt)
+        if not left_out:
+            return body
+        # Anthropic requires a limit, and the form of vectors says how an answer is translated.
+        kept = {"messages": OUTPUT_LIMITS, "embeddings": TRANSLATED}.get(request.api, ())
+        dropped = [name for name in left_out if name not in kept]
+        names = chat_form(request).names
+        return cast(Mapping[str, JsonValue], without_fields(body, (names.get(name, name) for name in dropped)))
 
     @cached_property
     def _whole_native_body(self) -> Mapping[str, JsonValue] | None:
         return self._native_body(self.parameters.values)
 
     def chat_request(
-        self,
-        messages: Sequence[Mapping[str, JsonValue]],
-        params: Mapping[str, JsonValue],
-        left_out: Collection[str] = (),
+        self, messages: Sequence[Mapping[str, JsonValue]], params: Mapping[str, JsonValue]
     ) -> tuple[Sequence[Mapping[str, JsonValue]], Mapping[str, JsonValue]]:
         """Returns conversation and params for a provider of chats, which may not speak the API of the job's request."""
-        if messages is self.messages and params is self.parameters.values and not left_out:
+        if messages is self.messages and params is self.parameters.values:
             return self._whole_chat
-        return for_chat(self.job, messages, params, left_out)
+        return for_chat(self.job, messages, params)
 
     @cached_property
     def _whole_chat(self) -> tuple[Sequence[Mapping[str, JsonValue]], Mapping[str, JsonValue]]:

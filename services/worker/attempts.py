@@ -12,10 +12,20 @@ from typing import Any, TypeVar
 from pydantic import JsonValue
 
 from breakwater.contracts.execution import Attempt, ErrorInfo, Reason
+from breakwater.contracts.job import CallApi
 from breakwater.contracts.types import usd_from_nano
 from breakwater.policy.breaker import caller_of
 from breakwater.policy.classify import WORKER_LOST
-from breakwater.policy.price import estimate_input_tokens, observed_limit, size_of_added, worst_input_tokens
+from breakwater.policy.parameters import RefusedParams, refused_params
+from breakwater.policy.params import KNOWN_PARAMS
+from breakwater.policy.price import (
+    OUTPUT_LIMITS,
+    estimate_input_tokens,
+    max_tokens_of,
+    observed_limit,
+    size_of_added,
+    worst_input_tokens,
+)
 from breakwater.policy.refusals import for_operators, retry_budget_spent
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
 from breakwater.providers.base import Answer
@@ -38,8 +48,9 @@ from services.worker.gates.task import release_hold
 from services.worker.leases import JobCancelledError
 from services.worker.progress import ProgressReporter
 from services.worker.recovery import classification_of, recover
-from services.worker.repairs import NO_REPAIRS, JsonMessage, Repaired
+from services.worker.repairs import NO_REPAIRS, JsonMessage, Repaired, Repairs
 from services.worker.streaming import AnswerStream, AttemptStream, continuing
+from services.worker.targets import Target
 
 LOST_ANSWER = ErrorInfo(
     kind="worker_lost",
@@ -291,6 +302,8 @@ class Attempts:
     async def _repaired(self, ended: Ended) -> Repaired | None:
         agent, repairs, failure = self._job.agent, self._checkpoint.repairs or NO_REPAIRS, ended.failure
         assert failure is not None
+        native = self._is_native(ended.attempt)
+        refused = self._refused_params(ended)
         repaired = repairs.after(
             failure,
             self._job.messages,
@@ -298,14 +311,15 @@ class Attempts:
             may_trim=agent.on_context_overflow == "trim",
             max_corrections=0 if agent.output is None else agent.output.max_corrections,
             lowered=ended.lowered,
-            # The form of vectors is translated, also where the client has asked for it.
-            may_leave_out=self._job.job.api == "embeddings"
-            or (self._job.adds(failure.param) and not self._is_native(ended.attempt)),
-            may_ask_for_less=self._job.job.api == "messages" and not self._is_native(ended.attempt),
+            refused_params=() if refused is None else refused.names,
+            may_ask_for_less_than=max_tokens_of(self._job.parameters.values, agent.max_tokens)
+            if not self._job.own_params.intersection(OUTPUT_LIMITS) or (self._job.job.api == "messages" and not native)
+            else None,
         )
         if repaired is not None:
-            if repaired.cause == "parameter":
-                self._worker.left_out.setdefault(ended.attempt.model, set()).update(repaired.repairs.left_out)
+            if repaired.cause == "parameter" and refused is not None and refused.lasting:
+                key = params_key(self._worker, self._job, ended.attempt.model, ended.attempt.provider)
+                self._worker.left_out.setdefault(key, set()).update(refused.names)
             if repaired.event is not None:
                 at = {"attempt": ended.attempt.number, "model": ended.attempt.model}
                 await self._progress.report("retried", repaired.event, **at, count=repaired.count)
@@ -313,6 +327,30 @@ class Attempts:
         if failure.status_code == 401 and not repairs.credential_refreshed and await self._has_new_key(ended):
             return Repaired("credential_refresh", repairs.model_copy(update={"credential_refreshed": True}))
         return None
+
+    def _refused_params(self, ended: Ended) -> RefusedParams | None:
+        """The parameters that an attempt was refused for, and that the next one may leave out."""
+        job, failure = self._job, ended.failure
+        if failure is None:
+            return None
+        left_out = {*ended.attempt.dropped_params, *(self._checkpoint.repairs or NO_REPAIRS).left_out}
+        added = job.added_params
+        _, _, api = params_key(self._worker, job, ended.attempt.model, ended.attempt.provider)
+        is_last_limit = api == "responses" or bool(left_out.intersection(OUTPUT_LIMITS))
+        if api == "messages" or (is_last_limit and _is_bounded(self._worker, job)):
+            # Anthropic requires a limit, and so does a cap.
+            added = added.difference(OUTPUT_LIMITS)
+        return refused_params(failure, added - left_out, self._droppable_params() - left_out, job.own_params)
+
+    def _droppable_params(self) -> frozenset[str]:
+        """The job's own parameters that calls may go without; they are recorded, so none whose name is a text."""
+        job, redactor = self._job, self._worker.redactor
+        if job.agent.on_unsupported_param == "fail":
+            return frozenset()
+        keeps_texts = self._worker.keeps_error_texts(job.agent)
+        return frozenset(
+            name for name in job.own_params if name in KNOWN_PARAMS or (keeps_texts and redactor.text(name) == name)
+        )
 
     def _is_native(self, attempt: Attempt) -> bool:
         api = self._job.job.api
@@ -445,6 +483,26 @@ class Attempts:
         return await self._after_failure(Ended(last, classification_of(last, self._job.now()), lowered=cut_off))
 
 
+def params_key(worker: WorkerContext, job: Assignment, model: str, provider: str) -> tuple[str, str, CallApi]:
+    """Returns what parameters are refused by: their agent, the model, and the API that its provider is spoken to in."""
+    return job.agent_name, model, job.job.api if worker.config.speaks(provider, job.job.api) else "chat"
+
+
+def params_left_out(worker: WorkerContext, job: Assignment, target: Target, repairs: Repairs) -> tuple[str, ...]:
+    """Returns the parameters that a call goes without: those that its model refused, now or in earlier jobs."""
+    key = params_key(worker, job, target.model, target.provider)
+    names = {*worker.left_out.get(key, ()), *repairs.left_out}
+    if names.intersection(OUTPUT_LIMITS) and _is_bounded(worker, job):
+        # Found for a job without a cap, perhaps: one of two names may go.
+        names = names.difference(OUTPUT_LIMITS) if key[2] == "responses" or {*OUTPUT_LIMITS} <= names else names
+    return job.droppable(names) if names else ()
+
+
+def _is_bounded(worker: WorkerContext, job: Assignment) -> bool:
+    """Returns True if a cap relies on the output limit of the job's calls."""
+    return worker.config.strict_params(job.agent, job.job) is not None
+
+
 def request_for(
     worker: WorkerContext,
     job: Assignment,
@@ -488,6 +546,7 @@ def request_for(
         reserved=None if target.pricing is None else target.pricing.worst_case(worst, output_tokens, size),
         input_tokens=None if worker.config.is_local(target.provider) else input_tokens,
         dropped_messages=dropped,
+        left_out=params_left_out(worker, job, target, at.repairs or NO_REPAIRS),
         max_tokens=limit,
     )
     return AdmissionRequest(

@@ -38,6 +38,7 @@ from breakwater.policy.classify import (
 from breakwater.policy.dialects.embeddings import MAX_VECTOR_BYTES, dimensions_of, form_refused
 from breakwater.policy.json_values import TOO_DEEP, is_too_deep
 from breakwater.policy.output import Invalid, Valid
+from breakwater.policy.parameters import field_of
 from breakwater.policy.price import estimate_input_tokens, limited, size_of_messages
 from breakwater.policy.record import error_of
 from breakwater.policy.usage import Usage, credible, with_estimated_usage
@@ -125,23 +126,21 @@ async def call(
     if stream is not None:
         stream.called()  # after that: a call's first token does not come later than its end
     guard, target = job.output_guard, worker.targets.of(job.agent_name, flight.model)
-    most, left_out = flight.max_tokens, worker.left_out.get(flight.model, ())
+    most, left_out = flight.max_tokens, flight.left_out
     if repairs.output_limit is not None:
         most = min(repairs.output_limit, most or repairs.output_limit)
-    if repairs.left_out:
-        left_out = {*left_out, *repairs.left_out}
-    native = (
-        guard is not None and guard.rules.native and not {"response_format", "output_config"}.intersection(left_out)
-    )
+    native = guard is not None and guard.rules.native and "response_format" not in left_out
     span = tracing.begin(
         f"{operation_of(job)} {target.name}",
         parent=job.traceparent,
         kind="client",
         attributes=lambda: call_began(worker, job, flight, target.name, streaming=stream is not None),
     )
-    params = job.parameters.values if most is None else limited(job.parameters.values, most)
+    params = job.params_without(left_out)
+    if most is not None:
+        params = limited(params, most)
     speaks = worker.config.speaks(flight.provider, job.job.api)
-    sent_messages, sent_params = (messages, params) if speaks else job.chat_request(messages, params, left_out)
+    sent_messages, sent_params = (messages, params) if speaks else job.chat_request(messages, params)
     request = Call(
         job.attempt_id(flight.number),
         target.name,
@@ -159,7 +158,7 @@ async def call(
         streaming=None if stream is None else stream.streaming,
         left_out=left_out,
         api=job.job.api if speaks else "chat",
-        native=job.native_body(params) if speaks else None,
+        native=job.native_body(params, left_out) if speaks else None,
         headers=dict(job.job.api_request.headers) if job.job.api_request else {},
         repaired=messages is not job.messages and messages != job.messages,
     )
@@ -200,8 +199,9 @@ async def call(
 async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, request: Call) -> Answer:
     """Returns a provider's answer, which may be empty if the agent allows that. Raises CallError."""
     try:
-        if request.native is None and job.losses:
-            raise refused(job.losses[0].message, job.losses[0].path)
+        losses = job.losses if request.native is None else ()
+        if (loss := next((loss for loss in losses if field_of(loss.path) not in flight.left_out), None)) is not None:
+            raise refused(loss.message, loss.path)
         answer = await worker.providers[flight.provider].perform(request)
     except CallError as failed:
         if job.agent.on_empty_answer == "fail" or classify(failed.failure, job.now()).class_name != "EmptyAnswerError":
@@ -279,6 +279,7 @@ def attempt_of(
         cause=flight.cause,
         backoff_ms=flight.backoff_ms,
         dropped_messages=flight.dropped_messages,
+        dropped_params=flight.dropped_params,
     )
 
 

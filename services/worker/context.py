@@ -14,6 +14,7 @@ from typing import Any
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Agent, Config
+from breakwater.contracts.job import CallApi
 from breakwater.contracts.types import is_identifier
 from breakwater.coordination.plans import PlanLog
 from breakwater.policy.budget import CapTable
@@ -81,8 +82,8 @@ class WorkerContext:
     """Returns the caps that hold now."""
     live_reservations: dict[str, LiveReservation] = field(default_factory=dict[str, LiveReservation])
     """Of the calls under way, by attempt."""
-    left_out: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    """Parameters of the plane's own that a model was found not to know, by model."""
+    left_out: dict[tuple[str, str, CallApi], set[str]] = field(default_factory=dict[tuple[str, str, CallApi], set[str]])
+    """Parameters that a model was found not to know, by the agent that adds them, the model, and the API spoken."""
     now: Callable[[], datetime] = utc_now
     clock: Callable[[], float] = monotonic
     """Seconds, whatever is done to the time of day meanwhile."""

@@ -73,7 +73,8 @@ def _with_recorded(job: Assignment, at: Checkpoint, attempt: Attempt) -> Checkpo
             at = at.at_model(index)
     if attempt.cause != at.cause:
         # Decided after the checkpoint was saved; else the checkpoint has the repair.
-        repairs = (at.repairs or Repairs()).replayed(attempt.cause, job.messages, at.attempts)
+        before = at.repairs or Repairs()
+        repairs = before.replayed(attempt.cause, job.messages, at.attempts, attempt.dropped_params)
         at = at.model_copy(update={"repairs": repairs})
     return at.after(attempt)
 

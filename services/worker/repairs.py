@@ -6,15 +6,16 @@ job over derives the same conversation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from breakwater.contracts.execution import Attempt, Cause, Notification
 from breakwater.contracts.types import Count, Event
-from breakwater.policy.classify import UNFAMILIAR, UNSUPPORTED, Classification
+from breakwater.policy.classify import UNFAMILIAR, Classification
 from breakwater.policy.context_overflow import keep_ratio_from, most_output_in, output_limit_from
 from breakwater.policy.conversation import JsonMessage, prune_orphans, trim
 from breakwater.policy.output import correction_message
+from breakwater.policy.parameters import MAX_LEFT_OUT, TRANSLATED
 from breakwater.policy.price import InputSize, size_of_added
 
 MAX_TRIMS = 3
@@ -59,7 +60,7 @@ class Repairs(Event):
     output_limit: Count | None = None
     """The output was limited to this, as it did not fit into the model's window next to the conversation."""
     left_out: tuple[str, ...] = ()
-    """Parameters of the plane's own that the model does not know."""
+    """Parameters that the model refuses."""
 
     def for_next_model(self) -> Repairs:
         """The repairs that hold for the next model, too."""
@@ -79,8 +80,17 @@ class Repairs(Event):
             repaired, _ = trim(repaired, ratio)
         return [*repaired, *_dialogue(self.corrections)], len(messages) - len(repaired)
 
-    def replayed(self, cause: Cause, messages: Sequence[JsonMessage], attempts: Sequence[Attempt]) -> Repairs:
-        """With the repair that led to a recorded attempt, derived again from what was recorded before it."""
+    def replayed(
+        self,
+        cause: Cause,
+        messages: Sequence[JsonMessage],
+        attempts: Sequence[Attempt],
+        dropped_params: Collection[str] = (),
+    ) -> Repairs:
+        """With the repair that led to a recorded attempt, derived again from what was recorded before it.
+
+        `dropped_params`: of that attempt.
+        """
         match cause:
             case "orphan_recovery":
                 pruned = self.prune(messages)
@@ -97,7 +107,8 @@ class Repairs(Event):
             case "output_limit" | "parameter" if attempts and (error := attempts[-1].error) is not None:
                 if error.class_ in CUT_OFF:
                     return self.model_copy(update={"full_output": True})
-                return self.leave_out(error.param) or self.limit_output(error.message) or self
+                translated = [error.param] if error.param in TRANSLATED else []
+                return self.leave_out([*dropped_params, *translated]) or self.limit_output(error.message) or self
             case _:
                 return self
 
@@ -110,8 +121,8 @@ class Repairs(Event):
         may_trim: bool,
         max_corrections: int,
         lowered: bool = False,
-        may_leave_out: bool = True,
-        may_ask_for_less: bool = False,
+        refused_params: Collection[str] = (),
+        may_ask_for_less_than: int | None = None,
     ) -> Repaired | None:
         """The repair after a failed attempt; None where none helps.
 
@@ -122,22 +133,24 @@ class Repairs(Event):
             may_trim: a conversation that is too long may lose its oldest turns.
             max_corrections: feedback on invalid answers for a model, at most.
             lowered: the call's output limit was lower than the job's.
-            may_leave_out: the parameter that the model does not know is the plane's own.
-            may_ask_for_less: the output limit was written for a model of another maker, and may be over this one's.
+            refused_params: that the refusal is about, and that may be left out.
+            may_ask_for_less_than: the call's output limit, if that was not written for this model, and may be over its
+                own.
         """
         if lowered and failure.class_name in CUT_OFF:
             return Repaired("output_limit", self.model_copy(update={"full_output": True}))
-        if failure.class_name == UNSUPPORTED and may_leave_out and (rest := self.leave_out(failure.param)) is not None:
-            return Repaired("parameter", rest)
-        asks_for_less = failure.kind == "context_overflow" or (may_ask_for_less and failure.status_code == 400)
-        if asks_for_less and (limited := self.limit_output(failure.message)) is not None:
+        if (without := self.leave_out(refused_params)) is not None:
+            return Repaired("parameter", without)
+        is_overflow, sent = failure.kind == "context_overflow", may_ask_for_less_than or 0
+        limited = self.limit_output(failure.message) if is_overflow or failure.status_code in {400, 422} else None
+        if limited is not None and (is_overflow or (limited.output_limit or 0) < sent):
             return Repaired("output_limit", limited)
         # Providers word it in many ways. An unfamiliar 400 may be about the orphans, where there are any.
         may_be_orphans = failure.kind == "orphan_tool_calls" or failure.class_name == UNFAMILIAR
         if may_be_orphans and (pruned := self.prune(messages)) is not None:
             repairs, count = pruned
             return Repaired("orphan_recovery", repairs, "orphan_tool_calls_pruned", count)
-        if failure.kind == "context_overflow" and may_trim:
+        if is_overflow and may_trim:
             if (shorter := self.shorten(messages, failure.message)) is None:
                 return None
             repairs, count = shorter
@@ -149,11 +162,12 @@ class Repairs(Event):
             return None if corrected is None else Repaired("self_correction", corrected)
         return None
 
-    def leave_out(self, param: str | None) -> Repairs | None:
-        """Sends no such parameter, or its older or newer name. None where that was done before."""
-        if param is None or param in self.left_out:
+    def leave_out(self, params: Iterable[str]) -> Repairs | None:
+        """Sends no such parameters, or their older or newer names. None where that was done before, or often enough."""
+        new = [param for param in params if param not in self.left_out]
+        if not new or len(self.left_out) + len(new) > MAX_LEFT_OUT:
             return None
-        return self.model_copy(update={"left_out": (*self.left_out, param)})
+        return self.model_copy(update={"left_out": (*self.left_out, *new)})
 
     def limit_output(self, complaint: str) -> Repairs | None:
         """Leaves the answer the room that is left, or that the model has. None where that was done before.

@@ -163,7 +163,12 @@ class AnswerStream:
                 return
 
     async def publish(
-        self, attempt: int, model: str, chunks: Sequence[Chunk], begin: Callable[[], Awaitable[None]] | None = None
+        self,
+        attempt: int,
+        model: str,
+        chunks: Sequence[Chunk],
+        begin: Callable[[], Awaitable[None]] | None = None,
+        dropped_params: Sequence[str] = (),
     ) -> None:
         """Publishes a part of the answer in one message. A message that NATS refuses is lost, which leaves a gap.
 
@@ -174,13 +179,15 @@ class AnswerStream:
             model: its model.
             chunks: the part.
             begin: saves that a part is published. What is saved so is in the log, if there is one.
+            dropped_params: of the attempt.
 
         Raises:
             ClaimLostError: another worker has taken the job over.
         """
         self._number += 1
         if self._log is not None:
-            await self._append(self._log, self._message(self.execution_id, attempt, model, chunks))
+            logged = self._message(self.execution_id, attempt, model, chunks, dropped_params)
+            await self._append(self._log, logged)
             for chunk in chunks:
                 self.answer.add(chunk)
             if begin is not None:
@@ -194,7 +201,7 @@ class AnswerStream:
         payload, written = b"", ""
         for subject, called in self._subjects.items():
             if called != written:
-                payload, written = self._message(called, attempt, model, chunks), called
+                payload, written = self._message(called, attempt, model, chunks, dropped_params), called
             with suppress(BusUnavailableError):
                 await self._worker.publisher.send(subject, payload)
 
@@ -238,7 +245,9 @@ class AnswerStream:
             self._worker.room.count_soon(self._share, self._uncounted)
             self._uncounted = 0
 
-    def _message(self, execution_id: str, attempt: int, model: str, chunks: Sequence[Chunk]) -> bytes:
+    def _message(
+        self, execution_id: str, attempt: int, model: str, chunks: Sequence[Chunk], dropped_params: Sequence[str]
+    ) -> bytes:
         return encoded(
             {
                 "type": "chunks",
@@ -247,6 +256,7 @@ class AnswerStream:
                 "number": self._number,
                 "attempt": attempt,
                 "model": model,
+                **({"dropped_params": dropped_params} if dropped_params else {}),
                 "chunks": chunks,
             }
         )
@@ -331,9 +341,12 @@ class AttemptStream:
             self.flight = self.flight.model_copy(update={"first_token_ms": first_token_ms})
             # Saved before it is published: after a crash, the next worker must know that a part may be out.
             begin = partial(self._begin, self.flight)
-            await self._stream.publish(self.flight.number, self.flight.model, chunks, begin)
+            await self._stream.publish(
+                self.flight.number, self.flight.model, chunks, begin, dropped_params=self.flight.dropped_params
+            )
         else:
-            await self._stream.publish(self.flight.number, self.flight.model, chunks)
+            flight = self.flight
+            await self._stream.publish(flight.number, flight.model, chunks, dropped_params=flight.dropped_params)
 
     def _continued(self, join: Join, chunk: Chunk) -> Chunk | None:
         """Returns the part of a chunk that continues the answer. Its end is held until the overlap is known."""

@@ -159,6 +159,7 @@ def full_attempt(execution_id: str = "e-full", number: int = 1) -> Attempt:
         cause="retry",
         backoff_ms=512,
         dropped_messages=3,
+        dropped_params=("temperature", "top_p"),
     )
 
 

@@ -68,11 +68,17 @@ async def test_what_a_call_left_out_is_reported(run: Run, analytics: Analytics) 
     attempts = (
         attempt(number=1, outcome="error", error=RATE_LIMITED),
         attempt(number=2, cause="context_trim", dropped_messages=1, started_at=NOON + timedelta(seconds=1)),
-        attempt(number=3, cause="orphan_recovery", dropped_messages=4, started_at=NOON + timedelta(seconds=2)),
+        attempt(
+            number=3,
+            cause="orphan_recovery",
+            dropped_params=("top_p",),
+            dropped_messages=4,
+            started_at=NOON + timedelta(seconds=2),
+        ),
     )
     await store(analytics, [execution(attempts=attempts), execution("e2", attempts=(attempt("e2"),))])
     shown = (await in_thread(run, "executions", "e1")).out
-    assert "  left out        1 message in attempt 2, 4 messages in attempt 3\n" in shown
+    assert "  left out        1 message in attempt 2, 4 messages in attempt 3, top_p in attempt 3\n" in shown
     assert "left out" not in (await in_thread(run, "executions", "e2")).out
 
 

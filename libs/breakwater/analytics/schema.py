@@ -249,6 +249,7 @@ ATTEMPTS = Table(
         "cause": WORD,
         "backoff_ms": "UInt64",
         "dropped_messages": "UInt32",
+        "dropped_params": "Array(String)",
         "stored_at": TIME,
         "event_sequence": "UInt64",
     },

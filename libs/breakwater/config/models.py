@@ -45,6 +45,7 @@ from breakwater.policy.ledger import MAX_TAGS
 from breakwater.policy.links import TRACE_ID
 from breakwater.policy.output import OutputRules
 from breakwater.policy.ownership import shown
+from breakwater.policy.parameters import is_droppable
 from breakwater.policy.params import connection_objection, params_objection, unknown_objection, unknown_part
 from breakwater.policy.price import MAX_OUTPUT_TOKENS, Price, term_of
 from breakwater.policy.rate_limit import RateLimit
@@ -135,6 +136,13 @@ class AgentDefaults(Message):
     )
     on_empty_answer: Literal["fail", "accept"] = Field(
         default="fail", description="accept: an answer without text and tool calls is a success."
+    )
+    on_unsupported_param: Literal["fail", "drop"] = Field(
+        default="fail",
+        description=(
+            "drop: a param of the job's own that a model does not know is left out, and the same model called again "
+            "immediately. Params of the agent always are."
+        ),
     )
     on_error: Literal["fail", "message"] = Field(
         default="fail", description="message: the output of a failed job is a message for its parent agent."
@@ -904,8 +912,10 @@ def _request_objection(config: Config, agent: Agent, job: Job, request: NativeRe
     except InvalidBodyError as error:
         return error.problem
     providers = [config.provider_name(agent, model) for model in agent.chain_for(job)]
-    if form.losses and not any(config.speaks(provider, request.api) for provider in providers):
-        return form.losses[0]
+    drops = agent.on_unsupported_param == "drop"
+    losses = [loss for loss in form.losses if not (drops and is_droppable(loss.path))]
+    if losses and not any(config.speaks(provider, request.api) for provider in providers):
+        return losses[0]
     if (why := config.strict_params(agent, job)) is not None:
         for path, message in ((one.path, one.message) for one in form.unpriced):
             name = re.split(r"[.\[]", path)[0]

@@ -215,6 +215,11 @@ class Attempt(Event):
     dropped_messages: Count = Field(
         default=0, description="Messages of the job omitted from this call: orphaned tool calls, or trimmed turns."
     )
+    dropped_params: tuple[str, ...] = Field(
+        default=(),
+        description="Params of the agent, or of the job itself (`on_unsupported_param: drop`), omitted from this call "
+        "because the model refuses them; by their names in a chat.",
+    )
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -362,6 +367,7 @@ class AnswerChunks(Event):
     )
     attempt: int = Field(ge=1, description="The attempt's number, from 1.")
     model: ModelId
+    dropped_params: tuple[str, ...] = Field(default=(), description="As in the attempt. Absent if there are none.")
     chunks: tuple[dict[str, JsonValue], ...] = Field(
         description="`chat.completion.chunk` objects in OpenAI's format: the provider's own, or converted."
     )

@@ -13,6 +13,7 @@ from breakwater.contracts.execution import ErrorInfo, ErrorKind
 from breakwater.policy.context_overflow import overflow_summary
 from breakwater.policy.delays import latest_reset_s, retry_after_s
 from breakwater.policy.formats import words
+from breakwater.policy.params import KNOWN_PARAMS
 from breakwater.policy.provider_words import known_or_hash, known_place
 from breakwater.policy.user_message import user_message
 
@@ -307,16 +308,18 @@ _SHORT_WINDOW = re.compile(
 FAR_S = 3_600.0
 """A limit that is reset later than this is no rate limit: it is not waited for."""
 
+_NEVER_UNSUPPORTED = frozenset({"model", "messages", "stream"})
 ADDED = re.compile(
     r"\b(?:max_(?:completion_)?tokens|stream_options|response[ _]format|output_config|reasoning_effort)\b", re.I
 )
 """Parameters that the plane itself gives a request, or names as a model's maker does."""
 _REFUSED = re.compile(
     r"unsupported|not support|unknown|unrecogni[sz]ed|unexpected|not permitted|not allowed|extra (fields|inputs)|"
-    r"unavailable|deprecated|instead|extra_forbidden",
+    r"unavailable|deprecated|instead|extra_forbidden|cannot both|not both|mutually exclusive|only the default|"
+    r"may only be|extraneous|cannot find field",
     re.I,
 )
-_INSTEAD = re.compile(r"\b(?:use|requires?|in favou?r of|replaced (?:by|with))\b\W*\w+", re.I)
+INSTEAD = re.compile(r"\b(?:use|requires?|in favou?r of|replaced (?:by|with))\b\W*\w+", re.I)
 
 
 def is_context_overflow(code: str | None, type_: str | None, text: str) -> bool:
@@ -337,15 +340,20 @@ def has_orphan_tool_calls(text: str) -> bool:
 
 
 def refused_parameter(code: str | None, param: str | None, text: str) -> str | None:
-    """The parameter of `ADDED` that a model does not know; not one whose value it refuses."""
+    """The parameter that a model does not know, or of `ADDED` the one in its words; not one whose value it refuses."""
     if param is None:
         # It names another one, too, that is to be used instead.
-        found = ADDED.search(_INSTEAD.sub("", text))
+        found = ADDED.search(INSTEAD.sub("", text))
         param = None if found is None else found[0].lower().replace(" ", "_")
     param = None if param is None else param.partition(".")[0]
     # The options of streams are the plane's alone, so whatever is wrong with them is mended so.
-    known = param is not None and ADDED.fullmatch(param) is not None
+    known = param is not None and param in KNOWN_PARAMS and param not in _NEVER_UNSUPPORTED
     return param if param == "stream_options" or (known and _REFUSED.search(f"{code} {text}")) else None
+
+
+def says_unsupported(text: str) -> bool:
+    """True if a model does not know a parameter, or not next to another one."""
+    return _REFUSED.search(text) is not None
 
 
 def status_in_words(code: str | None, type_: str | None, text: str) -> int | None:

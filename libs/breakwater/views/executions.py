@@ -167,13 +167,15 @@ def _cache(one: Execution) -> str:
     return f"answered from the cache{source}, nothing was called" if one.cache_hit else ""
 
 
-def _left_out(one: Execution) -> str:
-    """Messages that calls did without: orphaned tool calls, or turns that did not fit."""
-    return ", ".join(
-        f"{attempt.dropped_messages} message{'s' if attempt.dropped_messages > 1 else ''} in attempt {attempt.number}"
-        for attempt in one.attempts
-        if attempt.dropped_messages
-    )
+def left_out(execution: Execution) -> list[str]:
+    """Orphaned tool calls, turns that did not fit, and parameters that a model refuses, by the calls without them."""
+    parts: list[str] = []
+    for attempt in execution.attempts:
+        if count := attempt.dropped_messages:
+            parts.append(f"{count} message{'s' if count > 1 else ''} in attempt {attempt.number}")
+        if attempt.dropped_params:
+            parts.append(f"{', '.join(attempt.dropped_params)} in attempt {attempt.number}")
+    return parts
 
 
 def _usage_problems(one: Execution) -> str:
@@ -201,7 +203,7 @@ FACTS: tuple[Column[Execution], ...] = (
     Column("cost", cost),
     Column("wasted", _wasted),
     Column("cache", _cache),
-    Column("left out", _left_out, page=False),
+    Column("left out", lambda one: ", ".join(left_out(one)), page=False),
     Column("finish reason", lambda one: one.finish_reason),
     Column("usage", _usage_problems, page=False),
     Column("queued", lambda one: one.queued_at, "time", page=False),

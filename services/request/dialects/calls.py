@@ -33,6 +33,7 @@ from breakwater.contracts.validation import FieldError, problems
 from breakwater.policy.chat_completions import error_of, with_error_as_answer
 from breakwater.policy.dialects import chat_form, dropped_fields, params_of
 from breakwater.policy.ownership import shown
+from breakwater.policy.parameters import own_params
 from breakwater.policy.record import ends_with_client
 from breakwater.policy.surrogates import whole_escapes
 from breakwater.state.connection import StateUnavailableError
@@ -293,7 +294,7 @@ class Calls:
         if (first := inbox.first) is not None:
             model = str(first["model"])
             known = {"execution-id": sent.shown_id, "model": model, "attempts": str(first["attempt"]), "cache": "miss"}
-            headers = _named(known, self._dropped(sent, model))
+            headers = _named(known, self._dropped(sent, model, first.get("dropped_params") or ()))
         elif begins_early:
             headers = _named({"execution-id": sent.shown_id}, ())
         elif found is None:
@@ -423,7 +424,8 @@ class Calls:
         """Headers of the known figures of the execution."""
         model = cast(str | None, result.get("chosen_model"))
         error = cast(dict[str, Any] | None, result.get("error"))
-        dropped = () if model is None else self._dropped(sent, model)
+        refused = next((one.get("dropped_params") or () for one in reversed(result["attempts"])), ())
+        dropped = () if model is None else self._dropped(sent, model, refused)
         known = {
             "execution-id": sent.shown_id,
             "model": model,
@@ -434,14 +436,18 @@ class Calls:
         }
         return _named(known, dropped)
 
-    def _dropped(self, sent: Submission, model: str) -> tuple[str, ...]:
+    def _dropped(self, sent: Submission, model: str, refused: Iterable[str]) -> tuple[str, ...]:
+        """The fields of a request that a model was not sent: what has no counterpart, and what it refuses."""
         agent = self._config.agents[sent.job.agent]
         provider = self._config.provider_name(agent, model)
         settings = None if provider is None else self._config.providers.get(provider)
         request = sent.job.api_request
+        form = None if request is None else chat_form(request)
+        own = own_params(params_of(sent.job), () if request is None else request.body).intersection(refused)
+        left_out = own if form is None else {form.names.get(name, name) for name in own}
         if settings is None or (request is not None and self._config.speaks(provider, request.api)):
-            return ()
-        left_out = set(settings.dropped(params_of(sent.job)))
+            return tuple(sorted(left_out))
+        left_out = left_out.union(settings.dropped(params_of(sent.job)))
         return tuple(sorted(left_out if request is None else left_out | dropped_fields(request)))
 
 

@@ -228,11 +228,6 @@ def test_params_are_those_of_a_chat(given_fields: dict[str, Any], chat: dict[str
     assert params(**given_fields) == chat
 
 
-def test_an_effort_is_left_out_for_a_model_that_does_not_know_it() -> None:
-    found = form(output_config={"effort": "low"})
-    assert for_chat(found.messages, found.params, ("reasoning_effort",))[1] == {"max_tokens": 100}
-
-
 _LOSSES: list[tuple[dict[str, Any], str, bool]] = [
     ({"tools": [{"name": "f"}, {"type": "web_search_20250305", "name": "web_search"}]}, "tools[1].type", True),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type", False),

@@ -77,6 +77,15 @@ AGENTS |= {
     name.replace("/", "-"): {"model": name, "fallback_models": ["sim/strict"], "retry": NO_WAIT, "breaker": "off"}
     for name in FULL
 }
+COOL = ("sim/cool", "native/cool", "anthropic/cool")
+UNSUPPORTED = {"message": "Unsupported parameter: 'top_p' is not supported with this model.", "param": "top_p"}
+MODELS |= {
+    name.removeprefix("anthropic/"): model({"requests": [1, 1], "status": 400, "error": UNSUPPORTED}) for name in COOL
+}
+AGENTS |= {
+    name.replace("/", "-"): {"model": name, "on_unsupported_param": "drop", "retry": NO_WAIT, "breaker": "off"}
+    for name in COOL
+}
 SPEAKERS = ("translated", "native", "claude")
 
 
@@ -122,7 +131,9 @@ async def plane(
         directory,
         nats_url=nats.url,
         redis_url=redis_server.url,
-        script={"models": {**MODELS, "r": MODELS["native/r"], "search": MODELS["native/search"]}},
+        script={
+            "models": {**MODELS, "r": MODELS["native/r"], "search": MODELS["native/search"], "full": MODELS["full"]}
+        },
         agents=AGENTS,
         more_providers={
             "native": {"kind": "openai", "api": "responses", "base_url": "http://127.0.0.1:{sim_port}/v1"},
@@ -191,6 +202,26 @@ async def _refusal(plane: ResponsesPlane, path: str, agent: str, *, stream: bool
 
 
 USER = {"role": "user", "content": "Where is the ferry?"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+async def test_a_header_names_the_parameters_that_the_model_did_not_know(
+    plane: ResponsesPlane, path: str, stream: bool
+) -> None:
+    for name in COOL:
+        script = {**MODELS, "r": MODELS["native/r"], "search": MODELS["native/search"], "cool": MODELS["sim/cool"]}
+        plane.worker.sim.use({"models": script})  # counts from the start
+        asked: dict[str, Any] = {"model": name.replace("/", "-"), "stream": stream, "top_p": 0.9, "max_tokens": 100}
+        asked |= {"messages": [USER]} if path != "responses" else {"input": [USER]}
+        if path == "responses":
+            del asked["max_tokens"]
+        headers = {"Authorization": f"Bearer {plane.key}"}
+        async with plane.api.http.post(f"{plane.api.url}/v1/{path}", json=asked, headers=headers) as response:
+            body = await response.read()
+        assert response.status == 200, body
+        assert response.headers["x-breakwater-dropped-params"] == "top_p"
+        assert response.headers["x-breakwater-attempts"] == "2"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from aiohttp import web
 
 from breakwater.contracts import subjects
 from breakwater.policy.classify import HttpFailure, classify
+from breakwater.policy.parameters import refused_params
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, CallError
 from services.worker.recovery import classification_of
@@ -314,6 +316,7 @@ async def test_a_repair_is_made_though_the_worker_died_before_it(start_worker: S
     ("failure", "repaired"),
     [
         (NO_MAX_TOKENS, "parameter"),
+        (refusing(400, "`temperature` and `top_p` cannot both be specified"), "parameter"),
         (refusing(400, "input length and `max_tokens` exceed context limit: 100 + 4096 > 1000"), "output_limit"),
         (refusing(400, "no", code="tool_use_failed"), "self_correction"),
     ],
@@ -322,12 +325,18 @@ def test_a_repair_is_derived_again_from_what_was_recorded(failure: CallError, re
     verdict = classify(failure.failure, NOON)
     recorded = attempt("e1", outcome="error", error=verdict.error_info(), completed_at=NOON)
     assert replace(classification_of(recorded, NOON), counts_for_breaker=False) == verdict
-    made = Repairs().after(verdict, [], None, may_trim=False, max_corrections=0)
+    found = refused_params(verdict, {"max_tokens", "temperature"}, (), ())
+    after = partial(
+        Repairs.after, may_trim=False, max_corrections=0, refused_params=() if found is None else found.names
+    )
+    made = after(Repairs(), verdict, [], None)
     assert made is not None
     assert made.cause == repaired
-    again = Repairs().replayed(made.cause, [], [recorded])
+    again = Repairs().replayed(
+        made.cause, [], [recorded], [name for name in made.repairs.left_out if name != "max_tokens"]
+    )
     assert again == made.repairs
-    assert again.after(verdict, [], None, may_trim=False, max_corrections=0) is None, "once"
+    assert after(again, verdict, [], None) is None, "once"
 
 
 async def test_the_output_limit_is_lowered_before_turns_are_dropped(start_worker: StartWorker) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue
 
@@ -54,13 +54,12 @@ def for_chat(
     job: Job,
     conversation: Sequence[Mapping[str, JsonValue]],
     params: Mapping[str, JsonValue],
-    left_out: Collection[str] = (),
 ) -> tuple[Sequence[Mapping[str, JsonValue]], Mapping[str, JsonValue]]:
     """The conversation and the params of a job, as a provider of chat completions gets them."""
     if job.api not in ("messages", "responses"):
         return conversation, params
     if job.api == "messages":
-        conversation, params = messages.for_chat(conversation, params, left_out)
+        conversation, params = messages.for_chat(conversation, params)
     return conversation, portable_params(params)
 
 

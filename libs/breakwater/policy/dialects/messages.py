@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import orjson
@@ -359,17 +359,15 @@ def _url(source: Any) -> str | None:
 
 
 def for_chat(
-    messages: Sequence[Mapping[str, JsonValue]], params: Mapping[str, JsonValue], left_out: Collection[str] = ()
+    messages: Sequence[Mapping[str, JsonValue]], params: Mapping[str, JsonValue]
 ) -> tuple[list[dict[str, JsonValue]], dict[str, JsonValue]]:
     """The conversation and the params of a chat form for a provider of chat completions, as `DROPPED` says.
 
     Args:
         messages: of the chat form, perhaps repaired.
         params: the same with those of the agent.
-        left_out: parameters that the model does not know. An effort is only a wish, and is left out then.
     """
-    of_others = {"thinking", *(name for name in left_out if name == "reasoning_effort")}
-    shown = {name: value for name, value in params.items() if name not in of_others}
+    shown = {name: value for name, value in params.items() if name != "thinking"}
     if isinstance(tools := shown.get("tools"), list):
         shown["tools"] = [_unmarked(tool) for tool in objects(tools)]
     sent: list[dict[str, JsonValue]] = []
