@@ -64,6 +64,7 @@ ROWS = [
     ("guard.consecutive_failures", [3, 1], [4, "off"]),
     ("guard.same_error", [5, 1], [6, "off"]),
     ("guard.confidence", [{"floor": 0.3}], [{"floor": 0.9}, "off"]),
+    ("guard.rate_limit", [{"requests": 50, "per": "hour"}, "off"], []),
     ("retry.max_attempts", [3, 1], [4]),
     ("retry.backoff", ["exponential"], ["constant"]),
     ("retry.base_s", [0.5, 5], [0.4]),
@@ -83,6 +84,15 @@ def test_a_job_may_be_as_strict_as_its_agent_or_stricter_in_each_rule(
         problem = of(path, value)
         assert isinstance(problem, FieldError), value
         assert problem.path == path
+
+
+def test_the_rate_limit_of_an_agents_tasks_is_for_the_agent_to_set() -> None:
+    own = with_own("guard", GuardRules.model_validate({"rate_limit": {"requests_per_minute": 5}}))
+    assert isinstance(of("guard.rate_limit", {"requests_per_minute": 5}, own=own), JobRules)
+    for value in ({"requests_per_minute": 4}, {"requests": 50, "per": "hour"}, "off"):
+        assert of("guard.rate_limit", value, own=own) == FieldError("guard.rate_limit", "is for the agent to set")
+    of_a_day = of("guard.rate_limit", {"requests": 50, "per": "day"})
+    assert "must be per minute or per hour" in of_a_day.message
 
 
 def test_each_rule_of_an_agent_has_its_row() -> None:

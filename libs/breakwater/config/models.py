@@ -249,7 +249,7 @@ class Agent(AgentDefaults):
 
     def rules_for(self, job: Job, *, with_figures: bool = False) -> JobRules | FieldError:
         """The rules that a job brings, over the agent's; or why it can't bring these, for operators `with_figures`."""
-        if job.breaker is None and job.guard is None and job.retry is None:
+        if job.breaker is None and job.guard is None and job.retry is None and job.rate_limit is None:
             return NO_JOB_RULES
         return job_rules(
             job.own_rules,

@@ -144,6 +144,13 @@ class Job(Message):
     breaker: OwnRules = None
     guard: OwnRules = None
     retry: OwnRules = None
+    rate_limit: Annotated[
+        dict[str, JsonValue] | None,
+        Field(
+            description="Rate limit of the calls of the job's task, as `rate_limit` in `guard`: "
+            "`{requests: 50, per: hour}`."
+        ),
+    ] = None
     dry_run: bool = Field(
         default=False, description="Return the call that would be made and its worst-case cost, and make none."
     )
@@ -224,7 +231,11 @@ class Job(Message):
     @property
     def own_rules(self) -> dict[RulesPart, dict[str, JsonValue]]:
         """The rules that it brings, by what they are of."""
-        rules: dict[RulesPart, OwnRules] = {"breaker": self.breaker, "guard": self.guard, "retry": self.retry}
+        guard = self.guard
+        if self.rate_limit is not None:
+            guard = dict(guard or {})
+            guard["rate_limit"] = self.rate_limit
+        rules: dict[RulesPart, OwnRules] = {"breaker": self.breaker, "guard": guard, "retry": self.retry}
         return {part: settings for part, settings in rules.items() if settings is not None}
 
     def chat_messages(self) -> list[dict[str, JsonValue]]:

@@ -28,6 +28,7 @@ class CallOptions(Message):
     breaker: OwnRules = None
     guard: OwnRules = None
     retry: OwnRules = None
+    rate_limit: dict[str, JsonValue] | None = None
     dry_run: bool = False
     skip_cache: bool = False
     metadata: dict[str, JsonValue] = Field(default_factory=dict)

@@ -22,6 +22,7 @@ from breakwater.policy.breaker import Preset, take_preset
 from breakwater.policy.budget import fits
 from breakwater.policy.formats import beyond, counted, money, moneys
 from breakwater.policy.json_values import NoJsonError, find_json
+from breakwater.policy.rate_limit import RateLimit
 
 
 class ConfidenceRules(Message):
@@ -65,12 +66,23 @@ class GuardRules(Message):
         default=5, ge=1, le=1000, description="Jobs that failed with the same error, even with successes in between."
     )
     confidence: Annotated[ConfidenceRules | None, Off] = None
+    rate_limit: Annotated[RateLimit | None, Off] = Field(
+        default=None, description="Limits on the rate of the task's calls, over all its jobs; it never stops the task."
+    )
 
     _take_preset = model_validator(mode="before")(take_preset)
 
     def for_embeddings(self) -> Self:
         """The rules for a job that embeds: it is no step of a loop, and its tokens are not those of a conversation."""
         return self.model_copy(update=dict.fromkeys(("max_iterations", "max_tokens", "confidence")))
+
+    @field_validator("rate_limit")
+    @classmethod
+    def _within_the_life_of_a_task(cls, limit: RateLimit | None) -> RateLimit | None:
+        # Each task has counters of its own, which would fill Redis for a day.
+        if limit is not None and limit.per == "day":
+            raise ValueError("must be per minute or per hour, as each task is counted by itself")
+        return limit
 
     @field_validator("max_cost_usd")
     @classmethod

@@ -322,16 +322,21 @@ def retry_budget_spent(model: str) -> ErrorInfo:
 # Rate limits
 
 
-def over_rate_limit(name: str, what: str, rule: RateLimit, wait_s: float | None) -> ErrorInfo:
+def over_rate_limit(name: str, what: str, rule: RateLimit, wait_s: float | None, agent: str) -> ErrorInfo:
     """A rate limit of the config has no room.
 
     Args:
-        name: whose it is: `agent:writer`, `model:gpt-4o`.
+        name: whose it is: `agent:writer`, `model:gpt-4o`, `task:<tenant>/<task>`.
         what: `requests_per_minute`, `tokens_per_hour`, `concurrent_calls`.
         rule: the limits.
         wait_s: until there is room, at the latest; None where the call alone is above the limit.
+        agent: of the call.
     """
     kind, _, of = name.partition(":")
+    owner = f"{kind}s.{of}"
+    if kind == "task":
+        owner = f"agents.{agent}.guard"
+        of = shown(of.partition("/")[2])
     setting = what if what in RateLimit.model_fields else what.partition("_per_")[0]
     of_what, limit = what.replace("_", " "), cast(int, getattr(rule, setting))
     later = "; the call alone is above it" if wait_s is None else f"; try again in {wait_s:.0f} s"
@@ -340,7 +345,7 @@ def over_rate_limit(name: str, what: str, rule: RateLimit, wait_s: float | None)
         "RateLimitExceededError",
         f"the limit of {kind} {of} on {of_what} has no room for this call{later}",
         figures=f"it is {limit:,} {of_what}",
-        to_do=f"{'lower `max_tokens`' if wait_s is None else 'wait'}, or raise {kind}s.{of}.rate_limit.{setting}",
+        to_do=f"{'lower `max_tokens`' if wait_s is None else 'wait'}, or raise {owner}.rate_limit.{setting}",
         retry_after_s=wait_s,
         user_message=_TOO_MANY,
     )

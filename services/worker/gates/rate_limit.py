@@ -1,4 +1,7 @@
-"""Rate limits: requests and tokens in a minute, an hour or a day, and concurrent calls, of the agent and the model."""
+"""Rate limits: requests and tokens in a minute, an hour or a day, and concurrent calls.
+
+They are of the agent and the model, and of the job's task.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from typing import Any
 
 from breakwater.config import Agent
 from breakwater.contracts.execution import Attempt
+from breakwater.contracts.subjects import encode_token
 from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.refusals import over_rate_limit
 from breakwater.state.connection import ScriptCall
-from breakwater.state.rate_limits import OverLimit
+from breakwater.state.rate_limits import Limited, OverLimit
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import POLL_S, Gate, Refused, WaitForCapacity
 
@@ -24,20 +28,21 @@ class RateLimitGate(Gate):
 
     @classmethod
     def applies(cls, worker: WorkerContext, agent: Agent) -> bool:
-        """Returns False if neither the agent nor any model has a limit: a job may name any model."""
+        """Returns False if neither the agent, its tasks nor any model has a limit: a job may name any model."""
         of_models = (settings.rate_limit for settings in worker.config.models.values())
-        return agent.rate_limit is not None or any(rule is not None for rule in of_models)
+        of_task = None if agent.guard is None else agent.guard.rate_limit
+        return any(rule is not None for rule in (agent.rate_limit, of_task, *of_models))
 
     def ask(self) -> ScriptCall | None:
-        """Returns None if neither the agent nor the model has a limit."""
-        request, limits = self.request, self.request.target.limits
+        """Returns None if neither the agent, the task nor the model has a limit."""
+        request, limits = self.request, self._limits()
         if not limits:
             return None
         return self.worker.rate_limits.admit_call(request.attempt_id, limits, request.worst_tokens, request.lease_ms)
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Refuses if the limit says so or the call alone exceeds it; otherwise the call waits for room."""
-        over = self.worker.rate_limits.admitted(answer, self.request.target.limits)
+        over = self.worker.rate_limits.admitted(answer, self._limits())
         self._admitted = over is None
         return None if over is None else self._over_limit(over)
 
@@ -45,21 +50,29 @@ class RateLimitGate(Gate):
         """Removes the call from the counts."""
         if not self._admitted:
             return None
-        return self.worker.rate_limits.release_call(self.request.attempt_id, self.request.target.limits)
+        return self.worker.rate_limits.release_call(self.request.attempt_id, self._limits())
 
     def settle(self, attempt: Attempt) -> ScriptCall | None:
         """Replaces the worst-case tokens of the call by the tokens it used."""
-        limits = self.request.target.limits
+        limits = self._limits()
         if not limits:
             return None
         return self.worker.rate_limits.settle_call(
             attempt.attempt_id, limits, [_tokens_counted(attempt, limited.rule) for limited in limits]
         )
 
+    def _limits(self) -> tuple[Limited, ...]:
+        job, of_target = self.request.job, self.request.target.limits
+        rule = None if job.agent.guard is None else job.agent.guard.rate_limit
+        if rule is None:
+            return of_target
+        tenant = "" if job.job.tenant is None else encode_token(job.job.tenant)
+        return (*of_target, *Limited.all_of(f"task:{tenant}/{job.job.task_id or job.execution_id}", rule))
+
     def _over_limit(self, over: OverLimit) -> Refused | WaitForCapacity:
         wait_s = None if over.wait_ms is None else over.wait_ms / 1000
-        limited = next(limited for limited in self.request.target.limits if limited.name == over.name)
-        error = over_rate_limit(over.name, over.what, limited.rule, wait_s)
+        limited = next(limited for limited in self._limits() if limited.name == over.name)
+        error = over_rate_limit(over.name, over.what, limited.rule, wait_s, self.request.job.agent_name)
         refused = Refused("rate_limited", error, refused_by=over.name)
         if limited.rule.on_exceeded == "fail" or wait_s is None:
             return refused

@@ -226,3 +226,32 @@ async def test_a_job_without_a_breaker_of_its_own_leaves_none(start_worker: Star
     async with start_worker({"sim/m": model()}, {"writer": {**AGENT, "breaker": {"consecutive_failures": 3}}}) as plane:
         await run(plane, "j", task_id="t")
         assert await redis_keys(plane) <= {"bw:breaker:writer/sim%2Fm"}, "the fleet's, which knows its callers"
+
+
+async def test_a_task_has_a_rate_limit_of_its_own_from_its_job_or_its_agent(
+    start_worker: StartWorker, subtests: pytest.Subtests
+) -> None:
+    limit = {"requests_per_minute": 2, "on_exceeded": "fail"}
+    of_agent = {"guard": {"rate_limit": limit}}
+    for agent, job in ((AGENT, {"rate_limit": limit}), (AGENT, of_agent), ({**AGENT, **of_agent}, {})):
+        with subtests.test(f"{agent} {job}"):
+            async with start_worker({"sim/m": model()}, {"writer": {"guard": "off", **agent}}) as plane:
+                results = [await run(plane, f"j{number}", task_id="t", **job) for number in range(3)]
+                assert [result["reason"] for result in results] == [None, None, "rate_limited"]
+                refused = results[-1]
+                assert refused["attempts"][0]["refused_by"] == "task:/t"
+                assert refused["error"]["message"].startswith("the limit of task t on requests per minute has no room")
+                assert "2" not in refused["error"]["message"].partition(";")[0]
+                # Each task by itself, and each tenant's.
+                for number, other in enumerate(({"task_id": "u"}, {}, {"task_id": "t", "tenant": "acme"})):
+                    assert (await run(plane, f"o{number}", **other, **job))["status"] == "succeeded"
+
+
+async def test_the_retries_of_a_job_count_towards_its_rate_limit(start_worker: StartWorker) -> None:
+    limit = {"requests": 2, "per": "hour", "on_exceeded": "fail"}
+    async with start_worker({"sim/m": DOWN}, {"writer": AGENT}) as plane:
+        result = await run(plane, "j", rate_limit=limit)
+        assert [attempt["outcome"] for attempt in result["attempts"]] == ["error", "error", "short_circuited"]
+        assert plane.sim.ledger.totals.calls == 2
+        wrong = await run(plane, "wrong", rate_limit={"requests": 2})
+        assert wrong["error"]["message"].startswith("guard.rate_limit: requests and tokens need `per: hour`")
