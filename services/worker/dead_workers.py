@@ -82,6 +82,8 @@ class DeadWorkers:
     async def _beat(self) -> None:
         running, late = await self._workers.beat(self._worker.id, await self._presence.heard_on())
         self._worker.slots.workers = running
+        if self._workers.was_emptied:
+            await self._worker.leases.renew()
         now = monotonic()
         if now - self._beaten_at > GAP_S:
             self._watched_from = now

@@ -241,11 +241,12 @@ class Leases:
 
     async def _renew_claims(self) -> None:
         # Jobs that end during an outage are left out of the next try.
-        await self._outages.retry_while_unavailable(self._renew)
+        await self._outages.retry_while_unavailable(self.renew)
         for renew in [lease.on_renew for lease in self.claims.values() if lease.on_renew is not None]:
             await renew()
 
-    async def _renew(self) -> None:
+    async def renew(self) -> None:
+        """Renews all claims, and restores those that Redis has lost. Raises StateUnavailableError."""
         claims, requested_at = tuple(self.claims), self._clock()
         incomplete: list[Claim] = []
         for claim, kept in zip(claims, await self._executions.renew(claims), strict=True):

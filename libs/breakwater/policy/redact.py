@@ -90,6 +90,8 @@ def id_objection(rules: RedactionRules, identifier: str) -> str | None:
     """Returns why an id may not be used: ids are not redacted, and this one holds a key or matches a pattern."""
     if holds_key(identifier):
         return NO_KEY_IN_ID
+    if not rules.patterns:
+        return None
     data = identifier.encode(errors="surrogatepass")
     return NO_MATCH_IN_ID if any(_compiled(one).search(data) for one in rules.patterns) else None
 

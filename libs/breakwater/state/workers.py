@@ -20,7 +20,8 @@ _BEAT = Script.of("""
 -- Takes the heartbeat of a worker, and names the others whose last one is older than it should be.
 -- KEYS: workers: by id, the time of the last heartbeat in ms, and the NATS server that the worker was heard on;
 -- since when Redis has its data
--- Returns how many are not late, this one included, and {{id, ms since its last heartbeat, server}…}
+-- Returns how many are not late, this one included; {{id, ms since its last heartbeat, server}…}; and since when Redis
+-- has its data
 local worker, server, late_ms, forget_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -38,7 +39,7 @@ for i = 1, #known, 2 do
 end
 redis.call('HSET', KEYS[1], worker, string.format('%d %s', now, server))
 redis.call('SET', KEYS[2], now, 'NX')
-return {running, late}
+return {running, late, redis.call('GET', KEYS[2])}
 """)
 
 
@@ -58,6 +59,9 @@ class Workers:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        self.was_emptied = False
+        """Redis has lost its data between the last two heartbeats."""
+        self._kept_since: str | None = None
 
     async def beat(self, worker: str, heard_on: str) -> tuple[int, list[LateWorker]]:
         """Leaves a worker's heartbeat.
@@ -68,7 +72,11 @@ class Workers:
         Raises:
             StateUnavailableError: Redis does not answer.
         """
-        [(running, late)] = await self._redis.run([ScriptCall(_BEAT, _KEYS, [worker, heard_on, LATE_MS, FORGET_MS])])
+        [(running, late, kept_since)] = await self._redis.run(
+            [ScriptCall(_BEAT, _KEYS, [worker, heard_on, LATE_MS, FORGET_MS])]
+        )
+        self.was_emptied = self._kept_since not in {None, kept_since}
+        self._kept_since = kept_since
         return running, [LateWorker(one, int(silent_ms) / 1000, heard_on) for one, silent_ms, heard_on in late]
 
     async def forget(self, worker: str) -> None:

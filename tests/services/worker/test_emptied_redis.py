@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 from unittest.mock import patch
@@ -9,9 +10,11 @@ from unittest.mock import patch
 import pytest
 
 from breakwater.contracts.subjects import Stream
-from breakwater.state.executions import Claim
+from breakwater.runtime import background
+from breakwater.state.executions import KEPT_SINCE, Claim
 from services.worker import attempts, leases
 from services.worker.assignment import Checkpoint
+from services.worker.dead_workers import DeadWorkers
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
@@ -135,6 +138,24 @@ async def test_a_call_with_earlier_attempts_is_an_attempt_after_redis_was_emptie
         assert await calls_of(plane) == 4
     outcomes = [(attempt["model"], attempt["outcome"]) for attempt in result["attempts"]]
     assert outcomes == [("sim/bad", "error")] * 2 + [("sim/m", "worker_lost"), ("sim/m", "success")]
+
+
+async def test_a_heartbeat_restores_what_redis_has_lost(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "RENEW_EVERY_S", 600.0)
+    held = Held()
+    async with start_worker({"sim/m": model()}, {"writer": AGENT}, providers={"sim": held}) as plane:
+        heartbeats = asyncio.create_task(DeadWorkers(plane.worker, lambda: plane.client, lambda: ["writer"]).run())
+        try:
+            await plane.publish(JOB)
+            await until(lambda: held.calls, "the call")
+            for _ in range(2):
+                await until(lambda: plane.worker.redis.client.get(KEPT_SINCE), "a heartbeat")
+                await empty_redis(plane)
+                await until(lambda: is_restored(plane), "the checkpoint")
+        finally:
+            await background.stop(heartbeats)
 
 
 @pytest.mark.parametrize("step", ["call", "record"], ids=["before_the_call", "before_its_record"])
