@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from faststream.exceptions import SetupError
 from faststream.nats import TestNatsBroker
 from structlog.testing import capture_logs
 
+from breakwater.bus import topology
 from breakwater.bus.broker import Batches, Broker, Each, ServiceApp, make_broker, publisher_of
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.permissions import GRANTS
@@ -77,7 +79,7 @@ async def test_what_a_service_publishes_and_does_not_declare_is_refused(broker: 
     publisher = publisher_of(broker, GUARDS)
     attempt = Attempt.model_construct(attempt_id="e:1")
     with pytest.raises(TypeError, match="breakwater/tests does not declare that it publishes Attempt"):
-        await publisher.event("bw.attempts.a.e.1", attempt, id="1", at=attempt.model_fields_set)  # pyright: ignore[reportArgumentType]
+        await publisher.event("bw.attempts.a.e.1", attempt, id="1", at=datetime.now(UTC))
 
 
 def test_the_services_declare_what_their_users_may_publish_and_no_more() -> None:
@@ -94,6 +96,23 @@ def test_the_services_declare_what_their_users_may_publish_and_no_more() -> None
         public = {declared_subject(channel.address) for channel in CHANNELS}
         assert (declared & public) - replies == may, broker.service
         assert all(any(covers(grant, subject) for grant in granted[broker.service]) for subject in declared - replies)
+
+
+def test_the_services_read_consumers_of_the_topology_with_the_subjects_that_these_have() -> None:
+    provisioned = {
+        (stream.value, one.durable_name): set(one.filter_subjects or [one.filter_subject or ""])
+        for stream, one in topology.consumers(Plan(agents={"agent": 1}))
+    }
+    read = {
+        (one.declaration.stream, one.declaration.durable): set(one.filter_subjects)
+        for broker in service_brokers()
+        for one in broker.pull_subscribers
+    }
+    by_pull = {"alerter-executions", "alerter-dead-letters", "alerter-replays"}
+    assert read.keys() == {consumer for consumer in provisioned if consumer[1] not in by_pull}
+    for consumer, filters in read.items():
+        for subject in filters:
+            assert any(covers(one, subject) for one in provisioned[consumer]), (consumer, subject)
 
 
 def declared_subject(address: str) -> str:
