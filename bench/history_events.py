@@ -15,7 +15,7 @@ from bench.history_jobs import Done, Job
 from breakwater.analytics import rows, schema
 from breakwater.analytics.rows import StoredRow
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
 from breakwater.contracts.subjects import encode_token
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.alert_rules import Reminders
@@ -25,6 +25,8 @@ from breakwater.policy.signals import signals_of
 DAY_MS = 86_400_000
 COOLDOWN_MS = 60_000
 THRESHOLDS = (50, 80, 100)
+JOBS_A_PLAN = 100
+"""Every so many jobs, one is a plan."""
 MEAN_OF_FAILURES = 1.45
 """How many times the price of one answer an agent's job costs on average; only as right as budgets need it."""
 RULES = IncidentRules(
@@ -49,6 +51,7 @@ class Events:
         self._caps = {agent.name: cap for agent in AGENTS if (cap := _cap(agent, executions_a_day)) is not None}
         self._rows: dict[str, list[StoredRow]] = defaultdict(list)
         self._actions = count(1)
+        self._jobs = count(1)
 
     def take(self) -> Iterator[tuple[schema.Table, list[StoredRow]]]:
         """What was made since the last time, by table."""
@@ -68,6 +71,8 @@ class Events:
         if done.reason == "guard_tripped" and job.task_id is not None and job.task_id not in self._stopped:
             self._stopped.add(job.task_id)
             self._guard(job, done, job.task_id)
+        if next(self._jobs) % JOBS_A_PLAN == 0:
+            self._plan(job, done)
         cap = self._caps.get(job.agent.name)
         if cap is not None and done.cost:
             day = datetime.fromtimestamp(done.completed_ms // 1000, UTC).date().isoformat()
@@ -76,6 +81,30 @@ class Events:
             for percent in THRESHOLDS:
                 if before * 100 < cap * percent <= after * 100:
                     self._crossing(job.agent, day, percent, cap, after, done)
+
+    def _plan(self, job: Job, done: Done) -> None:
+        """A plan of this job alone."""
+        plan_id, ended = f"plan-{done.execution_id}", "succeeded" if done.reason is None else "failed"
+        changes = (
+            (None, "pending", "accepted", job.queued_ms),
+            ("pending", "running", f"{done.execution_id} began", job.queued_ms + 50),
+            ("running", ended, f"{done.execution_id} {ended}", done.completed_ms),
+        )
+        for version, (before, after, reason, at_ms) in enumerate(changes, 1):
+            change = PlanChange.model_validate(
+                {
+                    "change_id": f"{plan_id}#{version}",
+                    "plan_id": plan_id,
+                    "from_state": before,
+                    "to_state": after,
+                    "reason": reason,
+                    "execution_id": None if before is None else done.execution_id,
+                    "tenant": job.tenant,
+                    "version": version,
+                    "at": time_from_ms(at_ms),
+                }
+            )
+            self._rows["plan_changes"].append(rows.plan_row(change, self._next_sequence()))
 
     def _breaker(self, agent: Agent, model: Model, at_ms: int, end_ms: int) -> None:
         failures = self._rng.randint(3, 6)
