@@ -248,7 +248,8 @@ async def answer(
     A crash repeats all of it.
     """
     is_recorded_now = await _record(worker, received, result)
-    await reach_stage(worker, received, result.status, result.reason)
+    if result.plan_id is not None:
+        await reach_stage(worker, received, result.status, result.reason)
     if received.reply_to is not None:
         await worker.publisher.send(received.reply_to, reply_of(result))
     if is_recorded_now:

@@ -16,13 +16,14 @@ class ProgressReporter:
         job = received.job
         self._worker = worker
         self._subject = subjects.progress(received.agent_name, received.execution_id)
-        self._belongs_to = {
-            "tenant": job and job.tenant,
-            "task_id": job and job.task_id,
-            "parent_execution_id": job and job.parent_execution_id,
-            "plan_id": job and job.plan_id,
-            "run_id": received.run_id,
-        }
+        self._belongs_to: dict[str, str | None] = {"run_id": received.run_id}
+        if job is not None:
+            self._belongs_to |= {
+                "tenant": job.tenant,
+                "task_id": job.task_id,
+                "parent_execution_id": job.parent_execution_id,
+                "plan_id": job.plan_id,
+            }
         self._fields = {"execution_id": received.execution_id, "agent": received.agent_name, **self._belongs_to}
         self._queued_at = received.delivery.queued_at
 
