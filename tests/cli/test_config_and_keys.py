@@ -49,8 +49,8 @@ def test_a_right_config_shows_the_agents_as_they_will_run(run: Run, tmp_path: Pa
         "cooldown_jitter: 0",
         "max_iterations: 10, max_cost_usd: $10.00, consecutive_failures: 3, same_error: 5, "
         "confidence: {field: confidence, answers: 3, floor: 0.4, falling: true}",
-        "requests_per_minute: 60, concurrent_calls: 1, on_exceeded: wait; "
-        "large: tokens_per_minute: 9,000, requests: 50, per: hour, on_exceeded: fail",
+        "requests_per_minute: 60, concurrent_calls: 1, count_cached: true, on_exceeded: wait; "
+        "large: tokens_per_minute: 9,000, requests: 50, per: hour, count_cached: true, on_exceeded: fail",
     ]
     assert cells["reader"][2] == "once"
     assert cells["reader"][5:] == ["no cap", "off", "off", "none"]
