@@ -169,8 +169,8 @@ async def test_a_refusal_is_explained_in_the_same_words_everywhere(
             _, again = await asked("GET", f"/api/v1/jobs/{execution_id}", operator)
             assert again["error"] == results[agent]["error"]
 
-            # A program is shown the rule, and no figure. Its tasks are its own, and a breaker that the operator alone
-            # has opened gives way to it.
+            # A program is shown the rule, and no figure. Its tasks are its own, and a breaker that is open for the
+            # operator alone lets its calls pass.
             readers = {operator: text}
             if agent != "breaking":
                 of_program = (await refused(agent, program))["error"]

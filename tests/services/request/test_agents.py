@@ -74,7 +74,7 @@ async def test_the_document_reports_every_status_and_its_examples_are_what_they_
         assert set(paths[f"/api/v1/{path}"]["get"]["responses"]) == {"200", "401", "403", "503", "default"}
     for path in ("breakers/isolate", "breakers/reset", "guards/reset"):
         responses = paths[f"/api/v1/{path}"]["post"]["responses"]
-        assert set(responses) == {"200", "400", "401", "403", "404", "408", "413", "422", "503", "default"}
+        assert set(responses) == {"200", "400", "401", "403", "404", "408", "413", "415", "422", "503", "default"}
 
     def fields(name: str) -> set[str]:
         return set(schemas[name]["properties"])
