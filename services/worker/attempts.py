@@ -535,7 +535,7 @@ def request_for(
         outputs = worker.outcomes.outputs(job.agent_name, target.model)
         limit = observed_limit(job.parameters.values, job.agent.max_tokens, outputs)
         output_tokens = limit or output_tokens
-    worst = worst_input_tokens(size, target.token_rules, target.name)
+    worst = worst_input_tokens(input_tokens, size, target.token_rules, target.name)
     flight = InFlight(
         number=len(at.attempts) + 1,
         model=target.model,

@@ -375,6 +375,7 @@ class InputSize:
         provided_tools: tools that the provider defines itself, which the request only names.
         cache_ttl_s: for how long the provider is asked to keep some of it in its cache; 0 where it is not asked to.
         term: on which it is to be served (`service_tier`); empty for the standard ones.
+        label_bytes: of the names of fields of messages, and of their labels, which count with the messages.
         body_bytes: of the JSON that is sent; 0 where they are not counted (`with_each_byte`).
     """
 
@@ -391,6 +392,7 @@ class InputSize:
     provided_tools: int = 0
     cache_ttl_s: int = 0
     term: str = ""
+    label_bytes: int = 0
     body_bytes: int = 0
 
     @property
@@ -413,6 +415,7 @@ class InputSize:
             provided_tools=self.provided_tools + other.provided_tools,
             cache_ttl_s=max(self.cache_ttl_s, other.cache_ttl_s),
             term=self.term or other.term,
+            label_bytes=self.label_bytes + other.label_bytes,
             body_bytes=self.body_bytes + other.body_bytes,
         )
 
@@ -490,11 +493,12 @@ def size_of_added(messages: Sequence[Any]) -> InputSize:
     return with_each_byte(size_of_messages(messages), messages) if messages else InputSize()
 
 
-def _size_of_bytes(text: bytes, messages: int = 0) -> InputSize:
+def _size_of_bytes(text: bytes, messages: int = 0, label_bytes: int = 0) -> InputSize:
     # Deleting in C is some thirty times as fast as looking at each character.
     foreign = 0 if text.isascii() else len(text.translate(None, _ASCII))
     others = len(text.translate(None, _LOWERCASE))
-    return InputSize(lowercase=len(text) - others, signs=others - foreign, foreign=foreign, messages=messages)
+    lowercase, signs = len(text) - others, others - foreign
+    return InputSize(lowercase, signs, foreign, messages=messages, label_bytes=label_bytes)
 
 
 def _cache_ttl_s(document: bytes) -> int:
@@ -533,21 +537,32 @@ _OF_TOOL = words(
 """Fields of tools that a model reads as text."""
 _DEFINED_BY_CLIENT = (None, "function", "custom", "namespace")
 """Types of tools whose definition is all in the request."""
+_LABELS = ("role", "type")
 _LABEL_LENGTH = 32
-_STRUCTURE_OF_TEXT = len('{"type":"","text":""}')
+_STRUCTURE_OF_MESSAGE, _STRUCTURE_OF_TEXT = len('{"role":"","content":""},'), len('{"type":"","text":""},')
 _DESCRIPTION_BYTES = 128
 """Bytes next to an image or a document, such as its title, that count with it."""
 
 
-def _parts_in(holder: Mapping[str, Any], kind: Any) -> str | None:
-    """The field of a message, an item or a block that holds parts, perhaps files; None where none does."""
+def _parts_in_item(item: Mapping[str, Any], kind: Any) -> str | None:
+    """The field of a message or an item that holds parts, perhaps files; None where none does."""
     if kind in (None, "message"):
-        return "content" if "role" in holder else None
-    if not isinstance(kind, str):
-        return None
-    if kind.endswith("_output"):
+        return "content" if "role" in item else None
+    if isinstance(kind, str) and kind.endswith("_output"):
         return "output"
-    return "content" if kind.endswith("tool_result") or kind in ("reasoning", "search_result") else None
+    return "content" if kind == "reasoning" else None
+
+
+def _parts_in_block(kind: Any) -> str | None:
+    """The same of a block of a message's content."""
+    holds_parts = isinstance(kind, str) and (kind.endswith("tool_result") or kind == "search_result")
+    return "content" if holds_parts else None
+
+
+def _structure(holder: Mapping[str, Any]) -> int:
+    """Bytes of the names of fields, with quotes, colons and commas, and of labels."""
+    labels = (value for name in _LABELS if isinstance(value := holder.get(name), str))
+    return sum(map(len, holder)) + 6 * len(holder) + sum(map(len, labels))
 
 
 _NOTHING = InputSize()
@@ -562,6 +577,7 @@ class _Tally:
         documents: JSON that a model reads as text.
         others: values whose bytes are counted.
         structure: bytes of the names of fields, less those that count with a file.
+        label_bytes: see `InputSize`.
         files: images and files.
         provided_tools: see `InputSize`.
     """
@@ -570,13 +586,14 @@ class _Tally:
     documents: list[bytes] = field(default_factory=list[bytes])
     others: list[Any] = field(default_factory=list[Any])
     structure: int = 0
+    label_bytes: int = 0
     files: InputSize = _NOTHING
     provided_tools: int = 0
 
     def size(self, messages: int = 0) -> InputSize:
         """The size of all of it."""
         documents, others = b"".join(self.documents), _json(self.others)[1:-1] if self.others else b""
-        read = _size_of_bytes(b"".join((*self.texts, documents)), messages)
+        read = _size_of_bytes(b"".join((*self.texts, documents)), messages, self.label_bytes)
         if others or self.structure or self.provided_tools or documents:
             counted = len(others) - max(0, len(self.others) - 1) + self.structure  # without the commas between them
             ttl_s = max(_cache_ttl_s(documents), _cache_ttl_s(others))
@@ -588,12 +605,14 @@ class _Tally:
         match message:
             case {"role": str() as role, "content": str() as text} if len(message) == 2 and len(role) <= _LABEL_LENGTH:
                 self.texts.append(_encoded(text))
+                self.label_bytes += _STRUCTURE_OF_MESSAGE + len(role)
             case {"type": "item_reference" | "image_generation_call" as kind}:
                 self.files += InputSize(linked_files=1) if kind == "item_reference" else InputSize(images=1)
                 self.others.append(message)
             case dict():
                 holder = cast(dict[str, Any], message)
-                self._take_fields(holder, holder.get("type"))
+                self.label_bytes += _structure(holder)
+                self._take_fields(holder, _parts_in_item(holder, holder.get("type")))
             case _:
                 self._take_content(message)
 
@@ -617,8 +636,8 @@ class _Tally:
             if "tools" in definition:
                 self._take_each_tool(definition["tools"])
 
-    def _take_fields(self, holder: Mapping[str, Any], kind: Any) -> None:
-        unknown, parts_in = dict[str, Any](), _parts_in(holder, kind)
+    def _take_fields(self, holder: Mapping[str, Any], parts_in: str | None) -> None:
+        unknown = dict[str, Any]()
         for name, value in holder.items():
             if name == parts_in:
                 self._take_content(value)
@@ -628,7 +647,7 @@ class _Tally:
                 self.documents.append(_json(value))
             elif name == "tools":
                 self.take_tools(value)
-            elif not (name in ("role", "type") and isinstance(value, str) and len(value) <= _LABEL_LENGTH):
+            elif not (name in _LABELS and isinstance(value, str) and len(value) <= _LABEL_LENGTH):
                 unknown[name] = value
         if unknown:
             self.others.append(unknown)
@@ -641,7 +660,12 @@ class _Tally:
                 self.texts.append(_encoded(content))
             case list():
                 for part in cast(list[Any], content):
-                    self._take_content(part)
+                    if isinstance(part, dict | str):
+                        self.structure += 3  # quotes of a text, and a comma
+                        self._take_content(part)
+                    else:
+                        self.others.append(part)
+                        self.structure += 1
             case {"type": str() as kind, "text": str() as text} if len(content) == 2 and len(kind) <= _LABEL_LENGTH:
                 self.texts.append(_encoded(text))
                 self.structure += _STRUCTURE_OF_TEXT + len(kind)
@@ -649,21 +673,19 @@ class _Tally:
                 self._take_file(kind, cast(dict[str, Any], content))
             case dict():
                 part = cast(dict[str, Any], content)
-                kind = part.get("type")
-                # Quotes, colons and commas of the fields, and the labels, which here count by themselves.
-                self.structure += sum(map(len, part)) + 6 * len(part)
-                self.structure += sum(len(part[name]) for name in ("type", "role") if isinstance(part.get(name), str))
-                self._take_fields(part, kind)
+                self.structure += _structure(part)
+                self._take_fields(part, _parts_in_block(part.get("type")))
             case _:
                 self.others.append(content)
 
     def _take_file(self, kind: str, part: Mapping[str, Any]) -> None:
         name, payload = payload_of(part)
-        content, covered = ("data", "content"), 0
-        if payload.get("type") in ("text", "content"):
-            # Anthropic's documents may hold their text, or blocks, as they are.
-            self._take_content(payload.get("data"))
-            self._take_content(payload.get("content"))
+        content, covered = ("content",), 0
+        if payload.get("type") == "content":
+            self._take_content(payload.get("content"))  # blocks of a document of Anthropic's
+        elif payload.get("type") == "text" and isinstance(text := payload.get("data"), str):
+            content = ("data",)
+            self.texts.append(_encoded(text))
         else:
             found = content_of(payload)
             size, content = _size_of_file(kind, found), () if found.field is None else (found.field,)
@@ -752,31 +774,9 @@ _OPENAI_NAME = re.compile(r"(ft:)?(gpt-|chatgpt-|o\d)")
 
 def estimate_input_tokens(size: InputSize, rules: TokenRules) -> int:
     """A high estimate of the tokens that a provider will count as input."""
-    return _input_tokens(size, _text_tokens(size, rules), rules)
-
-
-def worst_input_tokens(size: InputSize, rules: TokenRules, model: str) -> int:
-    """The most tokens that a provider may count as input of a call: of a small body no fewer than it has bytes.
-
-    Args:
-        size: of all that is sent.
-        rules: of the provider.
-        model: its name there.
-    """
-    around = ENVELOPE_BYTES + len(model) + size.messages * rules.message_bytes if size.body_bytes else 0
-    each_byte = min(size.body_bytes + around, BYTES_OF_SMALL_BODIES)
-    return _input_tokens(size, max(_text_tokens(size, rules), each_byte), rules)
-
-
-def _text_tokens(size: InputSize, rules: TokenRules) -> float:
-    text = size.lowercase / rules.lowercase_bytes + size.signs + size.foreign / rules.foreign_bytes
-    return text + BASE_TOKENS + size.messages * rules.message_tokens
-
-
-def _input_tokens(size: InputSize, text_tokens: float, rules: TokenRules) -> int:
     files = size.document_bytes / BYTES_PER_DOCUMENT_TOKEN + size.media_bytes / BYTES_PER_MEDIA_TOKEN
     total = (
-        math.ceil(text_tokens + files)
+        math.ceil(_text_tokens(size, rules) + files)
         + size.images * rules.image_tokens
         + size.documents * (rules.image_tokens + PAGE_TEXT_TOKENS)
         + size.linked_files * LINKED_FILE_TOKENS
@@ -784,6 +784,28 @@ def _input_tokens(size: InputSize, text_tokens: float, rules: TokenRules) -> int
         + size.provided_tools * PROVIDED_TOOL_TOKENS
     )
     return min(total, MAX_INPUT_TOKENS)
+
+
+def worst_input_tokens(estimated: int, size: InputSize, rules: TokenRules, model: str) -> int:
+    """The most tokens that a provider may count as input: labels have as many as bytes, and so has a small body.
+
+    Args:
+        estimated: by `estimate_input_tokens`.
+        size: of all that is sent.
+        rules: of the provider.
+        model: its name there.
+    """
+    if not size.body_bytes:
+        return estimated
+    translated = size.messages * rules.message_bytes
+    labels = size.label_bytes + translated - size.messages * rules.message_tokens
+    each_byte = min(size.body_bytes + ENVELOPE_BYTES + len(model) + translated, BYTES_OF_SMALL_BODIES)
+    return estimated + max(0, labels, math.ceil(each_byte - _text_tokens(size, rules)))
+
+
+def _text_tokens(size: InputSize, rules: TokenRules) -> float:
+    text = size.lowercase / rules.lowercase_bytes + size.signs + size.foreign / rules.foreign_bytes
+    return text + BASE_TOKENS + size.messages * rules.message_tokens
 
 
 def likely_input_tokens(size: InputSize) -> int:

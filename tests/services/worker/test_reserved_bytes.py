@@ -18,7 +18,13 @@ from breakwater.contracts.job import Job
 from breakwater.policy.chat_messages import encoded
 from breakwater.policy.dialects import params_of
 from breakwater.policy.output import OutputGuard
-from breakwater.policy.price import BYTES_OF_SMALL_BODIES, LINKED_FILE_TOKENS, InputSize, worst_input_tokens
+from breakwater.policy.price import (
+    BYTES_OF_SMALL_BODIES,
+    LINKED_FILE_TOKENS,
+    InputSize,
+    estimate_input_tokens,
+    worst_input_tokens,
+)
 from breakwater.policy.usage import Usage
 from breakwater.providers.anthropic import Messages, NativeMessages
 from breakwater.providers.base import Call, CallError, Streaming, Wire
@@ -249,8 +255,9 @@ class Sent:
             tokens: that it bills; by default each byte, and its instructions where there are tools or a schema.
         """
         billed = len(self.data) + self.target.token_rules.tool_tokens * self.size.tools if tokens is None else tokens
-        pricing = self.target.pricing
-        reserved_tokens = worst_input_tokens(self.size, self.target.token_rules, self.target.name)
+        pricing, rules = self.target.pricing, self.target.token_rules
+        estimated = estimate_input_tokens(self.size, rules)
+        reserved_tokens = worst_input_tokens(estimated, self.size, rules, self.target.name)
         assert pricing is not None
         reserved = pricing.worst_case(reserved_tokens, self.output_tokens, self.size)
         cost = pricing.cost(Usage(billed, self.output_tokens))
@@ -329,6 +336,34 @@ def test_no_long_text_in_any_place_costs_more_than_is_reserved(changed: tuple[st
         # A letter of two or three bytes, of which there is a token, is not split.
         foreign = sum(len(letter.encode()) for letter in long if not letter.isascii())
         assert not call.is_over(len(long.encode()) - foreign // 5)
+
+
+MANY: list[Any] = [None, [], {}, "", 0, [[]], {"role": "user", "content": ""}, {"type": "text", "text": ""}]
+
+
+def test_no_row_of_empty_values_costs_more_than_is_reserved(subtests: pytest.Subtests) -> None:
+    places: list[tuple[str, str, tuple[str | int, ...]]] = [
+        ("chat", "chat", ("messages",)),
+        ("chat", "anthropic", ("messages",)),
+        ("chat", "chat", ("messages", 1, "content")),
+        ("responses", "openai", ("input",)),
+        ("responses", "openai", ("input", 0, "content")),
+        ("responses", "openai", ("input", 3, "output")),
+        ("messages", "anthropic", ("system",)),
+        ("messages", "anthropic", ("messages",)),
+        ("messages", "anthropic", ("messages", 0, "content")),
+        ("messages", "anthropic", ("messages", 3, "content", 0, "content")),
+    ]
+    for api, provider, place in places:
+        for value in MANY:
+            with subtests.test(msg=f"{api} for {provider}: {place} {value}"):
+                changed = copy.deepcopy(BODIES[api])
+                holder: Any = changed
+                for key in place:
+                    holder = holder[key]
+                holder += [value] * 4_000
+                call = Sent.of(api, provider, changed)
+                assert call is None or not call.is_over(max(0, len(call.data) - 2_000))  # of the texts of the body
 
 
 def texts(value: Any) -> Iterator[str]:
@@ -447,6 +482,7 @@ def test_a_file_counts_as_one_only_where_a_provider_reads_it(subtests: pytest.Su
         ("messages", "anthropic", ("messages", 0, "content", 0, "content"), False),
         ("messages", "anthropic", ("messages", 2, "content", 2, "input"), False),
         ("messages", "anthropic", ("metadata", "user_id"), False),
+        ("messages", "anthropic", ("messages", 1, "content", 0, "source", "data"), False),
         ("responses", "openai", ("input", 0, "output"), False),
         ("responses", "openai", ("input", 2, "content"), False),
         ("responses", "openai", ("tools", 0, "parameters"), False),
