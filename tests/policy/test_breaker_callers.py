@@ -145,6 +145,21 @@ def test_a_probe_of_the_one_caller_closes_it_and_forgets_what_that_one_did() -> 
     assert (reopened.state, reopened.alone) == ("open", A)
 
 
+@pytest.mark.parametrize("calls", ["A1 A2 A3", "b1 A1 A2 A3"], ids=["the only caller", "one of two"])
+def test_calls_of_the_one_caller_that_began_before_it_opened_say_nothing_once_it_is_closed(calls: str) -> None:
+    limits = rules(consecutive_failures=3)
+    opened, _ = after(outcomes(calls), limits)
+    half_open = replace(opened, state="half_open", probe="p", version=opened.version + 1)
+    closed, _ = observe(half_open, Observation(11, "p", NOW, False, "", half_open.version, caller=A), limits, NOW)
+    late = [replace(one, sequence=20 + n) for n, one in enumerate(outcomes("A4 A5 A6"))]
+    breaker = closed
+    for one in late:
+        breaker, change = observe(breaker, one, limits, NOW)
+        assert (breaker, change) == (closed, None)
+    counted, changes = after(late, limits, closed)
+    assert (counted.state, len(changes)) == ("open", 1), "admitted since"
+
+
 def test_two_tenants_of_a_key_and_two_keys_of_a_tenant_are_two_callers() -> None:
     limits = rules(consecutive_failures=3)
     pairs = [(("k", "a"), ("k", "b")), (("ka", "t"), ("kb", "t")), (("ka", None), ("kb", None))]

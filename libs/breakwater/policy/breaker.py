@@ -238,6 +238,9 @@ class Breaker:
     """Grows with each transition. Calls carry that of their admission."""
     counts_from: int = 0
     """Version of the latest transition that concerned all callers: outcomes of earlier admissions do not count."""
+    closed_for: str = ""
+    """The caller for which alone it was closed last: no outcomes of its admissions before `closed_version` count."""
+    closed_version: int = 0
     closed_at: int = 0
     """Sequence of the probe that closed it last: what the log said before is over, also when it is delivered again."""
     total_failures: int = 0
@@ -326,7 +329,7 @@ def observe(
         now_ms: ms since the epoch.
         jitter: at random from 0 to 1, for the cool-down.
     """
-    is_stale = seen.version is not None and not breaker.counts_from <= seen.version <= breaker.version
+    is_stale = seen.version is not None and not _counts_from(breaker, seen.caller) <= seen.version <= breaker.version
     concerns = concerns_caller(breaker, seen.caller)
     if breaker.state == "isolated" or is_stale or (breaker.state == "open" and concerns):
         return breaker, None
@@ -359,6 +362,12 @@ def observe(
 def concerns_caller(breaker: Breaker, caller: str) -> bool:
     """True if its state holds for a caller; False if it is open for another one alone, and this one may call."""
     return not caller or set(breaker.alone.split()) <= set(caller.split())
+
+
+def _counts_from(breaker: Breaker, caller: str) -> int:
+    """The first version of admissions whose outcomes count for a caller."""
+    is_its_own = bool(breaker.closed_for) and set(breaker.closed_for.split()) <= set(caller.split())
+    return max(breaker.counts_from, breaker.closed_version) if is_its_own else breaker.counts_from
 
 
 def is_open_for_one(breaker: Breaker) -> bool:
@@ -443,6 +452,8 @@ def _closed_for_one(breaker: Breaker, seen: Observation, reason: str, now_ms: in
         reason=reason,
         changed_ms=now_ms,
         version=breaker.version + 1,
+        closed_for=breaker.alone,
+        closed_version=breaker.version + 1,
         failures=tuple(one for one in breaker.failures if not concerns_caller(breaker, one.caller)),
         forgotten=max(breaker.forgotten, *forgotten, 0),
         slices=tuple(one for one in breaker.slices if not concerns_caller(breaker, one.caller)),

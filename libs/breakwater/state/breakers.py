@@ -246,6 +246,7 @@ _NUMBERS = (
     "openings",
     "probe_until_ms",
     "version",
+    "closed_version",
     "closed_at",
     "total_failures",
     "last_failure_ms",
@@ -270,6 +271,7 @@ def _fields(breaker: Breaker) -> dict[str, str | int]:
         "callers": " ".join(f"{name}={at_ms}" for name, at_ms in breaker.callers),
         "alone": breaker.alone,
         "alone_name": breaker.alone_name,
+        "closed_for": breaker.closed_for,
         "probed_by": breaker.probed_by,
         "errors_seen": ",".join(breaker.errors_seen),
         "consecutive_failures": consecutive_failures(breaker),  # for refusals
@@ -303,6 +305,7 @@ def _loaded(now_ms: int, flat: Sequence[str]) -> Loaded:
         counts_from=int(fields.get("counts_from", fields.get("version", 0))),
         alone=fields.get("alone", ""),
         alone_name=fields.get("alone_name", ""),
+        closed_for=fields.get("closed_for", ""),
         task=fields.get("task", ""),
         probed_by=fields.get("probed_by", ""),
         **{name: int(fields.get(name, 0)) for name in _NUMBERS},
