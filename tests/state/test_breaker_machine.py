@@ -22,6 +22,7 @@ from breakwater.policy.breaker import (
     BreakerRules,
     Observation,
     caller_of,
+    concerns_caller,
     isolate,
     observe,
     reset,
@@ -475,8 +476,11 @@ class Callers(RedisMachine):
         self.seen["passes while another is stopped"] += works and max(self.in_a_row.values()) >= IN_A_ROW
         [before] = self.run(breakers.load([KEY]))
         self.seen["probe of one caller"] += verdict.probe and before.breaker.alone != ""
-        if verdict.probe and works and not before.breaker.alone:
-            self.in_a_row.clear()
+        if verdict.probe and works:
+            # It closes for all, or for all callers of a key or a tenant, whose failures are forgotten.
+            for name_of_any, caller_of_any in CALLERS.items():
+                if concerns_caller(before.breaker, caller_of_any):
+                    self.in_a_row[name_of_any] = 0
         now, caller = before.now_ms, CALLERS[name]
         outcome = Observation(self.sequence, attempt, now, not works, "e", verdict.version, False, attempt, caller)
         if works and not verdict.probe:
