@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from breakwater.contracts.events import BreakerTransition
-from breakwater.contracts.types import time_from_ms
+from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.breaker import (
     Breaker,
     BreakerChange,
@@ -18,7 +18,7 @@ from breakwater.policy.breaker import (
     observe,
     reset,
 )
-from breakwater.policy.health import half_opened, recalled, transition
+from breakwater.policy.health import half_opened, open_for, recalled, transition
 
 NOW = 1_795_000_000_000
 A, B = "a3f1b2c4", "0badc0de"
@@ -154,3 +154,9 @@ def test_what_was_reported_before_the_transition_counts_for_no_recalled_one() ->
         assert observe(breaker, Observation(sequence, "a", NOW, True, A), RULES, NOW) == (breaker, None)
     counted, _ = observe(breaker, Observation(78, "a", NOW, True, A), RULES, NOW)
     assert counted.total_failures == 6
+
+
+def test_a_recalled_breaker_that_was_open_for_its_only_caller_is_open_for_one_once_another_calls() -> None:
+    alone = OPENED_AGAIN.model_copy(update={"alone": "k1a2b3c4d", "open_for": None})
+    breaker = replace(recalled(alone, sequence=77), callers=(("k5eed0002", ms_from_time(alone.at)),))
+    assert open_for(breaker) == "one caller"

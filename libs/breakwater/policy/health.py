@@ -86,7 +86,8 @@ class CallHealth:
 
 def open_for(breaker: Breaker) -> str | None:
     """The caller that a breaker is open for while it lets calls of others pass, in words."""
-    return breaker.alone_name if is_open_for_one(breaker) else None
+    # Its name is not known where Redis was emptied meanwhile.
+    return (breaker.alone_name or "one caller") if is_open_for_one(breaker) else None
 
 
 def health_of_model(
