@@ -129,7 +129,7 @@ async def hear_holds(url: str, ends: list[int], listening: asyncio.Event) -> Non
     """Notes when each hold that is written ends, in ms by Redis' clock, until cancelled."""
     async with aioredis.Redis.from_url(url) as client, client.pubsub() as heard:
         await client.config_set("notify-keyspace-events", "Kh")
-        await heard.psubscribe("__keyspace@0__:bw:hold:*")
+        await heard.psubscribe("__keyspace@0__:bw:held:*")
         async for message in heard.listen():
             listening.set()
             if message["type"] == "pmessage":

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
@@ -49,6 +50,8 @@ FULL = Breaker(
     callers=(("k1a2b3c4d", 1_795_000_000_002), ("k5eed0002", 1_795_000_000_000), ("t0badc0de", 1_795_000_000_002)),
     alone="k1a2b3c4d t0badc0de",
     alone_name="key app and tenant “é”",
+    closed_for="k5eed0002",
+    closed_version=7,
     task="5eed0001",
     successes=(("k1a2b3c4d", 7), ("t0badc0de", 8)),
     counts_from=8,
@@ -90,6 +93,17 @@ async def test_what_is_saved_comes_back(redis: Redis, breaker: Breaker) -> None:
     assert (await load(redis)).breaker == Breaker()
     await put(redis, breaker)
     assert (await load(redis)).breaker == breaker
+
+
+async def test_workers_of_the_version_before_can_read_failures_beside_newer_ones(redis: Redis) -> None:
+    await put(redis, FULL)
+    name = f"bw:breaker:{KEY.name}"
+    stored = json.loads(await redis.client.hget(name, "failures") or "")
+    assert {len(one) for one in stored} == {5}
+    without_tasks = [[*one[:3], one[3].split()[0], one[4]] for one in stored]
+    await redis.client.hset(name, "failures", json.dumps(without_tasks))
+    failures = (await load(redis)).breaker.failures
+    assert failures == tuple(replace(one, task="") for one in FULL.failures)
 
 
 async def test_an_open_breaker_refuses_until_its_cooldown_is_over(redis: Redis) -> None:

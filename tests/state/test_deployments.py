@@ -242,6 +242,14 @@ async def test_a_probe_that_says_nothing_of_the_limit_or_is_never_made_lets_the_
             await asyncio.sleep(0.01)
 
 
+async def test_a_hold_of_a_worker_of_the_version_before_stops_no_newer_one(redis: Redis) -> None:
+    await redis.client.set("bw:hold:openai%2Fgpt-4%2E1%7Bmini%7D", "", px=60_000)
+    deployments = Deployments(redis, None)
+    assert await redis.run([deployments.admit_call(MODEL, first_try=True)]) == [0]
+    await redis.run([deployments.hold_call(MODEL, 5)])
+    assert 0 < (await redis.run([deployments.admit_call(MODEL, first_try=True)]))[0] <= 5000
+
+
 async def test_a_short_hold_is_one_for_all_callers(redis: Redis) -> None:
     calls = Callers(redis)
     await calls.limited("a", LONG_HOLD_S)

@@ -262,9 +262,7 @@ def _fields(breaker: Breaker) -> dict[str, str | int]:
         "state": breaker.state,
         "probe": breaker.probe or "",
         "reason": breaker.reason,
-        "failures": json.dumps(
-            [[one.sequence, one.at_ms, one.error, one.job, one.caller, one.task] for one in breaker.failures]
-        ),
+        "failures": json.dumps([_listed(failure) for failure in breaker.failures]),
         "successes": " ".join(f"{name}={sequence}" for name, sequence in breaker.successes),
         "counts_from": breaker.counts_from,
         "task": breaker.task,
@@ -278,6 +276,17 @@ def _fields(breaker: Breaker) -> dict[str, str | int]:
         "slices": json.dumps([[one.number, one.calls, one.failed, one.caller] for one in breaker.slices]),
         "counted": json.dumps(breaker.counted),
     }
+
+
+def _listed(failure: CountedFailure) -> tuple[int, int, str, str, str]:
+    # Job and task in one: workers of an earlier version, which run beside newer ones, read five values.
+    job = f"{failure.job} {failure.task}" if failure.task else failure.job
+    return failure.sequence, failure.at_ms, failure.error, job, failure.caller
+
+
+def _read_failure(sequence: int, at_ms: int, error: str = "", job: str = "", caller: str = "") -> CountedFailure:
+    job, _, task = job.partition(" ")
+    return CountedFailure(sequence, at_ms, error, job, caller, task)
 
 
 def _load_call(key: BreakerKey) -> ScriptCall:
@@ -296,7 +305,7 @@ def _loaded(now_ms: int, flat: Sequence[str]) -> Loaded:
         state=cast(BreakerState, fields.get("state", "closed")),
         probe=fields.get("probe") or None,
         reason=fields.get("reason", ""),
-        failures=tuple(CountedFailure(*one) for one in json.loads(fields.get("failures", "[]"))),
+        failures=tuple(_read_failure(*values) for values in json.loads(fields.get("failures", "[]"))),
         errors_seen=tuple(errors_seen.split(",")) if errors_seen else (),
         slices=tuple(Slice(*one) for one in json.loads(fields.get("slices", "[]"))),
         counted=tuple(json.loads(fields.get("counted", "[]"))),

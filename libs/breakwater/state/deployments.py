@@ -134,7 +134,8 @@ class Deployments:
 
 @lru_cache(maxsize=4096)
 def _hold(name: str) -> str:
-    return f"bw:hold:{encode_token(name)}"
+    # Not `bw:hold`, which workers of an earlier version write as a string.
+    return f"bw:held:{encode_token(name)}"
 
 
 def _counts(name: str, rules: RetryBudgetRules) -> str:

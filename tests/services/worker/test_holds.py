@@ -134,7 +134,7 @@ async def test_the_waits_that_a_job_wants_after_a_rate_limit_are_its_own(start_w
         slow = {"base_s": 3600, "max_delay_s": 3600}
         first = await plane.run({"agent": "writer", "job_id": "slow", "prompt": "x", "retry": slow})
         assert first["reason"] == "timeout"
-        assert await plane.worker.redis.client.pttl("bw:hold:sim%2Fm") <= 100
+        assert await plane.worker.redis.client.pttl("bw:held:sim%2Fm") <= 100
         second = await plane.run({"agent": "writer", "job_id": "other", "prompt": "x"})
         assert second["status"] == "succeeded"
         assert second["attempts"][0]["backoff_ms"] <= 110
