@@ -26,6 +26,7 @@ from breakwater.policy.price import (
     size_of_added,
     worst_input_tokens,
 )
+from breakwater.policy.provider_state import is_of_model, substitutes_in
 from breakwater.policy.refusals import for_operators, retry_budget_spent
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
 from breakwater.providers.base import Answer
@@ -320,6 +321,8 @@ class Attempts:
             if repaired.cause == "parameter" and refused is not None and refused.lasting:
                 key = params_key(self._worker, self._job, ended.attempt.model, ended.attempt.provider)
                 self._worker.left_out.setdefault(key, set()).update(refused.names)
+            if repaired.cause == "provider_state" and is_of_model(failure.class_name):
+                self._worker.state_repairs.setdefault(ended.attempt.model, set()).add(repaired.repairs.state[-1])
             if repaired.event is not None:
                 at = {"attempt": ended.attempt.number, "model": ended.attempt.model}
                 await self._progress.report("retried", repaired.event, **at, count=repaired.count)
@@ -519,6 +522,8 @@ def request_for(
     """
     target = worker.targets.of(job.agent_name, job.chain[at.model_index])
     size = job.input_size(as_written=worker.config.sends_as_written(target.provider, job.job.api))
+    learned, own = worker.state_repairs.get(target.model, ()), () if at.repairs is None else at.repairs.state
+    size += size_of_added(substitutes_in(job.messages, {*learned, *own}))
     if at.repairs is not None:
         size += at.repairs.correction_size
     if at.partial:

@@ -35,11 +35,13 @@ from breakwater.policy.classify import (
     classify,
     without_text,
 )
+from breakwater.policy.dialects import repaired_body
 from breakwater.policy.dialects.embeddings import MAX_VECTOR_BYTES, dimensions_of, form_refused
 from breakwater.policy.json_values import TOO_DEEP, is_too_deep
 from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.parameters import field_of
 from breakwater.policy.price import estimate_input_tokens, limited, size_of_messages
+from breakwater.policy.provider_state import AUTHOR, author_of, for_author
 from breakwater.policy.record import error_of
 from breakwater.policy.usage import Usage, credible, with_estimated_usage
 from breakwater.providers.base import Answer, Call, CallError, refused
@@ -129,6 +131,9 @@ async def call(
     most, left_out = flight.max_tokens, flight.left_out
     if repairs.output_limit is not None:
         most = min(repairs.output_limit, most or repairs.output_limit)
+    state_repairs = {*repairs.state, *worker.state_repairs.get(flight.model, ())}
+    if "thinking" in state_repairs:
+        left_out = (*left_out, "thinking")
     native = guard is not None and guard.rules.native and "response_format" not in left_out
     span = tracing.begin(
         f"{operation_of(job)} {target.name}",
@@ -140,7 +145,17 @@ async def call(
     if most is not None:
         params = limited(params, most)
     speaks = worker.config.speaks(flight.provider, job.job.api)
-    sent_messages, sent_params = (messages, params) if speaks else job.chat_request(messages, params)
+    is_repaired = messages is not job.messages and messages != job.messages
+    author = None if speaks or job.job.api_request is None else author_of(target.deployment)
+    if stream is not None:
+        stream.author = author
+    body, sent_messages, sent_params = job.native_body(params, left_out) if speaks else None, messages, params
+    if not speaks:
+        sent_messages, sent_params = job.chat_request(messages, params)
+    if author is not None or state_repairs or (is_repaired and body is not None):
+        sent_messages = for_author(sent_messages, author or "", state_repairs)
+    if state_repairs and body is not None:
+        body = repaired_body(job.job.api, body, state_repairs)
     request = Call(
         job.attempt_id(flight.number),
         target.name,
@@ -158,9 +173,9 @@ async def call(
         streaming=None if stream is None else stream.streaming,
         left_out=left_out,
         api=job.job.api if speaks else "chat",
-        native=job.native_body(params, left_out) if speaks else None,
+        native=body,
         headers=dict(job.job.api_request.headers) if job.job.api_request else {},
-        repaired=messages is not job.messages and messages != job.messages,
+        repaired=is_repaired,
     )
     sent, answer = False, None
     try:
@@ -170,6 +185,8 @@ async def call(
                 answer = await _performed(worker, job, flight, request)
             if stream is not None:
                 answer, flight = await stream.whole(answer), stream.ended()
+            if author is not None and answer.response is not None:
+                answer = replace(answer, response={**answer.response, AUTHOR: author})
             ended = answered(worker, job, flight, started_at, answer)
         except CallError as failed:
             flight = flight if stream is None else stream.ended()

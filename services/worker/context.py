@@ -19,6 +19,7 @@ from breakwater.contracts.types import is_identifier
 from breakwater.coordination.plans import PlanLog
 from breakwater.policy.budget import CapTable
 from breakwater.policy.output import OutputGuard
+from breakwater.policy.provider_state import StateRepair
 from breakwater.policy.provider_words import known_or_hash
 from breakwater.policy.redact import Redactor
 from breakwater.policy.redact_scanner import holds_key
@@ -84,6 +85,8 @@ class WorkerContext:
     """Of the calls under way, by attempt."""
     left_out: dict[tuple[str, str, CallApi], set[str]] = field(default_factory=dict[tuple[str, str, CallApi], set[str]])
     """Parameters that a model was found not to know, by the agent that adds them, the model, and the API spoken."""
+    state_repairs: dict[str, set[StateRepair]] = field(default_factory=dict[str, set[StateRepair]])
+    """Repairs without which a model was found to refuse conversations, by model."""
     now: Callable[[], datetime] = utc_now
     clock: Callable[[], float] = monotonic
     """Seconds, whatever is done to the time of day meanwhile."""

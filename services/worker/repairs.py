@@ -17,6 +17,7 @@ from breakwater.policy.conversation import JsonMessage, prune_orphans, trim
 from breakwater.policy.output import correction_message
 from breakwater.policy.parameters import MAX_LEFT_OUT, TRANSLATED
 from breakwater.policy.price import InputSize, size_of_added
+from breakwater.policy.provider_state import StateRepair, state_repair
 
 MAX_TRIMS = 3
 """A conversation is shortened so often for one model before it counts as too long for it."""
@@ -61,6 +62,8 @@ class Repairs(Event):
     """The output was limited to this, as it did not fit into the model's window next to the conversation."""
     left_out: tuple[str, ...] = ()
     """Parameters that the model refuses."""
+    state: tuple[StateRepair, ...] = ()
+    """Of what the models of earlier turns wrote in addition to their texts, and this one refused."""
 
     def for_next_model(self) -> Repairs:
         """The repairs that hold for the next model, too."""
@@ -104,6 +107,8 @@ class Repairs(Event):
                 return self.model_copy(update={"corrections": (*self.corrections, Correction(answer=None))})
             case "credential_refresh":
                 return self.model_copy(update={"credential_refreshed": True})
+            case "provider_state" if attempts and (error := attempts[-1].error) is not None:
+                return self.mend_state(error.class_, error.param) or self
             case "output_limit" | "parameter" if attempts and (error := attempts[-1].error) is not None:
                 if error.class_ in CUT_OFF:
                     return self.model_copy(update={"full_output": True})
@@ -139,6 +144,8 @@ class Repairs(Event):
         """
         if lowered and failure.class_name in CUT_OFF:
             return Repaired("output_limit", self.model_copy(update={"full_output": True}))
+        if (mended := self.mend_state(failure.class_name, failure.param)) is not None:
+            return Repaired("provider_state", mended)
         if (without := self.leave_out(refused_params)) is not None:
             return Repaired("parameter", without)
         is_overflow, sent = failure.kind == "context_overflow", may_ask_for_less_than or 0
@@ -168,6 +175,13 @@ class Repairs(Event):
         if not new or len(self.left_out) + len(new) > MAX_LEFT_OUT:
             return None
         return self.model_copy(update={"left_out": (*self.left_out, *new)})
+
+    def mend_state(self, class_name: str, param: str | None) -> Repairs | None:
+        """Changes the state in the conversation that the provider refused. None where that was done before."""
+        repair = state_repair(class_name, param)
+        return (
+            None if repair is None or repair in self.state else self.model_copy(update={"state": (*self.state, repair)})
+        )
 
     def limit_output(self, complaint: str) -> Repairs | None:
         """Leaves the answer the room that is left, or that the model has. None where that was done before.

@@ -23,6 +23,7 @@ from breakwater.contracts.execution import Attempt
 from breakwater.policy.chat_chunks import CONTINUE, OBJECT, Assembly, Chunk, Join
 from breakwater.policy.chat_messages import THOUGHT, encoded
 from breakwater.policy.ownership import shown, store_share
+from breakwater.policy.provider_state import AUTHOR
 from breakwater.policy.usage import Usage, of_completion
 from breakwater.providers.base import Answer, Streaming
 from breakwater.providers.openai import ChatCompletions
@@ -31,7 +32,7 @@ from breakwater.state.response_room import COUNTED_BYTES, MESSAGE_BYTES
 from services.worker.assignment import Assignment, InFlight
 from services.worker.context import WorkerContext
 
-_CONTINUED = frozenset({"role", THOUGHT, "reasoning"})
+_CONTINUED = frozenset({"role", THOUGHT, "reasoning", "thinking_blocks"})
 """Fields of a message, other than its text, that an interruption leaves as they are."""
 
 
@@ -268,6 +269,7 @@ class AttemptStream:
     Attributes:
         streaming: the receiver that the provider gets.
         flight: the attempt, with the timing and the size of its answer.
+        author: what the answer is signed with, see `policy.provider_state`; None for an answer in its client's API.
     """
 
     def __init__(
@@ -283,6 +285,7 @@ class AttemptStream:
         self.flight = flight
         self._stream = stream
         self._begin = begin
+        self.author: str | None = None
         self._began_at = monotonic()
         self._held: list[Chunk] = []
         said = stream.text if stream.continues else None
@@ -336,6 +339,8 @@ class AttemptStream:
     async def _publish(self, chunks: Sequence[Chunk]) -> None:
         if not chunks:
             return
+        if self.author is not None:
+            chunks = [{**chunks[0], AUTHOR: self.author}, *chunks[1:]]
         if not self.begun:
             first_token_ms = round((monotonic() - self._began_at) * 1000)
             self.flight = self.flight.model_copy(update={"first_token_ms": first_token_ms})

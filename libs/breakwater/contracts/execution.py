@@ -53,6 +53,7 @@ Cause = Literal[
     "credential_refresh",
     "output_limit",
     "parameter",
+    "provider_state",
     "probe",
     "batch",
 ]

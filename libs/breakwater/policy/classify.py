@@ -14,6 +14,7 @@ from breakwater.policy.context_overflow import overflow_summary
 from breakwater.policy.delays import latest_reset_s, retry_after_s
 from breakwater.policy.formats import words
 from breakwater.policy.params import KNOWN_PARAMS
+from breakwater.policy.provider_state import STATE_ERRORS, UNREADABLE, state_error
 from breakwater.policy.provider_words import known_or_hash, known_place
 from breakwater.policy.user_message import user_message
 
@@ -521,7 +522,7 @@ _CLIENT_CLASSES = {
     413: "RequestTooLargeError",
     422: "UnprocessableEntityError",
 }
-REFUSED_REQUEST_CLASSES = frozenset({NOT_SENT, UNSUPPORTED, "ClientError", *_CLIENT_CLASSES.values()})
+REFUSED_REQUEST_CLASSES = frozenset({NOT_SENT, UNSUPPORTED, "ClientError", *STATE_ERRORS, *_CLIENT_CLASSES.values()})
 """The classes of requests that a provider does not take as they are written, or not at all."""
 _TRANSIENT_CLASSES = {
     408: "RequestTimeoutError",
@@ -537,7 +538,7 @@ _SERVER_CLASSES = {
     529: "OverloadedError",
 }
 RETRYABLE_CLASSES = frozenset(
-    {UNSUPPORTED, *_CLIENT_CLASSES.values(), *_SERVER_CLASSES.values(), *_TRANSIENT_CLASSES.values()}
+    {UNSUPPORTED, *STATE_ERRORS, *_CLIENT_CLASSES.values(), *_SERVER_CLASSES.values(), *_TRANSIENT_CLASSES.values()}
 ) | words(
     """
     ClientError ContentFilteredError OutputLimitError QuotaExceededError RateLimitError WorkerLostError
@@ -648,12 +649,17 @@ def _by_status(failure: HttpFailure, now: datetime) -> Classification:
             return fails("context_overflow", "ContextOverflowError")
         if status != 413 and has_orphan_tool_calls(message):
             return fails("orphan_tool_calls", "OrphanToolCallsError")
+        if (of_state := state_error(failure.code, failure.param, message)) is not None:
+            return replace(fails("client", of_state[0]), param=of_state[1])
         if failure.code in _FILTERED:
             return fails("client", "ContentFilteredError")
         if _MALFORMED.search(f"{failure.code} {failure.type}") or _MALFORMED_WORDS.search(message):
             return fails("logic", MALFORMED)
         if (refused := refused_parameter(failure.code, failure.param, message)) is not None:
             return replace(fails("client", UNSUPPORTED), param=refused)
+    of_state = state_error(failure.code, failure.param, message) if status == 404 else None
+    if of_state is not None and of_state[0] == UNREADABLE:
+        return fails("client", UNREADABLE)  # OpenAI's words for an item of reasoning that it has not kept
     # An unknown status is handled as the caller's mistake: repeating what is not understood does not help.
     return fails("client", _CLIENT_CLASSES.get(status, "ClientError"))
 

@@ -25,7 +25,9 @@ PAYMENT_REQUIRED = "PaymentRequired"
 
 _RECOVERED_FROM: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "orphan_tool_calls"})
 """Repeating the call would fail again: what is sent must change first, which is no retry."""
-_MENDED: frozenset[Cause] = frozenset({"credential_refresh", "orphan_recovery", "output_limit", "parameter"})
+_MENDED: frozenset[Cause] = frozenset(
+    {"credential_refresh", "orphan_recovery", "output_limit", "parameter", "provider_state"}
+)
 _RECOVERED_FROM_CLASSES = frozenset({"ContextOverflow", "OrphanToolCalls"})
 _CLASS_NAME = re.compile(r"[A-Z][A-Za-z0-9]*")
 

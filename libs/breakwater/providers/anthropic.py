@@ -14,8 +14,10 @@ from breakwater.contracts.job import CallApi
 from breakwater.errors import BreakwaterError
 from breakwater.policy.chat_chunks import Assembly
 from breakwater.policy.chat_messages import OTHERS, arguments_text, fields, finish_reason, objects
+from breakwater.policy.dialects.messages import without_lone_thinking, without_thinking
 from breakwater.policy.formats import words
 from breakwater.policy.price import max_tokens_of
+from breakwater.policy.provider_state import plain_id
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.policy.surrogates import whole_escapes
 from breakwater.policy.tool_schemas import anthropic_tool
@@ -136,7 +138,7 @@ _TRANSLATED = words(
 )
 
 
-def request_body(call: Call) -> dict[str, Any]:
+def request_body(call: Call) -> Mapping[str, Any]:
     """Translates a call.
 
     Messages: system and developer messages become `system`; tool calls and their results become blocks; consecutive
@@ -144,7 +146,8 @@ def request_body(call: Call) -> dict[str, Any]:
     has no counterpart and is left out.
 
     Params: OpenAI's are translated; those of Anthropic's own (`thinking`, `top_k`, …) are passed on, and so is what
-    neither is known to have: Anthropic names what it does not take. `dropped_params` are left out.
+    neither is known to have: Anthropic names what it does not take. `dropped_params` are left out, and so is `thinking`
+    where Anthropic would refuse it, as another model has written a turn. Ids of tool calls are such as it takes.
 
     The schema of an answer goes into `output_config.format`, Anthropic's structured outputs, which newer models have
     (set `output.native: false` for others). A schema that they can't express is not sent; the answer is checked all
@@ -178,7 +181,8 @@ def request_body(call: Call) -> dict[str, Any]:
     if call.streaming is not None:
         body["stream"] = True
     output = _output_config(call, params)
-    return body | {"output_config": output} if output else body
+    body |= {"output_config": output} if output else {}
+    return without_thinking(body) if "thinking" in call.left_out else without_lone_thinking(body)
 
 
 _NO_TEXT = "(empty message)"
@@ -223,7 +227,7 @@ def _turns(messages: Iterable[Mapping[str, Any]]) -> tuple[list[AnthropicBlock],
                 role, blocks = "assistant", _said(message)
             case "tool":
                 content = {"content": found} if (found := _blocks(message.get("content"))) else {}
-                result = {"type": "tool_result", "tool_use_id": message.get("tool_call_id")}
+                result = {"type": "tool_result", "tool_use_id": _plain_id(message.get("tool_call_id"))}
                 failed = {"is_error": True} if message.get("is_error") is True else {}
                 role, blocks = "user", [result | content | failed]
             case unknown:
@@ -281,8 +285,15 @@ def _said(message: Mapping[str, Any]) -> list[AnthropicBlock]:
     return [
         *(dict(fields(block)) for block in _list(message.get("thinking_blocks"))),
         *_blocks(message.get("content")),
-        *({"type": "tool_use", "id": call.get("id"), **_called(fields(call.get("function")))} for call in calls),
+        *(
+            {"type": "tool_use", "id": _plain_id(call.get("id")), **_called(fields(call.get("function")))}
+            for call in calls
+        ),
     ]
+
+
+def _plain_id(own: Any) -> Any:
+    return plain_id(own) if isinstance(own, str) else own
 
 
 def _called(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -444,7 +455,8 @@ class NativeMessages(Messages):
         if call.streaming is not None:
             body["stream"] = True
         output = _output_config(call, {"output_config": body.get("output_config")})
-        return body | {"output_config": output} if output else body
+        body |= {"output_config": output} if output else {}
+        return without_thinking(body) if "thinking" in call.left_out else body
 
     def stream_reader(self, answer: Assembly) -> StreamReader:  # noqa: ARG002  its own form has to be kept
         """A reader of the events of a message, which passes them on."""

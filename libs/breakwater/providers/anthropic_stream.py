@@ -30,8 +30,9 @@ _IN_CHAT = ("text", "thinking", "tool_use")
 class MessageEvents:
     """Reads the events of one message.
 
-    In the chunks of a chat, its thinking is missing, as is all that OpenAI's format has no field for. Those of a
-    native call have it, and each has the event that it is made of: with the number of its block in the message.
+    In the chunks of a chat, its thinking is missing, as is all that OpenAI's format has no field for; of an answer that
+    calls tools, the calls have it, as clients are to send it back. Those of a native call have it, and each has the
+    event that it is made of: with the number of its block in the message.
     """
 
     def __init__(self, usage_of: Callable[[Mapping[str, Any]], Usage | None], *, native: bool = False) -> None:
@@ -45,6 +46,8 @@ class MessageEvents:
         self._latest: dict[int, _BlockSoFar] = {}
         """The open block at each index: some gateways number all blocks 0."""
         self._calls = 0
+        self._shown = 0
+        """Number of blocks whose thinking is in the chunks."""
         self._created = int(time.time())
 
     @property
@@ -72,7 +75,8 @@ class MessageEvents:
             case "content_block_stop":
                 return self._end(_index(event))
             case "message_delta":
-                delta = {name: value for name, value in fields(event.get("delta")).items() if value is not None}
+                changed = fields(event.get("delta")).items()
+                delta = {name: value for name, value in changed if value is not None and name != "choices"}
                 if (edits := event.get("context_management")) is not None:
                     delta["context_management"] = edits
                 self._message |= delta
@@ -81,12 +85,20 @@ class MessageEvents:
                 reason = delta.get("stop_reason")
                 if not is_end(reason) or (reason := finish_reason(reason)) in INTERRUPTED:
                     return ()
-                return (self._chunk({}, finish_reason_of(reason, called=bool(self._calls))),)
+                more = self._new_thinking() if self._calls else {}
+                return (self._chunk(more, finish_reason_of(reason, called=bool(self._calls))),)
             case "message_stop":
                 self.done = True
                 return self._usage_chunk()
             case _:
                 return ()
+
+    def _new_thinking(self) -> dict[str, Any]:
+        """The blocks of thinking since the last call, which Anthropic wants back with the tools' results."""
+        kinds, first = ("thinking", "redacted_thinking"), self._shown
+        self._shown = len(self._blocks)
+        blocks = [block.whole() for block in self._blocks[first:] if block.given.get("type") in kinds]
+        return {"thinking_blocks": blocks} if blocks and not self._native else {}
 
     def _begin(self, index: int, given: dict[str, Any]) -> Iterable[Chunk]:
         ended = self._end(index)  # where its maker did not say so
@@ -99,7 +111,9 @@ class MessageEvents:
             self._calls += 1
             # Some say all of the input here.
             function = {"name": given.get("name"), "arguments": arguments_text(given.get("input") or "")}
-            delta = _call(block, {"id": given.get("id"), "type": "function", "function": function})
+            delta = self._new_thinking() | _call(
+                block, {"id": given.get("id"), "type": "function", "function": function}
+            )
         elif self._native and isinstance(kind, str) and kind not in _IN_CHAT:
             delta = {OTHERS: [given]}
         else:

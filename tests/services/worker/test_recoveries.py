@@ -319,6 +319,9 @@ async def test_a_repair_is_made_though_the_worker_died_before_it(start_worker: S
         (refusing(400, "`temperature` and `top_p` cannot both be specified"), "parameter"),
         (refusing(400, "input length and `max_tokens` exceed context limit: 100 + 4096 > 1000"), "output_limit"),
         (refusing(400, "no", code="tool_use_failed"), "self_correction"),
+        (refusing(400, "no", code="invalid_encrypted_content"), "provider_state"),
+        (refusing(422, "messages.1.assistant.reasoning_content: Extra inputs are not permitted"), "provider_state"),
+        (refusing(400, "messages.1.content.0: Invalid `signature` in `thinking` block"), "provider_state"),
     ],
 )
 def test_a_repair_is_derived_again_from_what_was_recorded(failure: CallError, repaired: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pydantic import JsonValue
 
-from breakwater.contracts.job import Job, NativeRequest, RequestApi
+from breakwater.contracts.job import CallApi, Job, NativeRequest, RequestApi
 from breakwater.policy.dialects import embeddings, messages, responses
 from breakwater.policy.dialects.forms import Body, ChatForm, Dialect, InvalidBodyError
+from breakwater.policy.provider_state import StateRepair
 from breakwater.policy.tool_schemas import portable_params
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "for_chat",
     "input_of",
     "params_of",
+    "repaired_body",
 ]
 
 DIALECTS: Mapping[RequestApi, Dialect] = {"embeddings": embeddings, "messages": messages, "responses": responses}
@@ -55,12 +57,21 @@ def for_chat(
     conversation: Sequence[Mapping[str, JsonValue]],
     params: Mapping[str, JsonValue],
 ) -> tuple[Sequence[Mapping[str, JsonValue]], Mapping[str, JsonValue]]:
-    """The conversation and the params of a job, as a provider of chat completions gets them."""
+    """The conversation and the params of a job for providers of chat completions, before `for_author`."""
     if job.api not in ("messages", "responses"):
         return conversation, params
     if job.api == "messages":
         conversation, params = messages.for_chat(conversation, params)
     return conversation, portable_params(params)
+
+
+def repaired_body(
+    api: CallApi, body: Mapping[str, JsonValue], repairs: Collection[StateRepair]
+) -> Mapping[str, JsonValue]:
+    """The body for a provider of the same API that has refused the state of its conversation."""
+    if api == "messages":
+        return messages.repaired_body(body, repairs)
+    return responses.repaired_body(body, repairs) if api == "responses" else body
 
 
 def dropped_fields(request: NativeRequest) -> set[str]:

@@ -6,9 +6,8 @@ A provider that speaks Messages gets the body as it is (`native_body`). Any othe
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import orjson
@@ -33,19 +32,29 @@ from breakwater.policy.formats import words
 from breakwater.policy.ownership import shown
 from breakwater.policy.params import is_run_by_client
 from breakwater.policy.price import InputSize, size_of_messages, size_of_params
+from breakwater.policy.provider_state import (
+    AUTHOR,
+    STATE,
+    UNSIGNED,
+    StateRepair,
+    is_token,
+    lacks_thinking,
+    opened,
+    own_id,
+    plain_id,
+    state_of_calls,
+    token_of,
+)
 from breakwater.policy.surrogates import whole_escapes
 from breakwater.policy.tool_schemas import anthropic_tool
 from breakwater.policy.usage import ESTIMATED, figure, is_estimated, of_completion
 
 Block = dict[str, Any]
 
-UNSIGNED = "breakwater:unsigned"
-"""Signature of thinking of a model whose API has none: SDKs need one, and Anthropic would refuse it."""
-
 DROPPED: Mapping[str, str] = {
     "cache_control": "it sets what is cached; providers of chat completions cache by themselves",
     "thinking": "a model of another provider thinks as it does by default",
-    "thinking blocks": "only the provider that wrote them can read them; Anthropic gets its own, and no others",
+    "thinking blocks": "only the model that wrote them gets them back, in the words of its API",
     "context_management": "`clear_thinking_…` only: there are no thinking blocks to clear",
     "metadata": "it names the user for the provider's own abuse detection",
     "service_tier": "`auto` and `standard_only`: a chat has the standard tier",
@@ -193,7 +202,7 @@ class _Form:
 
     def _result(self, block: Block, at: str) -> tuple[dict[str, JsonValue], list[Block]]:
         """The message of a tool's result, and files of it, which a chat has in messages of the user only."""
-        texts, files, called = list[Block](), list[Block](), block.get("tool_use_id")
+        texts, files, called = list[Block](), list[Block](), _own_id(block.get("tool_use_id"))
         for part, place in _blocks(block.get("content"), f"{at}.content"):
             for one in self._parts(part, place):
                 if one.get("type") in ("image_url", "file"):
@@ -204,29 +213,31 @@ class _Form:
         return {"role": "tool", "tool_call_id": called, **({"content": ""} | _content(texts)), **more}, files
 
     def _take_assistant(self, content: Any, at: str) -> None:
-        parts, thinking, calls = list[Block](), list[Block](), list[Block]()
+        parts, thinking, calls, states = list[Block](), list[Block](), list[Block](), list[Block]()
         mark: Any = None
         for block, place in _blocks(content, at):
             mark = block.get("cache_control", mark)
             match block.get("type"):
                 case "thinking" | "redacted_thinking":
-                    if block.get("signature") != UNSIGNED:
+                    if not is_token(token := _token_in(block)):
                         thinking.append(block)
+                    elif (state := opened(token, block.get("thinking"))) is not None:
+                        states.append(state)
                 case "tool_use":
                     if fields(block.get("caller")).get("type", "direct") != "direct":
                         self.lose(
                             f"{place}.caller", "a tool that was not called by the model itself has no counterpart"
                         )
                     function = {"name": block.get("name"), "arguments": arguments_text(block.get("input") or {})}
-                    calls.append({"id": block.get("id"), "type": "function", "function": function})
+                    calls.append({"id": _own_id(block.get("id")), "type": "function", "function": function})
                 case _:
                     parts += self._parts(block, place)
         texts = [part.get("text") for part in parts]
         only_text = all(part.get("type") == "text" for part in parts)
         said: Any = ("".join(map(str, texts)) or None) if only_text else parts
-        named = (("thinking_blocks", thinking), ("tool_calls", calls), ("cache_control", mark))
+        named = (("thinking_blocks", thinking), ("tool_calls", calls), ("cache_control", mark), (STATE, states))
         more: dict[str, Any] = {name: value for name, value in named if value}
-        if more or said:
+        if more.keys() - {STATE} or said:
             self.messages.append({"role": "assistant", "content": said, **more})
 
     def _parts(self, block: Block, at: str) -> list[Block]:
@@ -279,7 +290,7 @@ class _Form:
         self._take_output(body)
         for index, edit in enumerate(objects(fields(body.get("context_management")).get("edits"))):
             kind = str(edit.get("type"))
-            if not kind.startswith("clear_thinking_"):
+            if not _is_of_thinking(edit):
                 lose = self.lose if kind.startswith("clear_") else self._lose_priced
                 lose(f"context_management.edits[{index}]", "a chat is sent whole")
         for name, value in body.items():
@@ -351,6 +362,15 @@ def _content(parts: list[Block]) -> dict[str, JsonValue]:
     return {"content": cast(JsonValue, parts)} if parts else {}
 
 
+def _own_id(tool_use_id: Any) -> Any:
+    return own_id(tool_use_id) if isinstance(tool_use_id, str) else tool_use_id
+
+
+def _token_in(block: Block) -> Any:
+    """The field of a block of thinking that names its author."""
+    return block.get("signature") if block.get("type") == "thinking" else block.get("data")
+
+
 def _url(source: Any) -> str | None:
     given = fields(source)
     if given.get("type") == "base64":
@@ -392,7 +412,8 @@ def native_body(body: Body, *, params: Body, max_tokens: int, system_prompt: str
     """The body for a provider that speaks Messages, without its model.
 
     Args:
-        body: as the client wrote it; thinking that Anthropic has not signed is left out.
+        body: as the client wrote it; thinking that Anthropic has not signed is left out, and ids of tools are such as
+            it takes.
         params: of the agent, for those that the body lacks.
         max_tokens: the most output; the body's own limit where that is lower.
         system_prompt: of the agent, for a body without one.
@@ -406,13 +427,12 @@ def native_body(body: Body, *, params: Body, max_tokens: int, system_prompt: str
         agents["tools"] = [anthropic_tool(tool) for tool in objects(tools)]
     if system_prompt is not None:
         agents["system"] = system_prompt
-    given = figure(body.get("max_tokens"))
-    return {
-        **agents,
-        **body,
-        "max_tokens": max_tokens if given is None else min(given, max_tokens),
-        "messages": _signed(body.get("messages")),
-    }
+    asked_tokens, turns = figure(body.get("max_tokens")), _signed(body.get("messages"))
+    most = max_tokens if asked_tokens is None else min(asked_tokens, max_tokens)
+    native = {**agents, **body, "max_tokens": most, "messages": turns}
+    # What a client asks of Anthropic in a conversation with it alone is its own.
+    is_own = "thinking" in body and turns is body.get("messages")
+    return native if is_own else without_lone_thinking(native)
 
 
 def size_of(body: Body) -> InputSize:
@@ -423,20 +443,71 @@ def size_of(body: Body) -> InputSize:
 
 
 def _signed(messages: JsonValue) -> JsonValue:
-    """The messages without thinking of other providers' models; the same where there is none."""
+    """The messages without thinking of other providers' models, and with ids that Anthropic takes; else the same."""
     turns: list[JsonValue] = []
     changed = False
     for message in cast(list[Any], messages) if isinstance(messages, list) else ():
         content = fields(message).get("content")
-        if fields(message).get("role") == "assistant" and isinstance(content, list):
-            kept = [one for one in cast(list[Any], content) if fields(one).get("signature") != UNSIGNED]
-            if len(kept) < len(cast(list[Any], content)):
-                changed = True
-                if kept:
-                    turns.append({**message, "content": kept})
-                continue
-        turns.append(message)
+        if not isinstance(content, list):
+            turns.append(message)
+            continue
+        blocks = [_plain(block) for block in cast(list[Any], content) if not _is_of_plane(block)]
+        if len(blocks) == len(cast(list[Any], content)) and all(map(operator.is_, blocks, cast(list[Any], content))):
+            turns.append(message)
+            continue
+        changed = True
+        if blocks:
+            turns.append({**message, "content": blocks})
     return turns if changed else messages
+
+
+def _is_of_plane(block: Any) -> bool:
+    kind = fields(block).get("type")
+    return kind in _THINKING and is_token(_token_in(cast(Block, block)))
+
+
+def _plain(block: Any) -> Any:
+    """A block with an id of a tool's use that Anthropic takes; the same where it has none, or such a one."""
+    name = _IDS.get(str(fields(block).get("type")))
+    own = None if name is None else block.get(name)
+    return {**block, name: plain_id(own)} if isinstance(own, str) and plain_id(own) != own else block
+
+
+_THINKING = ("thinking", "redacted_thinking")
+_IDS: Mapping[str, str] = {"tool_use": "id", "tool_result": "tool_use_id"}
+
+
+def repaired_body(body: Body, repairs: Collection[StateRepair]) -> Mapping[str, JsonValue]:
+    """The body for a provider of Messages that has refused the thinking in it: without all of it."""
+    if "foreign" not in repairs or not isinstance(turns := body.get("messages"), list):
+        return body
+    plain: list[JsonValue] = []
+    for turn in turns:
+        content = fields(turn).get("content")
+        if isinstance(content, list):
+            blocks = [block for block in content if fields(block).get("type") not in _THINKING]
+            plain += [{**fields(turn), "content": blocks}] if blocks else []
+        else:
+            plain.append(turn)
+    return without_lone_thinking({**body, "messages": plain})
+
+
+def without_lone_thinking(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A body for Anthropic, without `thinking` where the conversation has turns of tools that began without."""
+    enabled = fields(body.get("thinking")).get("type") == "enabled"
+    return without_thinking(body) if enabled and lacks_thinking(objects(body.get("messages"))) else body
+
+
+def without_thinking(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A body for Anthropic without `thinking`, and without what needs it."""
+    plain = {name: value for name, value in body.items() if name != "thinking"}
+    management = fields(plain.pop("context_management", None))
+    edits = [edit for edit in objects(management.get("edits") or ()) if not _is_of_thinking(edit)]
+    return plain | ({"context_management": {**management, "edits": edits}} if edits else {})
+
+
+def _is_of_thinking(edit: Block) -> bool:
+    return str(edit.get("type")).startswith("clear_thinking_")
 
 
 # Answers
@@ -449,7 +520,6 @@ _KNOWN_STOPS = words(
     "end_turn max_tokens stop_sequence tool_use pause_turn refusal model_context_window_exceeded compaction"
 )
 _WITH_INPUT = ("tool_use", "server_tool_use", "mcp_tool_use")
-_TOOL_ID = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def message_of(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -501,7 +571,8 @@ def written(result: Mapping[str, Any]) -> dict[str, Any]:
     else:
         head, sequence, own = completion_of(result), None, None
         choice = first_choice(head)
-        content, reason, usage = _said(choice, seed), choice.get("finish_reason"), _usage(head)
+        author = response.get(AUTHOR)
+        content, reason, usage = _said(choice, seed, author), choice.get("finish_reason"), _usage(head)
     called = any(block["type"] == "tool_use" for block in content)
     more = {name: value for name, value in head.items() if name in _OF_MESSAGE and value is not None}
     return {
@@ -599,22 +670,25 @@ def _tool_id(own: str | None, ids: set[str], seed: str) -> str:
     if own is None or own in ids:
         own = made_call_id(seed, 0, len(ids))
     ids.add(own)
-    return tool_id(own)
-
-
-def tool_id(own: str) -> str:
-    """The id itself where Anthropic takes it, else one that is made of it."""
-    if _TOOL_ID.fullmatch(own):
-        return own
-    return f"call_{hashlib.md5(own.encode(errors='surrogatepass'), usedforsecurity=False).hexdigest()[:24]}"
+    return plain_id(own)
 
 
 SPOKEN: Mapping[str, str] = {THOUGHT: "thinking", "reasoning": "thinking", "content": "text", "refusal": "text"}
 """Fields of a chat's message, and the blocks that they are."""
 
 
-def _said(choice: Mapping[str, Any], seed: str) -> list[Block]:
-    """The blocks of a chat's choice, in the order in which they were said."""
+def signature_of(author: Any, thought_in: str) -> str:
+    """The signature of thinking of a chat: a token, by which its author gets it back.
+
+    Args:
+        author: None where it is not known.
+        thought_in: the field of the chat's message that it is of.
+    """
+    return token_of(author, thought_in=thought_in) if isinstance(author, str) else UNSIGNED
+
+
+def _said(choice: Mapping[str, Any], seed: str, author: Any) -> list[Block]:
+    """The blocks of a chat's choice in the order in which they were said; before tools what their author wants."""
     message, blocks = fields(choice.get("message")), list[Block]()
     signed = blocks_of(message.get("thinking_blocks") or (), seed)
     thought = THOUGHT if message.get(THOUGHT) else "reasoning"
@@ -622,6 +696,8 @@ def _said(choice: Mapping[str, Any], seed: str) -> list[Block]:
     for number, (name, start) in enumerate(order):
         end = next((begins for other, begins in order[number + 1 :] if other == name), None)
         if name == "tool_calls":
+            if not start and (token := state_of_calls(author, message, plain_id)) is not None:
+                blocks.append(state_block(token))
             blocks += map(_used, objects(message.get(name) or ())[start:end])
         elif isinstance(said := message.get(name), str) and (text := said[start:end]):
             kind = SPOKEN[name]
@@ -630,13 +706,19 @@ def _said(choice: Mapping[str, Any], seed: str) -> list[Block]:
             if blocks and blocks[-1]["type"] == kind:
                 blocks[-1][kind] += text
             else:
-                blocks.append({"type": kind, kind: text, **({"signature": UNSIGNED} if kind == "thinking" else {})})
+                signature = {"signature": signature_of(author, name)} if kind == "thinking" else {}
+                blocks.append({"type": kind, kind: text, **signature})
     return signed + blocks
+
+
+def state_block(token: str) -> Block:
+    """A block with a token: clients send it back unread."""
+    return {"type": "redacted_thinking", "data": token}
 
 
 def _used(call: Block) -> Block:
     function = fields(call.get("function"))
-    used = {"type": "tool_use", "id": tool_id(str(call.get("id"))), "name": str(function.get("name") or "")}
+    used = {"type": "tool_use", "id": plain_id(str(call.get("id"))), "name": str(function.get("name") or "")}
     return {**used, ARGUMENTS: readable(arguments_text(function.get("arguments")))}
 
 

@@ -13,11 +13,10 @@ from typing import Any
 import orjson
 
 from breakwater.policy.chat_chunks import Chunk
-from breakwater.policy.chat_messages import arguments_text, fields, objects
+from breakwater.policy.chat_messages import THOUGHT, arguments_text, fields, objects
 from breakwater.policy.dialects.messages import (
     ARGUMENTS,
     SPOKEN,
-    UNSIGNED,
     Block,
     block_of,
     full_usage,
@@ -25,12 +24,14 @@ from breakwater.policy.dialects.messages import (
     is_readable,
     is_whole,
     readable,
+    signature_of,
     start_of,
-    tool_id,
+    state_block,
     usage_of,
     with_fields,
     written,
 )
+from breakwater.policy.provider_state import AUTHOR, CarriedState, is_token, plain_id
 from breakwater.policy.surrogates import whole_escapes
 
 MessageEvent = dict[str, Any]
@@ -126,6 +127,8 @@ class MessageStream:
         self._waiting: list[Mapping[str, Any]] = []
         """Events of blocks that began before the end of that one."""
         self._turns: list[_Turn] = []
+        self._author: Any = None
+        self._state = CarriedState()
         self._thought: str | None = None
         """The field that has the thinking of this answer: some write it into two."""
         self._begun = 0
@@ -150,6 +153,7 @@ class MessageStream:
             result: a `Result`, as JSON.
         """
         message = written(result)
+        self._author = self._author or fields(result.get("response")).get(AUTHOR)
         self._start({**message, "usage": {**message["usage"], "output_tokens": 0}})
         if not self._complete(message["content"]):
             return None
@@ -163,10 +167,13 @@ class MessageStream:
 
     def _take(self, chunk: Chunk) -> None:
         self._start(chunk)
+        self._author = chunk.get(AUTHOR) or self._author
         for choice in objects(chunk.get("choices") or ()):
             if choice.get("index"):
                 continue
             delta = fields(choice.get("delta"))
+            if self._author is not None:
+                self._state.add(delta)
             for name, value in delta.items():
                 if name == "tool_calls":
                     for piece in objects(value or ()):
@@ -206,12 +213,19 @@ class MessageStream:
                 return
             self._begun += 1
             if following.kind == ARGUMENTS:
-                used = {"type": "tool_use", "id": tool_id(following.id or ""), "name": following.name}
+                if not any(block.grows == ARGUMENTS for block in self._sent):
+                    self._carry()
+                used = {"type": "tool_use", "id": plain_id(following.id or ""), "name": following.name}
                 self._begin_block({**used, ARGUMENTS: ""})
                 self._sent[-1].received = following.pieces
             elif self._last is None or self._last.closed or self._last.grows != following.kind:
                 self._begin_block({"type": following.kind, following.kind: "", **_unsigned(following.kind)})
             self._sent[-1].unsigned = following.kind == "thinking"
+
+    def _carry(self) -> None:
+        """Sends what the author of the tools wants back with them, as far as it has come."""
+        if (token := self._state.token(self._author, plain_id)) is not None:
+            self._begin_block(state_block(token))
 
     def _say(self, turn: _Turn) -> bool:
         """Sends what is new of a turn. False for a tool's input that is no beginning of an object."""
@@ -318,9 +332,13 @@ class MessageStream:
     def _complete_kinds(self, content: Sequence[Block]) -> bool:
         """The same where texts and thinking took turns: a stored chat has all of each in one piece."""
         known = ("text", "thinking", ARGUMENTS)
+        sent = [block.given for block in self._sent if is_token(block.given.get("data"))]
+        states = [block for block in content if is_token(block.get("data")) and block not in sent]
         tools = [block for block in content if ARGUMENTS in block]
         called = [block for block in self._sent if block.grows == ARGUMENTS]
-        if any(block.grows not in known for block in self._sent) or len(called) > len(tools):
+        if any(block.grows not in known and block.given not in sent for block in self._sent) or len(called) > len(
+            tools
+        ):
             return False
         thought, text = (self._rest_of(kind, content) for kind in ("thinking", "text"))
         if text is None or not all(map(_is_begun, called, tools)):
@@ -328,10 +346,11 @@ class MessageStream:
         if self._last is not None and self._last.grows == ARGUMENTS:
             self._say_more(self._last, tools[len(called) - 1])
         if thought:
-            self._continue({"type": "thinking", "thinking": thought, "signature": UNSIGNED})
+            self._continue({"type": "thinking", "thinking": thought, "signature": ""})
+            self._sent[-1].unsigned = True
         if text:
             self._continue({"type": "text", "text": text})
-        for block in tools[len(called) :]:
+        for block in (*tools[len(called) :], *states):
             self._begin_block(block)
         self._close()
         return True
@@ -397,7 +416,7 @@ class MessageStream:
             self._pending += [rest] if rest else []
             self._send_pending()
         if block.unsigned and not block.signature:
-            self._sign(block, UNSIGNED)
+            self._sign(block, signature_of(self._author, self._thought or THOUGHT))
         block.closed = True
         self._emit({"type": "content_block_stop", "index": len(self._sent) - 1})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from breakwater.policy.dialects.forms import EMPTY, Body, ChatForm, InvalidBodyE
 from breakwater.policy.dialects.responses_answer import OWN_ITEM
 from breakwater.policy.formats import words
 from breakwater.policy.price import InputSize, size_of_messages, size_of_params
+from breakwater.policy.provider_state import STATE, StateRepair, is_token, opened, short_id
 from breakwater.policy.tool_schemas import portable_tool
 
 _SAME = words(
@@ -29,10 +30,10 @@ DROPPED: Mapping[str, str] = {
     "client_metadata": "it describes the program to OpenAI",
     "max_tool_calls": "it limits tools that a provider runs, and those are refused",
     "prompt_cache_options": "it says how long the provider caches the input",
-    "include[]: reasoning.encrypted_content": "a chat has no encrypted reasoning",
+    "include[]: reasoning.encrypted_content": "it is given in any case",
     "reasoning.summary": "the reasoning that a model shows is given whole",
     "reasoning.generate_summary": "the same",
-    "input[]: reasoning": "reasoning of an earlier turn is readable for the provider alone that wrote it",
+    "input[]: reasoning": "only the model that wrote it gets it back, in the words of its API",
     "input[].id, .status, .phase, .prompt_cache_breakpoint": "they label items",
     "input[].content[]: annotations, logprobs": "they describe an earlier answer",
     "tools[].strict, where it is not given": "chat's default takes its place",
@@ -257,7 +258,8 @@ class _Translation:
                     output = self._content(item.get("output"), f"{place}.output")
                     conversation.results(self._required(item, place, "call_id"), output)
                 case "reasoning":
-                    pass
+                    if (state := opened(item.get("encrypted_content"))) is not None:
+                        conversation.recall(state)
                 case kind:
                     self.lose(f"{place}.type", f"{kind!r} {_NOT_IN_CHAT}")
                     if not isinstance(kind, str) or kind not in _ITEMS:
@@ -316,6 +318,24 @@ class _Conversation:
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     _files: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Files of the latest results: chats have them in messages of the user only, and those follow all results."""
+    _recalled: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """States of the turn that begins."""
+
+    def recall(self, state: dict[str, Any]) -> None:
+        """Takes what the author of a turn wants back: it is of the turn that has begun, or of the one that follows."""
+        turn = self.messages[-1] if self.messages else {}
+        if state["calls"]:  # which may have their results by now
+            turns = (message for message in reversed(self.messages) if _call_ids(message) & state["calls"].keys())
+            turn = next(turns, turn)
+        if turn.get("role") == "assistant":
+            turn.setdefault(STATE, []).append(state)
+        else:
+            self._recalled.append(state)
+
+    def _begin(self, role: str, content: Any) -> None:
+        states, self._recalled = self._recalled, []
+        more = {STATE: states} if states and role == "assistant" else {}
+        self.messages.append({"role": role, "content": content, **more})
 
     def say(self, role: str, content: Any) -> None:
         self.end_results()
@@ -323,7 +343,7 @@ class _Conversation:
             return
         last = self.messages[-1] if self.messages else {}
         if role != "assistant" or not last.get("tool_calls"):
-            self.messages.append({"role": role, "content": content})
+            self._begin(role, content)
         else:
             # Nothing may stand between calls and their results.
             before, more = _parts(last.get("content")), _parts(content)
@@ -332,7 +352,7 @@ class _Conversation:
     def calls(self, call: dict[str, Any]) -> None:
         self.end_results()
         if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant", "content": None})
+            self._begin("assistant", None)
         self.messages[-1].setdefault("tool_calls", []).append(call)
 
     def results(self, of_call: Any, content: Any) -> None:
@@ -349,6 +369,10 @@ class _Conversation:
         if self._files:
             self.messages.append({"role": "user", "content": self._files})
             self._files = []
+
+
+def _call_ids(message: Mapping[str, Any]) -> set[str]:
+    return {str(call.get("id")) for call in objects(message.get("tool_calls") or ())}
 
 
 def _parts(content: Any) -> list[Any]:
@@ -382,7 +406,8 @@ def _list(body: Body, name: str) -> Sequence[Any]:
 def native_body(body: Body, *, params: Body, max_tokens: int, system_prompt: str | None) -> Mapping[str, JsonValue]:
     """The body for a provider that speaks Responses.
 
-    Reasoning that the plane made of another dialect's answer is left out: no provider knows it.
+    Reasoning that the plane made of another dialect's answer is left out: no provider knows it. Ids of calls are such
+    as OpenAI takes.
 
     Args:
         body: as the client wrote it.
@@ -393,7 +418,7 @@ def native_body(body: Body, *, params: Body, max_tokens: int, system_prompt: str
     native: dict[str, Any] = {**body, "max_output_tokens": max_tokens}
     given = body.get("input")
     if isinstance(given, list):
-        native["input"] = [item for item in given if not _is_own_reasoning(item)]
+        native["input"] = [_with_short_id(item) for item in given if not _is_own_reasoning(item)]
     instructed = body.get("instructions") or any(
         item.get("role") in ("system", "developer") for item in objects(given or [])
     )
@@ -425,6 +450,30 @@ def size_of(body: Body) -> InputSize:
     for conversation in (body.get("instructions"), body.get("input")):
         size += size_of_messages(cast(list[Any], conversation if isinstance(conversation, list) else [conversation]))
     return size
+
+
+def _with_short_id(item: JsonValue) -> JsonValue:
+    called = fields(item).get("call_id")
+    if not isinstance(called, str) or called == (shorter := short_id(called)):
+        return item
+    return {**fields(item), "call_id": shorter}
+
+
+def repaired_body(body: Body, repairs: Collection[StateRepair]) -> Mapping[str, JsonValue]:
+    """The body for a provider of Responses that has refused the reasoning in it: without all of it.
+
+    Ids of items go with it: a provider that knows one misses the reasoning next to it.
+    """
+    if "foreign" not in repairs or not isinstance(items := body.get("input"), list):
+        return body
+    items = [item for item in items if fields(item).get("type") != "reasoning"]
+    return {**body, "input": [_without_id(item) for item in items]}
+
+
+def _without_id(item: JsonValue) -> JsonValue:
+    if fields(item).get("type", "message") not in ("message", "function_call", "custom_tool_call"):
+        return item
+    return {name: value for name, value in fields(item).items() if name != "id"} if isinstance(item, dict) else item
 
 
 def text_format(response_format: Mapping[str, Any]) -> dict[str, Any]:
@@ -479,5 +528,7 @@ def _item_of_part(part: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def _is_own_reasoning(item: Any) -> bool:
     found = fields(item)
-    is_own = found.get("type") == "reasoning" and str(found.get("id")).startswith(f"rs_{OWN_ITEM}")
-    return is_own and not found.get("encrypted_content")
+    if found.get("type") != "reasoning":
+        return False
+    encrypted = found.get("encrypted_content")
+    return is_token(encrypted) or (not encrypted and str(found.get("id")).startswith(f"rs_{OWN_ITEM}"))

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 
 from breakwater.policy.chat_completions import OVERFLOW, completion_of, error_of, first_choice
 from breakwater.policy.chat_messages import ORDER, THOUGHT, arguments_text, call_id, fields, finish_reason, objects
+from breakwater.policy.provider_state import AUTHOR, state_of_calls, token_of
 from breakwater.policy.usage import ESTIMATED, MAX_USAGE, figure, is_estimated, of_completion
 
 Item = dict[str, Any]
@@ -147,8 +148,8 @@ def output_of(job_id: str, result: Mapping[str, Any]) -> list[Item]:
     """The output items of a job that succeeded, in the order in which they were said."""
     if (native := native_response(result)) is not None:
         return normalized_items(objects(native["output"]), job_id)
-    choice = first_choice(completion_of(result))
-    return items_of(choice, job_id, said_in_order(choice, fields(result.get("response"))))
+    choice, response = first_choice(completion_of(result)), fields(result.get("response"))
+    return items_of(choice, job_id, said_in_order(choice, response), response.get(AUTHOR))
 
 
 def said_in_order(choice: Mapping[str, Any], response: Mapping[str, Any]) -> list[Turn]:
@@ -174,8 +175,13 @@ def said_in_order(choice: Mapping[str, Any], response: Mapping[str, Any]) -> lis
     return order
 
 
-def items_of(choice: Mapping[str, Any], job_id: str, order: Sequence[Turn]) -> list[Item]:
-    """The output items that the message of a chat's choice comes to."""
+def state_item(token: str, job_id: str, number: int) -> Item:
+    """An item before calls, with what their author wants back with them."""
+    return {**reasoning_item(item_id(job_id, "rs", number), ""), "encrypted_content": token}
+
+
+def items_of(choice: Mapping[str, Any], job_id: str, order: Sequence[Turn], author: Any = None) -> list[Item]:
+    """The output items that the message of a chat's choice comes to. `author`: None where it is not known."""
     message, items, latest = fields(choice.get("message")), list[Item](), ""
     notes = [note for one in objects(message.get("annotations") or []) if (note := annotation(one)) is not None]
     logprobs = log_probabilities(choice.get("logprobs"))
@@ -183,6 +189,8 @@ def items_of(choice: Mapping[str, Any], job_id: str, order: Sequence[Turn]) -> l
         said = message.get(name)
         end = next((begins for other, begins in order[number + 1 :] if other == name), None)
         if name == "tool_calls":
+            if not start and (token := state_of_calls(author, message)) is not None:
+                items.append(state_item(token, job_id, len(items)))
             for call in objects(said or [])[start:end]:
                 items.append(call_item(call, job_id, len(items)))
                 latest = name
@@ -191,7 +199,7 @@ def items_of(choice: Mapping[str, Any], job_id: str, order: Sequence[Turn]) -> l
         if not text:
             continue
         if name in THOUGHTS:
-            items.append(reasoning_item(item_id(job_id, "rs", len(items)), text))
+            items.append(sealed_thought(reasoning_item(item_id(job_id, "rs", len(items)), text), name, author))
         else:
             if latest not in _SPOKEN:
                 items.append(message_item(item_id(job_id, "msg", len(items)), []))
@@ -221,6 +229,18 @@ def reasoning_item(own: str, text: str, status: str = "completed") -> Item:
     """Reasoning, with its whole text."""
     content = [{"type": "reasoning_text", "text": text}] if text else []
     return {"id": own, "type": "reasoning", "summary": [], "content": content, "status": status}
+
+
+def sealed_thought(item: Item, name: str, author: Any) -> Item:
+    """Reasoning of a chat's message, with the token by which its author gets it back.
+
+    Args:
+        item: with its text.
+        name: the field of the message that it is of.
+        author: None where it is not known.
+    """
+    text = "".join(part["text"] for part in item.get("content") or ())
+    return {**item, "encrypted_content": token_of(author, {name: text})} if isinstance(author, str) and text else item
 
 
 def call_item(call: Mapping[str, Any], job_id: str, number: int, status: str = "completed") -> Item:

@@ -9,7 +9,7 @@ from typing import Any
 
 from breakwater.errors import BreakwaterError
 from breakwater.policy.chat_chunks import Assembly, Chunk, rest_of
-from breakwater.policy.chat_completions import completion_of, is_overflow
+from breakwater.policy.chat_completions import completion_of, first_choice, is_overflow
 from breakwater.policy.chat_messages import THOUGHT, encoded, fields, is_end, objects
 from breakwater.policy.dialects.responses_answer import (
     THOUGHTS,
@@ -26,7 +26,10 @@ from breakwater.policy.dialects.responses_answer import (
     pending_response,
     reasoning_item,
     response_of,
+    sealed_thought,
+    state_item,
 )
+from breakwater.policy.provider_state import AUTHOR, CarriedState, state_of_calls
 
 ResponseEvent = dict[str, Any]
 
@@ -131,6 +134,8 @@ class ResponseEvents:
         self._message: _OpenItem | None = None
         self._calls: dict[int, _OpenItem] = {}
         self._thought_in: str | None = None
+        self._author: Any = None
+        self._state = CarriedState()
         self._notes: list[Item] = []
         """Annotations that came before their text."""
         self._in_progress = False
@@ -149,6 +154,7 @@ class ResponseEvents:
     def add(self, chunk: Chunk) -> list[ResponseEvent]:
         """The events of the next chunk."""
         self._start()
+        self._author = chunk.get(AUTHOR) or self._author
         if event := fields(chunk.get("event")):
             self._pass_on(event)
         else:
@@ -195,14 +201,21 @@ class ResponseEvents:
                 known = self._items[number] if number < len(self._items) else self._open(_empty(item))
                 self._complete(known, item)
             return
+        completion = completion_of(result)
+        self._author = self._author or fields(result.get("response")).get(AUTHOR)
         if not (whole and self._ended):
-            rest = rest_of(completion_of(result), self._said())
+            rest = rest_of(completion, self._said())
             if rest is None:
                 raise ContradictionError
             for chunk in rest:
+                for choice in chunk["choices"]:
+                    self._state.add(fields(choice.get("delta")))
                 self._add_chunk({**chunk, "choices": [_ordered(one) for one in chunk["choices"]]})
         for item in self._items:
             self._close(item)
+        token = state_of_calls(self._author, fields(first_choice(completion).get("message")))
+        if token is not None and all(item.item.get("encrypted_content") != token for item in self._items):
+            self._carry(token)
 
     def _complete(self, known: _OpenItem, whole: Item) -> None:
         """Says what is missing of an item. Raises ContradictionError: another one was begun."""
@@ -297,6 +310,8 @@ class ResponseEvents:
     def _add_chunk(self, chunk: Chunk) -> None:
         for choice in objects(chunk.get("choices") or []):
             if (choice.get("index") or 0) == 0:
+                if self._author is not None:
+                    self._state.add(fields(choice.get("delta")))
                 self._add_delta(fields(choice.get("delta")), choice.get("logprobs"))
                 self._ended = self._ended or is_end(choice.get("finish_reason"))
 
@@ -369,6 +384,8 @@ class ResponseEvents:
         known = self._calls.get(number)
         if known is None:
             self._close_texts()
+            if not self._calls and (token := self._state.token(self._author)) is not None:
+                self._carry(token)
             empty = call_item(_call_without_text(given), self._asked.job_id, len(self._items), "in_progress")
             known = self._calls[number] = self._open(empty)
         elif not known.item["name"] and (name := _called(given).get("name")):
@@ -376,6 +393,11 @@ class ResponseEvents:
         self._part(known, 0, known.item["type"])
         if text := _called(given).get(_SAYS[known.item["type"]][1]):
             self._say(known, 0, str(text))
+
+    def _carry(self, token: str) -> None:
+        """Sends an item with what the author of the calls wants back with them."""
+        item = state_item(token, self._asked.job_id, len(self._items))
+        self._close(self._open(_empty(item)), item)
 
     def _annotate(self, message: _OpenItem) -> None:
         at = next((number for number, one in reversed(message.parts.items()) if one.kind == "output_text"), None)
@@ -465,6 +487,8 @@ class ResponseEvents:
         for at in sorted(known.parts):
             self._close_part(known, at)
         known.item = known.whole("completed") if whole is None else whole
+        if known is self._reasoning and self._thought_in is not None and "encrypted_content" not in known.item:
+            known.item = sealed_thought(known.item, self._thought_in, self._author)
         known.done = True
         self._emit({"type": "response.output_item.done", "output_index": known.number, "item": known.item})
 
