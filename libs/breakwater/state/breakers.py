@@ -279,7 +279,7 @@ def _fields(breaker: Breaker) -> dict[str, str | int]:
 
 
 def _listed(failure: CountedFailure) -> tuple[int, int, str, str, str]:
-    # Job and task in one: workers of an earlier version, which run beside newer ones, read five values.
+    # Job and task in one: workers of an earlier version, which run next to newer ones, read five values.
     job = f"{failure.job} {failure.task}" if failure.task else failure.job
     return failure.sequence, failure.at_ms, failure.error, job, failure.caller
 
