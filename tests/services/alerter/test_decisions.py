@@ -120,11 +120,11 @@ async def test_a_breaker_forced_open_is_an_incident_until_somebody_resets_it(own
 
 
 async def test_a_stopped_task_waits_for_a_person_and_its_reset_ends_that(own_nats_server: RunningServer) -> None:
-    config = config_of(reminders={"first_s": 604_800, "max_s": 604_800})
+    config, now = config_of(reminders={"first_s": 604_800, "max_s": 604_800}), datetime.now(UTC)
     async with bus_of(own_nats_server.url, config) as bus:
-        await bus.publish(stopped("t1"), stopped("t2", tenant="acme"))
-        await bus.publish(stopped("t1"), suffix="-again")
-        await bus.publish(stopped("t1", event_id="/t1@8", kind="reset", reason="reset by ann", by="ann"))
+        await bus.publish(stopped("t1", at=now), stopped("t2", at=now, tenant="acme"))
+        await bus.publish(stopped("t1", at=now), suffix="-again")
+        await bus.publish(stopped("t1", at=now, event_id="/t1@8", kind="reset", reason="reset by ann", by="ann"))
         async with alerter(bus, config, processes=2):
             await bus.finished("EVENTS", "alerter", 4)
         first, second, reset = await bus.alerts()
