@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -181,6 +182,39 @@ def test_a_conversation_is_sent_as_anthropic_accepts_it(subtests: pytest.Subtest
             assert "system" not in body
     blank = [{"role": "system", "content": BLANK}, {"role": "developer", "content": [text(BLANK), text("b")]}, HI]
     assert request_body(call(messages=blank))["system"] == [text("b")]
+
+
+def test_ids_of_calls_fit_and_are_the_same_in_calls_and_results(subtests: pytest.Subtests) -> None:
+    for own in ("call_1", "functions.add:0", "functions.add:0" * 20):
+        with subtests.test(own):
+            asked = {"id": own, "type": "function", "function": {"name": "add", "arguments": "{}"}}
+            answered = {"role": "tool", "tool_call_id": own, "content": "7"}
+            messages = [HI, {"role": "assistant", "tool_calls": [asked]}, answered]
+            _, called, results = request_body(call(messages=messages))["messages"]
+            sent = called["content"][0]["id"]
+            assert re.fullmatch("[a-zA-Z0-9_-]{1,64}", sent)
+            assert results["content"][0]["tool_use_id"] == sent
+            assert (sent == own) is (own == "call_1")
+
+
+def test_thinking_is_left_out_where_a_turn_of_tools_began_without(subtests: pytest.Subtests) -> None:
+    enabled = {"type": "enabled", "budget_tokens": 1024}
+    edits = {"edits": [{"type": "clear_thinking_20251015"}, {"type": "clear_tool_uses_20250919"}]}
+    block = {"type": "thinking", "thinking": "Hm", "signature": "s"}
+    asked = {"role": "assistant", "content": None, "tool_calls": [tool_call("f", "{}")]}
+    answered = {"role": "tool", "tool_call_id": "id-f", "content": "7"}
+    thought = {**asked, "thinking_blocks": [block]}
+    for name, messages, thinking, stays in (
+        ("a client that lost it", [HI, asked, answered], enabled, False),
+        ("one that sends it back", [HI, thought, answered], enabled, True),
+        ("an earlier question", [HI, asked, answered, {"role": "assistant", "content": "7"}, HI], enabled, True),
+        ("adaptive thinking needs none", [HI, asked, answered], {"type": "adaptive"}, True),
+    ):
+        with subtests.test(name):
+            params = {"thinking": thinking, "context_management": edits, "max_tokens": 2000}
+            body = request_body(call(messages=messages, params=params))
+            assert ("thinking" in body) is stays
+            assert len(body["context_management"]["edits"]) == (2 if stays else 1)
 
 
 def test_a_tool_without_parameters_has_a_schema() -> None:

@@ -8,6 +8,7 @@ from breakwater.config import Config
 from breakwater.contracts.job import Job
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.price import GENERIC, estimate_input_tokens
+from breakwater.policy.provider_state import token_of
 from breakwater.state.executions import Claim
 from services.worker.assignment import Assignment, Parameters
 from services.worker.context import utc_now
@@ -68,3 +69,19 @@ def test_the_most_that_a_call_may_answer_is_what_is_sent_as_its_limit() -> None:
     assert (
         assignment(prompt="x", params={"max_tokens": 5000, "thinking": thinking}).parameters.max_output_tokens == 9000
     )
+
+
+def test_what_a_client_carries_for_a_model_counts() -> None:
+    def sized(text: str) -> int:
+        thinking = {"type": "thinking", "thinking": text, "signature": token_of("a", thought_in="reasoning_content")}
+        used = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
+        messages = [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": [thinking, used]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "7"}]},
+        ]
+        body = {"max_tokens": 10, "messages": messages}
+        job = assignment(api_request={"api": "messages", "body": body})
+        return estimate_input_tokens(job.input_size(as_written=False), GENERIC)
+
+    assert sized("word " * 1000) > sized("word") + 1000
