@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from breakwater.policy.chat_messages import encoded
 from breakwater.policy.classify import HttpFailure, classify
 from breakwater.policy.provider_state import (
     STATE,
@@ -78,6 +80,15 @@ def test_whatever_a_provider_wrote_gives_a_token(given: Any, other: Any) -> None
 )
 def test_what_is_no_token_is_ignored(token: Any) -> None:
     assert opened(token) is None
+
+
+@given(JSON, JSON, JSON)
+def test_a_forged_token_of_any_json_is_read_or_ignored(message: Any, calls: Any, thought_in: Any) -> None:
+    forged = {"author": ME, "message": message, "calls": calls, "thought_in": thought_in}
+    for content in (message, forged, {**forged, "calls": {"call_1": calls}}, {**forged, "message": {"a": message}}):
+        token = "breakwater:1:" + base64.urlsafe_b64encode(encoded(content)).rstrip(b"=").decode()
+        state = opened(token, "Hm")
+        for_author([turn(**{STATE: [] if state is None else [state]})], ME, ["signature", "reasoning", "ids"])
 
 
 def test_forged_tokens_can_not_change_what_was_said(subtests: pytest.Subtests) -> None:

@@ -116,8 +116,9 @@ def opened(token: Any, thinking: Any = None) -> dict[str, Any] | None:
         for name, value in fields(message).items()
         if name not in _OF_CHAT and (name not in _SPOKEN or isinstance(value, str))
     }
-    if (name := state.get("thought_in")) in _SPOKEN and isinstance(thinking, str):
-        whole[name] = thinking
+    thought_in = state.get("thought_in")
+    if isinstance(thought_in, str) and thought_in in _SPOKEN and isinstance(thinking, str):
+        whole[thought_in] = thinking
     return {
         "author": author,
         "message": whole,
