@@ -167,3 +167,38 @@ async def test_messages_of_one_agent_are_read_while_the_consumer_of_another_is_n
             await until(lambda: came == ["a"], "the job")
     finally:
         await app.stop()
+
+
+async def test_a_reader_outlives_whatever_a_fetch_raises(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes: list[Any] = [MemoryError("no memory is left for now"), ["message"]]
+    came = asyncio.Event()
+
+    async def fetch(*_: Any) -> list[Any]:
+        if not outcomes:
+            await asyncio.sleep(3600)
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    source = Batches(10, linger_s=0)
+    monkeypatch.setattr(source, "fetch", fetch)
+    monkeypatch.setattr("breakwater.bus.subscriber.RETRY_S", 0.0)
+
+    @broker.subscriber(ATTEMPTS, durable="breaker", pull_sub=source)
+    async def observe(batch: list[Delivery[Attempt]]) -> None: ...
+
+    [subscriber] = broker.subscribers
+
+    async def consume(message: Any) -> None:
+        assert message == "message"
+        came.set()
+
+    monkeypatch.setattr(subscriber, "consume", consume)
+    with capture_logs() as logs:
+        reading = asyncio.create_task(subscriber._read())  # pyright: ignore[reportPrivateUsage]
+        async with asyncio.timeout(10):
+            await came.wait()
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    assert [entry["event"] for entry in logs] == ["fetch_failed"]

@@ -218,6 +218,10 @@ class PullSubscriber(DefaultSubscriber[Any]):
                     outage.failed(error)
                     await asyncio.sleep(RETRY_S)
                     continue
+                except Exception:  # noqa: BLE001  without a reader the process would live on, and hear nothing
+                    structlog.get_logger().exception("fetch_failed", consumer=self.declaration.durable)
+                    await asyncio.sleep(RETRY_S)
+                    continue
                 outage.worked()
                 for deliveries in fetched:
                     task = asyncio.create_task(self.consume(deliveries))
