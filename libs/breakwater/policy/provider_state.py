@@ -158,8 +158,9 @@ class CarriedState:
 
     def add(self, delta: Mapping[str, Any]) -> None:
         """Takes a delta; most have nothing of it."""
-        calls = [call for call in objects(delta.get("tool_calls") or ()) if call.keys() - _PIECE]
-        more = {name: value for name, value in delta.items() if value and name not in _STANDARD}
+        more = {name: delta[name] for name in delta.keys() - _STANDARD if delta[name]}
+        pieces = objects(delta["tool_calls"] or ()) if "tool_calls" in delta else ()
+        calls = [call for call in pieces if call.keys() - _PIECE]
         if calls or more:
             self._begun = True
             self._said.add({"choices": [{"index": 0, "delta": {**more, **({"tool_calls": calls} if calls else {})}}]})
@@ -212,15 +213,17 @@ def _digest(text: str) -> str:
 
 
 def for_author(
-    messages: Iterable[JsonMessage], author: str, repairs: Collection[StateRepair] = ()
-) -> list[dict[str, JsonValue]]:
-    """The messages as one provider gets them: with its own state, and without that of others.
+    messages: Sequence[JsonMessage], author: str, repairs: Collection[StateRepair] = ()
+) -> Sequence[JsonMessage]:
+    """The messages as one provider gets them: with its own state, and without that of others; the same without any.
 
     Args:
         messages: in a chat's format, perhaps with `STATE`.
         author: the deployment that is called, see `author_of`.
         repairs: what it refused before.
     """
+    if not repairs and not any(STATE in message for message in messages):
+        return messages
     restored, demands = list[dict[str, JsonValue]](), set[str](repairs)
     unknown = {repair[1:] for repair in repairs if repair.startswith("-")}
     ids: dict[str, str] = {}
