@@ -209,3 +209,51 @@ async def test_a_wrong_key_is_refused_and_shows_nowhere(monkeypatch: pytest.Monk
     assert isinstance(failed.failure, HttpFailure)
     assert failed.failure.status == 401
     assert "sk-wrong" not in f"{failed} {failed!r} {chosen!r}"
+
+
+LONG_NAME = "mcp__a_server_with_a_very_long_name__" + "find_ship_" * 5
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+async def test_a_tool_with_a_long_name_is_sent_with_a_short_one_and_called_by_its_own(kind: str, subtests: Any) -> None:
+    tools = [{"type": "function", "function": {"name": LONG_NAME, "parameters": {"type": "object"}}}]
+    scripted = model(stream={"tokens_per_s": 1000})
+    asked: dict[str, Any] = {"max_tokens": 100, "tools": tools, "tool_choice": "required"}
+    async with SimulatedProvider({"api_keys": [KEY], "models": {"m": scripted}}) as sim:
+        for streams in (False, True):
+            with subtests.test(streams=streams):
+                chunks: list[Any] = []
+
+                async def take(taken: Any, chunks: list[Any] = chunks) -> None:
+                    chunks += taken
+
+                streaming = Streaming(take, 5.0, 30.0) if streams else None
+                answered = await perform(
+                    settings(kind, sim.url.removesuffix("/v1")), call(params=asked, streaming=streaming)
+                )
+                assert isinstance(answered.output, dict)
+                [tool_call] = answered.output["tool_calls"]
+                assert tool_call["function"]["name"] == LONG_NAME
+                assert LONG_NAME in str(answered.response)
+                names = {
+                    piece["function"]["name"]
+                    for chunk in chunks
+                    for choice in chunk["choices"]
+                    for piece in choice["delta"].get("tool_calls") or ()
+                    if piece["function"].get("name")
+                }
+                assert names == ({LONG_NAME} if streams else set())
+
+
+async def test_no_name_of_a_tool_is_sent_that_is_too_long() -> None:
+    seen: list[dict[str, Any]] = []
+
+    async def note(request: web.BaseRequest) -> web.Response:
+        seen.append(await request.json())
+        return web.json_response({"choices": [{"index": 0, "message": {"content": "hi"}, "finish_reason": "stop"}]})
+
+    async with answering(note) as origin:
+        tools = [{"type": "function", "function": {"name": LONG_NAME}}]
+        await perform(settings("openai", origin), call(params={"tools": tools}))
+    [tool] = seen[0]["tools"]
+    assert len(tool["function"]["name"]) == 64

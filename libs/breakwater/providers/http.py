@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
@@ -17,11 +17,12 @@ from yarl import URL
 from breakwater.contracts.execution import Choice
 from breakwater.contracts.job import CallApi
 from breakwater.errors import ConfigError
-from breakwater.policy.chat_chunks import Assembly
+from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.chat_messages import INTERRUPTED, encoded, fields
 from breakwater.policy.classify import BrokenAnswer, CallFailure, NothingSaid, TransportFailure
 from breakwater.policy.json_values import TOO_DEEP
 from breakwater.policy.redact import KnownSecrets, RedactionRules
+from breakwater.policy.tool_names import long_names, shortened, with_long_names
 from breakwater.policy.usage import Usage, model_of
 from breakwater.providers.base import (
     MAX_ANSWER_BYTES,
@@ -180,10 +181,16 @@ class HttpProvider:
             self._secrets = KnownSecrets([] if key is None else [key], self._placeholder)
             self._secrets_version = version
         wire = self._wires["chat" if call.native is None else call.api]
+        names = long_names(call.messages, call.params) if call.native is None else {}
+        if names:
+            messages, params = shortened(call.messages, call.params, names)
+            call, wire = replace(call, messages=messages, params=params), _LongNames(wire, names)
         try:
             if call.streaming is not None:
-                return await self._stream(wire, call, key, call.streaming)
-            return self._read(wire, call, await self._post(wire, call, key))
+                answer = await self._stream(wire, call, key, call.streaming)
+            else:
+                answer = self._read(wire, call, await self._post(wire, call, key))
+            return _named_as_asked(answer, names) if names else answer
         except CallError as failed:
             raise CallError(
                 _without(self._secrets, failed.failure),
@@ -418,6 +425,54 @@ def _broken(status: int, text: str, usage: Usage | None = None, *, storable: boo
 
 def _broken_by(error: UnusableAnswerError, status: int, usage: Usage | None) -> CallError:
     return _broken(status, str(error), usage, storable=not isinstance(error, AnswerTooLargeError))
+
+
+class _LongNamesReader:
+    """Reads a stream whose chunks have short names of tools."""
+
+    def __init__(self, reader: StreamReader, names: Mapping[str, str]) -> None:
+        self._reader, self._names = reader, names
+        self.done = False
+
+    @property
+    def whole(self) -> bool:
+        """True if all of the answer has come."""
+        return self._reader.whole
+
+    def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
+        """The chunks that an event means, with the names that were asked for."""
+        chunks = [with_long_names(chunk, self._names) for chunk in self._reader.read(event)]
+        self.done = self._reader.done
+        return chunks
+
+    def answer(self) -> dict[str, Any]:
+        """The answer so far."""
+        return self._reader.answer()
+
+
+class _LongNames:
+    """An API whose streams have short names of tools. All else is that API's."""
+
+    def __init__(self, wire: Wire, names: Mapping[str, str]) -> None:
+        self._wire, self._names = wire, names
+        self.url, self.headers, self.body = wire.url, wire.headers, wire.body
+        self.usage, self.choices = wire.usage, wire.choices
+
+    def stream_reader(self, answer: Assembly) -> StreamReader:
+        """A reader of one stream."""
+        return _LongNamesReader(self._wire.stream_reader(answer), self._names)
+
+
+def _named_as_asked(answer: Answer, names: Mapping[str, str]) -> Answer:
+    """An answer with the names of tools as the call had them."""
+    return replace(
+        answer,
+        output=with_long_names(answer.output, names),
+        response=with_long_names(answer.response, names),
+        choices=tuple(
+            choice.model_copy(update={"output": with_long_names(choice.output, names)}) for choice in answer.choices
+        ),
+    )
 
 
 def _without(key: KnownSecrets, failure: CallFailure) -> CallFailure:

@@ -1,0 +1,97 @@
+"""Names of tools that are longer than providers take: shortened in a request, and long again in its answer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import JsonValue
+
+from breakwater.policy.chat_messages import fields, objects
+
+MAX_TOOL_NAME = 64
+"""Characters of a tool's name at OpenAI. Servers of the Model Context Protocol prefix theirs, and go beyond."""
+_DIGEST = 12
+
+
+def long_names(messages: Iterable[Mapping[str, JsonValue]], params: Mapping[str, JsonValue]) -> dict[str, str]:
+    """The names in a request that are too long, each by its short form.
+
+    Args:
+        messages: of a conversation in OpenAI's chat format.
+        params: of the same call.
+    """
+    tools = objects(params.get("tools") or ())
+    called = [call for message in messages for call in objects(message.get("tool_calls") or ())]
+    names = (_named(tool).get("name") for tool in (*tools, *called))
+    return {_short(name): name for name in names if isinstance(name, str) and len(name) > MAX_TOOL_NAME}
+
+
+def shortened(
+    messages: Sequence[Mapping[str, JsonValue]], params: Mapping[str, JsonValue], names: Mapping[str, str]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The messages and the params with short names. `names`: of `long_names`."""
+    short_of = {name: short for short, name in names.items()}
+    calling = [_with_calls(message, short_of.get) for message in messages]
+    renamed: dict[str, Any] = dict(params)
+    if "tools" in renamed:
+        renamed["tools"] = [_renamed(tool, short_of.get) for tool in objects(renamed["tools"] or ())]
+    if isinstance(renamed.get("tool_choice"), dict):
+        renamed["tool_choice"] = _renamed(renamed["tool_choice"], short_of.get)
+    return calling, renamed
+
+
+def with_long_names(answer: Any, names: Mapping[str, str]) -> Any:
+    """A chunk, an answer or a message of an assistant with the names that its client knows.
+
+    Args:
+        answer: in OpenAI's chat format or in Anthropic's; anything else is returned as it is.
+        names: of `long_names`.
+    """
+    if not isinstance(answer, dict):
+        return answer
+    renamed: dict[str, Any] = _with_calls(fields(answer), names.get)
+    if isinstance(renamed.get("choices"), list):
+        renamed["choices"] = [
+            {**choice, **{part: _with_calls(fields(choice[part]), names.get) for part in _PARTS if choice.get(part)}}
+            for choice in objects(renamed["choices"])
+        ]
+    if isinstance(renamed.get("content"), list):
+        renamed["content"] = [
+            _renamed(block, names.get) if fields(block).get("type") == "tool_use" else block
+            for block in renamed["content"]
+        ]
+    return renamed
+
+
+_PARTS = ("delta", "message")
+"""Fields of a choice that call tools."""
+
+
+def _short(name: str) -> str:
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:_DIGEST]
+    return f"{name[: MAX_TOOL_NAME - _DIGEST - 1]}_{digest}"
+
+
+def _named(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The object that has the name of a tool, of a call, or of a choice of a tool."""
+    return next((inner for kind in ("function", "custom") if (inner := fields(tool.get(kind)))), tool)
+
+
+def _renamed(tool: Mapping[str, Any], name_of: Callable[[Any], str | None]) -> dict[str, Any]:
+    holder = _named(tool)
+    name = holder.get("name")
+    new_name = name_of(name) if isinstance(name, str) else None
+    if new_name is None:
+        return dict(tool)
+    if holder is tool:
+        return {**tool, "name": new_name}
+    kind = "function" if holder is tool.get("function") else "custom"
+    return {**tool, kind: {**holder, "name": new_name}}
+
+
+def _with_calls(message: Mapping[str, Any], name_of: Callable[[Any], str | None]) -> dict[str, Any]:
+    if not message.get("tool_calls"):
+        return dict(message)
+    return {**message, "tool_calls": [_renamed(call, name_of) for call in objects(message["tool_calls"])]}
