@@ -185,6 +185,9 @@ class AnswerStream:
         Raises:
             ClaimLostError: another worker has taken the job over.
         """
+        if self._log is None and begin is not None:
+            await begin()
+        # With no wait before its chunks are added: Redis is restored from both (`saved_part`).
         self._number += 1
         if self._log is not None:
             logged = self._message(self.execution_id, attempt, model, chunks, dropped_params)
@@ -193,9 +196,7 @@ class AnswerStream:
                 self.answer.add(chunk)
             if begin is not None:
                 await begin()
-        elif begin is not None:
-            await begin()
-        if self._log is None and self.continues:
+        elif self.continues:
             for chunk in chunks:
                 self.answer.add(chunk)
             await self._worker.outages.retry_while_unavailable(partial(self._save, "".join(map(_text_of, chunks))))

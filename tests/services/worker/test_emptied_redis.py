@@ -114,6 +114,31 @@ async def test_another_worker_continues_an_answer_after_redis_was_emptied(
     assert [message["number"] for message in heard] == list(range(1, len(heard) + 1))
 
 
+async def test_a_part_that_is_about_to_be_published_is_not_taken_for_one_that_was_restored(
+    start_worker: StartWorker,
+) -> None:
+    agent = {**AGENT, "on_stream_break": "continue"}
+    stalled = {"stream": "stall", "after_chunks": 30, "requests": [1, 1]}
+    begins = attempts.Attempts._answer_begins  # pyright: ignore[reportPrivateUsage]
+    async with start_worker({"sim/m": model(stalled, answer=ANSWER)}, {"writer": agent}, begin=False) as plane:
+
+        async def emptied(*arguments: Any) -> None:
+            await begins(*arguments)
+            await empty_redis(plane)
+            await until(lambda: is_restored(plane), "the checkpoint")
+
+        heard = await listen(plane)
+        with patch.object(attempts.Attempts, "_answer_begins", emptied):
+            plane.begin()
+            await plane.publish({**JOB, "stream": True})
+            await until(lambda: len(text_of(heard)) == 4 * 30, "the first part")
+            await plane.end()
+            plane.begin()
+            result = await plane.result("j1")
+        await until(lambda: heard[-1]["chunks"][-1]["choices"] == [])
+    assert (result["output"], text_of(heard)) == (ANSWER, ANSWER)
+
+
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 async def test_a_call_with_earlier_attempts_is_an_attempt_after_redis_was_emptied(
     start_worker: StartWorker, *, stream: bool
