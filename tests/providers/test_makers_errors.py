@@ -311,9 +311,13 @@ def test_what_only_sounds_like_a_limit_is_the_callers_mistake(status: int, messa
         (422, {"detail": [{"loc": ["body", "stream_options", "include_usage"], "msg": "Field required"}]},
          "stream_options"),
         (400, says("This response_format type is unavailable now"), "response_format"),
+        (400, {"error": {"message": "Unsupported parameter: 'temperature' is not supported with this model.",
+                         "param": "temperature", "code": "unsupported_parameter"}}, "temperature"),
+        (400, {"error": {"message": "'logit_bias' is not supported together with max_tokens.", "param": "logit_bias"}},
+         "logit_bias"),
     ],
 )  # fmt: skip
-def test_a_parameter_of_the_planes_own_that_a_model_does_not_know_is_named(status: int, body: Any, param: str) -> None:
+def test_a_parameter_that_a_model_does_not_know_is_named(status: int, body: Any, param: str) -> None:
     verdict = of_status(status, body)
     assert (verdict.kind, verdict.class_name, verdict.param) == ("client", "UnsupportedParameterError", param)
     assert not verdict.retryable
@@ -322,14 +326,11 @@ def test_a_parameter_of_the_planes_own_that_a_model_does_not_know_is_named(statu
 @pytest.mark.parametrize(
     "body",
     [
-        {"error": {"message": "Unsupported parameter: 'temperature' is not supported with this model.",
-                   "param": "temperature", "code": "unsupported_parameter"}},
         says("Invalid 'max_tokens': integer above maximum value."),
         says("max_tokens: 100000 > 8192, which is the maximum allowed number of output tokens"),
-        {"error": {"message": "'logit_bias' is not supported together with max_tokens.", "param": "logit_bias"}},
     ],
 )  # fmt: skip
-def test_any_other_parameter_is_the_callers(body: Any) -> None:
+def test_a_value_that_is_too_large_is_the_callers(body: Any) -> None:
     assert of_status(400, body).class_name == "BadRequestError"
 
 
