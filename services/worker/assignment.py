@@ -262,6 +262,8 @@ class Assignment:
             params: of the call, with the output limit of its reservation.
             left_out: parameters that its model refuses.
         """
+        if self.job.api_request is None:
+            return None
         if params is self.parameters.values and not left_out:
             return self._whole_native_body
         return self._native_body(params, left_out)
@@ -310,8 +312,8 @@ class Assignment:
 
     @cached_property
     def _size_as_written(self) -> InputSize:
-        request, body = self.job.api_request, self._whole_native_body
-        if request is not None and body is not None:
+        request = self.job.api_request
+        if request is not None and (body := self._whole_native_body) is not None:
             size = DIALECTS[request.api].size_of(body) + size_of_params({}, schema=self._sent_schema)
             return self._with_each_byte(size, body)
         size = size_of_messages(self.messages) + self.parameters.size

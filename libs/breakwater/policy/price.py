@@ -485,7 +485,7 @@ def with_each_byte(size: InputSize, body: Any) -> InputSize:
     has_files = size.images or size.documents or size.media_bytes > BYTES_OF_SMALL_BODIES
     if size_bytes < BYTES_OF_SMALL_BODIES and not has_files:
         size_bytes = len(encoded(body))
-    return replace(size, body_bytes=size_bytes)
+    return size + InputSize(body_bytes=size_bytes)
 
 
 def size_of_added(messages: Sequence[Any]) -> InputSize:
