@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -174,8 +174,9 @@ class Attempts:
         timeout_s = min(self._job.agent.timeout_s, remaining_s)
         # A stream may last until the job's deadline.
         lease_s = timeout_s if self._stream is None else remaining_s
-        request = request_for(self._worker, self._job, self._checkpoint, timeout_s, dropped, lease_s=lease_s)
-        request = replace(request, waited=self._waited)
+        request = request_for(
+            self._worker, self._job, self._checkpoint, timeout_s, dropped, lease_s=lease_s, waited=self._waited
+        )
         match await self._extending_deadline(partial(admit, self._worker, request, self._gates)):
             case Refused() as refused:
                 return await self._refused(request.flight, refused)
@@ -493,6 +494,8 @@ def params_key(worker: WorkerContext, job: Assignment, model: str, provider: str
 
 def params_left_out(worker: WorkerContext, job: Assignment, target: Target, repairs: Repairs) -> tuple[str, ...]:
     """Returns the parameters that a call goes without: those that its model refused, now or in earlier jobs."""
+    if not worker.left_out and not repairs.left_out:
+        return ()
     key = params_key(worker, job, target.model, target.provider)
     names = {*worker.left_out.get(key, ()), *repairs.left_out}
     if names.intersection(OUTPUT_LIMITS) and _is_bounded(worker, job):
@@ -514,16 +517,19 @@ def request_for(
     dropped: int = 0,
     *,
     lease_s: float | None = None,
+    waited: Mapping[Reason, float] | None = None,
     dry_run: bool = False,
 ) -> AdmissionRequest:
     """Builds the request for a job's next admission, on its current model.
 
-    `dropped` messages of the job are left out of the call. `lease_s` covers the whole of a streamed answer.
+    `dropped` messages of the job are left out of the call. `lease_s` covers the whole of a streamed answer. `waited`
+    is the time that the job has waited for capacity, by reason.
     """
     target = worker.targets.of(job.agent_name, job.chain[at.model_index])
     size = job.input_size(as_written=worker.config.sends_as_written(target.provider, job.job.api))
     learned, own = worker.state_repairs.get(target.model, ()), () if at.repairs is None else at.repairs.state
-    size += size_of_added(substitutes_in(job.messages, {*learned, *own}))
+    if substitutes := substitutes_in(job.messages, {*learned, *own}):
+        size += size_of_added(substitutes)
     if at.repairs is not None:
         size += at.repairs.correction_size
     if at.partial:
@@ -563,6 +569,7 @@ def request_for(
         timeout_s=timeout_s,
         attempt_id=job.attempt_id(flight.number),
         lease_ms=None if dry_run else round(((lease_s or timeout_s) + LEASE_MARGIN_S) * 1000),
+        waited={} if waited is None else waited,
     )
 
 

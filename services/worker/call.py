@@ -210,7 +210,7 @@ async def call(
         error=ended.failure.class_name if ended.failure is not None else None,
         attributes=lambda: call_ended(worker, job, messages, ended.attempt, answer),
     )
-    return replace(ended, lowered=flight.max_tokens is not None)
+    return ended if flight.max_tokens is None else replace(ended, lowered=True)
 
 
 async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, request: Call) -> Answer:
@@ -420,7 +420,8 @@ def answered(
             part = _with_estimates(flight, used, worker.targets.of(job.agent_name, flight.model), _said(answer))
     # Without a word of its output a call costs what it may have cost at most: a model may think more than it says.
     spent = _spent(worker, job, flight, used, answer.cost, maybe_billed=True, part=None if unread else part)
-    spent = replace(spent, usage=part or used)
+    if spent.usage is not (usage := part or used):
+        spent = replace(spent, usage=usage)
 
     reason = answer.finish_reason and worker.storable_word(job.agent, answer.finish_reason)
     attempt = partial(attempt_of, job, flight, started_at, spent=spent, finish_reason=reason)
