@@ -5,13 +5,12 @@ They are of the agent and the model, and of the job's task.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from breakwater.config import Agent
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import encode_token
-from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.refusals import over_rate_limit
 from breakwater.state.connection import ScriptCall
 from breakwater.state.rate_limits import Limited, OverLimit
@@ -23,8 +22,17 @@ from services.worker.gates.gate import POLL_S, Gate, Refused, WaitForCapacity
 class RateLimitGate(Gate):
     """Counts the call with its worst-case tokens towards all its limits, or towards none."""
 
+    _limits: tuple[Limited, ...] = field(init=False)
     _admitted: bool = False
     must_settle = True
+
+    def __post_init__(self) -> None:
+        job, self._limits = self.request.job, self.request.target.limits
+        rule = None if job.agent.guard is None else job.agent.guard.rate_limit
+        if rule is not None:
+            tenant = "" if job.job.tenant is None else encode_token(job.job.tenant)
+            task = f"task:{tenant}/{job.job.task_id or job.execution_id}"
+            self._limits = *self._limits, *Limited.all_of(task, rule)
 
     @classmethod
     def applies(cls, worker: WorkerContext, agent: Agent) -> bool:
@@ -35,14 +43,16 @@ class RateLimitGate(Gate):
 
     def ask(self) -> ScriptCall | None:
         """Returns None if neither the agent, the task nor the model has a limit."""
-        request, limits = self.request, self._limits()
-        if not limits:
+        if not self._limits:
             return None
-        return self.worker.rate_limits.admit_call(request.attempt_id, limits, request.worst_tokens, request.lease_ms)
+        request = self.request
+        return self.worker.rate_limits.admit_call(
+            request.attempt_id, self._limits, request.worst_tokens, request.lease_ms
+        )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Refuses if the limit says so or the call alone exceeds it; otherwise the call waits for room."""
-        over = self.worker.rate_limits.admitted(answer, self._limits())
+        over = self.worker.rate_limits.admitted(answer, self._limits)
         self._admitted = over is None
         return None if over is None else self._over_limit(over)
 
@@ -50,28 +60,22 @@ class RateLimitGate(Gate):
         """Removes the call from the counts."""
         if not self._admitted:
             return None
-        return self.worker.rate_limits.release_call(self.request.attempt_id, self._limits())
+        return self.worker.rate_limits.release_call(self.request.attempt_id, self._limits)
 
     def settle(self, attempt: Attempt) -> ScriptCall | None:
         """Replaces the worst-case tokens of the call by the tokens it used."""
-        limits = self._limits()
-        if not limits:
+        if not self._limits:
             return None
-        return self.worker.rate_limits.settle_call(
-            attempt.attempt_id, limits, [_tokens_counted(attempt, limited.rule) for limited in limits]
-        )
-
-    def _limits(self) -> tuple[Limited, ...]:
-        job, of_target = self.request.job, self.request.target.limits
-        rule = None if job.agent.guard is None else job.agent.guard.rate_limit
-        if rule is None:
-            return of_target
-        tenant = "" if job.job.tenant is None else encode_token(job.job.tenant)
-        return (*of_target, *Limited.all_of(f"task:{tenant}/{job.job.task_id or job.execution_id}", rule))
+        tokens, cached_tokens = _tokens_used(attempt), attempt.cached_tokens or 0
+        counted = [
+            tokens if tokens is None or limited.rule.count_cached else max(0, tokens - cached_tokens)
+            for limited in self._limits
+        ]
+        return self.worker.rate_limits.settle_call(attempt.attempt_id, self._limits, counted)
 
     def _over_limit(self, over: OverLimit) -> Refused | WaitForCapacity:
         wait_s = None if over.wait_ms is None else over.wait_ms / 1000
-        limited = next(limited for limited in self._limits() if limited.name == over.name)
+        limited = next(limited for limited in self._limits if limited.name == over.name)
         error = over_rate_limit(over.name, over.what, limited.rule, wait_s, self.request.job.agent_name)
         refused = Refused("rate_limited", error, refused_by=over.name)
         if limited.rule.on_exceeded == "fail" or wait_s is None:
@@ -82,12 +86,9 @@ class RateLimitGate(Gate):
         return WaitForCapacity((min(wait_s, POLL_S) if soon else wait_s) + POLL_S * self.worker.jitter(), refused)
 
 
-def _tokens_counted(attempt: Attempt, rule: RateLimit) -> int | None:
-    """Returns the tokens of a call that count towards a limit; None if they are unknown."""
+def _tokens_used(attempt: Attempt) -> int | None:
+    """Returns the tokens of a call; None if they are unknown."""
     counts = attempt.input_tokens, attempt.output_tokens
     reported = counts != (None, None) or not attempt.cost
-    known = reported if attempt.cost_basis == "billed" else None not in counts
-    if not known:
-        return None
-    uncounted = 0 if rule.count_cached else attempt.cached_tokens or 0
-    return max(0, sum(count or 0 for count in counts) - uncounted)
+    is_known = reported if attempt.cost_basis == "billed" else None not in counts
+    return (attempt.input_tokens or 0) + (attempt.output_tokens or 0) if is_known else None
