@@ -163,11 +163,10 @@ def execution_id_of(delivery: Delivery, job: Job | None, origin: _Origin | None 
     if own is not None and not origin.chosen_ids:
         return own
     chosen = own or (header if is_identifier(header) and not holds_key(header) else None)
-    made = _made_id(delivery)
     if job is not None and job.dry_run and chosen is not None and subjects.user_of_job(delivery.subject) is not None:
         # A dry run reserves no id: a later job with the same id still runs.
-        return f"{chosen}@{made}"
-    return scoped(chosen or made, origin.scope)
+        return f"{chosen}@{_made_id(delivery)}"
+    return scoped(chosen or _made_id(delivery), origin.scope)
 
 
 def _made_id(delivery: Delivery) -> str:
@@ -198,8 +197,8 @@ def _parsed(config: Config, agent_name: str, delivery: Delivery, sender: str | N
         raise _InvalidJobError(f"the job is not JSON: {why}")
     if job.agent != agent_name:
         raise _InvalidJobError(f"agent: {job.agent!r} was published on the subject of {agent_name!r}")
-    header = delivery.headers.get(Header.MSG_ID.value, "") if job.job_id is None else ""
-    if (why := id_objection(config.redaction, header)) is not None:
+    header = delivery.headers.get(Header.MSG_ID.value) if job.job_id is None else None
+    if header is not None and (why := id_objection(config.redaction, header)) is not None:
         raise _InvalidJobError(f"{Header.MSG_ID.value}: {why}")
     if (problem := validate_job(config, job, scoped_ids=is_scoped)) is not None:
         raise _InvalidJobError(f"{problem.path}: {problem.message}", job)
