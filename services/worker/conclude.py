@@ -292,22 +292,28 @@ async def _record(worker: WorkerContext, received: JobDelivery, result: Result) 
     """Publishes the record. Returns False if it is there already."""
     record = redacted(worker, received, result)
     subject = subjects.execution(record.agent, record.execution_id)
-    # Placeholders may make it longer than the bus takes. A record without its texts is better than none.
-    shorter = record.model_copy(update={"messages": None, "input": None, "params": None})
-    shortest = shorter.model_copy(update={"output": None, "metadata": {}, "attempts": ()})
     publish = partial(worker.publisher.event, subject, id=record.execution_id, at=record.completed_at, once=True)
-    for one in (record, shorter, shortest):
+    refusal: PublishRefusedError | None = None
+    for shortened in _without_texts(record):
         try:
-            await worker.outages.retry_while_unavailable(partial(publish, one))
+            await worker.outages.retry_while_unavailable(partial(publish, shortened))
         except AlreadyDecidedError:
             return False  # by ourselves before a crash, or by another worker from the same result
         except PublishRefusedError as error:
-            if one is shortest:
-                # The job is decided: it is not to come again for what nothing takes.
-                structlog.get_logger().error("record_refused", execution_id=one.execution_id, error=str(error))
+            refusal = error
         else:
             return True
+    # The job is decided: it is not to come again for what nothing takes.
+    structlog.get_logger().error("record_refused", execution_id=record.execution_id, error=str(refusal))
     return True
+
+
+def _without_texts(record: Execution) -> Generator[Execution]:
+    """A record, and shorter ones: placeholders may make it longer than the bus takes, and any is better than none."""
+    yield record
+    shorter = record.model_copy(update={"messages": None, "input": None, "params": None})
+    yield shorter
+    yield shorter.model_copy(update={"output": None, "metadata": {}, "attempts": ()})
 
 
 def redacted(worker: WorkerContext, received: JobDelivery, result: Result) -> Execution:
