@@ -193,10 +193,12 @@ async def finish(
     held_claim: Claim | None = None,
     *,
     counted: bool = False,
+    progress: ProgressReporter | None = None,
 ) -> Result:
     """Decides a job, and answers it; returns the result that counts, perhaps of another worker.
 
-    `held` is the claim that it was run under. With `counted`, its task knows of its end already.
+    `held_claim` is the claim that it was run under, and `progress` has reported its steps. With `counted`, its task
+    knows of its end already.
     """
     if result.status == "dead_lettered":
         await _keep_dead_letter(worker, received, result)
@@ -206,7 +208,7 @@ async def finish(
             await _keep_dead_letter(worker, received, shorter)
         with suppress(MessageTooLargeError):
             decided = await _decide(worker, received, shorter)
-            await answer(worker, received, decided, held_claim, counted=counted)
+            await answer(worker, received, decided, held_claim, counted=counted, progress=progress)
             return decided
     raise MessageTooLargeError(f"{result.execution_id}: even the shortest result was refused")
 
@@ -242,6 +244,7 @@ async def answer(
     held_claim: Claim | None = None,
     *,
     counted: bool = False,
+    progress: ProgressReporter | None = None,
 ) -> None:
     """Stores the record, answers waiting callers, releases the claim, and acknowledges the delivery.
 
@@ -254,7 +257,8 @@ async def answer(
         await worker.publisher.send(received.reply_to, reply_of(result))
     if is_recorded_now:
         # Not again by a second message of the job, nor by a second worker: no step follows the last one.
-        await ProgressReporter(worker, received).report(result.status, at=result.completed_at)
+        progress = progress or ProgressReporter(worker, received)
+        await progress.report(result.status, at=result.completed_at)
     claim = held_claim or Claim(result.execution_id, "")
     if received.job is not None and received.job.keep_chunks:
         worker.room.finish_soon(result.execution_id)

@@ -24,10 +24,13 @@ from services.worker.progress import ProgressReporter
 class Dependencies:
     """The dependencies of one job."""
 
-    def __init__(self, worker: WorkerContext, received: JobDelivery, job: Assignment) -> None:
+    def __init__(
+        self, worker: WorkerContext, received: JobDelivery, job: Assignment, progress: ProgressReporter
+    ) -> None:
         self._worker = worker
         self._received = received
         self._job = job
+        self._progress = progress
         self._whose = (job.job.tenant, received.owner)
         self._again = worker.outages.retry_while_unavailable
 
@@ -53,9 +56,7 @@ class Dependencies:
         if why is not None:
             error = ErrorInfo(kind="dependency_failed", class_="DependencyFailedError", message=why)
             return Finished(at, None, None, "dependency_failed", error)
-        await ProgressReporter(worker, self._received).report(
-            "waiting", detail=f"depends on {', '.join(map(shown, open_ones))}"
-        )
+        await self._progress.report("waiting", detail=f"depends on {', '.join(map(shown, open_ones))}")
         delay_s = look_again_in(waited_s)
         if "unknown" in found.values():
             delay_s = min(delay_s, max(at_most_s - waited_s, 0.1))

@@ -149,8 +149,9 @@ class JobHandler:
         with leases.renewing(claim, self._agent_name, requested_at, owner, tenant, restore) as lease:
             lease.has_children = has_children
             lease.progress = lambda: SavedProgress(saved_text)
+            progress = ProgressReporter(worker, received)
             if delivery.is_first:
-                await ProgressReporter(worker, received).queued()
+                await progress.queued()
             if cancels:
                 lease.cancel.receive(cancels)
             try:
@@ -172,7 +173,7 @@ class JobHandler:
                     result = conclude(received, planned, worker.now(), worker.config_version, dry_run=True)
                     await finish(worker, received, result, claim)
                 else:
-                    await self._run(received, job, claim, lease, saved_text)
+                    await self._run(received, job, claim, lease, progress, saved_text)
             except BaseException:
                 # So that the next claim does not wait for the lease to expire.
                 with suppress(StateUnavailableError):
@@ -215,7 +216,13 @@ class JobHandler:
         return found is not None and found.agent is not None and found.tenant == tenant
 
     async def _run(
-        self, received: JobDelivery, job: Job, claim: Claim, lease: ClaimLease, saved_text: str | None
+        self,
+        received: JobDelivery,
+        job: Job,
+        claim: Claim,
+        lease: ClaimLease,
+        progress: ProgressReporter,
+        saved_text: str | None,
     ) -> None:
         """Runs a claimed job in a slot of its agent. `saved_text` is the checkpoint of an earlier claim."""
         worker, delivery, slots = self._worker, received.delivery, self._worker.slots
@@ -239,7 +246,7 @@ class JobHandler:
             result: Result | None = None
             worker.metrics.began(self._agent_name)
             try:
-                result = await self._decide(received, assignment, checkpoint, lease, resumed=resumed)
+                result = await self._decide(received, assignment, checkpoint, lease, progress, resumed=resumed)
             finally:
                 worker.metrics.ended(self._agent_name)
                 error = None if result is None or result.error is None else result.error.class_
@@ -301,7 +308,14 @@ class JobHandler:
         )
 
     async def _decide(
-        self, received: JobDelivery, job: Assignment, checkpoint: Checkpoint, lease: ClaimLease, *, resumed: bool
+        self,
+        received: JobDelivery,
+        job: Assignment,
+        checkpoint: Checkpoint,
+        lease: ClaimLease,
+        progress: ProgressReporter,
+        *,
+        resumed: bool,
     ) -> Result | None:
         """Runs a job and decides it. Returns None for a job that was parked."""
         worker, again = self._worker, self._worker.outages.retry_while_unavailable
@@ -312,11 +326,10 @@ class JobHandler:
         try:
             end, cached_from = None, None
             if job.job.depends_on and not resumed and lease.cancel.cancellation is None:
-                end = await Dependencies(worker, received, job).settle(checkpoint)
+                end = await Dependencies(worker, received, job, progress).settle(checkpoint)
             if end is None:
                 if job.job.plan_id is not None:
                     await reach_stage(worker, received, "running")
-                progress = ProgressReporter(worker, received)
                 end, cached_from = await self._find_answer(job, checkpoint, cache, lease, progress, resumed=resumed)
             if isinstance(end, Deferred):
                 await self._park(received.delivery, job.claim, lease, end)
@@ -334,7 +347,7 @@ class JobHandler:
             if cache is not None and cached_from is None:
                 # Cached before it is answered: an identical job may arrive right after that.
                 await cache.keep(end, job.execution_id)
-            result = await finish(worker, received, result, job.claim, counted=counted)
+            result = await finish(worker, received, result, job.claim, counted=counted, progress=progress)
         finally:
             lease.on_renew = None
             if cache is not None:
