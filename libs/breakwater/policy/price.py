@@ -112,6 +112,10 @@ class Rates:
 
     steps: Mapping[str, Sequence[tuple[int, int | None]]]
     per_call: int = 0
+    _highest: dict[tuple[tuple[str, ...], frozenset[int]], int] = field(
+        default_factory=dict[tuple[tuple[str, ...], frozenset[int]], int], init=False, repr=False, compare=False
+    )
+    """What `_dearest` has found: the prices stay the same, and so mostly do the kinds and steps of a model's calls."""
 
     def _rate(self, kind: str, tokens: int) -> tuple[int, bool]:
         """The price of a kind in a call with so much input, and whether it is known."""
@@ -163,15 +167,18 @@ class Rates:
         kinds = ["input", "cached", *(["cache_write"] if writes else [])]
         if asked.cache_ttl_s > SHORT_CACHE_S:
             kinds.append("cache_write_1h")
-        reached = {above + 1 for steps in self.steps.values() for above, _ in steps if above < input_tokens}
+        reached = frozenset(above + 1 for steps in self.steps.values() for above, _ in steps if above < input_tokens)
         exact = input_tokens * self._dearest(kinds, reached)
         exact += max_tokens and max_tokens * self._dearest(_SAID, reached)
         if sound := min(asked.sound_tokens, input_tokens):
             exact += sound * (self._dearest([*kinds, "input_audio"], reached) - self._dearest(kinds, reached))
         return (2 * exact + TOKENS_PER_PRICE) // (2 * TOKENS_PER_PRICE) + self.per_call
 
-    def _dearest(self, kinds: Sequence[str], reached: Iterable[int]) -> int:
-        return max([self._rate(kind, tokens)[0] for tokens in reached for kind in kinds])
+    def _dearest(self, kinds: Iterable[str], reached: frozenset[int]) -> int:
+        key = tuple(kinds), reached
+        if (nano := self._highest.get(key)) is None:
+            nano = self._highest[key] = max([self._rate(kind, tokens)[0] for tokens in reached for kind in kinds])
+        return nano
 
 
 @dataclass(frozen=True, slots=True)
