@@ -391,7 +391,8 @@ class _ReportedFigures:
         if cited := self.most("citation"):
             output, said["citation"] = (output or 0) + cited, cited
         words = (answer.get("service_tier"), *map(self._reported.get, ("service_tier", "speed", "inference_geo")))
-        tools = {name: calls for place, (name, _) in _FEES.items() if (calls := self.most(place))}
+        fees = {} if _FEES.keys().isdisjoint(self._found) else _FEES
+        tools = {name: calls for place, (name, _) in fees.items() if (calls := self.most(place))}
         terms = (word.strip().lower()[:_MAX_TERM] for word in words if isinstance(word, str))
         return Usage(
             tokens,
@@ -403,7 +404,7 @@ class _ReportedFigures:
             tuple(term for term in dict.fromkeys(terms) if term not in STANDARD_TERMS),
             "; ".join(dict.fromkeys(self._problems)) or None,
             tools,
-            {name: nano * tools[name] for name, nano in _FEES.values() if name in tools},
+            {name: nano * tools[name] for name, nano in fees.values() if name in tools},
             model_of(answer),
         )
 
