@@ -123,7 +123,8 @@ async def _ask(worker: WorkerContext, request: AdmissionRequest, gates: Gates) -
     """Asks all gates in one round trip, or none if one refuses locally. Returns the asked gates and the verdict."""
     asked: list[Gate] = []
     calls: list[ScriptCall] = []
-    for gate in (make(worker, request) for make in gates):
+    for make in gates:
+        gate = make(worker, request)
         match gate.ask():
             case Refused() as refused:
                 return [gate], refused
@@ -133,7 +134,11 @@ async def _ask(worker: WorkerContext, request: AdmissionRequest, gates: Gates) -
             case None:
                 pass
     answers = await worker.redis.run(calls) if calls else []
-    verdicts = [gate.read(answer) for gate, answer in zip(asked, answers, strict=True)]
+    verdicts = [
+        verdict for gate, answer in zip(asked, answers, strict=True) if (verdict := gate.read(answer)) is not None
+    ]
+    if not verdicts:
+        return asked, None
     waits = [verdict for verdict in verdicts if isinstance(verdict, WaitForCapacity)]
     longest = max(waits, key=lambda wait: wait.delay_s, default=None)
     return asked, next((one for one in verdicts if isinstance(one, _FINAL)), longest)
