@@ -842,6 +842,9 @@ def breakers_of(config: Config, *, of_allowed: bool = False) -> dict[BreakerKey,
     return found
 
 
+_IDS = ("job_id", "tenant", "task_id", "parent_execution_id", "plan_id")
+
+
 def validate_job(
     config: Config, job: Job, *, with_figures: bool = False, scoped_ids: bool = False
 ) -> FieldError | None:
@@ -851,13 +854,13 @@ def validate_job(
     the scope of its owner, whose name is no matter of redaction.
     """
     agent = config.agents[job.agent]
-    ids = [(name, getattr(job, name)) for name in ("job_id", "tenant", "task_id", "parent_execution_id", "plan_id")]
+    ids = [(path, name) for path in _IDS if (name := getattr(job, path)) is not None]
     named = [(f"fallback_models.{number}", model) for number, model in enumerate(job.fallback_models or ())]
     if job.model is not None:
         named.insert(0, ("model", job.model))
     for path, name in (*ids, *named, *(("depends_on", name) for name in job.depends_on)):
-        chosen = shown(name) if name and scoped_ids else name
-        if chosen is not None and (why := id_objection(config.redaction, chosen)) is not None:
+        chosen = shown(name) if scoped_ids else name
+        if (why := id_objection(config.redaction, chosen)) is not None:
             return FieldError(path, why)
     if job.api == "embeddings" and (problem := _embeddings_objection(config, agent, job)) is not None:
         return problem
