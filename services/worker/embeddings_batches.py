@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,7 +53,12 @@ class EmbeddingsBatches:
         self._progress, self._gates = progress, gates
         self._body = job.job.api_request.body
         self._inputs = inputs_of(self._body)
-        self._keys = [f"{job.execution_id}/{key}" for key in keys_of(worker, job)]
+        occurrences = Counter[str]()
+        self._keys: list[str] = []
+        for key in keys_of(worker, job):
+            # Equal inputs have keys of their own: what one call gave is no answer of a later one.
+            occurrences[key] += 1
+            self._keys.append(f"{job.execution_id}/{key}/{occurrences[key]}")
         self._made: dict[int, _Vector] = {}
         self._around: Mapping[str, Any] = {"object": "list"}
         self._usages: list[Any] = []

@@ -25,6 +25,7 @@ from services.worker import attempts as attempts_module
 from services.worker.embeddings_batches import EmbeddingsBatches
 from tests.analytics.samples import attempt
 from tests.flow.kit import config_for, model
+from tests.helpers import until
 from tests.providers.kit import answering
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import WorkerPlane
@@ -293,6 +294,27 @@ async def test_a_crash_repeats_no_call_whose_answer_was_kept(start_worker: Start
     }
     assert results["kept"]["wasted_cost"] == "0.000000000"
     assert results["before-kept"]["wasted_by_cause"] == {"worker_lost": "0.000040000"}
+
+
+async def test_equal_inputs_hide_no_call_that_was_lost(start_worker: StartWorker) -> None:
+    server, record, ended = Server(), attempts_module.record, list[Any]()
+
+    async def recording(worker: Any, asked: Any, made: Any) -> Any:
+        ended.append(made)
+        if len(ended) == 2:
+            raise ClaimLostError(asked.execution_id)
+        return await record(worker, asked, made)
+
+    async with embedding(start_worker, server) as plane:
+        with patch("services.worker.attempts.record", recording):
+            await plane.publish(job("j1", ["the same"] * 25))
+            await until(lambda: len(ended) == 2, "the second call")
+            await plane.end()
+        plane.begin()
+        result = await plane.result("j1")
+    check(result, ["the same"] * 25)
+    assert [attempt["outcome"] for attempt in result["attempts"]] == ["success", "worker_lost", "success", "success"]
+    assert len(server.calls) == 4
 
 
 def _config() -> Config:
