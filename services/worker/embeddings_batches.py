@@ -14,6 +14,7 @@ from breakwater.contracts.execution import ErrorInfo
 from breakwater.contracts.job import NativeRequest
 from breakwater.policy.dialects.embeddings import (
     BrokenEmbeddingsError,
+    EmbeddingsTooLargeError,
     check_together,
     inputs_of,
     summary,
@@ -76,8 +77,11 @@ class EmbeddingsBatches:
             checkpoint, resumed = end.checkpoint, False
             try:
                 self._take(batch, end.response, checkpoint.attempts[-1].attempt_id)
+            except EmbeddingsTooLargeError as large:
+                error = ErrorInfo(kind="client", class_="AnswerTooLargeError", message=str(large))
+                return Finished(checkpoint, None, None, "error", error)
             except BrokenEmbeddingsError as broken:
-                error = ErrorInfo(kind="client", class_="AnswerTooLargeError", message=str(broken))
+                error = ErrorInfo(kind="server", class_="BrokenAnswerError", message=str(broken))
                 return Finished(checkpoint, None, None, "error", error)
             if len(self._made) == len(self._inputs):
                 response = self._response()

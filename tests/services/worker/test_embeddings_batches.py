@@ -317,6 +317,26 @@ async def test_equal_inputs_hide_no_call_that_was_lost(start_worker: StartWorker
     assert len(server.calls) == 4
 
 
+class Growing(Server):
+    """Its vectors are longer in each call."""
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.calls.append(body := await request.json())
+        numbers = [1.0] * len(self.calls)
+        data = [{"index": index, "embedding": numbers} for index in range(len(body["input"]))]
+        return web.json_response({"object": "list", "data": data})
+
+
+async def test_vectors_of_different_lengths_are_broken_and_not_too_large(start_worker: StartWorker) -> None:
+    server = Growing()
+    async with embedding(start_worker, server, more_models={"own/e": {"price": PRICE, "max_inputs": 10}}) as plane:
+        result = await plane.run(job("j1"))
+    assert (result["status"], result["error"]["kind"]) == ("dead_lettered", "server")
+    assert result["error"]["class"] == "BrokenAnswerError"
+    assert "different lengths: 1 to 2" in result["error"]["message"]
+    assert len(server.calls) == 2
+
+
 def _config() -> Config:
     models = {"sim/e": {"price": PRICE, "max_inputs": 2}, "sim/f": {"price": PRICE}}
     return Config.model_validate(config_for("http://127.0.0.1:1/v1", {"index": {"model": "sim/e"}}, more_models=models))
