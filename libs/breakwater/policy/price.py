@@ -115,7 +115,7 @@ class Rates:
     _highest: dict[tuple[tuple[str, ...], frozenset[int]], int] = field(
         default_factory=dict[tuple[tuple[str, ...], frozenset[int]], int], init=False, repr=False, compare=False
     )
-    """What `_dearest` has found: the prices stay the same, and so mostly do the kinds and steps of a model's calls."""
+    """Results of `_dearest`: prices stay the same, and so mostly do the kinds and steps of a model's calls."""
 
     def _rate(self, kind: str, tokens: int) -> tuple[int, bool]:
         """The price of a kind in a call with so much input, and whether it is known."""
