@@ -55,7 +55,7 @@ def ambiguity(document: bytes) -> str | None:
     next: what is checked would not be what a provider gets.
     """
     try:
-        json.loads(document, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant)
+        _DECODER.decode(document.decode(errors="surrogatepass"))
     except ValueError as error:
         return str(error)
     return None
@@ -79,6 +79,9 @@ def _finite(number: str) -> float:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number in JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant)
 
 
 def about_controls(detail: Any) -> str | None:
