@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Any, Literal, cast
-from uuid import uuid4
 
 from breakwater.contracts.execution import PendingCancel
 from breakwater.errors import BreakwaterError
@@ -66,7 +66,7 @@ class Claim:
     @classmethod
     def new(cls, execution_id: str, worker: str = "") -> Claim:
         """A new claim. `worker`: the id of its holder."""
-        return cls(execution_id, f"{worker}/{uuid4().hex}")
+        return cls(execution_id, f"{worker}/{token_hex(16)}")
 
     @property
     def key(self) -> str:
