@@ -67,7 +67,7 @@ class InFlight(Event):
     @property
     def dropped_params(self) -> tuple[str, ...]:
         """The parameters that the call goes without."""
-        return tuple(name for name in self.left_out if name not in TRANSLATED)
+        return self.left_out and tuple(name for name in self.left_out if name not in TRANSLATED)
 
 
 class Checkpoint(Event):
