@@ -22,9 +22,13 @@ def long_names(messages: Iterable[Mapping[str, JsonValue]], params: Mapping[str,
         messages: of a conversation in OpenAI's chat format.
         params: of the same call.
     """
-    tools = objects(params.get("tools") or ())
-    called = [call for message in messages for call in objects(message.get("tool_calls") or ())]
-    names = (_named(tool).get("name") for tool in (*tools, *called))
+    tools = objects(params["tools"]) if params.get("tools") else []
+    for message in messages:
+        if message.get("tool_calls"):
+            tools += objects(message["tool_calls"])
+    if not tools:
+        return {}
+    names = (_named(tool).get("name") for tool in tools)
     return {_short(name): name for name in names if isinstance(name, str) and len(name) > MAX_TOOL_NAME}
 
 
