@@ -58,7 +58,7 @@ async def test_a_long_wait_holds_no_slot_and_survives_a_restart(start_plane: Sta
 
 
 async def test_any_model_id_makes_its_way_through_every_subject(start_plane: StartPlane) -> None:
-    wild = "org.name/some model:v1.5*>"
+    wild = "org.name/some model:v1.5>"
     agents = {"an-agent/with.odd*name": {"model": wild, "breaker": {"consecutive_failures": 1, "cooldown_s": 60}}}
     async with start_plane({wild: model({"status": 500})}, agents) as plane:
         await plane.publish({"agent": "an-agent/with.odd*name", "job_id": "j/1.2 *", "prompt": "hello"})

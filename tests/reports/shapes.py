@@ -168,8 +168,10 @@ def _foreign() -> Iterator[Case]:
         ("nothing", Reply(b"")),
         ("deep", Reply(b"[" * 300 + b"]" * 300)),
     ):
-        yield Case(row, f"foreign-{name}", [reply], ended, fallback=False)
-        yield Case(row, f"foreign-{name}-anthropic", [reply], ended, "anthropic", fallback=False)
+        # An answer that can't be stored is not asked for again.
+        expected = {**ended, "calls": 1} if name == "deep" else ended
+        yield Case(row, f"foreign-{name}", [reply], expected, fallback=False)
+        yield Case(row, f"foreign-{name}-anthropic", [reply], expected, "anthropic", fallback=False)
     half = {"status": "dead_lettered", "foreign": None, "calls": 1, "text": "The ferry ", "cost": SOME}
     for way, reply, how in ways(
         {

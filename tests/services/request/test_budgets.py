@@ -414,6 +414,7 @@ async def test_the_document_reports_what_is_answered_of_budgets() -> None:
         "408",
         "409",
         "413",
+        "415",
         "422",
         "503",
         "default",

@@ -98,13 +98,13 @@ async def test_the_slow_jobs_of_one_tenant_leave_slots_to_another_and_all_of_the
 async def test_jobs_that_come_together_do_not_find_the_same_slot_free(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    accept = Plans.accept
+    change = Plans.change
 
-    async def slow(*given: Any) -> None:
+    async def slow(*given: Any, **options: Any) -> Any:
         await asyncio.sleep(0.5)
-        await accept(*given)
+        return await change(*given, **options)
 
-    monkeypatch.setattr(Plans, "accept", slow)
+    monkeypatch.setattr(Plans, "change", slow)
     models = {"sim/slow": model(latency_ms=4000), "sim/m": model()}
     agents = {"writer": {"model": "sim/m", "allowed_models": ["sim/slow"], "concurrency": 4}}
     async with start_worker(models, agents) as plane:
