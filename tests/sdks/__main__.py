@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from typing import Any
 from breakwater.embedded.ports import free_port
 from tests.environments import install_node, install_python
 from tests.sdks import conformance, programs
+from tests.sdks.strict_proxy import MODELS as STRICT_MODELS
+from tests.sdks.strict_proxy import StrictProxy, strict_proxy
 
 HERE = Path(__file__).parent
 INSTALLED, NODE = HERE / ".installed", HERE / "node"
@@ -104,8 +106,9 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         "claude-busy": BUSY,
         "claude-overloaded": OVERLOADED,
     },
+    **{provider: {model: {}} for provider, model in STRICT_MODELS.items()},
 }
-"""By the API that their provider speaks: the models, with their behaviour in the simulated provider."""
+"""By provider, named after its API unless it is strict: the models, with their behaviour in the simulated provider."""
 PRICE = {"input_usd_per_mtok": 2, "output_usd_per_mtok": 8}
 COMMON: dict[str, Any] = {"price": PRICE, "stream": {"tokens_per_s": 100}}
 """The behaviour of each: streams that take a moment, as what comes at once is sent in one piece."""
@@ -129,6 +132,7 @@ class Plane:
     key: str
     simulated: str
     """The URL of the simulated provider."""
+    strict: StrictProxy
 
     @property
     def environment(self) -> dict[str, str]:
@@ -161,11 +165,13 @@ def plane() -> Generator[Plane]:
         url = f"http://127.0.0.1:{port}"
         models = {model: rules for each in MODELS.values() for model, rules in each.items()}
         script.write_text(json.dumps({"models": {model: {**COMMON, **rules} for model, rules in models.items()}}))
-        config.write_text(json.dumps(settings(url)))
         module = "breakwater.embedded.provider"
         simulated = (sys.executable, "-m", module, "--port", str(port), "--script", str(script))
         up = (PROGRAMS / "breakwater", "up", "--data", data, "--config", config)
-        with running(simulated, directory) as provider, running(up, directory) as whole:
+        with ExitStack() as stack:
+            strict = stack.enter_context(strict_proxy(url))
+            config.write_text(json.dumps(settings(url, strict.url)))
+            provider, whole = (stack.enter_context(running(command, directory)) for command in (simulated, up))
             processes = (provider, whole)
             started = time.monotonic()
             while not (data / "endpoints.json").exists():
@@ -174,7 +180,7 @@ def plane() -> Generator[Plane]:
                     logs = (log.read_text() for log in sorted(directory.glob("*.log")))
                     sys.exit("the plane has not started:\n" + "\n".join(logs))
                 time.sleep(0.1)
-            yield _prepared(data, f"{url}/v1")
+            yield _prepared(data, f"{url}/v1", strict)
 
 
 @contextmanager
@@ -189,14 +195,15 @@ def running(command: Sequence[str | Path], directory: Path) -> Generator[subproc
             process.wait(60)
 
 
-def settings(simulated: str) -> dict[str, Any]:
-    """The config of the plane, whose providers are simulated at that address."""
+def settings(simulated: str, strict: str) -> dict[str, Any]:
+    """The config of the plane, whose providers are simulated at these addresses."""
     of = {model: provider for provider, models in MODELS.items() for model in models}
     return {
         "providers": {
             "chat": {"base_url": f"{simulated}/v1"},
             "responses": {"base_url": f"{simulated}/v1", "api": "responses"},
             "messages": {"kind": "anthropic", "base_url": f"{simulated}/v1"},
+            **{provider: {"base_url": f"{strict}/{provider}/v1"} for provider in STRICT_MODELS},
         },
         "models": {model: {"provider": provider, "price": PRICE} for model, provider in of.items()},
         "agents": {
@@ -211,11 +218,11 @@ def settings(simulated: str) -> dict[str, Any]:
     }
 
 
-def _prepared(data: Path, simulated: str) -> Plane:
+def _prepared(data: Path, simulated: str, strict: StrictProxy) -> Plane:
     url = json.loads((data / "endpoints.json").read_text())["request_url"]
     make = [PROGRAMS / "breakwater", "keys", "create", "sdks", "--scope", "submit", "--agent", AGENT, "--data", data]
     key = subprocess.run(make, check=True, capture_output=True, text=True).stdout.strip()
-    return Plane(url, key, simulated)
+    return Plane(url, key, simulated, strict)
 
 
 def run(client: str, found: Plane) -> Iterator[Check]:
@@ -223,7 +230,8 @@ def run(client: str, found: Plane) -> Iterator[Check]:
     if client in programs.VERSIONS:
         for one in programs.RUNS:
             if one.client == client:
-                yield Check(client, one.what, programs.run(one, found.url, found.key, found.simulated), one.door)
+                error = programs.run(one, found.url, found.key, found.simulated) or found.strict.problem(one.model)
+                yield Check(client, one.what, error, one.door)
         return
     room, files = CLIENTS[client]
     for program in files:

@@ -201,6 +201,9 @@ RUNS = (
     opencode("Responses", "@ai-sdk/openai", "gpt-4o", "chat"),
     opencode("Messages", "@ai-sdk/anthropic", "claude-opus-4-5", "Messages"),
     opencode("Messages", "@ai-sdk/anthropic", "gpt-4o", "chat"),
+    codex("gemini-3-pro", "chat, with Gemini's signatures", with_shell, CHAT_ONLY),
+    claude_code("deepseek-reasoner", "chat, with DeepSeek's thinking"),
+    opencode("Messages", "@ai-sdk/anthropic", "kimi-k2-thinking", "chat, with Kimi's ids"),
 )
 
 
