@@ -114,9 +114,12 @@ def build(settings: Settings, config: Config) -> ServiceApp:
 
     running: list[asyncio.Task[None]] = []
 
+    async def lead() -> None:
+        await lease.run(now.tasks.run)
+
     @app.after_startup
     async def start() -> None:
-        running.append(asyncio.create_task(lease.run(now.tasks.run)))
+        running.append(asyncio.create_task(background.keep_doing(lead)))
         shown.start()
 
     async def reload(changed: Config) -> None:
@@ -128,7 +131,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
             # As at a restart: sending is cancelled, and done again, here or by another alerter.
             await background.stop(*running)
             before, now = now, generation
-            running[:] = [asyncio.create_task(lease.run(now.tasks.run))]
+            running[:] = [asyncio.create_task(background.keep_doing(lead))]
             await before.close()
 
     app.reload = reload

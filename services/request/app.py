@@ -287,7 +287,7 @@ class RequestService:
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:  # noqa: ARG002  Starlette passes it
         # Not waited for: without NATS the service responds all the same, with 503 and the reason.
         self._connecting = asyncio.create_task(self._connect())
-        watching = [asyncio.create_task(one.run()) for one in (self._quota, self._fill)]
+        watching = [asyncio.create_task(background.keep_doing(watch.run)) for watch in (self._quota, self._fill)]
 
         def stop_if_failed(connecting: asyncio.Task[None]) -> None:
             if not connecting.cancelled() and connecting.exception() is not None:

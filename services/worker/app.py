@@ -106,10 +106,14 @@ def build(settings: Settings, config: Config) -> ServiceApp:
 
     @app.after_startup
     async def start() -> None:
-        kept.extend((asyncio.create_task(worker.leases.run()), asyncio.create_task(restore())))
-        kept.append(asyncio.create_task(receive_cancel_requests(connection, worker.leases.cancel)))
-        kept.append(asyncio.create_task(dead_workers.run()))
-        kept.append(asyncio.create_task(ConsumerWatch(connection, worker.publisher, config_versions).run()))
+        lasting = (
+            worker.leases.run,
+            partial(receive_cancel_requests, connection, worker.leases.cancel),
+            dead_workers.run,
+            ConsumerWatch(connection, worker.publisher, config_versions).run,
+        )
+        kept.append(asyncio.create_task(restore()))
+        kept.extend(asyncio.create_task(background.keep_doing(work)) for work in lasting)
         await watch()
 
     @app.on_shutdown

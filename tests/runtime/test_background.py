@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from breakwater.runtime import background
 
@@ -34,6 +35,20 @@ async def test_a_task_that_loses_a_cancellation_ends_all_the_same() -> None:
     async with asyncio.timeout(60):
         await background.stop(task)
     assert (task.cancelled(), deaf_at_first.heard) == (True, 2)
+
+
+async def test_work_that_raises_is_logged_and_begins_again() -> None:
+    begun: list[int] = []
+
+    async def work() -> None:
+        begun.append(len(begun))
+        if len(begun) < 3:
+            raise MemoryError("no memory is left for now")
+
+    with capture_logs() as logs:
+        await background.keep_doing(work, restart_s=0)
+    assert begun == [0, 1, 2]
+    assert [entry["event"] for entry in logs] == ["background_work_failed"] * 2
 
 
 async def test_ending_tasks_is_not_given_up_when_it_is_cancelled() -> None:

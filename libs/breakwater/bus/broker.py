@@ -211,7 +211,7 @@ class ServiceApp(FastStream):
 
         @self.after_startup
         async def start() -> None:
-            running.append(asyncio.create_task(work()))
+            running.append(asyncio.create_task(background.keep_doing(work)))
             if gauges is not None:
                 gauges.start()
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+import structlog
+
 AGAIN_S = 0.5
+RESTART_S = 1.0
+"""Pause before work begins again that a bug or a lack of memory has ended."""
 
 
 def aligned_delay(every_s: float) -> float:
@@ -30,6 +34,21 @@ async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks)
     finally:
         await stop(*tasks)
+
+
+async def keep_doing(work: Callable[[], Coroutine[Any, Any, None]], *, restart_s: float = RESTART_S) -> None:
+    """Does work until it ends or this is cancelled; if it raises, logs the error and begins the work again.
+
+    A process whose background work has died would live on, pass for healthy, and never do that work again.
+    """
+    while True:
+        try:
+            return await work()
+        except Exception:  # noqa: BLE001  whatever it is, the work has to go on
+            structlog.get_logger().exception(
+                "background_work_failed", work=getattr(work, "__qualname__", type(work).__name__)
+            )
+        await asyncio.sleep(restart_s)
 
 
 async def stop(*tasks: asyncio.Future[Any]) -> None:
