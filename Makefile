@@ -20,7 +20,7 @@ install: .venv/dev.stamp ## Install everything for development into .venv
 # and no shell around it: a second signal, which a shell would hand on, kills the stack in the middle of its stopping.
 UNTIL_ENDED := exec $(BIN)/python -c 'import sys; from breakwater.cli.__main__ import main; code = main(); sys.exit(0 if code in (130, 143) else code)'
 
-demo: .venv/run.stamp ## Show the whole plane at work, then the console on it, until Ctrl-C (ARGS=--exit: without the console)
+demo: .venv/run.stamp ## Show the whole plane at work; on a terminal, then the console on it until Ctrl-C (ARGS=--exit: without)
 	@$(UNTIL_ENDED) demo $(ARGS)
 
 up: .venv/run.stamp ## Run the local stack until Ctrl-C: the example config on the simulated provider, or ARGS="--config FILE"

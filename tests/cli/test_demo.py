@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import shlex
 import signal
@@ -10,9 +11,10 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -25,12 +27,12 @@ from tests.helpers import wait_until
 
 
 @contextmanager
-def demo(tmp_path: Path, *arguments: str) -> Generator[subprocess.Popen[str]]:
+def demo(tmp_path: Path, *arguments: str, stdout: int = subprocess.PIPE) -> Generator[subprocess.Popen[str]]:
     # A plane that somebody has set up must be left alone: the demo has its own.
     environment = {**os.environ, "TMPDIR": str(tmp_path), "BREAKWATER_NATS_URL": "nats://127.0.0.1:1"}
     process = subprocess.Popen(
         [Path(sys.executable).with_name("breakwater"), "demo", *arguments],
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
@@ -71,10 +73,12 @@ def test_ctrl_c_ends_the_demo_and_whatever_it_has_started(tmp_path: Path) -> Non
 
 
 @pytest.mark.long(about_s=60)
-def test_the_demo_stays_with_a_link_to_the_console_until_ctrl_c(tmp_path: Path) -> None:
-    with demo(tmp_path, "--jobs", "100") as process:
-        assert process.stdout is not None
-        link = next(line.strip() for line in process.stdout if "/sign-in/link?" in line)
+def test_on_a_terminal_the_demo_stays_with_a_link_to_the_console_until_ctrl_c(tmp_path: Path) -> None:
+    screen, terminal = pty.openpty()
+    with os.fdopen(screen, encoding="utf-8") as shown, demo(tmp_path, "--jobs", "100", stdout=terminal) as process:
+        os.close(terminal)
+        links = (re.search(r"http://\S+/sign-in/link\?[^\s\x1b]+", line) for line in shown)
+        link = next(found[0] for found in links if found)
         signed_in = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         with signed_in.open(link) as page:
             assert re.search(r"from=[^&]+Z&to=[^&]+Z$", page.url)
@@ -91,6 +95,31 @@ def test_the_demo_stays_with_a_link_to_the_console_until_ctrl_c(tmp_path: Path) 
         process.communicate(timeout=60)
         assert process.returncode == 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "arguments", "stays"),
+    [
+        (True, (), True),
+        (True, ("--exit",), False),
+        (True, ("--json",), False),
+        (False, (), False),
+        (False, ("--exit",), False),
+    ],
+)
+@pytest.mark.parametrize("code", [ExitCode.OK, ExitCode.FAILED])
+def test_only_on_a_terminal_does_the_demo_stay_after_its_report(
+    run: Run, monkeypatch: pytest.MonkeyPatch, is_terminal: bool, arguments: Sequence[str], stays: bool, code: ExitCode
+) -> None:
+    asked: list[bool] = []
+
+    def ended(*_: Any, stays: bool, **__: Any) -> ExitCode:
+        asked.append(stays)
+        return code
+
+    monkeypatch.setattr(command, "_run", ended)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    assert (run("demo", *arguments).code, asked) == (code, [stays])
 
 
 def test_the_end_of_the_demo_says_how_to_look_at_what_it_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

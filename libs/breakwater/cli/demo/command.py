@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -29,7 +30,7 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the temporary data directory, and print its path.")
     ] = False,
-    leave: Annotated[bool, typer.Option("--exit", help="Stop everything after the report, as --json does.")] = False,
+    leave: Annotated[bool, typer.Option("--exit", help="Stop after the report, also on a terminal.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Show the whole plane at work: failing providers, retries, breakers, budgets, alerts, ledgers that agree.
@@ -39,8 +40,9 @@ def demo(
     and ClickHouse's sums. Exits with 1 if they differ, or if an expected event did not happen. It makes no calls
     outside this machine, and costs nothing.
 
-    After the report the stack goes on running until Ctrl-C, and a link signs in to the console, which shows what
-    happened. Nothing is left behind, unless --keep or --data says so: `breakwater up` starts the stack again then.
+    On a terminal, the stack keeps running after the report until Ctrl-C, and a link signs in to the console, which
+    shows what happened. Without a terminal (in CI or in a pipe), and with --json, the demo ends after the report.
+    It leaves nothing behind unless you use --keep or --data; `breakwater up` can then start the stack again.
 
     For example:
 
@@ -54,8 +56,10 @@ def demo(
         raise wrong_usage(f"{data} is not empty", "The demo needs a new or empty directory.")
     directory = Path(tempfile.mkdtemp(prefix="breakwater-demo-")) if data is None else data.absolute()
     kept = keep or data is not None
+    # Without a terminal, there is no person to open the console and press Ctrl-C: a stack that stays would hang CI.
+    stays = sys.stdout.isatty() and not (leave or as_json)
     try:
-        code = _run(directory, jobs, seed, as_json=as_json, stays=not (leave or as_json))
+        code = _run(directory, jobs, seed, as_json=as_json, stays=stays)
         kept = kept or code == ExitCode.FAILED
     except Exception:
         kept = True  # its error names a log there
