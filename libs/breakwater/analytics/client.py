@@ -11,7 +11,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
@@ -415,9 +415,10 @@ def quoted(name: str) -> str:
     return quote_identifier(name)
 
 
-def statements(subject: str) -> Mapping[str, str]:
-    """The statements of `sql/<subject>.sql`, each by the name in the line above it: `-- name: spend`."""
-    text = (files("breakwater.analytics") / "sql" / f"{subject}.sql").read_text("utf-8")
+def statements(module: str) -> Mapping[str, str]:
+    """Return the statements of a module's file in `sql/`, each by the name in the line above it: `-- name: spend`."""
+    path = Path(module)
+    text = path.with_name("sql").joinpath(f"{path.stem}.sql").read_text("utf-8")
     parts = (part.partition("\n") for part in text.split("-- name: ")[1:])
     return {name: without_comments(sql) for name, _, sql in parts}
 

@@ -17,7 +17,7 @@ from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import AuditEvent, BreakerTransition
 from breakwater.contracts.types import ms_from_time
 
-SQL = statements("events")
+SQL = statements(__file__)
 MOST = 200
 """Most breaker changes, operator actions or audit events of one list: the latest."""
 

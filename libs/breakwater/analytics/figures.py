@@ -21,7 +21,7 @@ from breakwater.analytics.client import Analytics, statements
 from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.types import ms_from_time
 
-SQL = statements("figures")
+SQL = statements(__file__)
 EPOCH = datetime.fromtimestamp(0, UTC)
 SPARKS = 24
 """Points of an agent's small chart."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path
 
 from breakwater.analytics.client import Analytics, database_ddl, quoted, without_comments
 from breakwater.analytics.errors import SchemaMismatchError
@@ -24,7 +24,7 @@ from breakwater.analytics.schema import PLAIN, TABLES, Layout
 
 VIEWS = {
     file.name.removesuffix(".sql"): without_comments(file.read_text("utf-8"))
-    for file in sorted((files("breakwater.analytics") / "sql" / "views").iterdir(), key=lambda file: file.name)
+    for file in sorted(Path(__file__).with_name("sql").joinpath("views").iterdir(), key=lambda file: file.name)
 }
 """The SELECT of each view, by its name."""
 

@@ -27,7 +27,7 @@ from breakwater.contracts.types import is_identifier, ms_from_time, time_from_ms
 
 Line = TypeVar("Line", ExecutionSummary, RunSummary)
 
-SQL = statements("search")
+SQL = statements(__file__)
 
 _LAST_MS = 4_291_747_199_999
 """The end of 2105, the last year whose times are stored."""

@@ -31,7 +31,7 @@ from breakwater.policy.budget import Period, period, recent_from, scope_keys
 from breakwater.policy.costs import CostSums
 from breakwater.policy.ledger import AttemptSums, BudgetPlace
 
-SQL = statements("spend")
+SQL = statements(__file__)
 
 HOUR_MS = 3_600_000
 _MARGIN_MS = 2 * 24 * HOUR_MS

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator
@@ -23,7 +23,7 @@ _MESSAGE = frozenset({"content", "tool_calls", "function_call"})
 
 def ready_schemas() -> Mapping[str, dict[str, JsonValue]]:
     """The schemas by name. Programs define the data of a task, and an action's arguments: `strict` leaves them open."""
-    return json.loads(files("breakwater.policy").joinpath("output_schemas.json").read_text(encoding="utf-8"))
+    return json.loads(Path(__file__).with_name("output_schemas.json").read_text(encoding="utf-8"))
 
 
 class OutputRules(Message):

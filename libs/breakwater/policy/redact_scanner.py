@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import lru_cache, partial
-from importlib.resources import files
 from itertools import accumulate, islice
+from pathlib import Path
 from typing import Any, cast
 
 import re2
@@ -66,7 +66,7 @@ class WorkLimit:
 
 # Patterns
 
-_RULES: dict[str, Any] = tomllib.loads(files("breakwater.policy").joinpath("redact.toml").read_text(encoding="utf-8"))
+_RULES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("redact.toml").read_text(encoding="utf-8"))
 _NAMES: dict[str, list[str]] = _RULES["names"]
 _SEPARATORS = b"-_. "
 

@@ -36,7 +36,7 @@ _BATCH = 1_000
 UNSAVED = "0"
 """The revision of a breaker that is not there."""
 
-_LUA = scripts_of("breakers")
+_LUA = scripts_of(__file__)
 
 
 @dataclass(frozen=True, slots=True)

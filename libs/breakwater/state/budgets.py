@@ -41,7 +41,7 @@ LEASES = "bw:budget:leases"
 FILLED = "bw:budget:filled"
 HELD = "bw:budget:held"
 
-LUA = scripts_of("budgets")
+LUA = scripts_of(__file__)
 
 
 class NotFilledError(BreakwaterError):

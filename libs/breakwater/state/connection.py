@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha1
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, cast
 
 import hiredis
@@ -49,12 +49,13 @@ class Script:
         return cls(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-def scripts_of(subject: str) -> dict[str, Script]:
-    """The scripts of `state/<subject>.lua`, by name. Each begins with a line `--- <name>`.
+def scripts_of(module: str) -> dict[str, Script]:
+    """Return the Lua scripts of a store, by name, from the file next to its module.
 
+    Each script begins with a line `--- <name>`.
     The helpers above the first of these lines belong to all of them.
     """
-    text = files("breakwater.state").joinpath(f"{subject}.lua").read_text(encoding="utf-8")
+    text = Path(module).with_suffix(".lua").read_text(encoding="utf-8")
     helpers, *sections = re.split(r"(?m)^--- (\w+)\n", text)
     return {name: Script.of(helpers + body) for name, body in zip(sections[::2], sections[1::2], strict=True)}
 

@@ -31,7 +31,7 @@ REMEMBER_MS = 60_000
 
 _PER_MILLION = 1_000_000
 
-_LUA = scripts_of("deployments")
+_LUA = scripts_of(__file__)
 
 
 @dataclass(frozen=True, slots=True)

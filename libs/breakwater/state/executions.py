@@ -31,7 +31,7 @@ SPAN_S = 4 * 3600
 MAX_UNSEEN = 10_000
 """Cancel requests of one NATS user for jobs of which nothing is known: they take 5 MB of Redis' memory at most."""
 
-_LUA = scripts_of("executions")
+_LUA = scripts_of(__file__)
 
 KEPT_SINCE = "bw:kept-since"
 """The key of the time since which Redis has its data, in ms. Heartbeats and claims write it where it is missing."""

@@ -30,7 +30,7 @@ _OTHERS = ("\2", "\3")
 Stage = Literal["pending", "running", "succeeded", "dead_lettered", "cancelled"]
 _STAGES: Mapping[str, str] = {"pending": "p", "running": "r", "succeeded": "s"}
 
-_LUA = scripts_of("plans")
+_LUA = scripts_of(__file__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from breakwater.state.connection import ScriptCall, scripts_of
 SLICES = 100
 """Slices in a window."""
 
-_LUA = scripts_of("rate_limits")
+_LUA = scripts_of(__file__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ COUNTED_BYTES = 256 * 1024
 """Chunks are counted whenever they come to so much."""
 
 _STORED, _UNDER_WAY = "bw:responses:stored", "bw:responses:under-way"
-_LUA = scripts_of("response_room")
+_LUA = scripts_of(__file__)
 
 
 @dataclass(frozen=True, slots=True)

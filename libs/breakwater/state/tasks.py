@@ -50,7 +50,7 @@ IN_USE_MS = 600_000
 
 _FORGOTTEN_AT_ONCE = 1_000
 
-_LUA = scripts_of("tasks")
+_LUA = scripts_of(__file__)
 
 _COUNTS = ("iterations", "tokens", "cost", "consecutive_failures", "total_failures")
 _FIELDS = (

@@ -6,12 +6,13 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+import breakwater
 from bench.counting import CountingRedis
 from breakwater.config import LiveConfig, parse_config
 from breakwater.contracts.execution import ErrorInfo
@@ -131,8 +132,8 @@ async def bench_on(url: str) -> AsyncGenerator[Bench]:
     bench = Bench(redis)
     try:
         # A script that Redis does not know yet would be a round trip more.
-        subjects = [file.name for file in files("breakwater.state").iterdir() if file.name.endswith(".lua")]
-        scripts = [one for subject in subjects for one in scripts_of(subject.removesuffix(".lua")).values()]
+        modules = Path(breakwater.__file__).parent.rglob("*.lua")
+        scripts = [script for module in modules for script in scripts_of(str(module)).values()]
         for script in (*scripts, _COUNT, _UNDO):
             await redis.client.script_load(script.text)
         yield bench
