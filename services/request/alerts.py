@@ -83,7 +83,8 @@ class IncidentRoutes:
     )
     async def list_incidents(self, request: ApiRequest[AlertQuery]) -> AlertList:
         """The incidents that match, the latest opened first."""
-        wanted, known = request.input, (await self.log.catch_up()).all()
+        wanted = request.input
+        known = (await self.log.catch_up()).all()
         if wanted.agent is not None:
             agents = {*self.agents, *(alert.agent for alert in known if alert.agent is not None)}
             if wanted.agent not in agents:
@@ -268,7 +269,8 @@ class ChannelRoutes:
 
         latest = await self.lookup.newest(Stream.DLQ, DEAD_LETTERS, most=wanted.limit + 1, since=EVER, read=shown)
         undelivered = await asyncio.gather(*map(with_replay, latest[: wanted.limit]))
-        more, channels = len(latest) > wanted.limit, len(self.channels)
+        more = len(latest) > wanted.limit
+        channels = len(self.channels)
         return UndeliveredList(undelivered=tuple(undelivered), more=more, channels=channels)
 
     @operation(
@@ -315,7 +317,10 @@ class ChannelRoutes:
         return AlertReplays(replayed=1, already=0, skipped=0, channels={kept.channel: 1})
 
     async def _replay_all(self, wanted: ReplayAlertsRequest) -> AlertReplays:
-        looked_at, already, skipped, last = 0, 0, 0, wanted.after
+        looked_at = 0
+        already = 0
+        skipped = 0
+        last = wanted.after
         replayed: Counter[str] = Counter()
         continue_after: int | None = None
         stored = self.lookup.scan(Stream.DLQ, DEAD_LETTERS, start=wanted.after + 1)
@@ -327,7 +332,8 @@ class ChannelRoutes:
                 if looked_at == MAX_DEAD_LETTERS:
                     continue_after = last
                     break
-                looked_at, last = looked_at + 1, kept.number
+                looked_at += 1
+                last = kept.number
                 if channel not in self.channels or kept.dead_letter.omitted_bytes is not None:
                     skipped += 1
                 elif await self._put(channel, kept, again=False):

@@ -191,7 +191,8 @@ class RequestService:
         self._live.reload(config)
         self._cancel_requests.reload(config, redactor)
         self._callable_agents = CallableAgentTable(config)
-        self._app.now, self._gauges = app, gauges
+        self._app.now = app
+        self._gauges = gauges
 
     def _end_streams(self) -> None:
         for streams in (self._streams, self._followed_responses):
@@ -202,18 +203,25 @@ class RequestService:
         self._server.stop()
 
     def _app_for(self, config: Config, redactor: Redactor) -> tuple[Starlette, RequestGauges]:
-        publisher, connection, lookup = self._publisher, self._connection, self._lookup
+        publisher = self._publisher
+        connection = self._connection
+        lookup = self._lookup
         bus = Lookup(connection)
-        zone, limit, audit = config.budgets.zone, config.limits.max_body_bytes, AuditLog(publisher, redactor)
-        breakers, deployments = Breakers(self._redis), Deployments(self._redis, config.retry_budget)
-        availability, queue = AgentAvailability(config, breakers), JobQueue(publisher, self._quota, self._accepted)
+        zone = config.budgets.zone
+        limit = config.limits.max_body_bytes
+        audit = AuditLog(publisher, redactor)
+        breakers = Breakers(self._redis)
+        deployments = Deployments(self._redis, config.retry_budget)
+        availability = AgentAvailability(config, breakers)
+        queue = JobQueue(publisher, self._quota, self._accepted)
         plan_log = PlanLog(Plans(self._redis), publisher)
         intake = JobIntake(config, queue, lookup, availability, plan_log)
         healths = Healths(self._redis)
         agents = AgentRoutes(config, breakers, healths, deployments)
         concurrency = {name: agent.concurrency for name, agent in config.agents.items()}
         queues = QueueRoutes(concurrency, tuple(config.alerts.channels), connection)
-        counters, record = BudgetCounters(self._redis, zone), RecordedSpend(connection, self._analytics, zone)
+        counters = BudgetCounters(self._redis, zone)
+        record = RecordedSpend(connection, self._analytics, zone)
         replays = Replays(config, bus, queue, publisher, redactor, self._cipher)
         provider = None if config.console.openid is None else _provider_of(config.console, config.console.openid)
 

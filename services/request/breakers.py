@@ -400,7 +400,9 @@ async def healths_on(config: Config, healths: Healths, loaded: Mapping[BreakerKe
     calls = dict(zip(names, await healths.of(names), strict=True))
     verdicts = list[Verdict]()
     for key, its_users in users.items():
-        state, until_ms, only_for = loaded[key].breaker.state, refused_until(loaded[key]), open_for(loaded[key].breaker)
+        state = loaded[key].breaker.state
+        until_ms = refused_until(loaded[key])
+        only_for = open_for(loaded[key].breaker)
         parts = {
             f"{name} on {model}": health_of_model(state, calls[name].get(model, CallHealth()), until_ms, only_for)
             for name, model in sorted(its_users)
@@ -442,7 +444,8 @@ def refused_until(loaded: Loaded, caller: str = "") -> int | None:
     Returns:
         None if it lets one pass, a probe at least; 0 if it was isolated: until an operator resets it.
     """
-    breaker, until_ms = loaded.breaker, 0
+    breaker = loaded.breaker
+    until_ms = 0
     match breaker.state:
         case "closed":
             return None

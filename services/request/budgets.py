@@ -75,7 +75,8 @@ class BudgetRoutes:
     )
     async def list_budgets(self, request: ApiRequest[BudgetQuery]) -> BudgetList:
         """All budgets, or those that a call of the agent, for the tenant, counts against."""
-        agent, tenant = request.input.agent, request.input.tenant
+        agent = request.input.agent
+        tenant = request.input.tenant
         caps = self._caps()
         snapshot = await self._counters.snapshot(current(self._counters, self._now()))
         keys = known_keys(caps, snapshot)
@@ -132,13 +133,16 @@ class BudgetRoutes:
                 result = await self._raise(request)
         except NotFilledError as error:
             raise _not_filled() from error
-        limit, changed = usd_from_nano(request.input.limit_usd), isinstance(result, BudgetEvent)
+        limit = usd_from_nano(request.input.limit_usd)
+        changed = isinstance(result, BudgetEvent)
         request.log("cap_raised", budget=request.input.budget, limit=limit, changed=changed)
         return result
 
     async def _raise(self, request: ApiRequest[RaiseCapRequest]) -> BudgetEvent | UnchangedBudget:
         """Publishes first, and records it then: a raise that only Redis knew would end when Redis is filled again."""
-        now, caps, limit = self._now(), self._caps(), request.input.limit_usd
+        now = self._now()
+        caps = self._caps()
+        limit = request.input.limit_usd
         snapshot = await self._counters.snapshot(current(self._counters, now))
         counter = _counter(request.input.budget, caps, snapshot)
         configured = counter.limit
@@ -159,7 +163,8 @@ class BudgetRoutes:
         before = budget_status(counter, period_counters)
         if limit == before.limit:
             return UnchangedBudget.model_validate(before.model_dump())
-        ends, at = limit == configured, time_from_ms(ms_from_time(now))
+        ends = limit == configured
+        at = time_from_ms(ms_from_time(now))
         event = BudgetEvent(
             event_id=f"{counter.name}/{period_counters.period.name}/raised/{ms_from_time(now)}/{request.caller.id}",
             kind="raise_ended" if ends else "raised",
@@ -182,7 +187,8 @@ class BudgetRoutes:
         await self._publisher.event(subject, event, id=event.event_id, at=event.at)
         raised = CapRaise(limit=limit, configured=configured, by=request.by, reason=request.why, at=at)
         await self._counters.note_raise(period_counters.period, counter.key, None if ends else raised)
-        filled, known = snapshot.filled, await self._counters.filled()
+        filled = snapshot.filled
+        known = await self._counters.filled()
         # Repairs add and take away; they leave raised caps alone.
         if known is None or (filled.log, filled.zone, filled.upto) != (known.log, known.zone, known.upto):
             # Filled meanwhile, perhaps from the record before the raise.
@@ -242,8 +248,10 @@ def statuses(caps: CapTable, snapshot: Snapshot, keys: Iterable[str]) -> tuple[B
 def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetStatus:
     """A budget in the contract's words."""
     figures = period_counters.figures.get(counter.key, AttemptSums())
-    held, notes = period_counters.reserved.get(counter.key, 0), period_counters.notes
-    limit, enforcement = period_counters.limit(counter), counter.caps.enforcement
+    held = period_counters.reserved.get(counter.key, 0)
+    notes = period_counters.notes
+    limit = period_counters.limit(counter)
+    enforcement = counter.caps.enforcement
     reached = False
     if limit is not None:
         refused = enforcement == "hard" and threshold(counter.key, limit, 100) in notes.announced

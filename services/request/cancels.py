@@ -119,7 +119,8 @@ class CancelRoutes:
     )
     async def cancel_job(self, request: Request) -> Response:
         """200 with how the job has ended, or 202 while it is being cancelled."""
-        given, caller = str(request.path_params["job_id"]), caller_of(request)
+        given = str(request.path_params["job_id"])
+        caller = caller_of(request)
         wait_s = wait_s_of(request.scope["query_string"])
         reason = _reason_in(await read_body(request, MAX_BYTES, A_REQUEST), self.redactor)
         if not is_full_id(given):

@@ -127,7 +127,10 @@ async def decoded(body: bytes, coding: str, limit: int, too_large: str) -> bytes
     Raises:
         RequestError: 400 for a body that is damaged, incomplete, or something else; 413 for one that is too large.
     """
-    remaining, pieces, size, frames = memoryview(body), list[bytes](), 0, 0
+    remaining = memoryview(body)
+    pieces = list[bytes]()
+    size = 0
+    frames = 0
     while remaining:
         frames += 1
         if frames > MAX_FRAMES:

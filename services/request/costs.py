@@ -80,7 +80,8 @@ class CostRoutes:
         now = self.now()
         month = period("monthly", now, self.zone) if form.month is None else month_of(form.month, self.zone)
         # At a whole minute, so that forecasts are the same however costs are grouped.
-        before, now_ms = month_before(month, self.zone), ms_from_time(now.replace(second=0, microsecond=0))
+        before = month_before(month, self.zone)
+        now_ms = ms_from_time(now.replace(second=0, microsecond=0))
         sums = await answered(month_costs(self.analytics, month, before, form.by, tag=form.tag, now_ms=now_ms))
         raises = raises_of(await answered(budget_notes(self.analytics, [month])))
         caps = self.caps()
@@ -89,7 +90,8 @@ class CostRoutes:
             return cost_line(name, sums, cap_of(key, caps, raises), month, now_ms)
 
         dearest = sorted(sums.items(), key=lambda one: (-one[1].spend, -one[1].previous, one[0] or ""))
-        listed, rest = dearest[:limit], dearest[len(dearest) if limit is None else limit :]
+        listed = dearest[:limit]
+        rest = dearest[len(dearest) if limit is None else limit :]
         return Costs(
             month=month.name,
             previous_month=before.name,

@@ -398,7 +398,8 @@ class DeadLetterRoutes:
             raise unknown("dead_letter", f"there is no dead letter {number[:40]!r}", "dead_letter_id", hint)
         job = self.replays.job_of(kept)
         [listed], notes = await self._listed([(kept, job if isinstance(job, str) else None)])
-        note, dead_letter = notes.get(kept.number), kept.dead_letter
+        note = notes.get(kept.number)
+        dead_letter = kept.dead_letter
         withheld = dead_letter.withheld
         if kept.kind == "job" and not withheld:
             # Then or as the config is now, its agent keeps no prompts.
@@ -442,7 +443,8 @@ class DeadLetterRoutes:
     )
     async def replay_dead_letters(self, request: ApiRequest[ReplayDeadLettersRequest]) -> DeadLetterReplays:
         """Queues the jobs again."""
-        wanted, tally = request.input, ReplayTally()
+        wanted = request.input
+        tally = ReplayTally()
         continue_after: int | None = None
         up_to = wanted.up_to
         try:
@@ -473,8 +475,13 @@ class DeadLetterRoutes:
         self, request: ApiRequest[ReplayDeadLettersRequest], up_to: int | None, tally: ReplayTally
     ) -> int | None:
         """Replays in batches, and returns the dead letter behind which to go on; None if that was all."""
-        wanted, begun, at = request.input, time.monotonic(), self.now()
-        batch, size, looked_at, last = list[StoredDeadLetter](), 0, 0, wanted.after
+        wanted = request.input
+        begun = time.monotonic()
+        at = self.now()
+        batch = list[StoredDeadLetter]()
+        size = 0
+        looked_at = 0
+        last = wanted.after
         continue_after: int | None = None
         missing = "this dead letter can't be read" if wanted.dead_letters is None else "there is no such dead letter"
         async with aclosing(self._wanted(wanted, up_to)) as found:
@@ -483,7 +490,8 @@ class DeadLetterRoutes:
                 if late and wanted.dead_letters is None:
                     continue_after = last
                     break
-                looked_at, last = looked_at + 1, number
+                looked_at += 1
+                last = number
                 if kept is None:
                     tally.skip(number, missing)
                     continue
@@ -491,7 +499,8 @@ class DeadLetterRoutes:
                 size += len(kept.payload)
                 if len(batch) >= AT_ONCE or size >= AT_ONCE_BYTES:
                     await self.replays.replay(batch, request.by, request.why, at, tally)
-                    batch, size = [], 0
+                    batch = []
+                    size = 0
         await self.replays.replay(batch, request.by, request.why, at, tally)
         return continue_after
 
@@ -562,10 +571,12 @@ class DeadLetterRoutes:
         """The visible part of a payload, and True if that is only its beginning."""
         try:
             document: JsonValue = self.redactor.json(read_whole(partial(from_json, allow_inf_nan=False), payload))
-            text, cut = to_json(document), False
+            text = to_json(document)
+            cut = False
             if len(text) <= MAX_PAYLOAD:
                 return document, False
         except ValueError:
             decoded = payload.decode("utf-8", "replace")
-            text, cut = self.redactor.text(decoded).encode(), len(decoded) > self.redactor.max_length
+            text = self.redactor.text(decoded).encode()
+            cut = len(decoded) > self.redactor.max_length
         return text[:MAX_PAYLOAD].decode("utf-8", "ignore"), cut or len(text) > MAX_PAYLOAD

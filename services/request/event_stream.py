@@ -61,7 +61,8 @@ class OpenStreams:
             RequestError: 429, the key has its share; 503, all are taken.
         """
         key_id = caller_of(request).id
-        most, most_of_a_key = self._limit or MAX_STREAMS, self._limit or MAX_OF_A_KEY
+        most = self._limit or MAX_STREAMS
+        most_of_a_key = self._limit or MAX_OF_A_KEY
         if sum(holder == key_id for holder in self._open.values()) >= most_of_a_key:
             message = f"this API key has {most_of_a_key} streams open here, the most for a key; close one"
             raise RequestError(429, "too_many_streams", message, headers={"Retry-After": "5"})

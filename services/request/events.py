@@ -90,10 +90,12 @@ class LogTail:
         """Looks up the bounds of the stream, and returns its last sequence. Raises BusUnavailableError."""
         facts = await Lookup(self._connection).facts(self._stream)
         if facts.identity != self._identity:
-            self._identity, self._last = facts.identity, facts.last
+            self._identity = facts.identity
+            self._last = facts.last
             self.start()
         # Of two answers the later one may come first.
-        self._first, self._last = facts.first, max(self._last, facts.last)
+        self._first = facts.first
+        self._last = max(self._last, facts.last)
         return self._last
 
     def start(self) -> None:
@@ -103,7 +105,8 @@ class LogTail:
 
     async def read_on(self) -> bool:
         """Reads new events; True if there were any. Raises BusError."""
-        last, before = await self.look(), self._end
+        last = await self.look()
+        before = self._end
         async with aclosing(self._stored(before, last)) as stored:
             async for message in stored:
                 if (event := logged(message)) is not None:

@@ -112,7 +112,8 @@ class JobIntake:
         by_operator = caller.may(("operate",))
         if (problem := validate_job(self.config, job, with_figures=by_operator)) is not None:
             raise invalid_job([problem])
-        owner, scope = owner_of(caller), scope_of(caller, job.tenant)
+        owner = owner_of(caller)
+        scope = scope_of(caller, job.tenant)
         sent = submission(
             job,
             body,
@@ -168,7 +169,8 @@ class JobIntake:
 
         Raises RequestError (409, 503) if it is not accepted.
         """
-        job, known = sent.job, sent.known
+        job = sent.job
+        known = sent.known
         waits = known is not None and known.taken and job.reply_to is None
         if not waits and (waits := await self.queue.put(sent, traceparent)):
             try:

@@ -70,7 +70,8 @@ class JobRoutes:
     async def submit_job(self, request: Request) -> Response:
         """Responds with 202 once the job is stored on the bus, or 200 with its result if that comes within `wait_s`."""
         with submitting(request, "/api/v1/jobs") as trace:
-            caller, wait_s = caller_of(request), wait_s_of(request.scope["query_string"])
+            caller = caller_of(request)
+            wait_s = wait_s_of(request.scope["query_string"])
             body = await read_body(request, self.max_body_bytes)
             idempotency_key = request.headers.get("idempotency-key")
             sent = self.intake.authorize(caller, read_job(body), body, idempotency_key, make_job_id())
@@ -108,7 +109,8 @@ class JobRoutes:
     )
     async def show_job(self, request: Request) -> Response:
         """Responds with 200 and the result or the record, 202 while the job is undecided, or 404."""
-        given, caller = str(request.path_params["job_id"]), caller_of(request)
+        given = str(request.path_params["job_id"])
+        caller = caller_of(request)
         if not is_full_id(given):
             raise unknown_job(None)
         wait_s = wait_s_of(request.scope["query_string"])

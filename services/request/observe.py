@@ -120,7 +120,8 @@ def submitting(request: Request, route: str) -> Generator[SubmissionTrace]:
             "url.scheme": request.url.scheme,
         },
     )
-    submission, error = SubmissionTrace(span.traceparent), None
+    submission = SubmissionTrace(span.traceparent)
+    error = None
     try:
         yield submission
     except RequestError as problem:
@@ -148,7 +149,10 @@ class RequestGauges:
         lookup: Lookup,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._agents, self._queues, self._lookup, self._now = agents, queues, lookup, now
+        self._agents = agents
+        self._queues = queues
+        self._lookup = lookup
+        self._now = now
 
     async def health(self) -> Readings:
         """Of the agents. Raises StateUnavailableError."""

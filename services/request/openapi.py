@@ -165,7 +165,8 @@ def documentation() -> list[BaseRoute]:
 
 @cache
 def _page() -> str:
-    folder, inline = files("services.request") / "pages", MarkdownIt("commonmark", {"html": False})
+    folder = files("services.request") / "pages"
+    inline = MarkdownIt("commonmark", {"html": False})
 
     def words(text: str) -> Markup:
         return Markup(inline.renderInline(text))  # noqa: S704  HTML in it is escaped
@@ -208,7 +209,8 @@ class _Writer:
         }
 
     def _operation(self, operation: Operation) -> dict[str, Any]:
-        description, errors = [operation.description], dict[int, str]()
+        description = [operation.description]
+        errors = dict[int, str]()
         security: list[dict[str, list[str]]] = []
         if operation.query is not None:
             errors[422] = "A parameter is wrong (`invalid_query`)."

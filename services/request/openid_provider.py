@@ -222,7 +222,8 @@ class OpenIdProvider:
             "redirect_uri": self._redirect_uri,
             "code_verifier": flow.verifier,
         }
-        client_id, headers = self._settings.client_id, dict[str, str]()
+        client_id = self._settings.client_id
+        headers = dict[str, str]()
         if self._secret is None:
             body["client_id"] = client_id
         elif "client_secret_basic" in metadata.token_endpoint_auth_methods_supported:
@@ -264,7 +265,8 @@ class OpenIdProvider:
             raise self._invalid(f"its ID token can't be read: {error}") from None
 
     def _check(self, metadata: ProviderMetadata, claims: dict[str, Any], flow: SignInFlow) -> None:
-        client_id, now = self._settings.client_id, int(self._now())
+        client_id = self._settings.client_id
+        now = int(self._now())
         checks = jwt.JWTClaimsRegistry(
             now,
             LEEWAY_S,
@@ -336,7 +338,8 @@ class OpenIdProvider:
                 guarded_session(allowed, TIMEOUT_S) as http,
                 http.request(method, url, data=data, headers=sent) as response,
             ):
-                status, body = response.status, await response.read()
+                status = response.status
+                body = await response.read()
             document: object = json.loads(body) if body else None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise self._unavailable(_reason(error), url=url, error=repr(error)) from error

@@ -80,7 +80,8 @@ class PlanRoutes:
     async def submit_plan(self, request: Request) -> Response:
         """202 once all jobs are safe on the bus. None is accepted if one is invalid, or refused."""
         with submitting(request, "/api/v1/plans") as trace:
-            caller, body = caller_of(request), await read_body(request, self.max_body_bytes, _TOO_LARGE)
+            caller = caller_of(request)
+            body = await read_body(request, self.max_body_bytes, _TOO_LARGE)
             plan_id, submissions = self._prepare(caller, read_command(body, PlanRequest))
             # Also where the jobs are part of no trace.
             correlation_id = tracing.trace_id_of(trace.traceparent or tracing.new_traceparent())
@@ -192,7 +193,8 @@ class PlanRoutes:
         await self._admit(caller, compared, correlation_id)
         # All are noted before one of them can end: a plan must not look as if it had fewer. Of a key that is bound to
         # several tenants, each of them has its part.
-        at, before = datetime.now(UTC), await self.plans.plans.known({str(sent.job.plan_id) for sent in compared})
+        at = datetime.now(UTC)
+        before = await self.plans.plans.known({str(sent.job.plan_id) for sent in compared})
         noted: dict[str, dict[str, NotedJob]] = {plan_id: {} for plan_id in before}
         for sent in compared:
             plan_id = str(sent.job.plan_id)

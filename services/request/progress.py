@@ -138,7 +138,8 @@ class _ProgressFollower(FollowedStream):
         decided = await self._results.decided(self._job_id)
         attempts = await self._results.attempts(self._job_id)
         if decided is not None:
-            status, found = status_of(decided), steps_of_decided(decided, attempts)
+            status = status_of(decided)
+            found = steps_of_decided(decided, attempts)
         else:
             status = await self._lookup.accepted.status(self._job_id)
             if status is None and not attempts:
@@ -153,7 +154,8 @@ class _ProgressFollower(FollowedStream):
         await sender.send(comment(f"progress of job {self._given}"))
         for step in found:
             await self._send_step(sender, step)
-        pause, reconnects = LOOK_S, self._results.reconnects()
+        pause = LOOK_S
+        reconnects = self._results.reconnects()
         look_at = time.monotonic() + pause
         received_while_looking = len(inbox.messages)
         last_step: Progress | None = None
@@ -163,7 +165,8 @@ class _ProgressFollower(FollowedStream):
                 if step is not None and step.state in ENDED:
                     # Sent once all before it are: some may not have been received.
                     last_step = step
-                    look_at, pause = 0.0, LOOK_AGAIN_S
+                    look_at = 0.0
+                    pause = LOOK_AGAIN_S
                 elif step is not None:
                     await self._send_step(sender, step, while_looking=received_while_looking > 0)
                 received_while_looking -= 1
@@ -172,7 +175,9 @@ class _ProgressFollower(FollowedStream):
                 # An outage is no reason to end: the job goes on.
                 with suppress(BusError):
                     decided = await self._look(sender)
-                look_at, pause, reconnects = time.monotonic() + pause, min(pause * 2, LOOK_S), connection
+                look_at = time.monotonic() + pause
+                pause = min(pause * 2, LOOK_S)
+                reconnects = connection
             else:
                 await inbox.wait(min(look_at - time.monotonic(), sender.silence.comment_due_s()))
             if decided is None:

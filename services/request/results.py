@@ -164,7 +164,8 @@ class ResultReader:
                     if found is not None and is_result_of(found.data, job_id):
                         return found.data
                     reconnects = connection
-                    next_check, pause = now + pause, min(pause * 2, MAX_POLL_S)
+                    next_check = now + pause
+                    pause = min(pause * 2, MAX_POLL_S)
             left_s = min(CHECK_S, deadline - time.monotonic())
             await asyncio.wait([received, disconnection], timeout=max(left_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
         return received.result() if received.done() else None

@@ -253,7 +253,8 @@ class OpenIdRoutes:
         return _response(EndedSessions(ended=len(ended)))
 
     async def _begin(self, settings: OpenId, signed_in: SignedIn) -> NewSession:
-        claims, subject = signed_in.claims, str(signed_in.claims["sub"])
+        claims = signed_in.claims
+        subject = str(signed_in.claims["sub"])
         name = name_of(claims, settings.name_claim)
         values = claim_values(claims, settings.roles_claim)
         actor = Actor(name, "person", subject)

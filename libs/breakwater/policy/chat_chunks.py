@@ -63,7 +63,9 @@ class Assembly:
         Sent are choices with an index and a delta each, texts as texts, and of each tool call an index of its own, id
         and name once, and the arguments as text. That an answer is no good is no end of it.
         """
-        head, choices, before = self._head, self._choices, self.length
+        head = self._head
+        choices = self._choices
+        before = self.length
         for name, value in chunk.items():
             if value is not None and name not in _NOT_HEAD:
                 head[name] = value
@@ -186,7 +188,8 @@ class _ChoiceSoFar:
             return None
         text, thought, others = parts_of(value)
         if name != "content":
-            text, thought = thought + text, ""
+            text = thought + text
+            thought = ""
         shown: dict[str, Any] = {**({THOUGHT: thought} if thought else {}), name: text}
         for field_name, said in shown.items():
             if said and field_name != self._last:
@@ -239,7 +242,8 @@ class _ChoiceSoFar:
         function: Any = given.get("function")
         if not isinstance(function, dict):
             function = {} if given.get("custom") is not None else given
-        name, arguments = function.get("name"), function.get("arguments")
+        name = function.get("name")
+        arguments = function.get("arguments")
         name = name if isinstance(name, str) and name else None
         text = arguments_text(arguments)
         call = self._call_of(position, given, name, text)
@@ -271,7 +275,8 @@ class _ChoiceSoFar:
 
         Some makers number all parallel calls 0, some repeat a call's name with each piece, some change its id.
         """
-        index, own = given.get("index"), call_id(given.get("id"))
+        index = given.get("index")
+        own = call_id(given.get("id"))
         index = index if isinstance(index, int) else None
         call = None if own is None else self._known.get((index, own))
         call = call or self._known.get(position if index is None else index)
@@ -291,7 +296,8 @@ class _ChoiceSoFar:
         return call
 
     def _begin(self, position: int, given: dict[str, Any]) -> _ToolCall:
-        index, own = given.get("index"), call_id(given.get("id"))
+        index = given.get("index")
+        own = call_id(given.get("id"))
         index = index if isinstance(index, int) else None
         if self._last != "tool_calls":
             self._turn_to("tool_calls")
@@ -362,7 +368,8 @@ def _merged(known: Any, value: Any, name: str = "") -> Any:
     if isinstance(known, list) and isinstance(value, list):
         return cast(list[Any], known) + cast(list[Any], value)
     if isinstance(known, dict) and isinstance(value, dict):
-        both, more = cast(dict[str, Any], known), cast(dict[str, Any], value)
+        both = cast(dict[str, Any], known)
+        more = cast(dict[str, Any], value)
         return {**both, **{key: _merged(both.get(key), one, key) for key, one in more.items()}}
     if isinstance(known, str) and isinstance(value, str) and (known != value or name in _GROWING):
         return known + value
@@ -378,7 +385,8 @@ def rest_of(completion: Mapping[str, Any], sent: Assembly) -> list[dict[str, Any
     """
     head = {name: value for name, value in completion.items() if name not in {"choices", "object", "usage"}}
     head = {**head, **{name: value for name, value in sent.head.items() if name != "usage"}, "object": OBJECT}
-    said, chunks = sent.messages(), list[dict[str, Any]]()
+    said = sent.messages()
+    chunks = list[dict[str, Any]]()
     for choice in cast(Sequence[dict[str, Any]], completion["choices"]):
         index = int(choice.get("index") or 0)
         delta = _missing(choice["message"], said.get(index))
@@ -400,7 +408,8 @@ def _missing(whole: Mapping[str, Any], said: Mapping[str, Any] | None) -> dict[s
         return {**whole, **({"tool_calls": calls} if calls else {})}
     delta: dict[str, Any] = {}
     for name in whole.keys() | said.keys():
-        wanted, known = whole.get(name), said.get(name)
+        wanted = whole.get(name)
+        known = said.get(name)
         if wanted == known or name == "role":
             continue
         if name == "tool_calls":
@@ -422,8 +431,10 @@ def _missing_calls(whole: Sequence[dict[str, Any]], said: Sequence[dict[str, Any
         return None
     found: list[dict[str, Any]] = []
     for index, (wanted, known) in enumerate(zip(whole, said, strict=False)):
-        whole_function, function = wanted.get("function", {}), known.get("function", {})
-        arguments, begun = whole_function.get("arguments", ""), function.get("arguments", "")
+        whole_function = wanted.get("function", {})
+        function = known.get("function", {})
+        arguments = whole_function.get("arguments", "")
+        begun = function.get("arguments", "")
         if whole_function.get("name", "") != function.get("name", "") or not arguments.startswith(begun):
             return None
         if arguments != begun:
@@ -470,7 +481,8 @@ class Join:
 
     def end(self) -> str:
         """The held text that is new, once nothing more comes or it is clear."""
-        held, self._held = self._held or "", None
+        held = self._held or ""
+        self._held = None
         longest = min(len(held), len(self._said))
         shortest = min(MIN_OVERLAP, len(self._said))
         overlap = next((n for n in range(longest, shortest - 1, -1) if self._said.endswith(held[:n])), 0)

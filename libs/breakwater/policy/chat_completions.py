@@ -105,7 +105,8 @@ def error_of(result: Mapping[str, Any]) -> ChatError:
         result: a `Result`, as JSON.
     """
     error = cast(Mapping[str, Any], result.get("error") or {})
-    reason, kind = str(result.get("reason") or result["status"]), str(error.get("kind"))
+    reason = str(result.get("reason") or result["status"])
+    kind = str(error.get("kind"))
     message = joined(str(error.get("message") or f"the job ended {reason}"), error.get("figures"))
     wait = error.get("retry_after_s")
     retry_after_s = None if wait is None else max(1, math.ceil(wait))
@@ -148,10 +149,8 @@ def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
     Args:
         result: a `Result`, as JSON.
     """
-    response, choice_of = (
-        cast(dict[str, Any], result.get("response") or {}),
-        partial(_completed, str(result["execution_id"])),
-    )
+    response = cast(dict[str, Any], result.get("response") or {})
+    choice_of = partial(_completed, str(result["execution_id"]))
     # A message of Anthropic's has content itself; what else it may have is none of ours.
     if isinstance(response.get("choices"), list) and "content" not in response:
         if not is_usage(response.get("usage")):
@@ -200,7 +199,8 @@ def is_usage(given: Any) -> bool:
 
 
 def _completed(execution_id: str, number: int, choice: Mapping[str, Any]) -> dict[str, Any]:
-    given, message = choice.get("index"), choice.get("message")
+    given = choice.get("index")
+    message = choice.get("message")
     index = given if isinstance(given, int) else number
     message = normalized(cast(dict[str, Any], message) if isinstance(message, dict) else {}, execution_id, index)
     called = bool(message.get("tool_calls"))
@@ -234,7 +234,8 @@ def _usage(result: Mapping[str, Any]) -> dict[str, Any] | None:
     if not called or called[-1].get("input_tokens") is None or called[-1].get("output_tokens") is None:
         return None
     last = called[-1]
-    prompt, completion = last["input_tokens"], last["output_tokens"]
+    prompt = last["input_tokens"]
+    completion = last["output_tokens"]
     usage: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

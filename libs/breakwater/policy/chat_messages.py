@@ -39,7 +39,9 @@ def objects(value: Any) -> list[dict[str, Any]]:
 
 def parts_of(content: Any) -> tuple[str, str, list[Any]]:
     """The text of a content, its thinking, and its other parts: some makers' thinking models send a list of parts."""
-    texts, thinking, others = list[str](), list[str](), list[Any]()
+    texts = list[str]()
+    thinking = list[str]()
+    others = list[Any]()
     for part in cast(list[Any], content) if isinstance(content, list) else [content]:
         kind = cast(dict[str, Any], part).get("type") if isinstance(part, dict) else None
         if kind in _THINKING:
@@ -104,13 +106,15 @@ def normalized(message: Mapping[str, Any], seed: str, choice: int) -> dict[str, 
         seed: see `made_call_id`.
         choice: the same.
     """
-    shown, content = {"role": "assistant", "content": None, "refusal": None, **message}, message.get("content")
+    shown = {"role": "assistant", "content": None, "refusal": None, **message}
+    content = message.get("content")
     if content is not None and not isinstance(content, str):
         text, thinking, others = parts_of(content)
         shown["content"] = text or None
         shown |= {name: value for name, value in ((THOUGHT, thinking), (OTHERS, others)) if value}
     if "tool_calls" in message:
-        calls, ids = objects(message["tool_calls"]), set[str]()
+        calls = objects(message["tool_calls"])
+        ids = set[str]()
         shown["tool_calls"] = [
             _normalized_call(call, ids, seed, choice, number) for number, call in enumerate(calls)
         ] or None
@@ -126,7 +130,8 @@ def _normalized_call(call: dict[str, Any], ids: set[str], seed: str, choice: int
         return {**call, "id": own}
     function: Any = call.get("function")
     given = function if isinstance(function, dict) else call
-    name, arguments = given.get("name"), given.get("arguments")
+    name = given.get("name")
+    arguments = given.get("arguments")
     named = {"name": name if isinstance(name, str) else "", "arguments": arguments_text(arguments) or "{}"}
     return {**call, "id": own, "type": "function", "function": {**(given if given is function else {}), **named}}
 

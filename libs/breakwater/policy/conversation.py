@@ -57,7 +57,8 @@ def tool_pairs(messages: Sequence[JsonMessage]) -> dict[PartPlace, PartPlace]:
         results = _results(message)
         for part, key in enumerate(results):
             if key is not None and waiting.get(key):
-                call, result = waiting[key].pop(0), (index, part)
+                call = waiting[key].pop(0)
+                result = (index, part)
                 paired |= {call: result, result: call}
                 answered = True
         if not answered and not (results and _is_only_results(message)):

@@ -108,7 +108,9 @@ def opened(token: Any, thinking: Any = None) -> dict[str, Any] | None:
         state = orjson.loads(base64.b64decode(content + "=" * (-len(content) % 4), altchars=b"-_", validate=True))
     except (binascii.Error, ValueError):
         return None
-    author, message, calls = fields(state).get("author"), fields(state).get("message"), fields(state).get("calls")
+    author = fields(state).get("author")
+    message = fields(state).get("message")
+    calls = fields(state).get("calls")
     if not isinstance(author, str) or is_too_deep(state):
         return None
     whole = {
@@ -224,7 +226,8 @@ def for_author(
     """
     if not repairs and not any(STATE in message for message in messages):
         return messages
-    restored, demands = list[dict[str, JsonValue]](), set[str](repairs)
+    restored = list[dict[str, JsonValue]]()
+    demands = set[str](repairs)
     unknown = {repair[1:] for repair in repairs if repair.startswith("-")}
     ids: dict[str, str] = {}
     for carrying in messages:
@@ -252,7 +255,8 @@ def _restored(
         message[name] = before + value if name in _SPOKEN and isinstance(before, str) else value
     if message.get(THOUGHT) and message.get("tool_calls"):
         demands.add("reasoning")
-    calls, known_calls = fields(state.get("calls")), list[dict[str, JsonValue]]()
+    calls = fields(state.get("calls"))
+    known_calls = list[dict[str, JsonValue]]()
     for call in objects(message.get("tool_calls") or ()):
         extra = fields(calls.get(str(call.get("id"))))
         more = {name: value for name, value in extra.items() if name not in _OF_CALL}

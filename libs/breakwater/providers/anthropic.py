@@ -222,14 +222,17 @@ def _turns(messages: Iterable[Mapping[str, Any]]) -> tuple[list[AnthropicBlock],
                 system += _marked(_blocks(message.get("content")), message)
                 continue
             case "user":
-                role, blocks = "user", _blocks(message.get("content"))
+                role = "user"
+                blocks = _blocks(message.get("content"))
             case "assistant":
-                role, blocks = "assistant", _said(message)
+                role = "assistant"
+                blocks = _said(message)
             case "tool":
                 content = {"content": found} if (found := _blocks(message.get("content"))) else {}
                 result = {"type": "tool_result", "tool_use_id": _plain_id(message.get("tool_call_id"))}
                 failed = {"is_error": True} if message.get("is_error") is True else {}
-                role, blocks = "user", [result | content | failed]
+                role = "user"
+                blocks = [result | content | failed]
             case unknown:
                 raise refused(f"messages with the role {unknown!r} are not supported by Anthropic", "messages")
         blocks = _marked(blocks, message)
@@ -379,7 +382,8 @@ class AnthropicSettings(HttpSettings):
         """Makes the provider. Raises ConfigError."""
         from breakwater.providers.http import HttpProvider
 
-        chat, native = Messages(self.base_url, self.version), NativeMessages(self.base_url, self.version)
+        chat = Messages(self.base_url, self.version)
+        native = NativeMessages(self.base_url, self.version)
         return HttpProvider({"chat": chat, "messages": native}, self, redaction)
 
     @property

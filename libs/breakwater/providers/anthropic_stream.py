@@ -95,7 +95,8 @@ class MessageEvents:
 
     def _new_thinking(self) -> dict[str, Any]:
         """The blocks of thinking since the last call, which Anthropic wants back with the tools' results."""
-        kinds, first = ("thinking", "redacted_thinking"), self._shown
+        kinds = ("thinking", "redacted_thinking")
+        first = self._shown
         self._shown = len(self._blocks)
         blocks = [block.whole() for block in self._blocks[first:] if block.given.get("type") in kinds]
         return {"thinking_blocks": blocks} if blocks and not self._native else {}
@@ -122,11 +123,13 @@ class MessageEvents:
 
     def _grow(self, index: int, delta: Mapping[str, Any]) -> Iterable[Chunk]:
         kind = str(delta.get("type"))
-        grows, citation = _GROWS.get(kind), delta.get("citation") if kind == "citations_delta" else None
+        grows = _GROWS.get(kind)
+        citation = delta.get("citation") if kind == "citations_delta" else None
         text = delta.get(grows) if grows is not None else None
         if grows == "partial_json":
             text = arguments_text(text)
-        block, begun = self._latest.get(index), list[Chunk]()
+        block = self._latest.get(index)
+        begun = list[Chunk]()
         if grows == "text" and text and (block is None or block.given.get("type") != "text"):
             begun += self._begin(index, {"type": "text", "text": ""})
             block = self._latest[index]

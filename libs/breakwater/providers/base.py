@@ -38,7 +38,8 @@ class AnswerTimeout:
 
     def __init__(self, limit_s: float) -> None:
         """Takes the seconds from its entry on."""
-        self._limit_s, self._timeout = limit_s, asyncio.timeout(None)
+        self._limit_s = limit_s
+        self._timeout = asyncio.timeout(None)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.ends_at = 0.0

@@ -69,7 +69,8 @@ class Child:
         self._ends: list[_OutputPipe | _InputPipe] = []
         self._opens_gate = b"\n" if limits else b""
         if limits:
-            command, program = (*_GATE, str(program), *command[1:]), Path("/bin/sh")
+            command = (*_GATE, str(program), *command[1:])
+            program = Path("/bin/sh")
         # No preexec_fn: so CPython can vfork, and a start takes as long in a large worker as in a small one.
         self._process = subprocess.Popen(  # noqa: S603  the command is the operator's own, from the config
             command,
@@ -172,7 +173,8 @@ class _OutputPipe:
     # thread may have been given its number.
 
     def __init__(self, pipe: IO[bytes], take: Callable[[bytes], None]) -> None:
-        self._pipe, self._take = pipe, take
+        self._pipe = pipe
+        self._take = take
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
@@ -209,7 +211,8 @@ class _InputPipe:
     """Our end of a pipe that a child reads from. A child need not read what it is asked."""
 
     def __init__(self, pipe: IO[bytes], data: bytes) -> None:
-        self._pipe, self._left = pipe, memoryview(data)
+        self._pipe = pipe
+        self._left = memoryview(data)
         self._loop = asyncio.get_running_loop()
 
     def start(self) -> None:

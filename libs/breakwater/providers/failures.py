@@ -89,7 +89,8 @@ def http_failure(status: int, payload: bytes, headers: Mapping[str, str]) -> Htt
 
 
 def _failure(status: int, error: dict[str, Any], headers: Mapping[str, str], silent: str) -> HttpFailure:
-    message, code = _text(error.get("message")) or silent, _name(error, "code")
+    message = _text(error.get("message")) or silent
+    code = _name(error, "code")
     limits = dict.fromkeys(name for name in _limits(error.get("details")) if name)
     if isinstance(source := fields(error.get("metadata")).get("limit_source"), str):
         limits[source] = None
@@ -98,7 +99,8 @@ def _failure(status: int, error: dict[str, Any], headers: Mapping[str, str], sil
         upstream = _error_of(_parsed(raw.encode(errors="replace"))) or {"message": raw}
         message = f"{message}: {_text(upstream.get('message'))}"
     # llama.cpp's figures of a conversation that is too long are not always in its words.
-    counted, window = error.get("n_prompt_tokens"), error.get("n_ctx")
+    counted = error.get("n_prompt_tokens")
+    window = error.get("n_ctx")
     if isinstance(counted, int) and isinstance(window, int) and str(counted) not in message:
         message = f"{message} ({counted} tokens > {window})"
     zone = _BEIJING if (code or "").startswith("13") else UTC  # Zhipu names the hour on its own clock
@@ -120,7 +122,8 @@ def _failure(status: int, error: dict[str, Any], headers: Mapping[str, str], sil
 
 def carries_error(body: Mapping[str, Any]) -> bool:
     """True if the body of a 2xx, or an event of it, is an error."""
-    error, answered = body.get("error"), any(body.get(name) for name in ("choices", "content", "output"))
+    error = body.get("error")
+    answered = any(body.get(name) for name in ("choices", "content", "output"))
     # Some gateways write all fields of an error next to an answer, with nothing in them.
     if error and not (answered and isinstance(error, dict) and not any(cast(dict[str, Any], error).values())):
         return True

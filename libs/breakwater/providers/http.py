@@ -89,7 +89,8 @@ class Credential:
         """
         if self._ref is None:
             return False
-        refused, reads = self.version if used is None else used, self._reads
+        refused = self.version if used is None else used
+        reads = self._reads
         if self.version <= refused:
             async with self._lock:
                 if self._reads == reads:
@@ -176,7 +177,8 @@ class HttpProvider:
 
     async def perform(self, call: Call) -> Answer:
         """Makes the call once. Raises CallError."""
-        key, version = self._credential.value, self._credential.version
+        key = self._credential.value
+        version = self._credential.version
         if self._secrets_version != version:
             self._secrets = KnownSecrets([] if key is None else [key], self._placeholder)
             self._secrets_version = version
@@ -184,7 +186,8 @@ class HttpProvider:
         names = long_names(call.messages, call.params) if call.native is None else {}
         if names:
             messages, params = shortened(call.messages, call.params, names)
-            call, wire = replace(call, messages=messages, params=params), _LongNames(wire, names)
+            call = replace(call, messages=messages, params=params)
+            wire = _LongNames(wire, names)
         try:
             if call.streaming is not None:
                 answer = await self._stream(wire, call, key, call.streaming)
@@ -223,9 +226,12 @@ class HttpProvider:
             raise CallError(transport_failure(error), maybe_billed=course.sent) from error
 
     async def _stream(self, wire: Wire, call: Call, key: str | None, streaming: Streaming) -> Answer:
-        course, reader = _RequestState(), wire.stream_reader(streaming.answer)
+        course = _RequestState()
+        reader = wire.stream_reader(streaming.answer)
         failure: CallFailure | None = None
-        maybe_billed, cause, status = True, None, 200
+        maybe_billed = True
+        cause = None
+        status = 200
         try:
             async with (
                 AnswerTimeout(min(call.timeout_s, streaming.total_timeout_s)) as limit,
@@ -238,14 +244,19 @@ class HttpProvider:
                 await receive(response, reader, streaming, limit, self._secrets)
         except TimeoutError as error:
             name = "StreamStalledError" if streaming.answer.length else "TimeoutError"
-            failure, maybe_billed, cause = TransportFailure("timeout", name, silence(call)), course.sent, error
+            failure = TransportFailure("timeout", name, silence(call))
+            maybe_billed = course.sent
+            cause = error
         except (aiohttp.ClientError, OSError) as error:
             _release(error)
-            failure, maybe_billed, cause = transport_failure(error), course.sent, error
+            failure = transport_failure(error)
+            maybe_billed = course.sent
+            cause = error
         except StreamBrokenError as broken:
             raise self._broken_off(wire, broken, reader, streaming.answer) from broken
         except UnusableAnswerError as error:
-            failure, cause = BrokenAnswer(str(error), status, not isinstance(error, AnswerTooLargeError)), error
+            failure = BrokenAnswer(str(error), status, not isinstance(error, AnswerTooLargeError))
+            cause = error
         whole = self._secrets.hidden_in(reader.answer())  # of which each piece may have said a part
         usage = wire.usage(whole)
         # What breaks after the end of an answer takes nothing of it.
@@ -374,7 +385,8 @@ def _limit(wire: Wire) -> int:
 
 async def _reply(response: aiohttp.ClientResponse, limit: int) -> _HttpReply:
     """Reads a response, with its body as far as it comes: all of it, or a little more than is accepted."""
-    payload, whole = bytearray(), True
+    payload = bytearray()
+    whole = True
     try:
         while len(payload) <= limit and not response.content.at_eof():
             payload += await response.content.read(limit + 1 - len(payload))
@@ -392,7 +404,8 @@ def _check_size(wire: Wire, reply: _HttpReply) -> None:
 
 
 def _parsed(wire: Wire, reply: _HttpReply) -> dict[str, Any]:
-    status, payload = reply.status, reply.payload
+    status = reply.status
+    payload = reply.payload
     if not reply.whole:
         raise _broken(status, f"the answer was truncated after {len(payload)} bytes")
     _check_size(wire, reply)
@@ -431,7 +444,8 @@ class _LongNamesReader:
     """Reads a stream whose chunks have short names of tools."""
 
     def __init__(self, reader: StreamReader, names: Mapping[str, str]) -> None:
-        self._reader, self._names = reader, names
+        self._reader = reader
+        self._names = names
         self.done = False
 
     @property
@@ -454,9 +468,13 @@ class _LongNames:
     """An API whose streams have short names of tools. All else is that API's."""
 
     def __init__(self, wire: Wire, names: Mapping[str, str]) -> None:
-        self._wire, self._names = wire, names
-        self.url, self.headers, self.body = wire.url, wire.headers, wire.body
-        self.usage, self.choices = wire.usage, wire.choices
+        self._wire = wire
+        self._names = names
+        self.url = wire.url
+        self.headers = wire.headers
+        self.body = wire.body
+        self.usage = wire.usage
+        self.choices = wire.choices
 
     def stream_reader(self, answer: Assembly) -> StreamReader:
         """A reader of one stream."""

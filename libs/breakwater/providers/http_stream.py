@@ -70,14 +70,20 @@ async def receive(
         TimeoutError: nothing came for too long.
         aiohttp.ClientError: the connection broke.
     """
-    loop, events, joiner = asyncio.get_running_loop(), EventReader(), EventJoiner()
-    answer, content = streaming.answer, response.content
-    ends_at, limited_at = loop.time() + streaming.total_timeout_s, 0.0
+    loop = asyncio.get_running_loop()
+    events = EventReader()
+    joiner = EventJoiner()
+    answer = streaming.answer
+    content = response.content
+    ends_at = loop.time() + streaming.total_timeout_s
+    limited_at = 0.0
     over = False
     while not (over or reader.done):
         over = content.at_eof()
         # The last event may lack the empty line that ends it.
-        piece, chunks, said = b"\n\n" if over else await _piece(content), list[Chunk](), answer.length
+        piece = b"\n\n" if over else await _piece(content)
+        chunks = list[Chunk]()
+        said = answer.length
         try:
             for chunk in _chunks(events, joiner, reader, piece, secrets, is_last=over):
                 chunks.append(chunk)
@@ -89,7 +95,8 @@ async def receive(
             raise AnswerTooLargeError(f"the answer is over {MAX_ANSWER_BYTES} bytes")
         # A model at work says so in events of its own API, while it thinks or a tool of its provider runs.
         if answer.length > said or any("event" in chunk for chunk in chunks):
-            now, part_s = loop.time(), streaming.idle_timeout_s * _LIMIT_EVERY
+            now = loop.time()
+            part_s = streaming.idle_timeout_s * _LIMIT_EVERY
             if now - limited_at >= part_s:
                 silent_until = now + streaming.idle_timeout_s + part_s
                 limit.reschedule(min(ends_at, silent_until if answer.length else max(limit.ends_at, silent_until)))

@@ -120,7 +120,8 @@ _BESIDE_TEXT = ("tool_calls", "function_call", "refusal", "audio", "images", OTH
 
 
 def _choice(index: int, choice: Mapping[str, Any]) -> Choice:
-    said, reason = dict(fields(choice.get("message"))), finish_reason(choice.get("finish_reason"))
+    said = dict(fields(choice.get("message")))
+    reason = finish_reason(choice.get("finish_reason"))
     text, _, others = parts_of(said.get("content"))
     output: JsonValue = said if others or any(said.get(name) for name in _BESIDE_TEXT) else text or None
     return Choice(index=index, output=output, finish_reason=reason)

@@ -335,7 +335,8 @@ class ProcessProvider:
         if child.flooded:
             raise _failed(f"printed more than {self._program.max_output_bytes} bytes, and was killed")
         if child.returncode != 0:
-            stderr, is_rest = child.stderr.decode(errors="replace"), len(child.stderr) >= STDERR_KEPT
+            stderr = child.stderr.decode(errors="replace")
+            is_rest = len(child.stderr) >= STDERR_KEPT
             last = shown.last_line(stderr.lstrip("\ufffd"), is_rest=is_rest)
             raise _failed(_ending(child.returncode) + (f": {last}" if last else ""))
         lines.pieces.end()

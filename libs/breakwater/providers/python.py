@@ -117,7 +117,8 @@ class PythonProvider:
         """Calls it once. Raises CallError."""
         # A task of its own: it can be left where it ignores that it is cancelled, and its cancelling itself is no
         # cancelling of the worker's.
-        pieces, in_time = Pieces(), True
+        pieces = Pieces()
+        in_time = True
         task = asyncio.create_task(self._run(request_of(call), pieces))
         self._running.add(task)
         task.add_done_callback(self._forget)

@@ -73,8 +73,11 @@ class ResponsesWire:
             raise UnusableAnswerError("the answer has no output")
         if answer.get("status") in ("failed", "cancelled"):
             raise UnusableAnswerError(f"the response is {answer['status']}")
-        texts, refusals = list[str](), list[str]()
-        calls, others, thoughts = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+        texts = list[str]()
+        refusals = list[str]()
+        calls = list[dict[str, Any]]()
+        others = list[dict[str, Any]]()
+        thoughts = list[dict[str, Any]]()
         for item in objects(answer["output"]):
             kind = str(item.get("type"))
             if kind == "message":
@@ -88,7 +91,8 @@ class ResponsesWire:
                 calls.append({"id": item.get("call_id"), "type": name, name: called})
             else:
                 (thoughts if kind == "reasoning" else others).append(item)
-        text, refusal = "".join(texts), "".join(refusals)
+        text = "".join(texts)
+        refusal = "".join(refusals)
         if answer.get("status") == "incomplete":
             others += thoughts  # all that it came to
         output: Any = text or None
@@ -130,7 +134,8 @@ class _ResponseReader:
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
         """The chunk that an event means, with the event; those about the response as a whole are no part of it."""
         event = event or {}
-        kind, index = str(event.get("type")), _index(event)
+        kind = str(event.get("type"))
+        index = _index(event)
         if kind == "response.created":
             self._response = {**fields(event.get("response"))}
             return (self._chunk({"role": "assistant", "content": ""}),)
@@ -148,7 +153,8 @@ class _ResponseReader:
         return ({**self._head(), "choices": [], "event": event},)
 
     def _item(self, index: int, item: Mapping[str, Any], event: Mapping[str, Any]) -> Chunk:
-        is_new, kind = index not in self._items, str(item.get("type"))
+        is_new = index not in self._items
+        kind = str(item.get("type"))
         self._items[index] = dict(item)
         if kind not in _CALLS or not (is_new or (index not in self._said and event["type"].endswith(".done"))):
             return {**self._head(), "choices": [], "event": event}

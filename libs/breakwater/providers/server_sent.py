@@ -28,7 +28,8 @@ class EventReader:
         """Names and data of the events that are whole now, but those without data. Raises EventTooLargeError."""
         body = self._rest + piece
         if self._first and not _MARK.startswith(body):
-            self._first, body = False, body.removeprefix(_MARK)
+            self._first = False
+            body = body.removeprefix(_MARK)
         if b"\r" in body:
             # The next piece may begin with the other half of a line's end.
             half = b"\r" if body.endswith(b"\r") else b""
@@ -40,8 +41,10 @@ class EventReader:
             elif line.startswith(b"event:"):
                 self._name = line[6:].strip()
             elif not line:
-                name, data = self._name, b"\n".join(self._data)
-                self._name, self._data = b"", []
+                name = self._name
+                data = b"\n".join(self._data)
+                self._name = b""
+                self._data = []
                 if data:
                     yield name, data
         if len(self._rest) + sum(map(len, self._data)) > MAX_EVENT_BYTES:

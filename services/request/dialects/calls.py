@@ -257,7 +257,8 @@ class Calls:
     async def _stream(self, request: Request, call: PendingCall, traceparent: str | None) -> Response:
         """The response once the answer has begun, or the job is decided: until then an error is one by its status."""
         sent = call.sent
-        inbox, held = ChunkInbox(), AsyncExitStack()
+        inbox = ChunkInbox()
+        held = AsyncExitStack()
         followed: FollowedJob | None = None
 
         async def ended(whole: bool, stuck: bool = False) -> None:
@@ -323,10 +324,14 @@ class Calls:
         return await self._begin(self._call(request, parsed))
 
     def _call(self, request: Request, parsed: ParsedCall) -> PendingCall:
-        caller, headers, job = caller_of(request), request.headers, parsed.job
+        caller = caller_of(request)
+        headers = request.headers
+        job = parsed.job
         authorize = partial(self._intake.authorize, caller, job, job.model_dump_json(exclude_unset=True).encode())
-        request_id, idempotency_key = request.scope[_REQUEST_ID], headers.get("idempotency-key")
-        sent, retries = authorize(idempotency_key, request_id), headers.get("x-stainless-retry-count")
+        request_id = request.scope[_REQUEST_ID]
+        idempotency_key = headers.get("idempotency-key")
+        sent = authorize(idempotency_key, request_id)
+        retries = headers.get("x-stainless-retry-count")
         has_key = idempotency_key is not None
         cancels = (
             job.stream
@@ -388,7 +393,8 @@ class Calls:
             call: of the request.
             cancels: it ends, unless another request waits for it. A retry is then a call of its own.
         """
-        job_id, agent = call.sent.job_id, call.sent.job.agent
+        job_id = call.sent.job_id
+        agent = call.sent.job.agent
         try:
             if call.question is not None:
                 alone = await self._unanswered.leave(call.question, call.request_id, job_id, cancels=cancels)
@@ -412,7 +418,8 @@ class Calls:
         error = error_of(result)
         if error.retry_after_s is not None:
             headers["Retry-After"] = str(error.retry_after_s)
-        param, request = error.param, call.sent.job.api_request
+        param = error.param
+        request = call.sent.job.api_request
         if param is not None and request is not None:
             param = chat_form(request).in_body(param)
         details = [] if param is None else [FieldError(path=param, message=error.message)]

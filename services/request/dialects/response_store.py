@@ -218,7 +218,8 @@ class ResponseStore:
         results = await self._results(executions if last_result else executions[:-1])
         items: list[JsonValue] = []
         for number, execution_id in enumerate(executions, 1):
-            response, result = stored.get(execution_id), results.get(execution_id)
+            response = stored.get(execution_id)
+            result = results.get(execution_id)
             called = f"resp_{shown(execution_id)}"
             if response is None or response.deleted:
                 raise _not_continued(f"{called} of the conversation has expired or was deleted")
@@ -255,7 +256,8 @@ class ResponseStore:
 
     async def result(self, stored: StoredResponse) -> dict[str, Any] | None:
         """The result of a response; None while there is none. Raises RequestError: 404, it has expired."""
-        lookup, subject = Lookup(self.connection, self.cipher), subjects.result(stored.execution_id)
+        lookup = Lookup(self.connection, self.cipher)
+        subject = subjects.result(stored.execution_id)
         found = await lookup.last(Stream.RESULTS, subject)
         if found is None:
             if await self.lookup.results.decided(stored.execution_id) is None:

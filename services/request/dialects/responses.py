@@ -79,7 +79,8 @@ class ResponsesRoutes:
         asked = read_command(body, ResponsesRequest)
         if asked.conversation is not None:
             raise _refused("conversation", "conversations are not kept here; send the items, or previous_response_id")
-        background, previous_id = bool(asked.background), asked.previous_response_id
+        background = bool(asked.background)
+        previous_id = asked.previous_response_id
         agent, model = self._calls.agent_of(request, asked.model)
         if background:
             if asked.store is False:
@@ -92,10 +93,12 @@ class ResponsesRoutes:
             named["stream"] = True
         if background:
             named["keep_chunks"] = True
-        whole, previous = native, ()
+        whole = native
+        previous = ()
         if previous_id is not None:
             earlier = await self._stored.store.conversation(caller_of(request), previous_id, len(body))
-            whole, previous = {**native, "input": [*earlier.items, *input_of(native)]}, earlier.executions
+            whole = {**native, "input": [*earlier.items, *input_of(native)]}
+            previous = earlier.executions
         job = Job(
             agent=agent,
             api_request=NativeRequest(api="responses", body=whole),

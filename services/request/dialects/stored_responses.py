@@ -290,7 +290,9 @@ class StoredResponseRoutes:
 
     async def _cancel(self, caller: Caller, stored: StoredResponse, *, wait_s: float) -> dict[str, Any] | None:
         """Cancels the job of a response; its result if it ends in time."""
-        is_person, job_id, lookup = caller.kind == "person", stored.execution_id, self.store.lookup
+        is_person = caller.kind == "person"
+        job_id = stored.execution_id
+        lookup = self.store.lookup
         by = Cancellation(
             by="person" if is_person else "api_key",
             name=caller.name,
@@ -404,7 +406,8 @@ class _ResponseFollower(FollowedStream):
             deciding.cancel()
 
     async def _from_log(self, *, whole: bool) -> list[dict[str, Any]]:
-        log, execution_id = self._store.log, self._stored.execution_id
+        log = self._store.log
+        execution_id = self._stored.execution_id
         number, sequence = await log.end(execution_id)
         if number == self._number:
             self._sequence = sequence

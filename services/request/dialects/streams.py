@@ -143,8 +143,12 @@ class EncodedStream(EventStream):
 
     async def _write(self, send: Send, limit: asyncio.Timeout) -> bool:
         """Sends all of it. `limit`: entered; a timeout of its own for each message would cost more than the sending."""
-        inbox, deciding, loop = self._inbox, self._deciding, asyncio.get_running_loop()
-        limited_at, has_begun, silence = loop.time(), False, event_stream.StreamSilence()
+        inbox = self._inbox
+        deciding = self._deciding
+        loop = asyncio.get_running_loop()
+        limited_at = loop.time()
+        has_begun = False
+        silence = event_stream.StreamSilence()
         if inbox.first is not None or deciding.done():
             silence.end()
         while True:

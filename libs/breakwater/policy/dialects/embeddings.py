@@ -43,7 +43,8 @@ up to 8 MB."""
 MAX_BATCHES = 100
 """The most calls of one job. Each is an attempt of its result, which has room for the vectors, too."""
 
-_FLOAT32, _FLOAT64 = "float32", "float64"
+_FLOAT32 = "float32"
+_FLOAT64 = "float64"
 _CODES = {_FLOAT32: "f", _FLOAT64: "d"}
 _LOOK = 8
 """Numbers of a vector that are tried first in 32 bits."""
@@ -220,7 +221,8 @@ def packed(answer: Mapping[str, Any], body: Body) -> dict[str, Any]:
     Raises:
         BrokenEmbeddingsError: it lacks embeddings, or has some that are no vectors.
     """
-    data, count = answer.get("data"), len(inputs_of(body))
+    data = answer.get("data")
+    count = len(inputs_of(body))
     if not isinstance(data, list) or not data:
         raise BrokenEmbeddingsError("the answer has no embeddings")
     items = [dict(fields(one)) for one in cast(list[Any], data)]
@@ -241,7 +243,8 @@ def packed(answer: Mapping[str, Any], body: Body) -> dict[str, Any]:
 
 def check_together(items: Iterable[Mapping[str, Any]]) -> None:
     """Raises BrokenEmbeddingsError where packed vectors have several lengths, or too many bytes for a result."""
-    size, lengths = 0, set[int]()
+    size = 0
+    lengths = set[int]()
     for item in items:
         lengths.add(_length(item["embedding"]))
         size += _stored_bytes(item["embedding"])

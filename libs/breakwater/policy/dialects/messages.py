@@ -171,7 +171,8 @@ class _Form:
 
     def take_message(self, given: Any, at: str) -> None:
         message = fields(given)
-        content, place = message.get("content"), f"{at}.content"
+        content = message.get("content")
+        place = f"{at}.content"
         if content is not None and not isinstance(content, str | list):
             raise InvalidBodyError(FieldError(place, "must be a text or a list of blocks"))
         match message.get("role"):
@@ -188,7 +189,8 @@ class _Form:
                 raise InvalidBodyError(FieldError(f"{at}.role", "must be 'user' or 'assistant'"))
 
     def _take_user(self, content: Any, at: str) -> None:
-        results, parts = list[dict[str, JsonValue]](), list[Block]()
+        results = list[dict[str, JsonValue]]()
+        parts = list[Block]()
         for block, place in _blocks(content, at):
             if block.get("type") == "tool_result":
                 message, files = self._result(block, place)
@@ -202,7 +204,9 @@ class _Form:
 
     def _result(self, block: Block, at: str) -> tuple[dict[str, JsonValue], list[Block]]:
         """The message of a tool's result, and files of it, which a chat has in messages of the user only."""
-        texts, files, called = list[Block](), list[Block](), _own_id(block.get("tool_use_id"))
+        texts = list[Block]()
+        files = list[Block]()
+        called = _own_id(block.get("tool_use_id"))
         for part, place in _blocks(block.get("content"), f"{at}.content"):
             for one in self._parts(part, place):
                 if one.get("type") in ("image_url", "file"):
@@ -213,7 +217,10 @@ class _Form:
         return {"role": "tool", "tool_call_id": called, **({"content": ""} | _content(texts)), **more}, files
 
     def _take_assistant(self, content: Any, at: str) -> None:
-        parts, thinking, calls, states = list[Block](), list[Block](), list[Block](), list[Block]()
+        parts = list[Block]()
+        thinking = list[Block]()
+        calls = list[Block]()
+        states = list[Block]()
         mark: Any = None
         for block, place in _blocks(content, at):
             mark = block.get("cache_control", mark)
@@ -242,7 +249,8 @@ class _Form:
 
     def _parts(self, block: Block, at: str) -> list[Block]:
         """The parts of a chat that a block is; one that has none is left as it is, and a loss."""
-        kind, mark = block.get("type"), {name: block[name] for name in ("cache_control",) if block.get(name)}
+        kind = block.get("type")
+        mark = {name: block[name] for name in ("cache_control",) if block.get(name)}
         match kind:
             case "text" if isinstance(text := block.get("text"), str):
                 return [{"type": "text", "text": text, **mark}] if text else []
@@ -257,7 +265,8 @@ class _Form:
                 return [block]
 
     def _document(self, block: Block, at: str, mark: Block) -> list[Block]:
-        source, title = fields(block.get("source")), block.get("title")
+        source = fields(block.get("source"))
+        title = block.get("title")
         if fields(block.get("citations")).get("enabled"):
             self.lose(f"{at}.citations", "citations have no counterpart in chat completions")
         about = [{"type": "text", "text": text} for name in ("title", "context") if (text := block.get(name))]
@@ -427,7 +436,8 @@ def native_body(body: Body, *, params: Body, max_tokens: int, system_prompt: str
         agents["tools"] = [anthropic_tool(tool) for tool in objects(tools)]
     if system_prompt is not None:
         agents["system"] = system_prompt
-    asked_tokens, turns = figure(body.get("max_tokens")), _signed(body.get("messages"))
+    asked_tokens = figure(body.get("max_tokens"))
+    turns = _signed(body.get("messages"))
     most = max_tokens if asked_tokens is None else min(asked_tokens, max_tokens)
     native = {**agents, **body, "max_tokens": most, "messages": turns}
     # What a client asks of Anthropic in a conversation with it alone is its own.
@@ -437,7 +447,8 @@ def native_body(body: Body, *, params: Body, max_tokens: int, system_prompt: str
 
 def size_of(body: Body) -> InputSize:
     """Size of all that a valid body sends to a provider that speaks Messages."""
-    system, messages = body.get("system"), cast(list[Any], body["messages"])
+    system = body.get("system")
+    messages = cast(list[Any], body["messages"])
     more = {name: value for name, value in body.items() if name not in ("system", "messages")}
     return size_of_messages([system]) + size_of_messages(messages) + size_of_params(more)
 
@@ -560,19 +571,26 @@ def _read(block: Block) -> Block:
 
 def written(result: Mapping[str, Any]) -> dict[str, Any]:
     """The same message; its tools' inputs are texts, in `partial_json`."""
-    response, seed = fields(result.get("response")), str(result["execution_id"])
+    response = fields(result.get("response"))
+    seed = str(result["execution_id"])
     if isinstance(response.get("content"), list) and "choices" not in response:
-        head, reason, own = response, response.get("stop_reason"), response.get("id")
+        head = response
+        reason = response.get("stop_reason")
+        own = response.get("id")
         content = blocks_of(response["content"], seed)
         usage = usage_of(response.get("usage"))
         if not usage:
             usage = _usage(completion_of({**result, "response": None}))
         sequence = response.get("stop_sequence")
     else:
-        head, sequence, own = completion_of(result), None, None
+        head = completion_of(result)
+        sequence = None
+        own = None
         choice = first_choice(head)
         author = response.get(AUTHOR)
-        content, reason, usage = _said(choice, seed, author), choice.get("finish_reason"), _usage(head)
+        content = _said(choice, seed, author)
+        reason = choice.get("finish_reason")
+        usage = _usage(head)
     called = any(block["type"] == "tool_use" for block in content)
     more = {name: value for name, value in head.items() if name in _OF_MESSAGE and value is not None}
     return {
@@ -689,7 +707,8 @@ def signature_of(author: Any, thought_in: str) -> str:
 
 def _said(choice: Mapping[str, Any], seed: str, author: Any) -> list[Block]:
     """The blocks of a chat's choice in the order in which they were said; before tools what their author wants."""
-    message, blocks = fields(choice.get("message")), list[Block]()
+    message = fields(choice.get("message"))
+    blocks = list[Block]()
     signed = blocks_of(message.get("thinking_blocks") or (), seed)
     thought = THOUGHT if message.get(THOUGHT) else "reasoning"
     order = choice.get(ORDER) or [(name, 0) for name in (thought, "content", "refusal", "tool_calls")]
@@ -758,7 +777,8 @@ def readable(arguments: str) -> str:
     arguments = whole_escapes(arguments)
     if is_readable(arguments):
         return arguments
-    least, most = 0, len(arguments)
+    least = 0
+    most = len(arguments)
     while most - least > 1:
         middle = (least + most) // 2
         least, most = (middle, most) if is_readable(arguments[:middle]) else (least, middle)

@@ -192,7 +192,8 @@ class MessageStream:
         self._turns[-1].pieces.append(text)
 
     def _note_call(self, piece: Block) -> None:
-        number, function = piece.get("index"), fields(piece.get("function"))
+        number = piece.get("index")
+        function = fields(piece.get("function"))
         call = next((turn for turn in self._turns if turn.kind == ARGUMENTS and turn.call == number), None)
         if call is None:
             call = _Turn(ARGUMENTS, number)
@@ -260,7 +261,8 @@ class MessageStream:
 
     def _place(self, event: Mapping[str, Any]) -> None:
         """Takes an event of a block. One of another block than the open one waits for the end of that."""
-        kind, is_free = event["type"], self._last is None or self._last.closed
+        kind = event["type"]
+        is_free = self._last is None or self._last.closed
         if kind == "content_block_start" and is_free:
             self._index = event.get("index")
             self._begin(fields(event.get("content_block")))
@@ -270,7 +272,8 @@ class MessageStream:
             self._pass_delta(fields(event.get("delta")))
         else:
             self._close()
-            waiting, self._waiting = self._waiting, []
+            waiting = self._waiting
+            self._waiting = []
             for one in waiting:
                 self._place(one)
 
@@ -295,7 +298,8 @@ class MessageStream:
                 self._open(block, None)
 
     def _pass_delta(self, delta: Mapping[str, Any]) -> None:
-        kind, block = str(delta.get("type")), self._last
+        kind = str(delta.get("type"))
+        block = self._last
         grows = _GROWS.get(kind)
         if block is None or block.closed:
             return
@@ -423,7 +427,8 @@ class MessageStream:
     def _send_pending(self) -> None:
         if not self._pending or (block := self._last) is None or block.grows is None:
             return
-        text, self._pending = "".join(self._pending), []
+        text = "".join(self._pending)
+        self._pending = []
         block.text += text
         self._delta({"type": _DELTAS[block.grows], block.grows: text})
 
@@ -447,7 +452,8 @@ class MessageStream:
 
     def _flushed(self) -> list[MessageEvent]:
         self._send_pending()
-        events, self._events = self._events, []
+        events = self._events
+        self._events = []
         return events
 
 
@@ -459,7 +465,8 @@ def _is_begun(sent: _SentBlock, block: Block) -> bool:
         case None:
             return sent.given == block
         case "text" | "thinking" | "content":
-            whole, signature = block.get(sent.grows) or "", block.get("signature", "")
+            whole = block.get(sent.grows) or ""
+            signature = block.get("signature", "")
             if sent.closed and (whole != sent.text or (sent.signature and sent.signature != signature)):
                 return False
             cited = _cited(block)[: len(sent.citations)]

@@ -88,7 +88,8 @@ def chat_form(body: Body) -> ChatForm:
     messages = translation.messages(body)
     if not messages and not translation.losses:
         translation.lose("input", EMPTY)
-    losses, unpriced = tuple(translation.losses), tuple(translation.unpriced)
+    losses = tuple(translation.losses)
+    unpriced = tuple(translation.unpriced)
     return ChatForm(messages, params, losses, unpriced, _NAMES)
 
 
@@ -333,7 +334,8 @@ class _Conversation:
             self._recalled.append(state)
 
     def _begin(self, role: str, content: Any) -> None:
-        states, self._recalled = self._recalled, []
+        states = self._recalled
+        self._recalled = []
         more = {STATE: states} if states and role == "assistant" else {}
         self.messages.append({"role": role, "content": content, **more})
 
@@ -346,7 +348,8 @@ class _Conversation:
             self._begin(role, content)
         else:
             # Nothing may stand between calls and their results.
-            before, more = _parts(last.get("content")), _parts(content)
+            before = _parts(last.get("content"))
+            more = _parts(content)
             last["content"] = [*before, *more] if before else content
 
     def calls(self, call: dict[str, Any]) -> None:
@@ -491,7 +494,8 @@ def input_of(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A chat's messages as items."""
     items = list[dict[str, Any]]()
     for message in messages:
-        role, content = message.get("role"), message.get("content")
+        role = message.get("role")
+        content = message.get("content")
         if role == "tool":
             called = {"type": "function_call_output", "call_id": message.get("tool_call_id")}
             items.append(

@@ -148,7 +148,8 @@ def output_of(job_id: str, result: Mapping[str, Any]) -> list[Item]:
     """The output items of a job that succeeded, in the order in which they were said."""
     if (native := native_response(result)) is not None:
         return normalized_items(objects(native["output"]), job_id)
-    choice, response = first_choice(completion_of(result)), fields(result.get("response"))
+    choice = first_choice(completion_of(result))
+    response = fields(result.get("response"))
     return items_of(choice, job_id, said_in_order(choice, response), response.get(AUTHOR))
 
 
@@ -166,12 +167,16 @@ def said_in_order(choice: Mapping[str, Any], response: Mapping[str, Any]) -> lis
     if not blocks or message.get(THOUGHT):
         thought = THOUGHT if message.get(THOUGHT) else "reasoning"
         return [(name, 0) for name in (thought, "content", "refusal", "tool_calls")]
-    order, said, calls = list[Turn](), 0, 0
+    order = list[Turn]()
+    said = 0
+    calls = 0
     for block in blocks:
         if block.get("type") == "tool_use":
-            order, calls = [*order, ("tool_calls", calls)], calls + 1
+            order = [*order, ("tool_calls", calls)]
+            calls += 1
         elif block.get("type") == "text":
-            order, said = [*order, ("content", said)], said + len(str(block.get("text") or ""))
+            order = [*order, ("content", said)]
+            said += len(str(block.get("text") or ""))
     return order
 
 
@@ -182,7 +187,9 @@ def state_item(token: str, job_id: str, number: int) -> Item:
 
 def items_of(choice: Mapping[str, Any], job_id: str, order: Sequence[Turn], author: Any = None) -> list[Item]:
     """The output items that the message of a chat's choice comes to. `author`: None where it is not known."""
-    message, items, latest = fields(choice.get("message")), list[Item](), ""
+    message = fields(choice.get("message"))
+    items = list[Item]()
+    latest = ""
     notes = [note for one in objects(message.get("annotations") or []) if (note := annotation(one)) is not None]
     logprobs = log_probabilities(choice.get("logprobs"))
     for number, (name, start) in enumerate(order):
@@ -206,7 +213,8 @@ def items_of(choice: Mapping[str, Any], job_id: str, order: Sequence[Turn], auth
             part = {"type": name, name: text} if name == "refusal" else text_part(text, notes, logprobs)
             items[-1]["content"].append(part)
             if name == "content":
-                notes, logprobs = [], []
+                notes = []
+                logprobs = []
         latest = name
     return items
 
@@ -280,7 +288,9 @@ _KINDS = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_to
 
 def normalized_item(item: Mapping[str, Any], job_id: str, number: int) -> Item:
     """One of them."""
-    kind, own, status = item.get("type"), item.get("id"), item.get("status")
+    kind = item.get("type")
+    own = item.get("id")
+    status = item.get("status")
     if not isinstance(own, str) or not own:
         own = item_id(job_id, _KINDS.get(str(kind), "item"), number)
     shown: Item = {**item, "id": own}
@@ -292,7 +302,8 @@ def normalized_item(item: Mapping[str, Any], job_id: str, number: int) -> Item:
             given = [{"type": "output_text", "text": content}] if isinstance(content, str) else objects(content or [])
             shown |= {"role": "assistant", "content": _parts(given, ("output_text", "refusal"))}
         case "function_call" | "custom_tool_call":
-            said, name = "arguments" if kind == "function_call" else "input", item.get("name")
+            said = "arguments" if kind == "function_call" else "input"
+            name = item.get("name")
             called = call_id(item.get("call_id")) or item_id(job_id, "call", number)
             shown |= {
                 said: arguments_text(item.get(said)),
@@ -324,7 +335,8 @@ def _parts(given: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> list[Ite
 
 
 def _response(asked: Asked, status: ResponseStatus, output: Sequence[Item]) -> dict[str, Any]:
-    body, text = asked.body, fields(asked.body.get("text"))
+    body = asked.body
+    text = fields(asked.body.get("text"))
     settings = {name: default if (given := body.get(name)) is None else given for name, default in _DEFAULTS.items()}
     if settings["service_tier"] == "auto":
         settings["service_tier"] = "default"
@@ -362,7 +374,8 @@ def _of_plane(asked: Asked) -> dict[str, Any]:
 def _error(result: Mapping[str, Any]) -> dict[str, Any]:
     """The error of a job that failed, with one of the codes that OpenAI's clients know."""
     error = error_of(result)
-    limited, refused = error.status == 429, error.status < 500
+    limited = error.status == 429
+    refused = error.status < 500
     code = "rate_limit_exceeded" if limited else "invalid_prompt" if refused else "server_error"
     return {"code": OVERFLOW if error.code == OVERFLOW else code, "message": error.message}
 
@@ -395,10 +408,12 @@ def _counts(tokens: int, said: int, cached: int | None, reasoned: int | None) ->
 
 def _details(usage: Mapping[str, Any]) -> dict[str, Any] | None:
     """A provider's usage with the details that clients expect; None where it says nothing."""
-    tokens, said = figure(usage.get("input_tokens")), figure(usage.get("output_tokens"))
+    tokens = figure(usage.get("input_tokens"))
+    said = figure(usage.get("output_tokens"))
     if tokens is None or said is None or max(tokens, said) > MAX_USAGE:
         return None
-    counts, given = _counts(tokens, said, None, None), _known(usage)
+    counts = _counts(tokens, said, None, None)
+    given = _known(usage)
     for name, most in counts.items():
         if isinstance(most, dict):
             more = fields(given.get(name))

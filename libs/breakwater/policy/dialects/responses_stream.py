@@ -238,7 +238,8 @@ class ResponseEvents:
         for at, kind, part in texts:
             so_far = self._part(known, at, kind)
             if kind == "output_text":
-                so_far.annotations, so_far.logprobs = part["annotations"], part["logprobs"]
+                so_far.annotations = part["annotations"]
+                so_far.logprobs = part["logprobs"]
             if rest := part[_SAYS[kind][1]][len(said.get(at, "")) :]:
                 self._say(known, at, rest)
         self._close(known, whole)
@@ -247,14 +248,16 @@ class ResponseEvents:
 
     def _pass_on(self, event: Mapping[str, Any]) -> None:
         """Says what an event of the provider says, in this stream's numbers. What can't be read is left out."""
-        kind, index = event.get("type"), event.get("output_index")
+        kind = event.get("type")
+        index = event.get("output_index")
         if not isinstance(kind, str) or not kind.startswith("response.") or kind in _LIFE:
             return
         if type(index) is not int:
             if kind.split(".")[1] not in _INDEXED:
                 self._emit({name: value for name, value in event.items() if name != "response_id"})
             return
-        known, item = self._of_provider.get(index), fields(event.get("item"))
+        known = self._of_provider.get(index)
+        item = fields(event.get("item"))
         if known is None:
             given = item if "item" in event else {"id": event.get("item_id"), "type": _item_type(kind)}
             if not isinstance(given.get("type"), str):
@@ -269,7 +272,8 @@ class ResponseEvents:
             self._reasoning = None if known.done else known
 
     def _pass_on_about(self, known: _OpenItem, kind: str, event: Mapping[str, Any]) -> None:
-        at, part = _place(event), fields(event.get("part"))
+        at = _place(event)
+        part = fields(event.get("part"))
         name = kind.rpartition(".")[0]
         if kind == "response.output_item.done":
             whole = normalized_item(fields(event.get("item")), self._asked.job_id, known.number)
@@ -289,7 +293,8 @@ class ResponseEvents:
             if at in known.parts:
                 self._close_part(known, at)
         elif kind == "response.output_text.annotation.added":
-            so_far, noted = known.parts.get(at), fields(event.get("annotation"))
+            so_far = known.parts.get(at)
+            noted = fields(event.get("annotation"))
             if noted and so_far is not None and so_far.kind == "output_text" and not so_far.done:
                 place = {**event, **self._place_of(known, at), "annotation_index": len(so_far.annotations)}
                 so_far.annotations.append(dict(noted))
@@ -317,7 +322,9 @@ class ResponseEvents:
 
     def _said(self) -> Assembly:
         """All that was said, as a chat's message."""
-        said, delta, calls = Assembly(), dict[str, Any](), list[dict[str, Any]]()
+        said = Assembly()
+        delta = dict[str, Any]()
+        calls = list[dict[str, Any]]()
         for item in self._items:
             if (kind := item.item["type"]) in _SAYS:
                 name = "function" if kind == "function_call" else "custom"
@@ -503,7 +510,8 @@ class ResponseEvents:
         self._out.append(event)
 
     def _taken(self) -> list[ResponseEvent]:
-        out, self._out = self._out, []
+        out = self._out
+        self._out = []
         return out
 
 
@@ -517,7 +525,8 @@ def _ordered(choice: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _place(event: Mapping[str, Any]) -> int:
-    index, summary = event.get("content_index"), event.get("summary_index")
+    index = event.get("content_index")
+    summary = event.get("summary_index")
     if str(event.get("type")).startswith("response.reasoning_summary"):
         return -1 - summary if type(summary) is int and summary >= 0 else -1
     return index if type(index) is int and index >= 0 else 0
