@@ -224,6 +224,7 @@ def test_the_readme_stays_readable() -> None:
 def test_the_changelog_is_kept_as_agreed() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     assert re.search(r"^## \[Unreleased\]$", text, re.MULTILINE)
+    assert text.count("\n") <= 60, "the first version needs no history: it says what 0.1.0 is"
     kinds = set(re.findall(r"^### (.+)$", text, re.MULTILINE))
     assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
