@@ -154,7 +154,7 @@ def test_the_table_of_subjects_is_the_contract() -> None:
 
 def test_the_table_of_failures_is_the_one_that_is_walked_through_the_plane() -> None:
     yes = {True: "yes", False: "no"}
-    assert rows(ROOT / "docs" / "failures.md", "a call ends in") == [
+    assert rows(ROOT / "docs" / "reliability.md", "a call ends in") == [
         (row.name, f"`{row.kind}`", row.again, yes[row.counted], row.cost) for row in ROWS
     ]
 

@@ -1,4 +1,4 @@
-"""The failures that a provider can give, and what must come of each: the table of docs/failures.md, row by row."""
+"""The failures that a provider can give, and what must come of each: the table of docs/reliability.md, row by row."""
 
 from __future__ import annotations
 
