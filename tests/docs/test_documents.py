@@ -172,13 +172,13 @@ def test_the_table_of_sdks_is_of_the_versions_that_are_pinned() -> None:
 def test_the_conformance_testers_are_of_the_versions_that_are_pinned() -> None:
     pins = (ROOT / "tests" / "sdks" / "requirements.txt").read_text()
     packages = json.loads((ROOT / "tests" / "sdks" / "node" / "package.json").read_text())["dependencies"]
-    found = {tester.partition(",")[0] for tester, *_ in rows(ROOT / "docs" / "conformance.md", "tester")}
+    found = {tester.partition(",")[0] for tester, *_ in rows(ROOT / "docs" / "sdks.md", "tester")}
     [comply] = re.findall(r"^llm-comply==(\S+)", pins, re.MULTILINE)
     assert found == {f"`llm-comply` {comply}", f"`compatcanary` {packages['compatcanary']}"}
 
 
 def test_the_table_of_coding_agents_is_of_those_that_are_run() -> None:
-    assert rows(ROOT / "docs" / "coding-agents.md", "program") == [
+    assert rows(ROOT / "docs" / "sdks.md", "program") == [
         (f"`{one.client}`", programs.VERSIONS[one.client], one.door, one.what) for one in programs.RUNS
     ]
 

@@ -96,7 +96,7 @@ def with_opencode_patch(_: Path) -> Turns:
 
 
 def codex_config(url: str) -> str:
-    """A provider of Codex: see docs/coding-agents.md."""
+    """A provider of Codex: see docs/sdks.md."""
     return f"""\
 model_provider = "breakwater"
 
