@@ -32,12 +32,10 @@ PAGES = (
         ROOT / "docs" / name
         for name in (
             "jobs.md",
-            "openai.md",
-            "messages.md",
-            "responses.md",
+            "apis.md",
             "python-client.md",
             "commands.md",
-            "providers.md",
+            "config.md",
             "adoption.md",
         )
     ),
