@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
-from breakwater.bus.delivery import Delivery, keep, report_in_progress
+from breakwater.bus.delivery import Delivery, give_back, keep, report_in_progress
 from breakwater.bus.errors import BusError, EventStreamFullError
 from breakwater.bus.pull import Pull
 from breakwater.bus.topology import ALERTS_HELD, alert_consumer
@@ -85,7 +85,9 @@ class Notifier:
                 wait_s = await self._bus_outage.retry_until_available(step, on=BusError, retry_s=BUS_RETRY_S)
         finally:
             await background.stop(beating)
+            # First, as an open request would bring back what is given back.
             await self._pull.close()
+            await give_back(self._queue.deliveries())
 
     async def _beat(self) -> None:
         # Without it, the server would deliver held alerts again.

@@ -110,6 +110,14 @@ async def report_in_progress(deliveries: Iterable[Delivery]) -> None:
             await delivery.in_progress()
 
 
+async def give_back(deliveries: Iterable[Delivery]) -> None:
+    """Returns messages that were not handled: the server redelivers them immediately. Ignores a lost connection."""
+    for delivery in deliveries:
+        # One that does not arrive costs its ack wait.
+        with suppress(nats.errors.Error):
+            await delivery.retry_in(0)
+
+
 @asynccontextmanager
 async def heartbeat(deliveries: Iterable[Delivery], every_s: float = ACK_WAIT_S / 3) -> AsyncGenerator[None]:
     """Keeps messages from being redelivered while the block runs."""

@@ -16,7 +16,7 @@ from breakwater.bus.delivery import Delivery
 from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import Pull
-from breakwater.bus.topology import alert_consumer
+from breakwater.bus.topology import ACK_WAIT_S, alert_consumer
 from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert, AlertChange, AlertDigest
 from breakwater.contracts.events import DeadLetter
@@ -235,11 +235,11 @@ async def test_what_is_held_back_stays_with_who_holds_it_and_goes_to_the_next_on
         assert first.tried == []
     info = await bus.client.jetstream().consumer_info("ALERTS", DURABLE)
     assert info.num_ack_pending == 1
-    # As after the ack wait, which this test does not wait for.
-    await bus.delivered_again("ALERTS", DURABLE)
+    stopped = asyncio.get_running_loop().time()
     async with delivering(bus, second := Recorder(), quiet_s=0.0):
         await bus.finished("ALERTS", DURABLE, 1)
     assert second.ids == ["alert_a_2"]
+    assert asyncio.get_running_loop().time() - stopped < ACK_WAIT_S / 2
 
 
 async def test_an_alert_that_is_delivered_twice_is_reported_once(bus: Bus) -> None:
