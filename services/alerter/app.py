@@ -12,7 +12,6 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import get_args
 from uuid import uuid4
@@ -44,6 +43,7 @@ from breakwater.telemetry.metrics import INCIDENTS, AlerterMetrics, GaugeCollect
 from services.alerter.baselines import Baselines
 from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
 from services.alerter.channel import AlertSender
+from services.alerter.clock import SYSTEM_CLOCK, Clock
 from services.alerter.configured_channels import ChannelTester, channels_of
 from services.alerter.handlers import Decisions, Grouping, Sweep, of_dead_letters, of_executions
 from services.alerter.notifier import Notifier
@@ -65,18 +65,18 @@ class AlerterGeneration:
     tasks: LeaderTasks
 
     @classmethod
-    def of(cls, config: Config, log: IncidentLog, bus: AlerterBus) -> AlerterGeneration:
+    def of(cls, config: Config, log: IncidentLog, bus: AlerterBus, clock: Clock) -> AlerterGeneration:
         """Wires it. Raises ConfigError: a channel's secret or callable is missing or unusable."""
         alerts = config.alerts
-        channels = channels_of(alerts, partial(SentMessages, bus), _now, config.redaction)
+        channels = channels_of(alerts, partial(SentMessages, bus), clock.now, config.redaction)
         rules = IncidentRules(alerts.on_events, alerts.quiet_s, alerts.escalate, alerts.reminders)
         incidents = IncidentRecorder(log, rules)
         return cls(
             config,
             channels,
-            Decisions(incidents, bus.publisher, _now),
-            ChannelTester(channels, bus, _now),
-            LeaderTasks(alerts, channels, incidents, bus),
+            Decisions(incidents, bus.publisher, clock.now),
+            ChannelTester(channels, bus, clock.now),
+            LeaderTasks(alerts, channels, incidents, bus, clock),
         )
 
     async def close(self) -> None:
@@ -85,7 +85,7 @@ class AlerterGeneration:
             await channel.close()
 
 
-def build(settings: Settings, config: Config) -> ServiceApp:
+def build(settings: Settings, config: Config, clock: Clock = SYSTEM_CLOCK) -> ServiceApp:
     """Wires the service. Connects to nothing yet.
 
     Raises:
@@ -95,7 +95,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     connection = connection_of(broker)
     bus = AlerterBus(connection, publisher_of(broker, ALERTS, DEAD_LETTERS))
     log = IncidentLog(connection, bus.publisher, Redactor.compile(config.redaction))
-    now = AlerterGeneration.of(config, log, bus)
+    now = AlerterGeneration.of(config, log, bus, clock)
     on_request(broker, CHANNEL_TESTS, "alerters", lambda subject: now.tester.answer(subject))
 
     async def read_gauges() -> Readings:
@@ -125,7 +125,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     async def reload(changed: Config) -> None:
         nonlocal now
         same = (changed.alerts, changed.redaction) == (now.config.alerts, now.config.redaction)
-        generation = None if same else AlerterGeneration.of(changed, log, bus)
+        generation = None if same else AlerterGeneration.of(changed, log, bus, clock)
         log.redactor = Redactor.compile(changed.redaction)
         if generation is not None:
             # As at a restart: sending is cancelled, and done again, here or by another alerter.
@@ -159,15 +159,19 @@ class LeaderTasks:
         channels: Sequence[AlertSender],
         incidents: IncidentRecorder,
         bus: AlerterBus,
+        clock: Clock,
     ) -> None:
         self._alerts, self._channels, self._incidents, self._bus = alerts, channels, incidents, bus
+        self._clock = clock
         self._outage = Outage("saving agents' baselines")
 
     async def run(self) -> None:
         """Runs all tasks until it is cancelled."""
         baselines = Baselines(self._alerts.anomalies)
         notifiers = {channel.name: self._notifier(channel) for channel in self._channels}
-        signals = of_executions(baselines, self._alerts.anomalies, _now, lambda key: self._incidents.known.of(key))
+        signals = of_executions(
+            baselines, self._alerts.anomalies, self._clock.now, lambda key: self._incidents.known.of(key)
+        )
         # First of all: figures that are unknown here would be overwritten.
         saved = await self._outage.retry_until_available(self._bus.baselines, on=BusError, retry_s=RETRY_S)
         for agent, data in saved.items():
@@ -176,7 +180,7 @@ class LeaderTasks:
             **{f"channel {name}": notifier.run for name, notifier in notifiers.items()},
             "executions": lambda: self._grouping(Stream.EVENTS, ALERTER_EXECUTIONS).run(signals),
             "dead letters": lambda: self._grouping(Stream.DLQ, ALERTER_DEAD_LETTERS).run(of_dead_letters),
-            "sweep": Sweep(self._incidents, baselines, _now).run,
+            "sweep": Sweep(self._incidents, baselines, self._clock.now).run,
             "replays": lambda: self._replay(notifiers),
             "baselines": lambda: self._save(baselines),
         }
@@ -189,16 +193,16 @@ class LeaderTasks:
             on_events=self._alerts.on_events,
             every_change=channel.updates,
         )
-        return Notifier(channel, rules, self._bus, self._incidents, AlerterMetrics().of(channel.name), _now)
+        return Notifier(channel, rules, self._bus, self._incidents, AlerterMetrics().of(channel.name), self._clock)
 
     def _grouping(self, stream: Stream, durable: str) -> Grouping:
-        return Grouping(self._incidents, Pull(self._bus.connection, stream, durable))
+        return Grouping(self._incidents, Pull(self._bus.connection, stream, durable), self._clock)
 
     async def _save(self, baselines: Baselines) -> None:
         unsaved: dict[str, bytes] = {}
 
         async def save() -> None:
-            unsaved.update(baselines.changed(_now()))
+            unsaved.update(baselines.changed(self._clock.now()))
             while unsaved:
                 agent, data = next(iter(unsaved.items()))
                 await self._bus.remember(subjects.baseline(agent), data)
@@ -259,7 +263,3 @@ def counted_incidents(incidents: Iterable[Alert]) -> dict[tuple[str, ...], float
         if status != "resolved"
     }
     return counts | Counter((began_with(one), highest_severity(one), one.status) for one in incidents)
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

@@ -36,6 +36,7 @@ from breakwater.runtime import background
 from breakwater.runtime.outage import Outage
 from services.alerter.baselines import Baselines, CutOffAnswers
 from services.alerter.bus import IncidentRecorder
+from services.alerter.clock import Clock
 
 RETRY_S = 1.0
 SWEEP_S = 1.0
@@ -118,8 +119,8 @@ class Grouping:
     dies between the two, the next leader gets the event again, and counts it twice.
     """
 
-    def __init__(self, incidents: IncidentRecorder, pull: Pull) -> None:
-        self._incidents, self._pull = incidents, pull
+    def __init__(self, incidents: IncidentRecorder, pull: Pull, clock: Clock) -> None:
+        self._incidents, self._pull, self._clock = incidents, pull, clock
         self._groups: dict[str, _Group] = {}
         self._held: dict[int, _Unrecorded] = {}
         self._recorded_at: dict[str, float] = {}
@@ -140,7 +141,7 @@ class Grouping:
             self._busy = len(found) >= BUSY
             await self._group(found, signals)
             await self._record_due()
-            if time.monotonic() - self._beaten >= BEAT_S:
+            if time.monotonic() - self._beaten >= BEAT_S:  # the server's ack wait runs in real time
                 self._beaten = time.monotonic()
                 await report_in_progress([event.delivery for event in self._held.values()])
 
@@ -167,7 +168,7 @@ class Grouping:
             for signal in firing:
                 group = self._groups.get(signal.key)
                 if group is None:
-                    group = self._groups[signal.key] = _Group(signal, time.monotonic())
+                    group = self._groups[signal.key] = _Group(signal, self._clock.monotonic())
                 elif isinstance(signal, Firing) and isinstance(group.signal, Firing):
                     group.signal = signal.after(group.signal)
                 else:
@@ -181,7 +182,7 @@ class Grouping:
                 self._held[delivery.sequence] = event
 
     async def _record_due(self) -> None:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         self._recorded_at = {key: at for key, at in self._recorded_at.items() if now - at < GROUP_INTERVAL_S}
         for key, group in list(self._groups.items()):
             if key in self._recorded_at or now - group.since < GROUP_WAIT_S:

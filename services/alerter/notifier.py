@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from datetime import datetime
+from collections.abc import Coroutine
 from typing import Any
 
 import structlog
@@ -28,6 +27,7 @@ from breakwater.telemetry.metrics import ChannelMetrics
 from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
 from services.alerter.channel import AlertSender, SendError
 from services.alerter.channel_queue import DEFAULT_SCHEDULE, IDLE_S, ChannelQueue, Composed, Schedule
+from services.alerter.clock import Clock
 
 SOON_S = 0.01
 HEARTBEAT_S = 6.0
@@ -46,12 +46,13 @@ class Notifier:
         bus: AlerterBus,
         incidents: IncidentRecorder,
         metrics: ChannelMetrics,
-        now: Callable[[], datetime],
+        clock: Clock,
         *,
         most: int = ALERTS_HELD,
         schedule: Schedule = DEFAULT_SCHEDULE,
     ) -> None:
-        self._channel, self._bus, self._incidents, self._metrics, self._now = channel, bus, incidents, metrics, now
+        self._channel, self._bus, self._incidents, self._metrics = channel, bus, incidents, metrics
+        self._clock = clock
         self._most = most
         self._queue = ChannelQueue(channel, rules, schedule)
         self._pull = Pull(bus.connection, Stream.ALERTS, alert_consumer(channel.name))
@@ -127,18 +128,18 @@ class Notifier:
         disabled = self._is_disabled
         if disabled and (left_s := await self._give_all_up()) is not None:
             return left_s
-        if (pause_s := self._queue.pause_s(time.monotonic())) > 0:
+        if (pause_s := self._queue.pause_s(self._clock.monotonic())) > 0:
             return pause_s
-        composed = None if disabled else self._queue.due(time.monotonic()) or await self._compose()
+        composed = None if disabled else self._queue.due(self._clock.monotonic()) or await self._compose()
         # Replays come last.
-        composed = composed or self._queue.due_replay(self._now(), time.monotonic())
+        composed = composed or self._queue.due_replay(self._clock.now(), self._clock.monotonic())
         if composed is None:
-            return self._queue.idle_s(time.monotonic())
+            return self._queue.idle_s(self._clock.monotonic())
         await _to_its_end(self._send(composed))
-        return self._queue.pause_s(time.monotonic())
+        return self._queue.pause_s(self._clock.monotonic())
 
     async def _compose(self) -> Composed | None:
-        composed, skipped = self._queue.compose(self._now())
+        composed, skipped = self._queue.compose(self._clock.now())
         for delivery in skipped:
             await delivery.ack_sync()
         return composed
@@ -156,9 +157,9 @@ class Notifier:
             return
         self._metrics.sent()
         self._outage.worked()
-        self._queue.succeeded(composed, message, self._now(), time.monotonic())
+        self._queue.succeeded(composed, message, self._clock.now(), self._clock.monotonic())
         await _acknowledge(composed)
-        works = channel_works(self._channel.name, message_id(message), self._now())
+        works = channel_works(self._channel.name, message_id(message), self._clock.now())
         if self._is_disabled:
             await self._bus.enable(self._channel)
             self._is_disabled = False
@@ -177,7 +178,7 @@ class Notifier:
             raise SendError(f"it can't be sent ({type(error).__name__})", permanent=True) from error
 
     async def _after_failure(self, composed: Composed, failure: SendError) -> None:
-        decided = self._queue.failed(composed, failure, time.monotonic())
+        decided = self._queue.failed(composed, failure, self._clock.monotonic())
         if not (failure.disables or failure.permanent):
             self._outage.failed(failure)
         if decided == "disable":
@@ -206,19 +207,19 @@ class Notifier:
         while (composed := self._queue.unsent() or await self._compose()) is not None:
             if not await self._give_up(composed, "the receiver responded 410 Gone: the channel is disabled"):
                 return self._queue.schedule.max_s
-        return None if self._queue.has_replays else self._queue.idle_s(time.monotonic())
+        return None if self._queue.has_replays else self._queue.idle_s(self._clock.monotonic())
 
     async def _give_up(self, composed: Composed, error: str) -> bool:
         """Keeps a message as a dead letter; False if that is refused."""
         name, alert_id = self._channel.name, message_id(composed.message)
-        dead_letter = composed.dead_letter(name, error, self._now())
+        dead_letter = composed.dead_letter(name, error, self._clock.now())
         # A replay that is given up again is another dead letter.
         again = f"/{next(iter(composed.deliveries.values())).sequence}" if composed.replay else ""
         try:
             await keep(self._bus.publisher, dead_letter, id=f"dlq/{name}/{alert_id}{again}")
         except EventStreamFullError as refusal:
             # It is tried on: a dead letter that can't be kept must not be the end of an alert.
-            composed.not_before = time.monotonic() + self._queue.schedule.max_s
+            composed.not_before = self._clock.monotonic() + self._queue.schedule.max_s
             structlog.get_logger().error("dead_letter_refused", channel=name, alert_id=alert_id, error=str(refusal))
             return False
         self._metrics.given_up()

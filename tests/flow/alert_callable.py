@@ -1,8 +1,10 @@
 """Callables that are notified of alerts in tests."""
 
-import time
+import threading
+
+RELEASED = threading.Event()
 
 
 def hangs(_event: str, _payload: dict[str, object]) -> None:
-    """Takes longer than anybody waits."""
-    time.sleep(200)
+    """Does not return before a test lets it."""
+    RELEASED.wait(200)

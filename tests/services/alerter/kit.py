@@ -2,11 +2,12 @@
 
 import asyncio
 import base64
+import inspect
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Self, TypeVar
 
 import nats
@@ -27,6 +28,8 @@ from breakwater.contracts.types import Event
 from breakwater.embedded.ports import free_port
 from breakwater.runtime.settings import Settings
 from services.alerter.app import build
+from services.alerter.clock import Clock
+from tests.helpers import until
 
 SECRET = "whsec_" + base64.b64encode(b"only for the tests of the alerter").decode()
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
@@ -189,6 +192,36 @@ async def alerter(bus: Bus, config: Config, processes: int = 1) -> AsyncGenerato
         yield
     finally:
         await asyncio.gather(*(app.stop() for app in apps))
+
+
+class SetClock:
+    """A clock that stands still until a test moves it on."""
+
+    def __init__(self) -> None:
+        self._started_at, self._passed_s = datetime.now(UTC), 0.0
+        self.clock = Clock(self.now, self.monotonic)
+
+    def now(self) -> datetime:
+        return self._started_at + timedelta(seconds=self._passed_s)
+
+    def monotonic(self) -> float:
+        return self._passed_s
+
+    def advance(self, seconds: float) -> None:
+        self._passed_s += seconds
+
+    async def run_until(self, condition: Callable[[], Any], what: str, *, step_s: float = 0.5) -> None:
+        """Moves on in steps, each as long as the alerters need to notice one, until a condition holds."""
+
+        async def holds() -> bool:
+            met = condition()
+            if inspect.isawaitable(met):
+                met = await met
+            if not met:
+                self.advance(step_s)
+            return bool(met)
+
+        await until(holds, what, brief=True)
 
 
 @dataclass(frozen=True)

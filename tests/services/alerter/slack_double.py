@@ -7,6 +7,7 @@ It keeps what was posted, so that a test reads the channel as a person would. Ru
 import asyncio
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -73,15 +74,24 @@ class Call:
 class SlackDouble:
     """A workspace with one bot and one incoming webhook."""
 
-    def __init__(self, *, token: str = TOKEN, channels: tuple[str, ...] = (CHANNEL,), interval_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        *,
+        token: str = TOKEN,
+        channels: tuple[str, ...] = (CHANNEL,),
+        interval_s: float = 1.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Makes it.
 
         Args:
             token: of the bot, that is in every channel.
             channels: that there are; the webhook posts into the first one.
             interval_s: the least time between two posts into a channel, or by a webhook; 0 for no limit.
+            monotonic: the clock that posts are timed by.
         """
         self.token, self.channels, self.interval_s = token, list(channels), interval_s
+        self._monotonic = monotonic
         self.posts: list[Post] = []
         self.calls: list[Call] = []
         self.violations: list[str] = []
@@ -176,7 +186,7 @@ class SlackDouble:
     async def _answer(
         self, request: web.Request, method: str, ask: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> web.StreamResponse:
-        now = asyncio.get_running_loop().time()
+        now = self._monotonic()
         planned = self.refuse[method].pop(0) if self.refuse.get(method) else ""
         body: dict[str, Any] = {}
         answer, fields = "ok", dict[str, Any]()
@@ -252,7 +262,7 @@ class SlackDouble:
             raise SlackRefusalError("cant_update_message")
         post.text = body.get("text", post.text)
         post.blocks = body.get("blocks", post.blocks)
-        post.edited.append(asyncio.get_running_loop().time())
+        post.edited.append(self._monotonic())
         return post
 
     def _channel(self, body: dict[str, Any]) -> str:
@@ -276,7 +286,7 @@ class SlackDouble:
                 self.violations.append(f"not escaped: {shown[bare.start() : bare.start() + 20]!r}")
 
     def _check_pace(self, of: str) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self._monotonic()
         # Slack tolerates small bursts; clocks of two processes differ by a little.
         if now - self._last.get(of, -1e9) < self.interval_s * 0.95:
             raise SlackRefusalError("ratelimited")
@@ -290,7 +300,7 @@ class SlackDouble:
             text=body.get("text", ""),
             blocks=body.get("blocks", []),
             by=by,
-            at=asyncio.get_running_loop().time(),
+            at=self._monotonic(),
             thread_ts=thread_ts,
         )
         self.posts.append(post)

@@ -33,6 +33,7 @@ from services.alerter import notifier as notifier_module
 from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
 from services.alerter.channel import AlertSender, SendError
 from services.alerter.channel_queue import Schedule
+from services.alerter.clock import SYSTEM_CLOCK
 from services.alerter.notifier import Notifier
 from tests.helpers import until
 from tests.policy.test_outbox import alert
@@ -83,7 +84,7 @@ async def delivering(
         alerter_bus,
         IncidentRecorder(log, IncidentRules(CONFIG.alerts.on_events, 600, (), CONFIG.alerts.reminders)),
         AlerterMetrics(CollectorRegistry()).of(channel.name),
-        lambda: datetime.now(UTC),
+        SYSTEM_CLOCK,
         most=most,
         schedule=schedule,
     )
