@@ -23,7 +23,7 @@ from breakwater.contracts.types import ms_from_time, nano_from_usd, time_from_ms
 from breakwater.policy.budget import WINDOWS, Forecast, Period, forecast, periods_at, recent_from
 from breakwater.policy.formats import money
 from breakwater.views.budgets import COLUMNS as BUDGETS
-from breakwater.views.budgets import RECONCILIATION, tone, used, without_cap
+from breakwater.views.budgets import RECONCILIATION, no_cap_text, tone, used_share
 from breakwater.views.columns import Column, lifted
 from services.console import charts
 from services.console.operator_actions import back_to, reason_of, submitted
@@ -82,7 +82,7 @@ class BudgetRow:
     @property
     def used(self) -> float | None:
         """The share of the cap that is spent or reserved; None without a cap."""
-        return used(self.status)
+        return used_share(self.status)
 
 
 _BUDGETS: list[Column[BudgetRow]] = lifted(BUDGETS, lambda row: row.status)
@@ -173,7 +173,7 @@ class BudgetFigures(NamedTuple):
 
     def without_cap(self, budget: BudgetStatus) -> str:
         """Words for one that has no cap."""
-        return without_cap(budget, self.known.value.budgets if self.known.value else ())
+        return no_cap_text(budget, self.known.value.budgets if self.known.value else ())
 
 
 async def _figures(visit: Visit, models: ReadModels) -> BudgetFigures:

@@ -15,7 +15,7 @@ from breakwater.contracts.execution import Attempt, Execution
 from breakwater.policy import formats
 from breakwater.policy.chat_messages import FILES
 from breakwater.policy.formats import counted
-from breakwater.views.columns import Column, with_words
+from breakwater.views.columns import Column, with_display
 from breakwater.views.executions import FACTS, cost
 from services.console import words
 from services.console.messages import media_part
@@ -78,7 +78,7 @@ class Comparison:
 
 def compare(left: Execution, right: Execution) -> Comparison:
     """Compares two records. It may take seconds: to be called in a thread."""
-    facts = with_words(FACTS, ["cost"], lambda one: cost(one, formats.exact_money))
+    facts = with_display(FACTS, ["cost"], lambda one: cost(one, formats.exact_money))
     return Comparison(
         (
             *(Fact(one.heading, *(_text(one, side) for side in (left, right))) for one in facts if one.page),
@@ -94,7 +94,7 @@ def compare(left: Execution, right: Execution) -> Comparison:
 
 
 def _text(column: Column[Execution], execution: Execution) -> str:
-    shown = column.shown(execution)
+    shown = column.cell(execution)
     return formats.visible(shown if isinstance(shown, str) else words.humanize(shown[0])) or "–"
 
 

@@ -20,7 +20,7 @@ from breakwater.policy.budget import period
 from breakwater.policy.costs import month_before
 from breakwater.policy.formats import counted
 from breakwater.views.columns import Column, lifted
-from breakwater.views.costs import BY, capped, columns, tone
+from breakwater.views.costs import BY, cap_text, columns, tone
 from services.console import charts, tiles, words
 from services.console.charts import Series
 from services.console.overall_health import MUCH_WASTED
@@ -182,7 +182,7 @@ def _compared(total: CostLine) -> str:
 
 def _expected(costs: Costs, now: datetime, href: str) -> Tile:
     total = costs.total
-    cap = f"cap: {capped(total)}" if capped(total) else "no cap"
+    cap = f"cap: {cap_text(total)}" if cap_text(total) else "no cap"
     if costs.ends_at <= now:
         used = "–" if not total.cap else words.percent((total.spend or 0) / total.cap)
         return Tile("Cap used", used, cap, href, tone(total))

@@ -26,7 +26,7 @@ from breakwater.contracts.submission import CancelledJob
 from breakwater.policy.links import trace_url
 from breakwater.runtime import background
 from breakwater.security.encryption import DecryptionError
-from breakwater.views.executions import answering, left_out
+from breakwater.views.executions import answering_attempt, dropped_parts
 from services.console.comparison import compare
 from services.console.messages import bare_json, conversation
 from services.console.operator_actions import act, back_to, reason_of, submitted
@@ -247,11 +247,11 @@ def facts(execution: Execution, placeholder: str) -> dict[str, Any]:
     return {
         "execution": execution,
         "waterfall": waterfall(execution),
-        "best": answering(execution),
+        "best": answering_attempt(execution),
         "params": None if execution.params is None else bare_json(execution.params),
         "metadata": bare_json(execution.metadata),
         "redacted": redacted(execution, placeholder),
-        "left_out": left_out(execution),
+        "left_out": dropped_parts(execution),
     }
 
 

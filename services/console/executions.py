@@ -30,7 +30,7 @@ from breakwater.analytics.search import (
 from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.execution import ExecutionSummary, Status
 from breakwater.contracts.types import NANO_PER_USD
-from breakwater.views.executions import COLUMNS, RUNS, STEPS, Step, in_tree
+from breakwater.views.executions import COLUMNS, RUNS, STEPS, Step, as_tree
 from services.console.pages import HEADERS, Fetched, PageContext, fetched
 from services.console.tables import PageTable, csv_headers, csv_text
 from services.console.time_range import BY_DATA
@@ -128,7 +128,7 @@ async def _found(database: Analytics, visit: Visit, asked: ExecutionsAsked) -> _
 async def _unfolded(visit: Visit, models: ReadModels) -> Fetched[list[Step]]:
     run_id = _asked(visit).open
     found = await fetched(steps(models.analytics, run_id)) if run_id else Fetched(())
-    return Fetched(in_tree(found.value or ()), found.problem)
+    return Fetched(as_tree(found.value or ()), found.problem)
 
 
 def _number(visit: Visit, models: ReadModels) -> Awaitable[Fetched[int]]:

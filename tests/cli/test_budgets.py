@@ -176,7 +176,7 @@ async def test_a_budget_is_coloured_by_what_is_left(run: Run, stub: Stub, monkey
     drawn: list[Any] = []
 
     def keep(columns: Sequence[Column[Any]], rows: list[Any], **_: Any) -> None:
-        drawn.extend([[column.shown(row) for column in columns] for row in rows])
+        drawn.extend([[column.cell(row) for column in columns] for row in rows])
 
     monkeypatch.setattr(output, "table", keep)
     ten = {"limit": "10.000000000"}

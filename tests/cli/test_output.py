@@ -58,7 +58,7 @@ def test_since_says_how_it_is_written(text: str) -> None:
 def test_a_table_in_a_pipe_is_aligned_and_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
     columns = [
         Column("name", itemgetter(0)),
-        Column("count", itemgetter(1), right=True),
+        Column("count", itemgetter(1), align_right=True),
         Column("why", itemgetter(2), drop=1),
     ]
     output.table(columns, [("a", "1", ("x" * 200, "red")), ("écrivain", "1000", "")])
@@ -244,8 +244,8 @@ def test_the_program_is_named_as_another_shell_finds_it(monkeypatch: pytest.Monk
     own.touch(mode=0o755)
     monkeypatch.setattr(sys, "executable", str(own.with_name("python")))
     monkeypatch.setenv("PATH", str(own.parent))
-    assert formats.program() == "breakwater"
+    assert formats.breakwater_command() == "breakwater"
     monkeypatch.setenv("PATH", "/nowhere")
-    assert formats.program() == shlex.quote(str(own))
+    assert formats.breakwater_command() == shlex.quote(str(own))
     monkeypatch.chdir(own.parents[1])
-    assert formats.program() == "bin/breakwater"
+    assert formats.breakwater_command() == "bin/breakwater"

@@ -1,11 +1,11 @@
-"""The command `breakwater`, also as `python -m breakwater.cli`."""
+"""The entry point of the command `breakwater`, and of `python -m breakwater.cli`."""
 
 import signal
 import sys
 
 
 def main() -> int:
-    """Entry point of the process. The kernel handles SIGINT until a command begins; after its end, it is ignored."""
+    """Runs the command. The kernel's default applies to SIGINT until a subcommand begins; afterwards it is ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from breakwater.cli.main import main as command

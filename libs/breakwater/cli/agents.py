@@ -1,4 +1,4 @@
-"""`breakwater agents`: the health of every agent and model; with --since, what each did and spent."""
+"""`breakwater agents`: shows the health of agents and models, with --since also runs and costs; adds agents."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from breakwater.cli import connect, formats, output
-from breakwater.cli.api import Api, ListsByItself, api_command
+from breakwater.cli.api import Api, DefaultListGroup, api_command
 from breakwater.cli.connect import run
-from breakwater.cli.errors import CliError, ExitCode, expected, written, wrong_usage
-from breakwater.cli.formats import program, usd
+from breakwater.cli.errors import CliError, ExitCode, as_cli_error, replacing_file, usage_error
+from breakwater.cli.formats import breakwater_command, usd
 from breakwater.cli.init import StartingAgent, with_agent
-from breakwater.cli.plane import DEFAULT_DATA, OWN_CONFIG, ConfigOption, DataOption, PlaneLocation, own_config
+from breakwater.cli.plane import (
+    DEFAULT_DATA,
+    EDITED_CONFIG_HELP,
+    ConfigOption,
+    DataOption,
+    PlaneLocation,
+    config_to_edit,
+)
 from breakwater.client import ApiError
 from breakwater.contracts.breakers import AgentHealth
 from breakwater.policy.breaker import GUARD_PRESETS
@@ -34,7 +41,7 @@ if TYPE_CHECKING:
 _HELP = """Show the health of agents, and add agents to the config. Alone, it is `breakwater agents list`.
 """
 
-app = typer.Typer(cls=ListsByItself, help=_HELP)
+app = typer.Typer(cls=DefaultListGroup, help=_HELP)
 
 
 @app.command("list")
@@ -63,7 +70,7 @@ def agents(
         breakwater agents list --json | jq -r '.[] | select(.health == "unhealthy") | .agent_id'
     """
     begin = None if since is None else formats.since(since, datetime.now(UTC))
-    document, agents = api.get(list[AgentHealth], "agents")
+    agents_json, agents = api.get(list[AgentHealth], "agents")
     figures = None
     if begin is not None:
         plane = PlaneLocation(api.data)
@@ -73,16 +80,16 @@ def agents(
     names = [agent.agent_id for agent in agents]
     if api.as_json:
         if figures is not None:
-            document = [
-                *(agent | _figures_json(agent["agent_id"], figures) for agent in document),
+            agents_json = [
+                *(agent | _figures_json(agent["agent_id"], figures) for agent in agents_json),
                 *(
                     {"agent_id": name, "health": None, **_figures_json(name, figures)}
                     for name in _removed(names, figures)
                 ),
             ]
-        output.json_document(document)
+        output.json_document(agents_json)
     else:
-        rows = [one for agent in agents for one in (agent, *agent.models)]
+        rows = [row for agent in agents for row in (agent, *agent.models)]
         output.table(HEALTH, rows, empty="no agents are configured")
         if figures is not None:
             output.write("")
@@ -107,7 +114,7 @@ def add(
         str | None,
         typer.Option("--guard", metavar="PRESET", help="Preset of its task guard: agent-run for agents that loop."),
     ] = None,
-    file: Annotated[Path | None, typer.Option("--config", "-c", help=OWN_CONFIG)] = None,
+    file: Annotated[Path | None, typer.Option("--config", "-c", help=EDITED_CONFIG_HELP)] = None,
     data: DataOption = None,
 ) -> None:
     """Add an agent to the config file, keeping comments and order. Nothing is written unless the result is valid.
@@ -125,18 +132,18 @@ def add(
     from breakwater.cli.config_check import warnings_of_agent
     from breakwater.config import load_config, parse_config
 
-    path = own_config(file)
+    path = config_to_edit(file)
     if name in load_config(path).agents:
-        raise wrong_usage(f"{path} already has an agent {name}")
+        raise usage_error(f"{path} already has an agent {name}")
     if guard is not None and guard not in GUARD_PRESETS:
-        raise wrong_usage(f"there is no preset {guard!r} of guards", f"Presets: {', '.join(GUARD_PRESETS)}.")
+        raise usage_error(f"there is no preset {guard!r} of guards", f"Presets: {', '.join(GUARD_PRESETS)}.")
     agent = StartingAgent(name, model, fallback or (), system_prompt, max_tokens, daily_usd, guard)
     try:
         text = with_agent(path.read_bytes().decode(), agent)
     except ValueError as error:
         raise CliError("not_added", f"{path} has no block of agents to add to", f"Add this to it:\n{error}") from None
     config = parse_config(text, source=f"{path} with this agent")
-    with written(path) as out:
+    with replacing_file(path) as out:
         out.write(text.encode())
     for warning in warnings_of_agent(config, name):
         output.note(warning, "yellow")
@@ -145,60 +152,68 @@ def add(
         run(_until_listed(plane, name, path), waiting=f"{path} is written; waiting for the running plane to apply it")
     applied = ", which the running plane has applied" if running else ""
     output.styled((f"Added {name} to {path}", "green"), f"{applied}. Next:")
-    where = "" if data is None else f" --data {shlex.quote(str(data))}"
+    data_option = "" if data is None else f" --data {shlex.quote(str(data))}"
     if not running:
-        named = "" if str(path) == "breakwater.yaml" else f" --config {shlex.quote(str(path))}"
-        output.styled((f"  {program()} up{named}{where}", "bold"))
-    output.styled((f'  {program()} submit {shlex.quote(name)} "Write a haiku about harbours."{where}', "bold"))
+        config_option = "" if str(path) == "breakwater.yaml" else f" --config {shlex.quote(str(path))}"
+        output.styled((f"  {breakwater_command()} up{config_option}{data_option}", "bold"))
+    output.styled(
+        (f'  {breakwater_command()} submit {shlex.quote(name)} "Write a haiku about harbours."{data_option}', "bold")
+    )
 
 
-APPLIED_S = 20.0
+APPLY_TIMEOUT_S = 20.0
 
 
 async def _until_listed(plane: PlaneLocation, agent: str, file: Path) -> None:
-    """Returns when the HTTP API lists an agent. Raises CliError: it does not within `APPLIED_S`."""
+    """Waits until the HTTP API lists an agent. Raises CliError if it does not within `APPLY_TIMEOUT_S`."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(APPLIED_S), plane.api_client() as client:
+        async with asyncio.timeout(APPLY_TIMEOUT_S), plane.api_client() as client:
             while True:
                 with suppress(ApiError):
-                    if any(one["agent_id"] == agent for one in await client.get("agents", {}, timeout_s=APPLIED_S)):
+                    listed = await client.get("agents", {}, timeout_s=APPLY_TIMEOUT_S)
+                    if any(entry["agent_id"] == agent for entry in listed):
                         return
                 await asyncio.sleep(0.2)
     raise CliError(
         "not_applied",
-        f"{agent} was added to {file}, but the running plane has not applied it after {APPLIED_S:g} s",
+        f"{agent} was added to {file}, but the running plane has not applied it after {APPLY_TIMEOUT_S:g} s",
         "The output of `breakwater up` says why.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class AgentFigures:
-    """Figures of agents; None if ClickHouse or Redis, which hold them, do not answer."""
+    """The figures of agents. Summaries come from ClickHouse, the spend from Redis; None if that does not answer."""
 
     summaries: Mapping[str, AgentSummary] | None
     spent_today: Mapping[str, int] | None
-    """Nano-dollars, by agent, for those that spent."""
+    """Nano-dollars by agent, for agents that have spent any."""
     missing: tuple[CliError, ...]
 
 
 async def _figures(clickhouse_url: str, redis_url: str, config: Config, since: datetime) -> AgentFigures:
-    """Asks both at the same time. Raises nothing where one of them does not answer."""
+    """Asks ClickHouse and Redis at the same time. Raises no error if one of them does not answer."""
     summaries, spent = await asyncio.gather(
         _summaries(clickhouse_url, since), _spent_today(redis_url, config), return_exceptions=True
     )
     return AgentFigures(
         None if isinstance(summaries, BaseException) else summaries,
         None if isinstance(spent, BaseException) else spent,
-        tuple(expected(answer) for answer in (summaries, spent) if isinstance(answer, BaseException)),
+        tuple(as_cli_error(answer) for answer in (summaries, spent) if isinstance(answer, BaseException)),
     )
 
 
 def _show_figures(agents: Sequence[str], figures: AgentFigures) -> None:
-    """Prints a row for each agent, and for each that has run and is no longer configured."""
-    summaries, spent = figures.summaries, figures.spent_today
+    """Prints a row for each configured agent, and for each that has run but is no longer configured."""
+    summaries = figures.summaries
+    spent = figures.spent_today
 
-    def of(show: Callable[[AgentSummary], Value]) -> Callable[[str], Value]:
-        return lambda name: None if (found := (summaries or {}).get(name)) is None else show(found)
+    def from_summary(get: Callable[[AgentSummary], Value]) -> Callable[[str], Value]:
+        def value(name: str) -> Value:
+            summary = (summaries or {}).get(name)
+            return None if summary is None else get(summary)
+
+        return value
 
     def runs(name: str) -> int | None:
         return None if summaries is None else summaries[name].executions if name in summaries else 0
@@ -206,37 +221,46 @@ def _show_figures(agents: Sequence[str], figures: AgentFigures) -> None:
     columns: list[Column[str]] = [
         Column("agent", lambda name: name if name in agents else (f"{name} (not configured)", "faint")),
         Column("runs", runs, "count", drop=2),
-        Column("ok", of(_rate), right=True, drop=1),
-        Column("p50", of(lambda one: one.p50_ms), "duration", drop=6),
-        Column("p95", of(lambda one: one.p95_ms), "duration", drop=5),
+        Column("ok", from_summary(_rate), align_right=True, drop=1),
+        Column("p50", from_summary(lambda summary: summary.p50_ms), "duration", drop=6),
+        Column("p95", from_summary(lambda summary: summary.p95_ms), "duration", drop=5),
         Column(
             "retried/fell back/refused",
-            of(lambda one: f"{one.retries}/{one.fallbacks}/{one.short_circuits}"),
-            right=True,
+            from_summary(lambda summary: f"{summary.retries}/{summary.fallbacks}/{summary.short_circuits}"),
+            align_right=True,
             drop=8,
         ),
-        Column("cost", of(lambda one: formats.at_least(one.spend, one.unknown_costs)), right=True, drop=4),
-        Column("wasted", of(lambda one: money(one.wasted)), right=True, drop=7),
-        Column("today", lambda name: None if spent is None else money(spent.get(name, 0)), right=True, drop=3),
+        Column(
+            "cost",
+            from_summary(lambda summary: formats.at_least(summary.spend, summary.unknown_costs)),
+            align_right=True,
+            drop=4,
+        ),
+        Column("wasted", from_summary(lambda summary: money(summary.wasted)), align_right=True, drop=7),
+        Column("today", lambda name: None if spent is None else money(spent.get(name, 0)), align_right=True, drop=3),
     ]
     output.table(columns, [*agents, *_removed(agents, figures)], empty="no agents")
 
 
 def _figures_json(agent: str, figures: AgentFigures) -> dict[str, Any]:
-    """An agent's figures for programs; None where they are not known."""
-    summary, spent = (figures.summaries or {}).get(agent), figures.spent_today
-    known: dict[str, Any] | None = None
+    """An agent's figures as JSON; unknown ones are None."""
+    summary = (figures.summaries or {}).get(agent)
+    spent_today = figures.spent_today
+    figures_json: dict[str, Any] | None = None
     if summary is not None:
-        known = asdict(summary) | {
+        figures_json = asdict(summary) | {
             "success_rate": summary.success_rate,
             "spend": formats.exact(summary.spend),
             "wasted": formats.exact(summary.wasted),
         }
-    return {"figures": known, "spent_today": None if spent is None else formats.exact(spent.get(agent, 0))}
+    return {
+        "figures": figures_json,
+        "spent_today": None if spent_today is None else formats.exact(spent_today.get(agent, 0)),
+    }
 
 
 def _removed(agents: Sequence[str], figures: AgentFigures) -> list[str]:
-    """The agents that have run, and are no longer configured."""
+    """The agents that have run but are no longer configured."""
     return sorted(set(figures.summaries or ()) - set(agents))
 
 
@@ -255,13 +279,13 @@ async def _spent_today(url: str, config: Config) -> dict[str, int]:
     async with connect.state(url) as redis:
         snapshot = await BudgetCounters(redis, zone).snapshot([period("daily", datetime.now(UTC), zone)])
     sums = snapshot.periods[0].figures
-    return {key.removeprefix("agent:"): one.spent for key, one in sums.items() if key.startswith("agent:")}
+    return {key.removeprefix("agent:"): spend.spent for key, spend in sums.items() if key.startswith("agent:")}
 
 
 def _rate(summary: AgentSummary) -> Cell:
     rate = summary.success_rate
     if rate is None:
         return ""
-    # Rounded down: 99.96 % is not all.
+    # Rounded down, so that 99.96 % does not read as 100 %.
     text = f"{int(rate * 1000) / 10:.1f} %"
     return (text, "good" if rate >= 0.99 else "warn" if rate >= 0.9 else "bad")

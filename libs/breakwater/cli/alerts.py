@@ -10,25 +10,25 @@ from urllib.parse import quote
 import typer
 
 from breakwater.cli import output
-from breakwater.cli.api import SEE_DOCTOR, Api, ListsByItself, ReasonOption, api_command
+from breakwater.cli.api import SEE_DOCTOR, Api, DefaultListGroup, ReasonOption, api_command
 from breakwater.cli.errors import ExitCode
-from breakwater.cli.given import sendable
+from breakwater.cli.given import check_sendable
 from breakwater.contracts.alerts import Alert, AlertList, AlertReplays, ChannelTest, UnchangedAlert, UndeliveredList
 from breakwater.policy.formats import counted
-from breakwater.views.alerts import FACTS, INCIDENTS, NO_CHANNEL, UNDELIVERED, done
-from breakwater.views.columns import with_words
+from breakwater.views.alerts import FACTS, INCIDENTS, NO_CHANNEL, UNDELIVERED, changed_by
+from breakwater.views.columns import with_display
 
 TEST_TIMEOUT_S = 30.0
-"""The API waits 20 s for an alerter, which waits for the receiver."""
+"""Seconds to wait for a test message. The API waits 20 s for an alerter, which waits for the receiver."""
 
-_SHORT = len("inc_") + 8
+_SHORT_ID_LENGTH = len("inc_") + 8
 
 _HELP = """List incidents; acknowledge or resolve them; test a channel. Without a command it lists them.
 
 Name an incident by its id, or by a unique prefix.
 """
 
-app = typer.Typer(cls=ListsByItself, help=_HELP)
+app = typer.Typer(cls=DefaultListGroup, help=_HELP)
 
 IncidentArgument = Annotated[
     str, typer.Argument(metavar="INCIDENT", help="Incident id, or a unique prefix, such as inc_3f9a1c07.")
@@ -66,15 +66,15 @@ def list_(
 
     def show(listed: AlertList) -> None:
         short = short_ids(alert.incident_id for alert in listed.alerts)
-        columns = with_words(INCIDENTS, ["incident_id"], lambda alert: short[alert.incident_id])
-        what = "incident is known" if status == "all" else f"incident is {status}"
-        chosen = " of those you asked for" if event or agent else ""
-        output.table(columns, listed.alerts, empty=f"no {what}{chosen}")
+        columns = with_display(INCIDENTS, ["incident_id"], lambda alert: short[alert.incident_id])
+        no_incident = "no incident is known" if status == "all" else f"no incident is {status}"
+        filtered = " of those you asked for" if event or agent else ""
+        output.table(columns, listed.alerts, empty=f"{no_incident}{filtered}")
         api.note_more(listed, limit)
         if not listed.channels:
             output.note(NO_CHANNEL, "yellow")
 
-    api.answer(api.get(AlertList, "alerts", status=status, event=event, agent=agent, limit=limit), show)
+    api.show_result(api.get(AlertList, "alerts", status=status, event=event, agent=agent, limit=limit), show)
 
 
 @app.command()
@@ -88,9 +88,9 @@ def show(api: Api, incident: IncidentArgument) -> None:
 
         breakwater alerts show inc_3f9a1c07 --json | jq .payload
     """
-    sendable("incident", incident)
-    found = api.get(Alert, f"alerts/{quote(incident, safe='')}")
-    api.answer(found, lambda one: output.facts([(one.incident_id, "bold"), f"  {one.title}"], FACTS, one))
+    check_sendable("incident", incident)
+    result = api.get(Alert, f"alerts/{quote(incident, safe='')}")
+    api.show_result(result, lambda alert: output.facts([(alert.incident_id, "bold"), f"  {alert.title}"], FACTS, alert))
 
 
 @app.command()
@@ -133,11 +133,12 @@ def send_test(
     """
 
     def show(tested: ChannelTest) -> None:
-        arrived = ("arrived", "green") if tested.delivered else ("not arrive", "red")
-        why = "" if tested.delivered else f": {tested.error}"
-        output.styled(f"{tested.channel}: the test message {'has' if tested.delivered else 'did'} ", arrived, why)
+        if tested.delivered:
+            output.styled(f"{tested.channel}: the test message has ", ("arrived", "green"))
+        else:
+            output.styled(f"{tested.channel}: the test message did ", ("not arrive", "red"), f": {tested.error}")
 
-    done = api.act(
+    result = api.act(
         ChannelTest,
         "alerts/test",
         {"channel": channel},
@@ -146,7 +147,7 @@ def send_test(
         unknown="The config names channels in alerts.channels.",
         timeout_s=TEST_TIMEOUT_S,
     )
-    if not api.answer(done, show).delivered:
+    if not api.show_result(result, show).delivered:
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -165,14 +166,14 @@ def undelivered(
 
         breakwater alerts undelivered --channel ops --json | jq '.undelivered[] | select(.replayed | not)'
     """
-    where = f" for {channel}" if channel else ""
-    nothing = f"every alert{where} has arrived, or is on its way"
+    for_channel = f" for {channel}" if channel else ""
+    none_undelivered = f"every alert{for_channel} has arrived, or is on its way"
 
-    def show(found: UndeliveredList) -> None:
-        output.table(UNDELIVERED, found.undelivered, empty=nothing if found.channels else NO_CHANNEL)
-        api.note_more(found, limit)
+    def show(listed: UndeliveredList) -> None:
+        output.table(UNDELIVERED, listed.undelivered, empty=none_undelivered if listed.channels else NO_CHANNEL)
+        api.note_more(listed, limit)
 
-    api.answer(api.get(UndeliveredList, "alerts/undelivered", channel=channel, limit=limit), show)
+    api.show_result(api.get(UndeliveredList, "alerts/undelivered", channel=channel, limit=limit), show)
 
 
 @app.command()
@@ -198,13 +199,13 @@ def replay(
         breakwater alerts replay --dead-letter 17
     """
     result = _replay(api, channel, dead_letter_id)
-    api.answer((result.model_dump(exclude={"continue_after"}), result), _show_replays)
+    api.show_result((result.model_dump(exclude={"continue_after"}), result), _show_replays)
 
 
 def _show_replays(result: AlertReplays) -> None:
     channels = ", ".join(f"{number:,} on {name}" for name, number in sorted(result.channels.items()))
-    what = counted(result.replayed, "alert")
-    output.write(f"{what} will be sent again{f': {channels}' if channels else ''}")
+    replayed = counted(result.replayed, "alert")
+    output.write(f"{replayed} will be sent again{f': {channels}' if channels else ''}")
     if result.already:
         already = counted(result.already, "alert")
         output.note(f"{already} had been sent again before; --dead-letter sends one once more")
@@ -214,36 +215,49 @@ def _show_replays(result: AlertReplays) -> None:
 
 
 def short_ids(incident_ids: Iterable[str]) -> dict[str, str]:
-    """The beginning of each id, as long as distinguishes it from the others."""
-    listed = sorted(set(incident_ids))
-    length = _SHORT
-    while len({one[:length] for one in listed}) < len(listed):
+    """Shortens each id to a prefix that distinguishes it from the others."""
+    unique_ids = set(incident_ids)
+    length = _SHORT_ID_LENGTH
+    while len({incident_id[:length] for incident_id in unique_ids}) < len(unique_ids):
         length += 1
-    return {one: one[:length] for one in listed}
+    return {incident_id: incident_id[:length] for incident_id in unique_ids}
 
 
 def _change(api: Api, action: Literal["ack", "resolve"], incident: str, reason: str | None) -> None:
     def show(alert: Alert) -> None:
-        by, at = alert.acknowledged_by, alert.acknowledged_at
         if alert.status == "resolved":
-            by, at = alert.resolved_by or "itself", alert.resolved_at
+            operator = alert.resolved_by or "itself"
+            at = alert.resolved_at
+        else:
+            operator = alert.acknowledged_by
+            at = alert.acknowledged_at
         unchanged = isinstance(alert, UnchangedAlert)
-        by_whom = f" {done(by, at)}" if unchanged else f" by {by}"
-        why = f": {alert.reason}" if alert.reason else ""
-        [short] = short_ids([alert.incident_id]).values()
-        output.styled(f"{short} is {'already ' if unchanged else ''}", output.state(alert.status), by_whom, why)
+        by_operator = f" {changed_by(operator, at)}" if unchanged else f" by {operator}"
+        because = f": {alert.reason}" if alert.reason else ""
+        [short_id] = short_ids([alert.incident_id]).values()
+        is_now = f"{short_id} is {'already ' if unchanged else ''}"
+        output.styled(is_now, output.state(alert.status), by_operator, because)
         output.note(alert.title)
 
-    body, see = {"incident_id": incident, "reason": reason}, "breakwater alerts list --status all"
-    api.answer(api.act((UnchangedAlert, Alert), f"alerts/{action}", body, see=see), show)
+    result = api.act(
+        (UnchangedAlert, Alert),
+        f"alerts/{action}",
+        {"incident_id": incident, "reason": reason},
+        see="breakwater alerts list --status all",
+    )
+    api.show_result(result, show)
 
 
 def _replay(api: Api, channel: str | None, dead_letter_id: int | None) -> AlertReplays:
-    """Replays part by part; returns the results of all parts together."""
-    replayed, already, skipped = 0, 0, 0
-    channels: Counter[str] = Counter()
+    """Replays undelivered alerts part by part; returns the sum of all parts."""
     body = {"channel": channel, "dead_letter_id": dead_letter_id}
-    for part in api.act_in_parts(AlertReplays, "alerts/replay", body, see="breakwater alerts undelivered"):
-        replayed, already, skipped = replayed + part.replayed, already + part.already, skipped + part.skipped
+    parts = list(api.act_in_parts(AlertReplays, "alerts/replay", body, see="breakwater alerts undelivered"))
+    channels: Counter[str] = Counter()
+    for part in parts:
         channels.update(part.channels)
-    return AlertReplays(replayed=replayed, already=already, skipped=skipped, channels=dict(channels))
+    return AlertReplays(
+        replayed=sum(part.replayed for part in parts),
+        already=sum(part.already for part in parts),
+        skipped=sum(part.skipped for part in parts),
+        channels=dict(channels),
+    )

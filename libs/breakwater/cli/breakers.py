@@ -1,4 +1,4 @@
-"""`breakwater breakers` and `breakwater guards`: the breakers and the stopped tasks, and resetting them."""
+"""`breakwater breakers` and `breakwater guards`: lists breakers and stopped tasks, and resets them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from breakwater.cli import output
-from breakwater.cli.api import Api, ListsByItself, ReasonOption, api_command
+from breakwater.cli.api import Api, DefaultListGroup, ReasonOption, api_command
 from breakwater.contracts.breakers import BreakerList, BreakerStatus, StoppedTask, StoppedTasks, UnchangedBreaker
 from breakwater.contracts.events import BreakerTransition, GuardEvent
 from breakwater.policy.formats import counted, money
@@ -21,9 +21,9 @@ _HELP = """List breakers; force one open, or reset it. Without a command it list
 A breaker that agents share (`scope`) has the agent `*`, and a provider's breaker the model `openai/*`; quote them.
 """
 
-app = typer.Typer(cls=ListsByItself, help=_HELP)
+app = typer.Typer(cls=DefaultListGroup, help=_HELP)
 guards = typer.Typer(
-    cls=ListsByItself,
+    cls=DefaultListGroup,
     help=("List the tasks that a guard has stopped, and reset them. Without a command it lists them."),
 )
 
@@ -46,10 +46,11 @@ def list_(api: Api) -> None:
     """
 
     def rows(listed: BreakerList) -> list[BreakerStatus]:
-        return sorted(listed.breakers, key=lambda one: (one.state == "closed", one.agent, one.model))
+        return sorted(listed.breakers, key=lambda breaker: (breaker.state == "closed", breaker.agent, breaker.model))
 
-    nothing = "no agent has a breaker: the config sets `breaker: off` for all"
-    if not api.table(BreakerList, "breakers", COLUMNS, rows, empty=nothing).alive and not api.as_json:
+    all_off = "no agent has a breaker: the config sets `breaker: off` for all"
+    listed = api.table(BreakerList, "breakers", COLUMNS, rows, empty=all_off)
+    if not listed.alive and not api.as_json:
         output.note(NO_BREAKER_SERVICE, "yellow")
 
 
@@ -86,16 +87,17 @@ def reset(api: Api, agent: AgentArgument, model: ModelArgument, reason: ReasonOp
 def _change(api: Api, action: Literal["isolate", "reset"], agent: str, model: str, reason: str | None) -> None:
     def show(result: BreakerTransition | UnchangedBreaker) -> None:
         if isinstance(result, UnchangedBreaker):
-            state, change = result.state, "is already "
+            state = result.state
+            change = "is already "
         else:
             state = result.to_state
             change = f"was {result.from_state}, is now " if result.from_state != state else "is "
-        why = f": {result.reason}" if result.reason else ""
-        output.styled(f"{result.agent} on {result.model} ", change, output.state(state), why)
+        because = f": {result.reason}" if result.reason else ""
+        output.styled(f"{result.agent} on {result.model} ", change, output.state(state), because)
 
     body = {"agent": agent, "model": model, "reason": reason}
     form = (BreakerTransition, UnchangedBreaker)
-    api.answer(api.act(form, f"breakers/{action}", body, see="breakwater breakers"), show)
+    api.show_result(api.act(form, f"breakers/{action}", body, see="breakwater breakers"), show)
 
 
 @guards.command(name="list")
@@ -137,16 +139,16 @@ def reset_task(
     """
 
     def show(event: GuardEvent) -> None:
-        whose = f" of {event.tenant}" if event.tenant else ""
-        output.write(f"{event.task_id}{whose} may continue: {event.reason}")
+        of_tenant = f" of {event.tenant}" if event.tenant else ""
+        output.write(f"{event.task_id}{of_tenant} may continue: {event.reason}")
         used = f"{counted(event.iterations, 'iteration')}, {counted(event.tokens, 'token')}"
         output.note(f"it had used {used} and {money(event.cost)}; its usage counts from zero again")
 
-    done = api.act(
+    result = api.act(
         GuardEvent,
         "guards/reset",
         {"task_id": task, "tenant": tenant, "reason": reason},
         see="breakwater guards",
         unknown="`breakwater guards` lists the stopped tasks; a tenant's task needs --tenant.",
     )
-    api.answer(done, show)
+    api.show_result(result, show)

@@ -1,4 +1,4 @@
-"""`breakwater budgets`: the budgets, the comparison of their counters with the record, and raising a cap."""
+"""`breakwater budgets`: lists budgets, compares their counters with the record, and raises caps."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from breakwater.cli import output
-from breakwater.cli.api import Api, ListsByItself, api_command
+from breakwater.cli.api import Api, DefaultListGroup, api_command
 from breakwater.cli.errors import ExitCode
 from breakwater.contracts.budgets import BudgetList, BudgetStatus, UnchangedBudget
 from breakwater.contracts.events import BudgetEvent, Reconciliation
 from breakwater.policy.formats import counted, exact_money, money, moneys, typed_money
 from breakwater.views.budgets import COLUMNS, RECONCILIATION, differs
-from breakwater.views.columns import clock, with_words
+from breakwater.views.columns import clock, with_display
 
 NOT_FILLED = "the counters are being rebuilt: the figures are meaningless, and hard caps refuse calls until then"
 
@@ -23,7 +23,7 @@ _HELP = """List budgets and what is left of them, compare them with the record, 
 them.
 """
 
-app = typer.Typer(cls=ListsByItself, help=_HELP)
+app = typer.Typer(cls=DefaultListGroup, help=_HELP)
 
 
 @app.command(name="list")
@@ -52,7 +52,7 @@ def list_(
 
         breakwater budgets list --json | jq '.budgets[] | select(.reached)'
     """
-    api.answer(api.get(BudgetList, "budgets", agent=agent, tenant=tenant), _show)
+    api.show_result(api.get(BudgetList, "budgets", agent=agent, tenant=tenant), _show)
 
 
 @app.command()
@@ -68,7 +68,7 @@ def reconcile(api: Api) -> None:
 
         breakwater budgets reconcile --json | jq '.budgets[] | select(.difference != "0.000000000")'
     """
-    if not api.answer(api.get(Reconciliation, "budgets/reconciliation"), _show_reconciliation).equal:
+    if not api.show_result(api.get(Reconciliation, "budgets/reconciliation"), _show_reconciliation).equal:
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -97,50 +97,58 @@ def raise_(
         output.write(f"the cap of {result.budget} is already {money(result.limit)}{by}")
 
     body = {"budget": budget, "limit_usd": limit, "reason": reason}
-    api.answer(api.act((BudgetEvent, UnchangedBudget), "budgets/raise", body, see="breakwater budgets"), show)
+    api.show_result(api.act((BudgetEvent, UnchangedBudget), "budgets/raise", body, see="breakwater budgets"), show)
 
 
 def _show(listed: BudgetList) -> None:
-    """Prints the budgets, without figures while the counters are lost, and which caps are raised or can be exceeded."""
-    columns = COLUMNS if listed.filled else with_words(COLUMNS, ["spent", "reserved", "free"], lambda _: "?")
+    """Prints the budgets, and notes on raised caps and on caps that can be exceeded.
+
+    While the counters are being rebuilt, `?` replaces their figures.
+    """
+    columns = COLUMNS if listed.filled else with_display(COLUMNS, ["spent", "reserved", "free"], lambda _: "?")
     output.table(columns, listed.budgets, empty="there are no budgets")
     if not listed.filled:
         output.note(NOT_FILLED, "yellow")
-    for one in listed.budgets:
-        if (raised := one.raised) is not None:
-            until = clock(one.resets_at)
-            output.note(f"{one.budget} raised to {money(raised.limit)} until {until}, by {raised.by}: {raised.reason}")
+    for budget in listed.budgets:
+        if (raised := budget.raised) is not None:
+            until = clock(budget.resets_at)
+            output.note(
+                f"{budget.budget} raised to {money(raised.limit)} until {until}, by {raised.by}: {raised.reason}"
+            )
     _note_exceeded(listed.budgets)
 
 
 def _note_exceeded(budgets: Sequence[BudgetStatus]) -> None:
-    """Says which calls cost more than was held for them."""
-    # Once for each agent: the same calls count for its day, for its tenant, and for all.
-    monthly = [one for one in budgets if one.window == "monthly" and one.estimate is not None and one.estimate.exceeded]
-    for one in [one for one in monthly if one.scope == "agent"] or monthly[:1]:
-        assert one.estimate is not None
+    """Notes budgets with calls that cost more than was reserved for them."""
+    # One note per agent: the same calls also count for its day, for its tenant, and for all agents.
+    monthly = [
+        budget
+        for budget in budgets
+        if budget.window == "monthly" and budget.estimate is not None and budget.estimate.exceeded
+    ]
+    for budget in [budget for budget in monthly if budget.scope == "agent"] or monthly[:1]:
+        assert budget.estimate is not None
         output.note(
             (
-                f"{one.budget}: of {counted(one.estimate.calls, 'call')} {one.estimate.exceeded:,} cost "
-                f"more than was reserved for them; a hard cap can be exceeded by "
-                "that amount"
+                f"{budget.budget}: of {counted(budget.estimate.calls, 'call')} {budget.estimate.exceeded:,} cost "
+                "more than was reserved for them; a hard cap can be exceeded by that amount"
             ),
             "yellow",
         )
 
 
 def _show_reconciliation(reconciliation: Reconciliation) -> None:
-    """Prints the counters and the record, and whether they agree."""
+    """Prints the counters, the record, and whether they agree."""
     output.table(RECONCILIATION, reconciliation.budgets, empty="nothing is counted or recorded")
     if reconciliation.equal:
         output.styled(("the counters agree with the record", "green"))
         return
-    output.styled(("the counters differ from the record", "red"), f": {_what_differs(reconciliation)}")
+    output.styled(("the counters differ from the record", "red"), f": {_differences(reconciliation)}")
     output.note("the budget service compares them too, and repairs the counters; the record is not changed")
 
 
 def _show_raised(event: BudgetEvent, budget: str) -> None:
-    """Says what a cap was raised to, and how to undo it."""
+    """Prints what a cap was raised to, and how to undo it."""
     if event.kind == "raise_ended":
         output.write(
             f"the config's cap of {budget}, {money(event.limit)}, is effective again; before: {money(event.previous)}"
@@ -154,9 +162,10 @@ def _show_raised(event: BudgetEvent, budget: str) -> None:
     output.note(f"{money(event.total)} of it is spent; `{undo}` restores the config's cap")
 
 
-def _what_differs(reconciliation: Reconciliation) -> str:
-    wrong = [f"{budget.budget} of {budget.period}" for budget in reconciliation.budgets if differs(budget)]
+def _differences(reconciliation: Reconciliation) -> str:
+    differences = [f"{budget.budget} of {budget.period}" for budget in reconciliation.budgets if differs(budget)]
     if reconciliation.reserved != reconciliation.held:
-        reserved, held = exact_money(reconciliation.reserved), exact_money(reconciliation.held)
-        wrong.append(f"{reserved} reserved for calls that hold {held}")
-    return ", ".join(wrong) or "not in the spend, but in reservations or estimates"
+        reserved = exact_money(reconciliation.reserved)
+        held_by_calls = exact_money(reconciliation.held)
+        differences.append(f"{reserved} reserved for calls that hold {held_by_calls}")
+    return ", ".join(differences) or "not in the spend, but in reservations or estimates"

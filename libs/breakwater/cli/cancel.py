@@ -1,4 +1,4 @@
-"""`breakwater cancel`: ends jobs, wherever they are."""
+"""`breakwater cancel`: cancels jobs, whether they wait, are parked or run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import typer
 from breakwater.cli import formats, output
 from breakwater.cli.api import Api, api_command, api_errors
 from breakwater.cli.connect import run
-from breakwater.cli.errors import ExitCode, wrong_usage
-from breakwater.cli.given import sendable
+from breakwater.cli.errors import ExitCode, usage_error
+from breakwater.cli.given import check_sendable
 from breakwater.cli.output import Column
 from breakwater.client import ApiClient, ApiError, parse
 from breakwater.contracts.submission import CancelledJob
 
 DEFAULT_WAIT_S = 5.0
 LONGEST_WAIT_S = 300.0
-AT_ONCE = 16
+MAX_CONCURRENT_REQUESTS = 16
 
 
 @api_command
@@ -43,30 +43,30 @@ def cancel(
         breakwater cancel order-4711 order-4712 --json | jq -r '.[].status'
     """
     if not 0 <= wait_s <= LONGEST_WAIT_S:
-        raise wrong_usage(f"--wait-s {wait_s:g}: is not between 0 and {LONGEST_WAIT_S:g}")
+        raise usage_error(f"--wait-s {wait_s:g}: is not between 0 and {LONGEST_WAIT_S:g}")
     for job in jobs:
-        sendable("ID", job)
-    sendable("--reason", reason)
+        check_sendable("ID", job)
+    check_sendable("--reason", reason)
     ids = list(dict.fromkeys(jobs))
     with api_errors(unanswered=""):
-        found = run(_cancel(api.client(), ids, reason, wait_s))
-    ended = [one for one, _ in found if one is not None]
+        outcomes = run(_cancel(api.client(), ids, reason, wait_s))
+    answered_jobs = [job for job, _ in outcomes if job is not None]
     if api.as_json:
-        output.json_document([one.model_dump(mode="json") for one in ended])
-    elif ended:
+        output.json_document([job.model_dump(mode="json") for job in answered_jobs])
+    elif answered_jobs:
         columns: list[Column[CancelledJob]] = [
             Column("job", lambda job: job.job_id),
             Column("status", lambda job: output.state(job.status)),
-            Column("cost", _cost, right=True),
+            Column("cost", _cost, align_right=True),
             Column("", _remark, below=True),
         ]
-        output.table(columns, ended)
+        output.table(columns, answered_jobs)
     see = f"`breakwater executions {ids[0]}` shows whether it has ended; cancelling it again is safe."
-    for _, error in found:
+    for _, error in outcomes:
         with api_errors(unanswered=see, unknown="`breakwater executions --since 1h` lists jobs that have ended."):
             if error is not None:
                 raise error
-    statuses = {job.status for job in ended}
+    statuses = {job.status for job in answered_jobs}
     if statuses & {"succeeded", "dead_lettered"}:
         raise typer.Exit(ExitCode.FAILED)
     if "cancelling" in statuses and wait_s:
@@ -76,11 +76,11 @@ def cancel(
 async def _cancel(
     client: ApiClient, ids: list[str], reason: str | None, wait_s: float
 ) -> list[tuple[CancelledJob | None, ApiError | None]]:
-    """The outcome of each, or why it is not known."""
-    slots = asyncio.Semaphore(AT_ONCE)
+    """Cancels jobs, several at a time. Returns for each, in their order, its outcome or the error of the request."""
+    slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
     body = {} if reason is None else {"reason": reason}
 
-    async def one(job_id: str) -> tuple[CancelledJob | None, ApiError | None]:
+    async def cancel_job(job_id: str) -> tuple[CancelledJob | None, ApiError | None]:
         async with slots:
             try:
                 response = await client.decided("POST", f"jobs/{quote(job_id, safe='')}/cancel", body, wait_s=wait_s)
@@ -89,7 +89,7 @@ async def _cancel(
                 return None, error
 
     async with client:
-        return list(await asyncio.gather(*map(one, ids)))
+        return list(await asyncio.gather(*map(cancel_job, ids)))
 
 
 def _cost(job: CancelledJob) -> str:

@@ -1,4 +1,4 @@
-"""`breakwater config`: the config file, checked as a whole."""
+"""`breakwater config`: checks the config file, applies it, and prints what follows from it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import getpass
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import typer
@@ -17,7 +17,7 @@ from breakwater.cli import formats, output
 from breakwater.cli.connect import run
 from breakwater.cli.formats import counted
 from breakwater.cli.output import Column
-from breakwater.cli.plane import OWN_CONFIG, JsonOption, own_config
+from breakwater.cli.plane import EDITED_CONFIG_HELP, JsonOption, config_to_edit
 from breakwater.cli.reload import apply_to_servers, require_secrets
 from breakwater.config import Agent, Alerts, Config, load_config
 from breakwater.config.pricing import long_inputs_cost_more, pricing_of, sells_embeddings, unaffordable
@@ -26,9 +26,16 @@ from breakwater.policy.budget import Caps
 from breakwater.policy.dialects.embeddings import fallback_objection
 from breakwater.runtime.settings import Settings
 
-FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help=OWN_CONFIG)]
+FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help=EDITED_CONFIG_HELP)]
 
 app = typer.Typer(help="Check the config file, and print what follows from it.", no_args_is_help=True)
+
+
+class _NamedAgent(NamedTuple):
+    """An agent of the config, with its name."""
+
+    name: str
+    agent: Agent
 
 
 @app.command("nats-users")
@@ -41,8 +48,8 @@ def nats_users(file: FileArgument = None) -> None:
 
         breakwater config nats-users > deploy/nats/users.conf
     """
-    config = load_config(own_config(file))
-    programs = [program(name, one.agents) for name, one in config.programs.items()]
+    config = load_config(config_to_edit(file))
+    programs = [program(name, settings.agents) for name, settings in config.programs.items()]
     typer.echo(f"# Printed by `breakwater config nats-users`.\n{with_variables(programs)}", nl=False)
 
 
@@ -64,7 +71,7 @@ def check(
 
         breakwater config check deploy/breakwater.yaml --json | jq '.agents[].models'
     """
-    path = own_config(file)
+    path = config_to_edit(file)
     config = load_config(path)
     if secrets:
         require_secrets(path, config)
@@ -72,18 +79,18 @@ def check(
         output.json_document({"file": str(path), "ok": True, "agents": effective(config), "warnings": warnings(config)})
         return
     output.styled((f"{path}: ", ""), ("ok", "green"), (f", {counted(len(config.agents), 'agent')}", ""))
-    columns: list[Column[tuple[str, Agent]]] = [
-        Column("agent", lambda one: one[0]),
-        Column("models", lambda one: " > ".join(one[1].chain)),
-        Column("retry", lambda one: _retry(one[1]), drop=2),
-        Column("timeouts", lambda one: f"{one[1].timeout_s:g} s, {one[1].total_timeout_s:g} s in all", drop=3),
-        Column("parallel", lambda one: one[1].concurrency, right=True, drop=4),
-        Column("budget", lambda one: _budget(one[1]), drop=1),
-        Column("breaker", lambda one: settings_in_words(one[1].breaker), below=True),
-        Column("guard", lambda one: settings_in_words(one[1].guard), below=True),
-        Column("rate limit", lambda one: _rate_limits(config, one[1]), below=True),
+    columns: list[Column[_NamedAgent]] = [
+        Column("agent", lambda row: row.name),
+        Column("models", lambda row: " > ".join(row.agent.chain)),
+        Column("retry", lambda row: _retry(row.agent), drop=2),
+        Column("timeouts", lambda row: f"{row.agent.timeout_s:g} s, {row.agent.total_timeout_s:g} s in all", drop=3),
+        Column("parallel", lambda row: row.agent.concurrency, align_right=True, drop=4),
+        Column("budget", lambda row: _budget(row.agent), drop=1),
+        Column("breaker", lambda row: settings_in_words(row.agent.breaker), below=True),
+        Column("guard", lambda row: settings_in_words(row.agent.guard), below=True),
+        Column("rate limit", lambda row: _rate_limits(config, row.agent), below=True),
     ]
-    output.table(columns, config.agents.items())
+    output.table(columns, (_NamedAgent(name, agent) for name, agent in config.agents.items()))
     for name, caps in _shared_caps(config).items():
         output.write(f"{name}: {_caps(caps)}, days and months of {config.budgets.timezone}")
     if keys := config.encryption.keys:
@@ -116,7 +123,7 @@ def apply(
 
         docker compose kill --signal HUP request worker breaker budget alerter sink console
     """
-    path = own_config(file)
+    path = config_to_edit(file)
     applied = run(apply_to_servers(Settings(), load_config(path), by or getpass.getuser()))
     if as_json:
         output.json_document(applied)
@@ -130,35 +137,38 @@ def apply(
 
 
 def warnings(config: Config) -> tuple[str, ...]:
-    """Settings that are valid, and probably a mistake."""
-    every = {f"agents.{name}.budget": agent.budget for name, agent in config.agents.items()}
-    found: list[str] = []
-    for place, caps in {**every, **_shared_caps(config)}.items():
-        daily, monthly = caps.daily_usd, caps.monthly_usd
+    """Warns of settings that are valid but probably mistakes."""
+    caps_of_agents = {f"agents.{name}.budget": agent.budget for name, agent in config.agents.items()}
+    problems: list[str] = []
+    for place, caps in {**caps_of_agents, **_shared_caps(config)}.items():
+        daily = caps.daily_usd
+        monthly = caps.monthly_usd
         if caps.enforcement == "hard" and daily is None and monthly is None:
-            found.append(f"{place}: is hard but has no cap, so it refuses nothing; set daily_usd or monthly_usd")
+            problems.append(f"{place}: is hard but has no cap, so it refuses nothing; set daily_usd or monthly_usd")
         if daily is not None and monthly is not None and daily > monthly:
-            found.append(f"{place}: the daily cap exceeds the monthly one")
-    found += (warning for name in config.agents for warning in warnings_of_agent(config, name))
+            problems.append(f"{place}: the daily cap exceeds the monthly one")
+    problems += (warning for name in config.agents for warning in warnings_of_agent(config, name))
     for model, settings in config.models.items():
         if (above := long_inputs_cost_more(model, settings)) is not None:
-            found.append(
+            problems.append(
                 f"models.{model}.price: has a single price, but the price list has others above {above:,} input "
                 f"tokens; set price.tiers with above_tokens: {above}"
             )
     if len(set(config.encryption.keys)) < len(config.encryption.keys):
-        found.append("encryption.keys: the same key is listed twice")
-    return (*found, *_about_alerts(config.alerts))
+        problems.append("encryption.keys: the same key is listed twice")
+    return (*problems, *_alert_problems(config.alerts))
 
 
 def warnings_of_agent(config: Config, name: str) -> Iterable[str]:
-    """Problems of the models of an agent, and of its caps that admit no call."""
-    why = unaffordable(config, name)
-    for problem in (*_about_models(config, config.agents[name]), *([] if why is None else [why])):
+    """Warns of problems with an agent's models, and of caps that admit no call."""
+    unaffordable_reason = unaffordable(config, name)
+    for problem in _model_problems(config, config.agents[name]):
         yield f"agents.{name}: {problem}"
+    if unaffordable_reason is not None:
+        yield f"agents.{name}: {unaffordable_reason}"
 
 
-def _about_models(config: Config, agent: Agent) -> Iterable[str]:
+def _model_problems(config: Config, agent: Agent) -> Iterable[str]:
     local = [config.is_local(config.provider_name(agent, model)) for model in agent.chain]
     if any(local) and not all(local):
         yield (
@@ -174,29 +184,32 @@ def _about_models(config: Config, agent: Agent) -> Iterable[str]:
                 f"no provider is named {prefix!r}, so {serving!r} is called with the model name {model!r}; if that is "
                 f"intended, set models.{model}.provider to {serving!r}"
             )
-    lengths = {model: config.dimensions(model) for model in agent.chain}
-    of_embeddings = any(lengths.values()) or any(
+    dimensions = {model: config.dimensions(model) for model in agent.chain}
+    has_embeddings = any(dimensions.values()) or any(
         sells_embeddings(pricing_of(config, config.provider_name(agent, model) or "", model)) for model in agent.chain
     )
-    if of_embeddings and (problem := fallback_objection(lengths)) is not None:
+    if has_embeddings and (problem := fallback_objection(dimensions)) is not None:
         yield f"its embeddings jobs are refused: {problem}"
 
 
-def _about_alerts(alerts: Alerts) -> Iterable[str]:
+def _alert_problems(alerts: Alerts) -> Iterable[str]:
     for name, channel in alerts.channels.items():
-        # That a breaker has closed is announced for every incident that was one.
-        never = sorted({*(channel.events or ())} - {*alerts.on_events, "breaker_closed"})
-        if never:
+        # A channel also gets breaker_closed, which resolves incidents of breaker_open.
+        never_sent = sorted({*(channel.events or ())} - {*alerts.on_events, "breaker_closed"})
+        if never_sent:
             yield (
-                f"alerts.channels.{name}.events: {', '.join(never)} is never sent, because alerts.on_events does not "
-                "list it"
+                f"alerts.channels.{name}.events: {', '.join(never_sent)} is never sent, because alerts.on_events "
+                "does not list it"
             )
-        if channel.webhook is not None and (why := _refused(channel.webhook.url, alerts.allow_networks)) is not None:
-            yield f"alerts.channels.{name}.webhook.url: is refused ({why}); alerts.allow_networks may allow it"
+        if channel.webhook is None:
+            continue
+        reason = _refused_address(channel.webhook.url, alerts.allow_networks)
+        if reason is not None:
+            yield f"alerts.channels.{name}.webhook.url: is refused ({reason}); alerts.allow_networks may allow it"
 
 
-def _refused(url: str, allowed: Sequence[IpNetwork]) -> str | None:
-    """The reason to send nothing to a URL that has an address in place of a name; None where there is none."""
+def _refused_address(url: str, allowed: Sequence[IpNetwork]) -> str | None:
+    """The reason for refusing the IP address in a URL; None if it is allowed or the URL has a host name."""
     try:
         address = ip_address(urlsplit(url).hostname or "")
     except ValueError:
@@ -205,14 +218,14 @@ def _refused(url: str, allowed: Sequence[IpNetwork]) -> str | None:
 
 
 def _shared_caps(config: Config) -> dict[str, Caps]:
-    """Those of all agents, and of tenants, by their place in the file; without those that the file leaves out."""
+    """The caps for all agents and those of tenants that the file sets, by their path in it."""
     tenants = {f"budgets.tenants.{name}": caps for name, caps in config.budgets.tenants.items()}
     total = config.budgets.total
     return {**({"budgets.global": total} if total.model_fields_set else {}), **tenants}
 
 
 def effective(config: Config) -> dict[str, object]:
-    """The agents with every default filled in."""
+    """The effective settings of the agents, by name: every default is filled in."""
     return {
         name: {
             "models": [
@@ -238,14 +251,15 @@ def _retry(agent: Agent) -> str:
 
 
 def _rate_limits(config: Config, agent: Agent) -> str:
-    """The agent's own, and those of its models, which it shares with others."""
-    shared = [
+    """Lists the agent's own rate limit, and those of its models, which it shares with other agents."""
+    limits_of_models = [
         f"{model}: {settings_in_words(settings.rate_limit)}"
         for model in agent.chain
         if (settings := config.models.get(model)) is not None and settings.rate_limit is not None
     ]
-    own = [] if shared and agent.rate_limit is None else [settings_in_words(agent.rate_limit, "none")]
-    return "; ".join(own + shared)
+    if agent.rate_limit is None and limits_of_models:
+        return "; ".join(limits_of_models)
+    return "; ".join([settings_in_words(agent.rate_limit, "none"), *limits_of_models])
 
 
 def _budget(agent: Agent) -> str:
@@ -262,17 +276,17 @@ def _caps(caps: Caps) -> str:
     return f"{', '.join(windows)} {caps.enforcement}" if windows else "no cap"
 
 
-def settings_in_words(settings: BaseModel | None, none: str = "off") -> str:
-    """Settings under their names in the config: `consecutive_failures: 3, same_error: 5, within_s: 60`."""
+def settings_in_words(settings: BaseModel | None, if_none: str = "off") -> str:
+    """Writes settings with their names in the config: `consecutive_failures: 3, same_error: 5, within_s: 60`."""
     if settings is None:
-        return none
-    return _named(settings.model_dump(mode="json", exclude_none=True))
+        return if_none
+    return _names_and_values(settings.model_dump(mode="json", exclude_none=True))
 
 
-def _named(settings: dict[str, Any]) -> str:
+def _names_and_values(settings: dict[str, Any]) -> str:
     def text(name: str, value: Any) -> str:
         if isinstance(value, dict):
-            return f"{{{_named(cast(dict[str, Any], value))}}}"
+            return f"{{{_names_and_values(cast(dict[str, Any], value))}}}"
         if name.endswith("_usd"):
             return formats.exact_money(value)
         return f"{value:g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value).lower()

@@ -1,4 +1,4 @@
-"""The asynchronous side of commands: connections to the parts of a plane, with errors that say what to do; progress."""
+"""Connections of commands to NATS, Redis and ClickHouse, with errors that say what to do; and progress lines."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ CONNECT_TIMEOUT_S = 3.0
 
 
 def run(work: Coroutine[Any, Any, T], *, waiting: str = "") -> T:
-    """Runs the asynchronous part of a command; a terminal shows the text meanwhile."""
+    """Runs the asynchronous part of a command; a terminal shows `waiting` meanwhile."""
 
-    async def shown() -> T:
+    async def run_with_progress() -> T:
         async with progress(lambda: waiting, lines_every_s=None):
             return await work
 
-    return interrupts.run(shown() if waiting else work)
+    return interrupts.run(run_with_progress() if waiting else work)
 
 
 @asynccontextmanager
-async def progress(words: Callable[[], str], *, lines_every_s: float | None) -> AsyncGenerator[None]:
-    """Shows on stderr how far the work in the block is: on a terminal always, elsewhere a line now and then.
+async def progress(describe: Callable[[], str], *, lines_every_s: float | None) -> AsyncGenerator[None]:
+    """Shows the progress of the work in the block on stderr: steadily on a terminal, elsewhere line by line.
 
     Args:
-        words: the state of the work, in a line.
-        lines_every_s: how often a line is printed where there is no terminal; None for never.
+        describe: describes the state of the work in one line.
+        lines_every_s: seconds between lines if stderr is no terminal; None for no lines.
     """
     import asyncio
 
     from breakwater.runtime import background
 
-    drawn = output.is_terminal(sys.stderr)
+    on_terminal = output.is_terminal(sys.stderr)
 
     async def show() -> None:
-        before = ""
-        with output.console(stderr=True).status("", spinner="line") if drawn else nullcontext() as status:
+        previous = ""
+        with output.console(stderr=True).status("", spinner="line") if on_terminal else nullcontext() as status:
             while True:
-                now = words()
+                state = describe()
                 if status is not None:
-                    status.update(output.text(now))
-                elif now != before:
-                    output.write(now, stderr=True)
-                before = now
-                await asyncio.sleep(0.125 if drawn else lines_every_s or 0)
+                    status.update(output.text(state))
+                elif state != previous:
+                    output.write(state, stderr=True)
+                previous = state
+                await asyncio.sleep(0.125 if on_terminal else lines_every_s or 0)
 
-    if not drawn and lines_every_s is None:
+    if not on_terminal and lines_every_s is None:
         yield
         return
     showing = asyncio.create_task(show())
@@ -77,16 +77,16 @@ async def bus(
     on_error: Callable[[Exception], None] = lambda _: None,
     on_connection: Callable[[bool], None] = lambda _: None,
 ) -> AsyncGenerator[Client]:
-    """A NATS connection.
+    """Connects to NATS.
 
     Args:
-        url: user and password included.
-        reconnects: a connection that is lost is made again, as soon as the server is back.
-        on_error: gets what no call raises: denied permissions, messages that were dropped.
-        on_connection: gets False when the connection is lost, True when it is there again.
+        url: URL with user and password.
+        reconnects: True to restore a lost connection as soon as the server is back.
+        on_error: receives errors that no call raises: denied permissions, dropped messages.
+        on_connection: receives False when the connection is lost, and True when it is restored.
 
     Raises:
-        CliError: the server does not answer, or does not let us in.
+        CliError: if the server does not answer, or refuses the user.
     """
     import nats
     import nats.errors
@@ -96,20 +96,20 @@ async def bus(
     from breakwater.contracts.subjects import PROGRAM
 
     outages = (OSError, TimeoutError, nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError)
-    troubles: list[Exception] = []
+    connect_errors: list[Exception] = []
     connected = False
 
-    async def failed(error: Exception) -> None:
+    async def report_error(error: Exception) -> None:
         if not connected:
-            troubles.append(error)
-        elif not isinstance(error, outages):  # those are for `on_connection`
+            connect_errors.append(error)
+        elif not isinstance(error, outages):  # `on_connection` reports outages
             on_error(error)
 
-    async def lost() -> None:
-        if not client.is_closed:  # closing it ourselves is no loss
+    async def report_loss() -> None:
+        if not client.is_closed:  # this side did not close it
             on_connection(False)
 
-    async def regained() -> None:
+    async def report_reconnection() -> None:
         on_connection(True)
 
     user = unquote(urlsplit(url).username or "")
@@ -119,21 +119,21 @@ async def bus(
             name="breakwater-cli",
             inbox_prefix=inbox_prefix(user if user.startswith(PROGRAM) or user in USERS else "client"),
             allow_reconnect=False,
-            # What nats-py counts as reconnecting is also how often it tries the first time: 0 would be for ever.
+            # nats-py also applies this limit to the first connection, where 0 would mean to try for ever.
             max_reconnect_attempts=1,
             reconnect_time_wait=0.1,
             connect_timeout=CONNECT_TIMEOUT_S,
             **tls_options(url),
-            error_cb=failed,
-            disconnected_cb=lost,
-            reconnected_cb=regained,
+            error_cb=report_error,
+            disconnected_cb=report_loss,
+            reconnected_cb=report_reconnection,
         )
     except (OSError, TimeoutError, nats.errors.Error) as error:
-        why = troubles[-1] if troubles else error
+        cause = connect_errors[-1] if connect_errors else error
         raise unreachable(
-            f"NATS does not answer at {shown(url)}: {why or type(why).__name__}",
+            f"NATS does not answer at {without_password(url)}: {cause or type(cause).__name__}",
             "A tls:// URL needs `handshake_first: true` in the server's tls block; nats:// uses TLS if the server asks."
-            if isinstance(why, ssl.SSLError) and url.startswith("tls:")
+            if isinstance(cause, ssl.SSLError) and url.startswith("tls:")
             else "`breakwater doctor` shows which servers and services respond.",
         ) from error
     connected = True
@@ -146,7 +146,7 @@ async def bus(
 
 @asynccontextmanager
 async def analytics(url: str, *, answer_timeout_s: float | None = None) -> AsyncGenerator[Analytics]:
-    """ClickHouse. It may be silent for `answer_timeout_s` while it works on a statement."""
+    """Opens a client of ClickHouse, which may be silent for `answer_timeout_s` while it works on a statement."""
     from breakwater.analytics.client import ANSWER_TIMEOUT_S, connect
 
     try:
@@ -159,28 +159,33 @@ async def analytics(url: str, *, answer_timeout_s: float | None = None) -> Async
         await client.close()
 
 
-def asked(url: str, question: Callable[[Analytics], Awaitable[T]], *, answer_timeout_s: float | None = None) -> T:
-    """The answer of ClickHouse to one question."""
+def ask_clickhouse(url: str, query: Callable[[Analytics], Awaitable[T]], *, answer_timeout_s: float | None = None) -> T:
+    """Connects to ClickHouse for one query, and returns its result."""
 
-    async def ask() -> T:
+    async def connect_and_query() -> T:
         async with analytics(url, answer_timeout_s=answer_timeout_s) as client:
-            return await question(client)
+            return await query(client)
 
-    return run(ask())
+    return run(connect_and_query())
 
 
-async def read_only(analytics: Analytics, settings: Mapping[str, object]) -> dict[str, object]:
-    """Settings that make a statement read-only and end it with its client; empty where this user may set none."""
-    # 1: may set nothing at all. 2: may set anything but this.
-    already = int((await analytics.query("SELECT getSetting('readonly')")).rows[0][0])
-    if already == 1:
+async def read_only_settings(analytics: Analytics, settings: Mapping[str, object]) -> dict[str, object]:
+    """Adds settings that make a statement read-only and end it with its client.
+
+    Returns:
+        All settings; none if the user may not change any.
+    """
+    # At level 1 the user may change no setting; at level 2, any but `readonly`.
+    readonly_level = int((await analytics.query("SELECT getSetting('readonly')")).rows[0][0])
+    if readonly_level == 1:
         return {}
-    return {**settings, "cancel_http_readonly_queries_on_client_close": 1, **({} if already else {"readonly": 2})}
+    readonly = {} if readonly_level else {"readonly": 2}
+    return {**settings, "cancel_http_readonly_queries_on_client_close": 1, **readonly}
 
 
 @asynccontextmanager
 async def state(url: str) -> AsyncGenerator[Redis]:
-    """Redis."""
+    """Opens a connection to Redis."""
     from breakwater.state.connection import Redis
 
     try:
@@ -193,15 +198,15 @@ async def state(url: str) -> AsyncGenerator[Redis]:
         await redis.close()
 
 
-def shown(url: str) -> str:
-    """A URL without its password."""
+def without_password(url: str) -> str:
+    """Masks the password in a URL."""
     from breakwater.embedded.datadir import mask_url
 
     return mask_url(url)
 
 
-async def subscribed(client: Client) -> None:
-    """Returns when the server knows of every subscription that was made. May raise as nats-py's `flush` does."""
-    # One flush is not enough: nats-py sends its PING past subscriptions that wait in its buffer.
+async def flush_subscriptions(client: Client) -> None:
+    """Waits until the server has every subscription of the client. Raises what nats-py's `flush` raises."""
+    # One flush is not enough: nats-py's PING overtakes subscriptions that wait in its buffer.
     await client.flush()
     await client.flush()

@@ -1,4 +1,4 @@
-"""`breakwater console`: a link that signs in to the console of a local stack, once."""
+"""`breakwater console`: prints a link that signs in once to the console of a local stack."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def console(data: DataOption = None) -> None:
 
 
 async def sign_in_link(endpoints: Endpoints, page: str = "/") -> str:
-    """A new link to a page of the console. Raises CliError, StateUnavailableError."""
+    """Creates a link to a page of the console, which works once. Raises CliError, StateUnavailableError."""
     key = split(endpoints.api_key_file.read_text(encoding="utf-8").strip())
     if key is None:
         raise CliError(
@@ -35,6 +35,6 @@ async def sign_in_link(endpoints: Endpoints, page: str = "/") -> str:
         )
     async with connect.state(endpoints.redis_url) as redis:
         token = await Sessions(redis).offer(key[0])
-    # Short, as it is shown on a terminal: only what ends a parameter is escaped.
-    then = "" if page == "/" else f"&next={quote(page, safe='/?=:')}"
-    return f"{endpoints.console_url}/sign-in/link?token={token}{then}"
+    # Escapes only characters that would end the parameter, so that the link stays short on a terminal.
+    next_page = "" if page == "/" else f"&next={quote(page, safe='/?=:')}"
+    return f"{endpoints.console_url}/sign-in/link?token={token}{next_page}"

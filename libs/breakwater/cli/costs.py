@@ -1,4 +1,4 @@
-"""`breakwater costs`: what the calls of a month cost, by whom and for what."""
+"""`breakwater costs`: shows the costs of a month by agent, tenant, model, provider, key or tag."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from breakwater.cli import output
 from breakwater.cli.api import Api, api_command
-from breakwater.cli.errors import wrong_usage
+from breakwater.cli.errors import usage_error
 from breakwater.contracts.budgets import Costs
 from breakwater.policy.formats import money
 from breakwater.views.costs import BY, columns
@@ -46,10 +46,10 @@ def costs(
     query = {"month": month, **_grouping(by)}
     if as_csv:
         if api.as_json:
-            raise wrong_usage("--csv and --json exclude each other", "Use only one of them.")
+            raise usage_error("--csv and --json exclude each other", "Use only one of them.")
         output.write(api.text("costs.csv", **query), end="")
         return
-    api.answer(api.get(Costs, "costs", **query, limit=limit), _show)
+    api.show_result(api.get(Costs, "costs", **query, limit=limit), _show)
 
 
 def _grouping(by: str) -> dict[str, str]:
@@ -58,7 +58,7 @@ def _grouping(by: str) -> dict[str, str]:
     kind, _, tag = by.partition(":")
     if kind == "tag" and tag:
         return {"by": "tag", "tag": tag}
-    raise wrong_usage(f"--by {by!r}: costs can't be grouped by this", f"Use {', '.join(BY)} or tag:NAME.")
+    raise usage_error(f"--by {by!r}: costs can't be grouped by this", f"Use {', '.join(BY)} or tag:NAME.")
 
 
 def _show(costs: Costs) -> None:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from breakwater.cli import formats, output
-from breakwater.cli.api import Api, ListsByItself, api_command
-from breakwater.cli.errors import CliError, ExitCode, wrong_usage
+from breakwater.cli.api import Api, DefaultListGroup, api_command
+from breakwater.cli.errors import CliError, ExitCode, usage_error
 from breakwater.contracts.dead_letters import DeadLetterCount, DeadLetterDetails, DeadLetterList, DeadLetterReplays
 from breakwater.contracts.types import format_time
 from breakwater.policy.formats import counted, visible
@@ -29,7 +29,7 @@ A dead letter keeps a message that could not be handled for 30 days: a job that 
 not delivered, an event that could not be stored.
 """
 
-app = typer.Typer(cls=ListsByItself, help=_HELP)
+app = typer.Typer(cls=DefaultListGroup, help=_HELP)
 
 ReasonsOption = Annotated[
     str | None,
@@ -74,7 +74,7 @@ def list_(
         _note_counts(listed.counts)
 
     found = api.get(DeadLetterList, "dlq", reason=reason, agent=agent, since=_since(since), limit=limit)
-    api.answer(found, show)
+    api.show_result(found, show)
 
 
 @app.command()
@@ -93,7 +93,7 @@ def show(
 
         breakwater dlq show 17 --json | jq .payload
     """
-    api.answer(api.get(DeadLetterDetails, f"dlq/{dead_letter_id}"), _show_details)
+    api.show_result(api.get(DeadLetterDetails, f"dlq/{dead_letter_id}"), _show_details)
 
 
 @app.command()
@@ -128,9 +128,9 @@ def replay(
     """
     chosen = reason is not None or agent is not None or everything
     if dead_letters and (chosen or since is not None):
-        raise wrong_usage("name dead letters, or select them by --reason, --agent, --all and --since", "Not both.")
+        raise usage_error("name dead letters, or select them by --reason, --agent, --all and --since", "Not both.")
     if not dead_letters and not chosen:
-        raise wrong_usage(
+        raise usage_error(
             "no dead letters were selected",
             "Name them, or select by --reason, --agent or --all; `breakwater dlq` lists them.",
         )
@@ -143,7 +143,7 @@ def replay(
         "why": why,
     }
     whole = _replay(api, body)
-    api.answer((whole.model_dump(exclude={"continue_after", "up_to"}), whole), _show_replays)
+    api.show_result((whole.model_dump(exclude={"continue_after", "up_to"}), whole), _show_replays)
     if whole.skipped and not whole.replayed and not whole.already:
         raise typer.Exit(ExitCode.FAILED)
 

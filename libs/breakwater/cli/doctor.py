@@ -15,7 +15,7 @@ from breakwater.cli import doctor_nats as of_nats
 from breakwater.cli import formats, output
 from breakwater.cli.connect import run
 from breakwater.cli.doctor_findings import Check, Finding, FindingVerdict
-from breakwater.cli.errors import CliError, ExitCode, expected
+from breakwater.cli.errors import CliError, ExitCode, as_cli_error
 from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
 from breakwater.config import Config
 from breakwater.errors import ConfigError
@@ -67,7 +67,7 @@ def doctor(
         settings = plane.config(config)
     except (CliError, ConfigError) as error:
         remedy = "Name it with --config, and fix the listed errors."
-        findings = [Finding("config", "fail", expected(error).message, remedy)]
+        findings = [Finding("config", "fail", as_cli_error(error).message, remedy)]
     else:
         file = plane.config_file(config)
         findings = [Finding("config", "ok", f"{file} is valid, {formats.counted(len(settings.agents), 'agent')}")]
@@ -92,8 +92,8 @@ async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Find
                 return [one async for one in find(plane, config)]
         except TimeoutError:
             return [Finding(area, "fail", f"no answer within {CHECK_TIMEOUT_S:g} s", "See its log.")]
-        except Exception as error:  # noqa: BLE001  `expected` raises a bug again
-            known = expected(error)
+        except Exception as error:  # noqa: BLE001  `as_cli_error` raises a bug again
+            known = as_cli_error(error)
             remedy = known.remedy if "doctor" not in known.remedy else "Is it running? Is the address correct?"
             return [Finding(area, "fail", known.message, remedy)]
 

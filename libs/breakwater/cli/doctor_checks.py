@@ -80,7 +80,9 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
     async with connect.state(url) as redis:
         facts = await inspect(redis)
         if facts.is_cluster:
-            refused = f"{connect.shown(url)} runs as a Redis Cluster (cluster_enabled 1), which is not supported"
+            refused = (
+                f"{connect.without_password(url)} runs as a Redis Cluster (cluster_enabled 1), which is not supported"
+            )
             yield Finding(
                 "redis", "fail", refused, "Use one server with `cluster-enabled no`, with replicas if you like."
             )
@@ -88,7 +90,9 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
         alive = await Breakers(redis).alive()
         filled = await Budgets(redis, ZoneInfo("UTC")).filled()
         workers = await Workers(redis).running()
-    yield answers("redis", f"{connect.shown(url)} answers in {facts.ping_ms:.1f} ms ({facts.version})", facts.ping_ms)
+    yield answers(
+        "redis", f"{connect.without_password(url)} answers in {facts.ping_ms:.1f} ms ({facts.version})", facts.ping_ms
+    )
     yield clock("redis", facts.clock_ahead_s)
     yield judged(
         "redis",
@@ -156,7 +160,7 @@ async def clickhouse_findings(plane: PlaneLocation, _config: Config | None = Non
         await analytics.ping()
         _, ms = await timed(analytics.ping())
         version = (await analytics.query("SELECT version()")).rows[0][0]
-        yield answers("clickhouse", f"{connect.shown(url)} answers in {ms:.1f} ms (server {version})", ms)
+        yield answers("clickhouse", f"{connect.without_password(url)} answers in {ms:.1f} ms (server {version})", ms)
         try:
             rows = (await analytics.query("SELECT DISTINCT version FROM schema_migrations")).rows
         except QueryError:

@@ -70,7 +70,7 @@ async def nats_findings(plane: PlaneLocation, config: Config | None) -> Findings
         _, ms = await timed(client.flush(5))
         version = client.connected_server_version
         server = f"server {version.major}.{version.minor}.{version.patch}"
-        yield answers("nats", f"{connect.shown(url)} answers in {ms:.1f} ms ({server})", ms)
+        yield answers("nats", f"{connect.without_password(url)} answers in {ms:.1f} ms ({server})", ms)
         if (ahead_s := await _clock_ahead_s(client)) is not None:
             yield clock("nats", ahead_s)
         for one in await unhealthy_servers(client):

@@ -1,4 +1,4 @@
-"""`breakwater encryption`: keys for the texts that are stored, and reading such texts."""
+"""`breakwater encryption`: creates and lists keys for stored texts, encrypts and decrypts texts."""
 
 from __future__ import annotations
 
@@ -41,15 +41,17 @@ def keys(config: ConfigOption = None, data: DataOption = None, as_json: JsonOpti
     """
     cipher = PlaneLocation(data).cipher(config)
     keys = [
-        {"id": key, "encrypts": cipher.on and place == 0, "own": key == cipher.own_id}
-        for place, key in enumerate(cipher.key_ids)
+        {"id": key, "encrypts": cipher.on and index == 0, "own": key == cipher.own_id}
+        for index, key in enumerate(cipher.key_ids)
     ]
     if as_json:
         output.json_document({"keys": keys})
         return
     for key in keys:
-        more = "" if not key["own"] else ", the plane's own" + ("" if cipher.on else " for agents that keep no texts")
-        output.write(f"{key['id']}  {'encrypts and decrypts' if key['encrypts'] else 'decrypts'}{more}")
+        remark = ""
+        if key["own"]:
+            remark = ", the plane's own" if cipher.on else ", the plane's own for agents that keep no texts"
+        output.write(f"{key['id']}  {'encrypts and decrypts' if key['encrypts'] else 'decrypts'}{remark}")
     if not cipher.on:
         output.note("encryption is off: encryption.keys is empty")
 
@@ -65,7 +67,7 @@ def encrypt(config: ConfigOption = None, data: DataOption = None) -> None:
     cipher = PlaneLocation(data).cipher(config)
     if not cipher.on:
         raise CliError("encryption_off", "encryption.keys has no key", "`breakwater encryption new-key` creates one.")
-    _each_line(cipher.encrypt_document, ValueError, "not_json")
+    _convert_lines(cipher.encrypt_document, ValueError, "not_json")
 
 
 @app.command("decrypt")
@@ -78,15 +80,15 @@ def decrypt(config: ConfigOption = None, data: DataOption = None) -> None:
 
         breakwater encryption decrypt < week.jsonl | jq .output
     """
-    _each_line(PlaneLocation(data).cipher(config).decrypt_document, DecryptionError, "undecryptable")
+    _convert_lines(PlaneLocation(data).cipher(config).decrypt_document, DecryptionError, "undecryptable")
 
 
-def _each_line(change: Callable[[bytes], bytes], mistake: type[Exception], code: str) -> None:
-    """Passes on each line of stdin, changed. Raises CliError, with the line's number: one can't be."""
+def _convert_lines(convert: Callable[[bytes], bytes], error_class: type[Exception], code: str) -> None:
+    """Converts each line of stdin to stdout. Raises CliError with the line's number if `convert` raises the error."""
     out = output.binary()
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
-            out.write(change(line.rstrip(b"\n")) + b"\n")
-        except mistake as error:
+            out.write(convert(line.rstrip(b"\n")) + b"\n")
+        except error_class as error:
             out.flush()
             raise CliError(code, f"line {number}: {error}") from None

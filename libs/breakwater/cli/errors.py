@@ -1,4 +1,4 @@
-"""Errors that end a command, their exit codes, and how they are shown."""
+"""Errors that end a command: their exit codes, and how they are printed."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ EXIT_CODES = (
 
 
 class CliError(BreakwaterError):
-    """A command can't do what it was asked to.
+    """An error that ends a command.
 
     Attributes:
-        code: stable, for programs: `not_running`, `unknown_agent`, …
+        code: a stable code for programs: `not_running`, `unknown_agent`, …
         message: what happened and where.
-        remedy: what to do, a sentence; empty where the message says it.
-        exit_code: of the process.
+        remedy: a sentence that says what to do; empty if the message already does.
+        exit_code: exit code of the process.
     """
 
     def __init__(self, code: str, message: str, remedy: str = "", exit_code: ExitCode = ExitCode.FAILED) -> None:
@@ -52,18 +52,18 @@ class CliError(BreakwaterError):
 
 
 def unreachable(message: str, remedy: str = "") -> CliError:
-    """The plane, or the part of it that the command needs, does not answer."""
+    """An error for a plane, or a part of it, that does not answer."""
     return CliError("unreachable", message, remedy, ExitCode.UNREACHABLE)
 
 
-def wrong_usage(message: str, remedy: str = "") -> CliError:
-    """The command was called in a way that makes no sense."""
+def usage_error(message: str, remedy: str = "") -> CliError:
+    """An error for options and arguments that make no sense."""
     return CliError("usage", message, remedy, ExitCode.USAGE)
 
 
 @contextmanager
-def written(file: Path) -> Generator[BinaryIO]:
-    """A person's file, to be written whole or left as it is. Raises CliError: it can't be written."""
+def replacing_file(file: Path) -> Generator[BinaryIO]:
+    """Opens a file for replacement: it is written whole or left as it is. Raises CliError if it can't be written."""
     try:
         with replacing(file) as open_file:
             yield open_file
@@ -72,7 +72,7 @@ def written(file: Path) -> Generator[BinaryIO]:
 
 
 def show(error: CliError, *, as_json: bool) -> None:
-    """Writes an error to stderr: one JSON document, or sentences."""
+    """Prints an error on stderr, as one JSON document or as sentences."""
     if as_json:
         body = {"code": error.code, "message": error.message, "remedy": error.remedy or None}
         document = {"error": body, "exit_code": int(error.exit_code)}
@@ -83,9 +83,9 @@ def show(error: CliError, *, as_json: bool) -> None:
         output.write(f"  {error.remedy}", stderr=True)
 
 
-def expected(error: BaseException) -> CliError:
-    """An error of one of our rooms as what ends a command. Raises the error itself where it is a bug."""
-    # Only imported once something failed: none of this may cost a command that works its fast start.
+def as_cli_error(error: BaseException) -> CliError:
+    """Turns an error of another package into one that ends a command. Raises an unexpected error again."""
+    # Imported only after a failure, so that commands start fast.
     from breakwater.analytics.errors import AnalyticsError, QueryError
     from breakwater.bus.errors import BusError
     from breakwater.embedded.datadir import DataDirError

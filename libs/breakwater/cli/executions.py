@@ -14,14 +14,14 @@ import typer.core
 from breakwater.analytics.search import Filters, find_execution, search, search_runs, steps
 from breakwater.analytics.tree import MAX_LEVELS, MAX_NODES, Subtree, Tree, TreeExecution, TreeNode, execution_tree
 from breakwater.cli import connect, formats, output
-from breakwater.cli.errors import CliError, wrong_usage
+from breakwater.cli.errors import CliError, usage_error
 from breakwater.cli.export import Status, export
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.contracts.execution import Execution, ExecutionSummary
 from breakwater.errors import ConfigError
 from breakwater.security.encryption import DecryptionError
 from breakwater.views.columns import Column
-from breakwater.views.executions import ATTEMPTS, COLUMNS, FACTS, RUNS, STEPS, in_tree
+from breakwater.views.executions import ATTEMPTS, COLUMNS, FACTS, RUNS, STEPS, as_tree
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -97,24 +97,26 @@ def executions(
         breakwater executions list --agent content-writer --json | jq '.[].total_cost'
     """
     if tree and execution_id is None:
-        raise wrong_usage("--tree needs the id of an execution", "Try `breakwater executions ID --tree`.")
+        raise usage_error("--tree needs the id of an execution", "Try `breakwater executions ID --tree`.")
     url = PlaneLocation(data).clickhouse_url
     if run is not None:
-        found_steps = connect.asked(url, lambda analytics: steps(analytics, run))
+        found_steps = connect.ask_clickhouse(url, lambda analytics: steps(analytics, run))
         if not found_steps:
             raise CliError("unknown_run", f"there is no run {run!r}", "`breakwater executions --runs` lists runs.")
         if as_json:
             output.json_document(found_steps)
         else:
-            output.table(STEPS, in_tree(found_steps))
+            output.table(STEPS, as_tree(found_steps))
     elif execution_id is None:
         begin = formats.since(since, datetime.now(UTC)) if since is not None else None
         filters = Filters(agent=agent, status=status, plan_id=plan, since=begin)
         if runs:
-            found_runs = connect.asked(url, lambda analytics: search_runs(analytics, filters, limit=limit)).lines
+            found_runs = connect.ask_clickhouse(
+                url, lambda analytics: search_runs(analytics, filters, limit=limit)
+            ).lines
             _show_list(RUNS, found_runs, "no runs", as_json=as_json)
         else:
-            lines = connect.asked(url, lambda analytics: search(analytics, filters, limit=limit)).lines
+            lines = connect.ask_clickhouse(url, lambda analytics: search(analytics, filters, limit=limit)).lines
             _show_list(COLUMNS, lines, "no executions", as_json=as_json)
     elif tree:
         show_tree(_recorded(url, execution_tree, execution_id), as_json=as_json)
@@ -147,7 +149,7 @@ def _recorded(url: str, find: Callable[[Analytics, str], Awaitable[T | None]], e
             await asyncio.sleep(RECORDED_S / 12)
         return None
 
-    found = connect.asked(url, wait)
+    found = connect.ask_clickhouse(url, wait)
     if found is None:
         raise CliError(
             "unknown_execution",

@@ -15,7 +15,7 @@ import typer
 
 from breakwater.analytics.rows import EXPORT_SETTINGS, ExportedRecords, ExportFormat, export_statement, exported_rows
 from breakwater.cli import connect, formats, output
-from breakwater.cli.errors import CliError, unreachable, written, wrong_usage
+from breakwater.cli.errors import CliError, replacing_file, unreachable, usage_error
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.contracts.execution import Status
 
@@ -92,7 +92,7 @@ def export(
         (target != STDOUT and target.exists() and not force, f"{target} already exists", f"{_NAME} Or add --force."),
     ):
         if wrong:
-            raise wrong_usage(message, remedy)
+            raise usage_error(message, remedy)
     begin, end = _range(since, until)
     rows, parameters = exported_rows(what, since=begin, until=end, agent=agent, status=status)
     url = PlaneLocation(data).clickhouse_url
@@ -119,7 +119,7 @@ def _range(since: str | None, until: str | None) -> tuple[datetime | None, datet
     end = now if until is None else formats.since(until, now, "--until")
     if begin is not None and begin >= end:
         last = "now" if until is None else f"--until {until}"
-        raise wrong_usage(
+        raise usage_error(
             f"--since {since} must be before {last}",
             "--since is the earlier time: --since 2h --until 1h.",
         )
@@ -129,7 +129,7 @@ def _range(since: str | None, until: str | None) -> tuple[datetime | None, datet
 def _agents(url: str, rows: str, parameters: dict[str, object]) -> str:
     """The agents that have rows, those with the most first."""
     sql = f"SELECT agent FROM {rows} GROUP BY agent ORDER BY count() DESC, agent LIMIT {MAX_NAMED + 1}"  # noqa: S608  of `exported_rows`
-    found = connect.asked(url, lambda analytics: analytics.query(sql, parameters), answer_timeout_s=SILENCE_S)
+    found = connect.ask_clickhouse(url, lambda analytics: analytics.query(sql, parameters), answer_timeout_s=SILENCE_S)
     names = [str(name) for (name,) in found.rows]
     more = " and others" if len(names) > MAX_NAMED else ""
     return f"agents {', '.join(names[:MAX_NAMED])}{more}" if names else "no agent"
@@ -142,7 +142,7 @@ async def _export(
         # As long as this user may: a reader's statements are limited, and an export of years takes longer.
         longest = "SELECT ifNull(max, '0') FROM system.settings WHERE name = 'max_execution_time'"
         ((longest_s,),) = (await analytics.query(longest)).rows
-        settings = await connect.read_only(
+        settings = await connect.read_only_settings(
             analytics, {**EXPORT_SETTINGS[progress.form], "max_execution_time": int(longest_s)}
         )
         if not settings:
@@ -159,7 +159,7 @@ async def _export(
             if target == STDOUT:
                 await _to_stdout(chunks, progress)
                 return ExportedFile(progress.rows, progress.bytes, None)
-            with written(target) as file:
+            with replacing_file(target) as file:
                 await _copy(chunks, file, progress)
                 if not progress.whole:
                     raise unreachable(f"ClickHouse aborted in the middle of its response; {target} was not written")

@@ -1,4 +1,4 @@
-"""Amounts, durations and times, as they are written for people and by people."""
+"""Formatting and parsing of amounts, durations and times."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pathlib import Path
 
 import typer
 
-from breakwater.cli.errors import wrong_usage
+from breakwater.cli.errors import usage_error
 from breakwater.cli.output import clock
 from breakwater.policy.formats import at_least, counted, duration, exact_money, failures_in_words, money, typed_money
 
 __all__ = [
     "at_least",
+    "breakwater_command",
     "clock",
     "counted",
     "duration",
@@ -24,7 +25,6 @@ __all__ = [
     "exact_money",
     "failures_in_words",
     "money",
-    "program",
     "since",
     "usd",
 ]
@@ -33,48 +33,51 @@ _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w)")
 _UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
-def program() -> str:
-    """`breakwater`, as it can be typed in another shell here: by its path, where that shell would not find this one."""
-    own = Path(sys.executable).with_name("breakwater")
-    if not own.exists() or ((found := shutil.which("breakwater")) and Path(found).samefile(own)):
+def breakwater_command() -> str:
+    """The command to type in another shell: `breakwater`, or this program's path if the shell would not find it."""
+    own_path = Path(sys.executable).with_name("breakwater")
+    if not own_path.exists():
         return "breakwater"
-    here = Path.cwd()
-    return shlex.quote(str(own.relative_to(here) if own.is_relative_to(here) else own))
+    found_by_shell = shutil.which("breakwater")
+    if found_by_shell and Path(found_by_shell).samefile(own_path):
+        return "breakwater"
+    directory = Path.cwd()
+    return shlex.quote(str(own_path.relative_to(directory) if own_path.is_relative_to(directory) else own_path))
 
 
 def exact(nano: int | None) -> str | None:
-    """An amount as programs get it: a decimal string; None where it is not known."""
+    """Writes an amount for programs, as a decimal string in USD; None if it is unknown."""
     from breakwater.contracts.types import usd_from_nano
 
     return None if nano is None else usd_from_nano(nano)
 
 
-def usd(given: str) -> str:
-    """An amount that an option gives, as a config has it: exact, in quotes where YAML would read another number."""
+def usd(text: str) -> str:
+    """Parses an option's amount. Returns it as YAML for a config: in quotes if YAML would round it."""
     from breakwater.contracts.types import nano_from_usd
 
     try:
-        nano = nano_from_usd(given.strip())
+        nano = nano_from_usd(text.strip())
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if nano <= 0:
-        raise typer.BadParameter(f"{given} is not an amount above 0")
-    text = typed_money(nano)
-    return text if nano_from_usd(str(float(text))) == nano else f'"{text}"'
+        raise typer.BadParameter(f"{text} is not an amount above 0")
+    typed = typed_money(nano)
+    return typed if nano_from_usd(str(float(typed))) == nano else f'"{typed}"'
 
 
 def since(text: str, now: datetime, option: str = "--since") -> datetime:
-    """The time that `--since`, or another such option, names: `90s`, `10m`, `2h`, `7d`, or `2026-11-21T10:00Z`.
+    """Parses the time of `--since` or a similar option: `90s`, `10m`, `2h`, `7d`, or `2026-11-21T10:00Z`.
 
     Raises:
-        CliError: it is neither.
+        CliError: if the text is neither a duration nor a time.
     """
     if ago := _AGO.fullmatch(text.strip()):
         return now - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise wrong_usage(
+        raise usage_error(
             f"{option} {text!r} is neither a duration nor a time",
             "Write it like 90s, 10m, 2h, 7d or 2026-11-21T10:00Z.",
         ) from None

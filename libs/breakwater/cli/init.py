@@ -21,7 +21,7 @@ import yaml
 from breakwater.cli import formats, output
 from breakwater.cli.config_check import warnings_of_agent
 from breakwater.cli.connect import run
-from breakwater.cli.errors import CliError, ExitCode, written, wrong_usage
+from breakwater.cli.errors import CliError, ExitCode, replacing_file, usage_error
 from breakwater.cli.formats import usd
 from breakwater.cli.plane import JsonOption
 from breakwater.config import Config, parse_config
@@ -126,7 +126,7 @@ def init(
     """
     asks = _somebody_is_there() and not as_json
     if file.exists() and not force:
-        raise wrong_usage(f"{file} already exists", "Name another one with --config FILE, or replace it with --force.")
+        raise usage_error(f"{file} already exists", "Name another one with --config FILE, or replace it with --force.")
     found = _chosen(provider, url, key_env, asks=asks)
     if model is None and not found.models and not found.trouble and (asks or found.base_url not in MODELS):
         found = run(_listed(found))
@@ -141,9 +141,9 @@ def init(
         output.note(warning, "yellow")
     answer = run(_answer(config, agent, found.base_url)) if call else None
     commands = [
-        f"{formats.program()} up" + ("" if str(file) == "breakwater.yaml" else f" --config {file}"),
-        f'{formats.program()} submit {agent} "Write a haiku about harbours."',
-        f"{formats.program()} executions --since 1h",
+        f"{formats.breakwater_command()} up" + ("" if str(file) == "breakwater.yaml" else f" --config {file}"),
+        f'{formats.breakwater_command()} submit {agent} "Write a haiku about harbours."',
+        f"{formats.breakwater_command()} executions --since 1h",
     ]
     if as_json:
         about = {"file": str(file), "provider": found.name, "model": chosen_model, "agent": agent}
@@ -166,14 +166,14 @@ def _chosen(name: str | None, url: str | None, key_env: str | None, *, asks: boo
     if url is not None:
         return run(_named(url, key_env))
     if key_env is not None:
-        raise wrong_usage("--key-env is for --url")
+        raise usage_error("--key-env is for --url")
     found = run(detect(os.environ))
     if name is not None:
         for one in found:
             if one.name == name:
                 return one
         there = ", ".join(one.name for one in found) or "none"
-        raise wrong_usage(f"the provider {name} was not found; available: {there}", _WHAT_IS_LOOKED_FOR)
+        raise usage_error(f"the provider {name} was not found; available: {there}", _WHAT_IS_LOOKED_FOR)
     if not asks:
         if not found:
             raise CliError("no_provider", "no provider is found here", _WHAT_IS_LOOKED_FOR)
@@ -184,7 +184,7 @@ def _chosen(name: str | None, url: str | None, key_env: str | None, *, asks: boo
     output.write(f"  {len(found) + 1}  another OpenAI-compatible URL")
     number = typer.prompt("Which one?", default=1, type=int)
     if not 1 <= number <= len(found) + 1:
-        raise wrong_usage(f"there is no {number} in the list")
+        raise usage_error(f"there is no {number} in the list")
     if number <= len(found):
         return found[number - 1]
     address = typer.prompt("Its URL")
@@ -209,7 +209,7 @@ def _model(found: StartingProvider, *, asks: bool) -> str:
             output.write(f"It serves {listed}.")
         return typer.prompt("Which model?", default=suggested)
     if suggested is None:
-        raise wrong_usage(
+        raise usage_error(
             found.trouble or f"{found} lists no models",
             "Start the server, correct its URL, or name a model with --model.",
         )
@@ -231,9 +231,9 @@ async def detect(environment: Mapping[str, str]) -> list[StartingProvider]:
 
 async def _named(url: str, key_env: str | None) -> StartingProvider:
     if not _URL.fullmatch(url):
-        raise wrong_usage(f"{url!r} is not a URL of the form http://host:port/v1")
+        raise usage_error(f"{url!r} is not a URL of the form http://host:port/v1")
     if key_env is not None and not re.fullmatch(r"[A-Za-z_]\w*", key_env):
-        raise wrong_usage("--key-env is the name of a variable, and not a key")
+        raise usage_error("--key-env is the name of a variable, and not a key")
     here = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
     # Not `is_local`, which is free: it may be a gateway to a paid provider.
     provider = StartingProvider("local" if here else "provider", url.rstrip("/"), key_env)
@@ -282,7 +282,7 @@ def _written(file: Path, provider: StartingProvider, agent: StartingAgent) -> Co
     if pricing_of(config, provider.name, agent.model) is None:
         text = config_text(provider, agent, priced=False)
         config = parse_config(text)
-    with written(file) as out:
+    with replacing_file(file) as out:
         out.write(text.encode())
     return config
 

@@ -1,6 +1,6 @@
-"""Ctrl-C: the first one ends a command in order, a second one immediately; neither prints anything of Python's.
+"""Handling of Ctrl-C: the first ends a command in order, the second immediately; neither prints a traceback.
 
-While Python starts, imports and ends, the kernel's own handling applies: an exception there would be printed.
+While Python starts, imports and ends, the kernel's default applies, because Python would print an exception there.
 """
 
 from __future__ import annotations
@@ -20,47 +20,49 @@ T = TypeVar("T")
 
 
 def begin() -> None:
-    """From now on SIGINT raises KeyboardInterrupt, once. Leaves a process alone that is not the command's own."""
+    """Lets the next SIGINT raise KeyboardInterrupt, unless the process already has a handler of its own."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, _first)
+        signal.signal(signal.SIGINT, _interrupt)
 
 
 @contextmanager
 def ignored() -> Generator[None]:
-    """Ignores SIGINT in the block, which takes a moment."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Ignores SIGINT in the block, which must be short."""
+    previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Runs the asynchronous part of a command. SIGINT cancels it.
 
     Raises:
-        KeyboardInterrupt: it was cancelled by one.
+        KeyboardInterrupt: if SIGINT cancelled it.
     """
     import asyncio  # a tenth of the time that `breakwater --help` may take
 
     if threading.current_thread() is not threading.main_thread():
-        return asyncio.run(work)  # signals arrive in the main thread alone
-    before, interrupted = signal.getsignal(signal.SIGINT), False
+        return asyncio.run(work)  # only the main thread receives signals
+    previous_handler = signal.getsignal(signal.SIGINT)
+    interrupted = False
 
     async def main() -> T:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
 
         def interrupt() -> None:
             nonlocal interrupted
             if interrupted:
-                _exit()
+                _exit_immediately()
             interrupted = True
-            # Connections that are cut off while they are closed raise errors.
+            # Silences the errors of connections that break while they are closed.
             loop.set_exception_handler(lambda _loop, _context: None)
             assert task is not None
             task.cancel()
 
-        if before is not signal.SIG_IGN:  # as for a background job of a script
+        if previous_handler is not signal.SIG_IGN:  # a script's background job ignores SIGINT
             loop.add_signal_handler(signal.SIGINT, interrupt)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         try:
@@ -68,10 +70,10 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         finally:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             loop.remove_signal_handler(signal.SIGINT)
-            signal.signal(signal.SIGINT, _exit if before is _first else before)
+            signal.signal(signal.SIGINT, _exit_immediately if previous_handler is _interrupt else previous_handler)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    # An error in a loop that is half set up, or half closed, would be printed: SIGINT waits meanwhile, or ends it all.
+    # SIGINT is blocked while asyncio sets up and closes the loop, because it would print an error that is raised there.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return asyncio.run(main())
@@ -80,28 +82,29 @@ def run(work: Coroutine[Any, Any, T]) -> T:
             raise KeyboardInterrupt from None
         raise
     finally:
-        signal.signal(signal.SIGINT, _exit if interrupted and before is _first else before)
+        ends_immediately = interrupted and previous_handler is _interrupt
+        signal.signal(signal.SIGINT, _exit_immediately if ends_immediately else previous_handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _first(_number: int, frame: FrameType | None) -> None:
+def _interrupt(_number: int, frame: FrameType | None) -> None:
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            # The import system prints an exception that its callbacks raise, and goes on: try again in a moment.
-            signal.signal(signal.SIGALRM, _again)
+            # The import system would print the exception and continue, so try again in a moment.
+            signal.signal(signal.SIGALRM, _raise_sigint)
             signal.setitimer(signal.ITIMER_REAL, 0.005)
             return
         frame = frame.f_back
-    signal.signal(signal.SIGINT, _exit)
+    signal.signal(signal.SIGINT, _exit_immediately)
     raise KeyboardInterrupt
 
 
-def _again(*_: object) -> None:
+def _raise_sigint(*_: object) -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def _exit(*_: object) -> NoReturn:
-    """Ends the process as it is, but for the cursor, which a progress line has hidden."""
+def _exit_immediately(*_: object) -> NoReturn:
+    """Ends the process without any cleanup, except that it shows the cursor, which a progress line hides."""
     if sys.stderr.isatty():
         os.write(sys.stderr.fileno(), b"\x1b[?25h")
     os._exit(ExitCode.INTERRUPTED)

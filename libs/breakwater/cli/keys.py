@@ -1,4 +1,4 @@
-"""`breakwater keys`: who may call the HTTP API."""
+"""`breakwater keys`: creates, lists and revokes API keys."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from breakwater.cli import output
-from breakwater.cli.errors import wrong_usage
-from breakwater.cli.given import without_spaces
+from breakwater.cli.errors import usage_error
+from breakwater.cli.given import check_no_spaces
 from breakwater.cli.output import Column
 from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
 from breakwater.contracts.access import KEY_SCOPES, KeyScope
@@ -22,7 +22,7 @@ app = typer.Typer(help="API keys of the HTTP API, and what each may do.", no_arg
 
 
 class ScopeName(StrEnum):
-    """A `KeyScope`, for typer, whose lists hold no literals."""
+    """The `KeyScope`s as an enumeration, because typer supports no lists of literals."""
 
     SUBMIT = "submit"
     READ = "read"
@@ -84,17 +84,18 @@ def create(
 
         export BREAKWATER_API_KEY=$(breakwater keys create laptop)
     """
-    without_spaces({"NAME": name, "--tenant": tenant, "--agent": agent})
+    check_no_spaces({"NAME": name, "--tenant": tenant, "--agent": agent})
     for option, names in (("--tenant", tenant), ("--agent", agent)):
         for named in names or ():
             if "*" in named:
-                raise wrong_usage(
+                raise usage_error(
                     f"{option} {named!r}: names have no wildcards", f"Without {option}, the key may use any."
                 )
     path = keys_file(file, data)
     namesakes = [key.id for key in list_keys(path) if key.name == name]
-    scopes = tuple[KeyScope, ...](one for one in KEY_SCOPES if not scope or one in scope)
-    tenants, agents = tuple(tenant or ()), tuple(agent or ())
+    scopes = tuple[KeyScope, ...](scope_name for scope_name in KEY_SCOPES if not scope or scope_name in scope)
+    tenants = tuple(tenant or ())
+    agents = tuple(agent or ())
     key = create_key(path, name, scopes, tenants=tenants, agents=agents)
     if as_json:
         output.json_document(
@@ -162,7 +163,7 @@ def revoke(
 
 
 def keys_file(file: Path | None, data: Path | None) -> Path:
-    """The file of the keys."""
+    """The file of the keys: that of the option, of the environment, in the data directory, or here."""
     if file is not None:
         return file
     if data is None and (named := os.environ.get("BREAKWATER_API_KEYS_FILE")):

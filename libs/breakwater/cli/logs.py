@@ -1,8 +1,9 @@
-"""`breakwater logs`: the logs of the processes of a local stack, in the order of time."""
+"""`breakwater logs`: prints the logs of a local stack's processes, ordered by time."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from breakwater.cli import formats, output
-from breakwater.cli.errors import CliError, wrong_usage
+from breakwater.cli.errors import CliError, usage_error
 from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
 from breakwater.telemetry.logs import line_for_people
 
@@ -55,21 +56,21 @@ def logs(
     if not folder.is_dir():
         raise CliError("no_logs", f"there are no logs in {folder}", "Name a data directory with --data DIR.")
     wanted = services or []
-    known = sorted({_service(file) for file in folder.glob("*.log*")})
-    if unknown := [name for name in wanted if name not in {part for one in known for part in _names(one)}]:
-        raise wrong_usage(f"there are no logs of {', '.join(unknown)}", f"There is {', '.join(known)}.")
+    services_with_logs = sorted({_service(file) for file in folder.glob("*.log*")})
+    valid_names = {name for service in services_with_logs for name in _names(service)}
+    if unknown := [name for name in wanted if name not in valid_names]:
+        raise usage_error(f"there are no logs of {', '.join(unknown)}", f"There is {', '.join(services_with_logs)}.")
     readers: dict[Path, LogReader] = {}
     while True:
         for file in folder.glob("*.log*"):
             if file not in readers and (not wanted or _names(_service(file)) & set(wanted)):
-                # What is moved to `.1` while this runs was read before.
+                # A log that is rotated to `.1` while this runs was read before.
                 if readers and file.suffix == ".1":
                     continue
                 readers[file] = LogReader(file)
-        read = [event for reader in readers.values() for event in reader.read(to_end=not follow)]
-        timed = [(_moment(event), event) for event in read]
-        for at, event in sorted(timed, key=lambda one: one[0]):  # of one time as they were read
-            if at >= begin:
+        events = [event for reader in readers.values() for event in reader.read(to_end=not follow)]
+        for event in sorted(events, key=_time_of):  # stable: events of the same time stay in order
+            if _time_of(event) >= begin:
                 _show(event, as_json=as_json)
         if not follow:
             return
@@ -77,51 +78,53 @@ def logs(
 
 
 class LogReader:
-    """Reads a log file on from where it was."""
+    """A reader of a log file, which continues where it stopped."""
 
     def __init__(self, file: Path) -> None:
-        self._file, self._service = file, _service(file)
-        self._offset, self._time = 0, ""
+        self._file = file
+        self._service = _service(file)
+        self._offset = 0
+        self._last_timestamp = ""
 
     def read(self, *, to_end: bool) -> Iterator[dict[str, Any]]:
-        """The events of the lines that were added, with `to_end` also of one that is not whole yet.
+        """Yields the events of the added lines; with `to_end` also of an unfinished last line.
 
-        A line without a time has that of the line before it.
+        A line without a time gets that of the line before it.
         """
         try:
             with self._file.open("rb") as log:
-                if log.seek(0, 2) < self._offset:  # it was replaced
+                if log.seek(0, os.SEEK_END) < self._offset:  # the file was replaced
                     self._offset = 0
                 log.seek(self._offset)
                 added = log.read()
         except FileNotFoundError:
             return
-        whole = added if to_end else added[: added.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.decode(errors="replace").splitlines():
+        complete = added if to_end else added[: added.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        for line in complete.decode(errors="replace").splitlines():
             if line.strip():
                 event = parse(line, self._service)
-                self._time = event.setdefault("timestamp", self._time)
+                self._last_timestamp = event.setdefault("timestamp", self._last_timestamp)
                 yield event
 
 
 def parse(line: str, service: str) -> dict[str, Any]:
-    """A line of a log as an object; without a `timestamp` where the line has none."""
+    """Parses a log line; the event has no `timestamp` if the line has none."""
     if line.startswith("{"):
         try:
             return {"service": service, **json.loads(line)}
         except ValueError:
             return {"service": service, "event": line}
     for pattern, time_format in _FOREIGN:
-        if found := pattern.fullmatch(line):
-            at = datetime.strptime(found[1], time_format).astimezone(UTC)
-            level = _FOREIGN_LEVELS.get(found[2], "info")
-            return {"service": service, "level": level, "event": found[3].strip(), "timestamp": at.isoformat()}
+        if match := pattern.fullmatch(line):
+            at = datetime.strptime(match[1], time_format).astimezone(UTC)
+            level = _FOREIGN_LEVELS.get(match[2], "info")
+            return {"service": service, "level": level, "event": match[3].strip(), "timestamp": at.isoformat()}
     return {"service": service, "event": line}
 
 
-def _moment(event: dict[str, Any]) -> datetime:
-    # A file that begins without a time: before all others.
+def _time_of(event: dict[str, Any]) -> datetime:
+    # Lines before a file's first timestamp sort before all others.
     return datetime.fromisoformat(event["timestamp"]) if event["timestamp"] else datetime.min.replace(tzinfo=UTC)
 
 
@@ -130,7 +133,7 @@ def _service(file: Path) -> str:
 
 
 def _names(service: str) -> set[str]:
-    """The names that a process answers to: `worker-2` is a `worker`."""
+    """The names that select a process: `worker-2` and `worker`."""
     return {service, re.sub(r"-\d+$", "", service)}
 
 

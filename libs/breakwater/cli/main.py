@@ -1,4 +1,4 @@
-"""The command `breakwater`. A subcommand is imported when it is called, so that `--help` lists all without a wait."""
+"""The command `breakwater`. It imports a subcommand only when it is called, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -50,37 +50,39 @@ COMMANDS = {
         "dlq": ("dlq", "List dead letters, show one, and replay jobs."),
     },
 }
-"""The subcommands by their panel in `--help`: module and summary. A module has a group or a function of its name, or an
-`app`."""
+"""The subcommands by their panel in `--help`, each with its module and summary. The module defines a group or function
+of the subcommand's name, or an `app`."""
 
 
 class CommandsOnDemand(typer.core.TyperGroup):
-    """The subcommands, each a summary until it is called."""
+    """The group of all subcommands. A subcommand is only a summary until it is called."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        for panel, listed in COMMANDS.items():
-            for name, (_, summary) in listed.items():
+        for panel, commands in COMMANDS.items():
+            for name, (_, summary) in commands.items():
                 self.commands[name] = typer.core.TyperCommand(name, help=summary, rich_help_panel=panel)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Imports the subcommand that is called."""
+        """Imports the called subcommand, and resolves it."""
         self.load(args[0])
         interrupts.begin()
         return super().resolve_command(ctx, args)
 
     def load(self, name: str) -> None:
-        """Imports a subcommand; nothing where there is none of the name."""
-        found = next((listed[name] for listed in COMMANDS.values() if name in listed), None)
-        if found is None:
+        """Imports a subcommand; does nothing if none has the name."""
+        entry = next((commands[name] for commands in COMMANDS.values() if name in commands), None)
+        if entry is None:
             return
-        module, loaded = import_module(f"breakwater.cli.{found[0]}"), typer.Typer(rich_markup_mode="markdown")
-        groups = (getattr(module, name, None), getattr(module, "app", None))
-        if group := next((one for one in groups if isinstance(one, typer.Typer)), None):
-            loaded.add_typer(group, name=name)
+        module = import_module(f"breakwater.cli.{entry[0]}")
+        wrapper = typer.Typer(rich_markup_mode="markdown")
+        candidates = (getattr(module, name, None), getattr(module, "app", None))
+        group = next((candidate for candidate in candidates if isinstance(candidate, typer.Typer)), None)
+        if group is not None:
+            wrapper.add_typer(group, name=name)
         else:
-            loaded.command(name)(getattr(module, name))
-        self.commands[name] = typer.main.get_group(loaded).commands[name]
+            wrapper.command(name)(getattr(module, name))
+        self.commands[name] = typer.main.get_group(wrapper).commands[name]
 
 
 app = typer.Typer(
@@ -96,15 +98,15 @@ app = typer.Typer(
 
 
 def every_command() -> typer.core.TyperGroup:
-    """The command with all subcommands imported, for its documentation."""
-    whole = typer.main.get_group(app)
-    for name in list(whole.commands):
-        whole.load(name)  # pyright: ignore[reportAttributeAccessIssue]  # it is a CommandsOnDemand
-    return whole
+    """Returns the command with all subcommands imported, for its documentation."""
+    group = typer.main.get_group(app)
+    for name in list(group.commands):
+        group.load(name)  # pyright: ignore[reportAttributeAccessIssue]  # it is a CommandsOnDemand
+    return group
 
 
-def _show_version(shown: bool) -> None:
-    if shown:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"breakwater {__version__}")
         raise typer.Exit
 
@@ -119,28 +121,24 @@ def options(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command.
-
-    Returns:
-        The exit code; see `ExitCode`.
-    """
+    """Runs a command. Returns its exit code; see `ExitCode`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
     try:
         return int(app(args=arguments, prog_name="breakwater", standalone_mode=False) or ExitCode.OK)
     except typer.TyperException as error:
-        return _wrong_call(error, as_json=as_json)
+        return _show_usage_error(error, as_json=as_json)
     except typer.Abort:
         return ExitCode.INTERRUPTED
-    except Exception as error:  # noqa: BLE001  `expected` raises a bug again
-        known = errors.expected(error)
-        errors.show(known, as_json=as_json)
-        return known.exit_code
+    except Exception as error:  # noqa: BLE001  `as_cli_error` raises unexpected errors again
+        cli_error = errors.as_cli_error(error)
+        errors.show(cli_error, as_json=as_json)
+        return cli_error.exit_code
 
 
-def _wrong_call(error: typer.TyperException, *, as_json: bool) -> int:
+def _show_usage_error(error: typer.TyperException, *, as_json: bool) -> int:
     context: typer.Context | None = getattr(error, "ctx", None)
-    message = error.format_message().replace("Value error, ", "")  # pydantic, by which typer parses options
+    message = error.format_message().replace("Value error, ", "")  # pydantic's prefix; typer parses options with it
     if not message:  # a group without a command has shown its help
         return error.exit_code
     remedy = f"See `{context.command_path} --help`." if context is not None else ""

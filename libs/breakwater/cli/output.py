@@ -216,7 +216,7 @@ def _cells(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> list[list[Cel
 
 def _cell(column: Column[Row], row: Row) -> Cell:
     """Content of a cell, made `visible`."""
-    cell = column.shown(row)
+    cell = column.cell(row)
     return visible(cell) if isinstance(cell, str) else (visible(cell[0]), cell[1])
 
 
@@ -240,7 +240,7 @@ def _print_aligned(
     """Prints a table without rich, which takes thirty times as long: a pipe may get very many rows."""
     for row in ([column.title for column in columns], *rows):
         padded = (
-            text_of(cell).rjust(width) if column.is_right else text_of(cell).ljust(width)
+            text_of(cell).rjust(width) if column.is_right_aligned else text_of(cell).ljust(width)
             for cell, column, width in zip(row, columns, widths, strict=True)
         )
         write((" " * gap).join(padded).rstrip())
@@ -268,7 +268,9 @@ def _table(columns: Sequence[Column[Any]], widths: Sequence[int], gap: int, *, h
 
     drawn = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold dim", show_header=header)
     for column, width in zip(columns, widths, strict=True):
-        drawn.add_column(column.title, justify="right" if column.is_right else "left", overflow="fold", width=width)
+        drawn.add_column(
+            column.title, justify="right" if column.is_right_aligned else "left", overflow="fold", width=width
+        )
     return drawn
 
 

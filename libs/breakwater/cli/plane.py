@@ -1,7 +1,7 @@
-"""The addresses and passwords of the running plane.
+"""Addresses and passwords of the running plane.
 
-The address of a part is the option of the command; else, unless `--data` was given, its `BREAKWATER_*` variable; else
-what `breakwater up` has written into its data directory.
+An address comes from the command's option; otherwise from its `BREAKWATER_*` variable, unless `--data` is set;
+otherwise from the data directory of `breakwater up`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from breakwater.cli.errors import CliError, ExitCode, wrong_usage
+from breakwater.cli.errors import CliError, ExitCode, usage_error
 
 if TYPE_CHECKING:
     from breakwater.client import ApiClient
@@ -43,16 +43,16 @@ ConfigOption = Annotated[
 ]
 
 
-OWN_CONFIG = "[default: $BREAKWATER_CONFIG, breakwater.yaml]"
+EDITED_CONFIG_HELP = "[default: $BREAKWATER_CONFIG, breakwater.yaml]"
 
 
-def own_config(given: Path | None) -> Path:
-    """The config file that is about to be checked or changed, which may be another than that of a running plane."""
-    return given or Path(os.environ.get("BREAKWATER_CONFIG") or "breakwater.yaml")
+def config_to_edit(option: Path | None) -> Path:
+    """The config file to check or change, which need not be that of a running plane."""
+    return option or Path(os.environ.get("BREAKWATER_CONFIG") or "breakwater.yaml")
 
 
 class PlaneLocation:
-    """The addresses of the parts of one plane, read when they are asked for. It connects to nothing by itself."""
+    """The addresses of a plane's servers and services, which are read on first use. It opens no connection."""
 
     def __init__(self, data: Path | None) -> None:
         self.data = data or DEFAULT_DATA
@@ -61,40 +61,40 @@ class PlaneLocation:
 
     @property
     def endpoints(self) -> Endpoints:
-        """The addresses of the local stack of the data directory. Raises CliError: none runs."""
+        """The addresses of the data directory's local stack. Raises CliError if none is running."""
         return self._running()
 
     @property
     def nats_url(self) -> str:
-        """NATS, user and password included. Raises CliError, as all of these."""
+        """The URL of NATS, with user and password. Raises CliError, as all properties do, if no plane is running."""
         return self._variable("BREAKWATER_NATS_URL") or self._running("BREAKWATER_NATS_URL").nats_url
 
     @property
     def admin_nats_url(self) -> str:
-        """NATS as the user that may see all streams and consumers, where its password is at hand."""
+        """The URL of NATS for the user that may see all streams and consumers, if its password is available."""
         url = self.nats_url
         return url if self._endpoints is None else self._as_user(url, "setup", "nats-setup")
 
     @property
     def redis_url(self) -> str:
-        """Redis, password included."""
+        """The URL of Redis, with its password."""
         return self._variable("BREAKWATER_REDIS_URL") or self._running("BREAKWATER_REDIS_URL").redis_url
 
     @property
     def clickhouse_url(self) -> str:
-        """ClickHouse, user and password included; of a local stack, the user that only reads."""
+        """The URL of ClickHouse, with user and password; for a local stack, those of the read-only user."""
         return self._variable("BREAKWATER_CLICKHOUSE_URL") or self._running("BREAKWATER_CLICKHOUSE_URL").clickhouse_url
 
     @property
     def admin_clickhouse_url(self) -> str:
-        """ClickHouse as the user that may create tables and write, where its password is at hand."""
+        """The URL of ClickHouse for the user that may create tables and write, if its password is available."""
         if url := self._variable("BREAKWATER_CLICKHOUSE_URL"):
             return url
         url = self.clickhouse_url
         return url if urlsplit(url).username != "reader" else self._as_user(url, "breakwater", "clickhouse")
 
     def runs_with(self, config: Path) -> bool:
-        """True if the plane of the data directory runs, with this config file."""
+        """Returns whether the plane of the data directory is running with this config file."""
         running = self._if_running()
         try:
             return running is not None and (running.edited_config_file or running.config_file).samefile(config)
@@ -103,93 +103,109 @@ class PlaneLocation:
 
     @property
     def console_url(self) -> str | None:
-        """The console of the running plane; None where none is known."""
-        return None if (running := self._if_running()) is None else running.console_url
+        """The URL of the running plane's console; None if no local stack is running."""
+        running = self._if_running()
+        return None if running is None else running.console_url
 
     @property
     def simulated_provider_url(self) -> str:
-        """The simulated provider of the running plane."""
-        if (url := self._running().simulated_provider_url) is None:
+        """The URL of the running plane's simulated provider."""
+        url = self._running().simulated_provider_url
+        if url is None:
             raise CliError(
                 "not_simulated", "the plane calls real providers", "`breakwater up --simulate` simulates them."
             )
         return url
 
     async def metrics_urls(self) -> dict[str, str]:
-        """The URL of each process's metrics: of a local stack, or of the containers of a network."""
-        if (port := self._variable("BREAKWATER_METRICS_PORT")) is None:
-            return {} if (running := self._if_running()) is None else running.metrics
-        loop, urls = asyncio.get_running_loop(), dict[str, str]()
+        """The metrics URLs of all processes by name: those of a local stack, or of the containers in a network."""
+        port = self._variable("BREAKWATER_METRICS_PORT")
+        if port is None:
+            running = self._if_running()
+            return {} if running is None else running.metrics
+        loop = asyncio.get_running_loop()
+        urls: dict[str, str] = {}
         for service in ("request", "worker", "breaker", "budget", "alerter", "sink", "console"):
             try:
-                found = await loop.getaddrinfo(service, int(port), type=socket.SOCK_STREAM)
+                addresses = await loop.getaddrinfo(service, int(port), type=socket.SOCK_STREAM)
             except OSError:
                 continue  # not in this network
-            hosts = sorted({str(address[4][0]) for address in found})
+            hosts = sorted({str(address[4][0]) for address in addresses})
             urls |= {f"{service} at {host}": f"http://{host}:{port}/metrics" for host in hosts}
         return urls
 
     @property
     def metrics_headers(self) -> dict[str, str]:
-        """The headers that their scrapers send."""
+        """The headers to send to the metrics URLs."""
         token = os.environ.get("BREAKWATER_METRICS_TOKEN")
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def effective_config(self) -> Config | None:
-        """The config that the services of a local stack run under; None where none runs. Raises ConfigError."""
+        """Loads the config that a local stack's services run under; None if none is running. Raises ConfigError."""
         from breakwater.config import load_config
         from breakwater.embedded.stack import IN_FORCE
 
-        return None if (running := self._if_running()) is None else load_config(running.data_dir / IN_FORCE)
+        running = self._if_running()
+        return None if running is None else load_config(running.data_dir / IN_FORCE)
 
     def api_client(self, url: str | None = None, api_key: str | None = None) -> ApiClient:
-        """A client of the HTTP API, to be closed: where and with the key that the options say, else as found."""
+        """Returns a client of the HTTP API, which the caller closes.
+
+        Args:
+            url: option for the API's URL; by default that of the environment or of the local stack.
+            api_key: option for the API key; by default that of the environment or of the local stack.
+        """
         from breakwater.client import ApiClient
 
-        where = url or self._variable("BREAKWATER_URL")
+        chosen_url = url or self._variable("BREAKWATER_URL")
         key = api_key or self._variable("BREAKWATER_API_KEY")
-        if where is None:
+        if chosen_url is None:
             running = self._running("BREAKWATER_URL")
             return ApiClient(running.request_url, key or _key_in(running.api_key_file))
-        if not re.match(r"https?://[^/\s]+", where):
-            raise wrong_usage(f"{where!r} is not a URL of the form http://host:port")
-        return ApiClient(where, key)
+        if not re.match(r"https?://[^/\s]+", chosen_url):
+            raise usage_error(f"{chosen_url!r} is not a URL of the form http://host:port")
+        return ApiClient(chosen_url, key)
 
     def config_file(self, option: Path | None) -> Path:
-        """The config file: as the option says, else as the environment does, else the running plane's, else here."""
+        """The config file: that of the option, of the environment, of the running plane, or `breakwater.yaml` here."""
         if option is not None:
             return option
-        if named := self._variable("BREAKWATER_CONFIG"):
-            return Path(named)
-        return Path("breakwater.yaml") if (running := self._if_running()) is None else running.config_file
+        if path := self._variable("BREAKWATER_CONFIG"):
+            return Path(path)
+        running = self._if_running()
+        return Path("breakwater.yaml") if running is None else running.config_file
 
     def config(self, option: Path | None) -> Config:
-        """The config. Raises ConfigError."""
+        """Loads the config. Raises ConfigError."""
         from breakwater.config import load_config
 
         return load_config(self.config_file(option))
 
     def cipher(self, option: Path | None = None) -> Cipher:
-        """The cipher of the config's keys, and of the plane's own, where it is at hand.
+        """Builds the cipher of the config's keys, and of the plane's own key if it is available.
 
-        Raises ConfigError: keys that the config names can't be read here.
+        Raises:
+            ConfigError: if keys that the config names can't be read here.
         """
         from pydantic import SecretStr
 
         from breakwater.config import cipher_of
         from breakwater.embedded.stack import PLANE_KEY
 
-        own, secret = self._variable("BREAKWATER_PLANE_KEY"), self.data / "secrets" / PLANE_KEY
-        if own is None and secret.is_file():
-            own = secret.read_text(encoding="utf-8").strip()
-        return cipher_of(self.config(option), None if own is None else SecretStr(own))
+        plane_key = self._variable("BREAKWATER_PLANE_KEY")
+        key_file = self.data / "secrets" / PLANE_KEY
+        if plane_key is None and key_file.is_file():
+            plane_key = key_file.read_text(encoding="utf-8").strip()
+        return cipher_of(self.config(option), None if plane_key is None else SecretStr(plane_key))
 
     def _as_user(self, url: str, user: str, secret: str) -> str:
-        """The URL with another user, where its password is in the data directory."""
-        parts, file = urlsplit(url), self.data / "secrets" / secret
-        if not file.is_file():
+        """The URL with another user, if the data directory has the user's password; otherwise the URL as it is."""
+        parts = urlsplit(url)
+        password_file = self.data / "secrets" / secret
+        if not password_file.is_file():
             return url
-        return parts._replace(netloc=f"{user}:{file.read_text().strip()}@{parts.hostname}:{parts.port}").geturl()
+        password = password_file.read_text().strip()
+        return parts._replace(netloc=f"{user}:{password}@{parts.hostname}:{parts.port}").geturl()
 
     def _variable(self, name: str) -> str | None:
         return None if self._only_data else os.environ.get(name) or None
@@ -217,14 +233,14 @@ class PlaneLocation:
             self._endpoints = endpoints
         return self._endpoints
 
-    def _not_running(self, what: str, variable: str) -> CliError:
-        looked = what if self._only_data or not variable else f"{what}, and {variable} is not set"
-        other = f" or {variable}" if variable else ""
-        where = "" if self.data == DEFAULT_DATA else f" --data {self.data}"
+    def _not_running(self, problem: str, variable: str) -> CliError:
+        message = problem if self._only_data or not variable else f"{problem}, and {variable} is not set"
+        or_variable = f" or {variable}" if variable else ""
+        data_option = "" if self.data == DEFAULT_DATA else f" --data {self.data}"
         return CliError(
             "not_running",
-            looked,
-            f"Start one with `breakwater up{where}`, or select a running one with --data DIR{other}.",
+            message,
+            f"Start one with `breakwater up{data_option}`, or select a running one with --data DIR{or_variable}.",
             ExitCode.UNREACHABLE,
         )
 

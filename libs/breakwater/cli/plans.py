@@ -8,11 +8,11 @@ from urllib.parse import quote
 import typer
 
 from breakwater.cli import output
-from breakwater.cli.api import Api, ListsByItself, api_command
+from breakwater.cli.api import Api, DefaultListGroup, api_command
 from breakwater.contracts.submission import PlanList, PlanStatus
 from breakwater.views import plans
 
-app = typer.Typer(cls=ListsByItself, help="List plans and their states. Without a command it lists them.")
+app = typer.Typer(cls=DefaultListGroup, help="List plans and their states. Without a command it lists them.")
 
 
 @app.command(name="list")
@@ -42,7 +42,7 @@ def show(api: Api, plan: Annotated[str, typer.Argument(metavar="PLAN", help="Pla
 
         breakwater plans show report-47 --json | jq .state
     """
-    api.answer(api.get(PlanStatus, f"plans/{quote(plan, safe='')}"), _show)
+    api.show_result(api.get(PlanStatus, f"plans/{quote(plan, safe='')}"), _show)
 
 
 def _show(plan: PlanStatus) -> None:

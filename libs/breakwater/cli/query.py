@@ -19,8 +19,8 @@ import typer
 from breakwater.analytics.client import ResultSet
 from breakwater.analytics.errors import AnalyticsUnavailableError
 from breakwater.cli import connect, output
-from breakwater.cli.errors import CliError, wrong_usage
-from breakwater.cli.given import read_file, read_stdin, sendable
+from breakwater.cli.errors import CliError, usage_error
+from breakwater.cli.given import check_sendable, read_file, read_stdin
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.policy.formats import csv_cell, no_formula
 
@@ -80,13 +80,13 @@ def query(
     statement = _statement(sql, file)
     for_its_effect = _FOR_ITS_EFFECT.match(statement) is not None
     if for_its_effect and not write:
-        raise wrong_usage("this statement changes data, and `query` only reads", "Add --write to allow it.")
+        raise usage_error("this statement changes data, and `query` only reads", "Add --write to allow it.")
     form = "json" if as_json else form
     plane = PlaneLocation(data)
     url = plane.admin_clickhouse_url if write else plane.clickhouse_url
     if for_its_effect:
         limit_s = timeout + ANSWER_MARGIN_S
-        connect.asked(url, lambda analytics: analytics.execute(statement), answer_timeout_s=limit_s)
+        connect.ask_clickhouse(url, lambda analytics: analytics.execute(statement), answer_timeout_s=limit_s)
         output.json_document([]) if form == "json" else output.note("done")
         return
     if limit is None and form == "table":
@@ -115,7 +115,7 @@ async def _print(
     """Prints the rows of a statement as they come. Returns True if there are more than the limit."""
     async with connect.analytics(url, answer_timeout_s=timeout_s + ANSWER_MARGIN_S) as analytics:
         bounds: dict[str, object] = {"max_execution_time": timeout_s}
-        settings = bounds if write else await connect.read_only(analytics, bounds)
+        settings = bounds if write else await connect.read_only_settings(analytics, bounds)
         rows = _Limited(analytics.stream(statement, settings), limit)
         try:
             await _PRINT[form](rows)
@@ -160,7 +160,7 @@ async def _print_table(blocks: _Limited) -> None:
         rows += block.rows
     output.records(
         [
-            output.Column(name, lambda row, index=index: text(row[index]), right=_is_number(rows, index))
+            output.Column(name, lambda row, index=index: text(row[index]), align_right=_is_number(rows, index))
             for index, name in enumerate(columns)
         ],
         rows,
@@ -196,7 +196,7 @@ _PRINT = {"table": _print_table, "csv": _print_csv, "json": _print_json}
 
 def _statement(sql: str | None, file: Path | None) -> str:
     if (sql is None) == (file is None):
-        raise wrong_usage(
+        raise usage_error(
             "give the statement as an argument or with --file",
             'Try `breakwater query "SELECT count() FROM executions"`.',
         )
@@ -204,8 +204,8 @@ def _statement(sql: str | None, file: Path | None) -> str:
     # ClickHouse's HTTP interface takes one statement, without a semicolon.
     statement = given.strip().rstrip(";").rstrip()
     if not statement:
-        raise wrong_usage("the statement is empty")
-    sendable("the statement", statement)
+        raise usage_error("the statement is empty")
+    check_sendable("the statement", statement)
     return statement
 
 

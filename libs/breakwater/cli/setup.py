@@ -81,7 +81,7 @@ async def prepare_nats(settings: Settings, config: Config) -> tuple[str, ...]:
         return await provision(nats_url, bus_plan(config), replicas=settings.nats_replicas)
     except (OSError, TimeoutError, nats.errors.Error) as error:
         raise unreachable(
-            f"JetStream does not answer at {connect.shown(nats_url)}: {str(error) or type(error).__name__}",
+            f"JetStream does not answer at {connect.without_password(nats_url)}: {str(error) or type(error).__name__}",
             "Is JetStream enabled, and may this user create streams?",
         ) from error
 

@@ -15,8 +15,8 @@ import typer
 
 from breakwater.cli import connect, formats, output
 from breakwater.cli.api import Api, api_command, api_errors
-from breakwater.cli.errors import ExitCode, wrong_usage
-from breakwater.cli.given import read_file, read_stdin, sendable, without_spaces
+from breakwater.cli.errors import ExitCode, usage_error
+from breakwater.cli.given import check_no_spaces, check_sendable, read_file, read_stdin
 from breakwater.cli.output import Column
 from breakwater.cli.plane import PlaneLocation
 from breakwater.client import ApiClient
@@ -119,7 +119,7 @@ def submit(
         breakwater submit --job job.json --via nats --no-wait
     """
     named = {"--job-id": job_id, "--tenant": tenant, "--task-id": task_id, "--plan": plan_id}
-    without_spaces({"AGENT": agent, **named, "--depends-on": depends_on})
+    check_no_spaces({"AGENT": agent, **named, "--depends-on": depends_on})
     given = {
         "agent": agent,
         "prompt": _prompt(prompt, message_file),
@@ -141,7 +141,7 @@ def submit(
     # Made here, and not by the server: a job whose acknowledgement gets lost can then be asked for.
     job.setdefault("job_id", new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES)))
     for name, value in job.items():
-        sendable(name, value)
+        check_sendable(name, value)
     submitted_at = datetime.now(UTC)
     waits_s = wait_s if wait else 0.0
     if via == "nats":
@@ -188,13 +188,13 @@ def _job(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """The job that is sent: the file's, overridden by the options."""
     job = (_job_in(file) if file is not None else {}) | options
     if "agent" not in job:
-        raise wrong_usage("the agent is missing", "Write `breakwater submit AGENT PROMPT`, or name it in --job.")
+        raise usage_error("the agent is missing", "Write `breakwater submit AGENT PROMPT`, or name it in --job.")
     if not isinstance(job["agent"], str):
-        raise wrong_usage("agent: should be a name")
+        raise usage_error("agent: should be a name")
     if job.get("job_id", "") is None:
         del job["job_id"]
     if not any(job.get(name) is not None for name in ("prompt", "messages", "input")):
-        raise wrong_usage("the job has no input", "Add a prompt, `-` to read one from stdin, --message-file or --job.")
+        raise usage_error("the job has no input", "Add a prompt, `-` to read one from stdin, --message-file or --job.")
     return job
 
 
@@ -204,7 +204,7 @@ def _add_rules(job: dict[str, Any], breaker: dict[str, Any], rules: dict[str, An
     for path, value in given.items():
         part, dot, name = path.partition(".")
         if part not in {"breaker", "guard", "retry"} or not dot:
-            raise wrong_usage(f"--set {path}: is not a rule", "Write it like --set guard.max_iterations=5.")
+            raise usage_error(f"--set {path}: is not a rule", "Write it like --set guard.max_iterations=5.")
         held = job.get(part)
         job[part] = {**(cast(dict[str, Any], held) if isinstance(held, dict) else {}), name: value}
 
@@ -214,16 +214,16 @@ def _job_in(file: str) -> dict[str, Any]:
     try:
         job = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise wrong_usage(f"--job {file}: is not JSON: {error}") from error
+        raise usage_error(f"--job {file}: is not JSON: {error}") from error
     if not isinstance(job, dict):
-        raise wrong_usage(f"--job {file}: is not a JSON object", 'The minimum is {"agent": "…", "prompt": "…"}.')
+        raise usage_error(f"--job {file}: is not a JSON object", 'The minimum is {"agent": "…", "prompt": "…"}.')
     return cast(dict[str, Any], job)
 
 
 def _prompt(prompt: str | None, file: Path | None) -> str | None:
     if file is not None:
         if prompt is not None:
-            raise wrong_usage("a prompt and --message-file exclude each other", "Use one of them.")
+            raise usage_error("a prompt and --message-file exclude each other", "Use one of them.")
         return read_file(file, option="--message-file")
     return read_stdin() if prompt == "-" else prompt
 
@@ -234,12 +234,12 @@ def _pairs(option: str, given: Iterable[str] | None) -> dict[str, Any] | None:
     for text in given or ():
         key, sign, value = text.partition("=")
         if not sign or not key:
-            raise wrong_usage(f"{option} {text!r}: is not KEY=JSON", f"Write it like {option} max_tokens=60.")
+            raise usage_error(f"{option} {text!r}: is not KEY=JSON", f"Write it like {option} max_tokens=60.")
         try:
             pairs[key] = json.loads(value)
         except json.JSONDecodeError:
             if value[:1] in ("{", "[", '"'):
-                raise wrong_usage(f"{option} {key}: {value!r} is not JSON") from None
+                raise usage_error(f"{option} {key}: {value!r} is not JSON") from None
             # Said, as `tru` for `true` or `0,5` for `0.5` would else go unnoticed.
             output.note(f"{option} {key}: {value!r} is not JSON; it is used as text")
             pairs[key] = value
@@ -304,8 +304,10 @@ def _answer(result: dict[str, Any]) -> None:
         columns: list[Column[dict[str, Any]]] = [
             Column("model", lambda one: one["model"]),
             Column("provider", lambda one: one["provider"]),
-            Column("max attempts", lambda one: " + ".join(str(one[name]) for name in tries if one[name]), right=True),
-            Column("worst-case cost", lambda one: formats.money(one["worst_case_cost"]), right=True),
+            Column(
+                "max attempts", lambda one: " + ".join(str(one[name]) for name in tries if one[name]), align_right=True
+            ),
+            Column("worst-case cost", lambda one: formats.money(one["worst_case_cost"]), align_right=True),
             Column("admission", lambda one: one["admission"]),
             Column("refusal", _planned_refusal),
         ]

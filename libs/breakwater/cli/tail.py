@@ -17,7 +17,7 @@ from nats.aio.client import Client
 from breakwater.bus.lookup import Found, Lookup
 from breakwater.cli import connect, formats, output
 from breakwater.cli.connect import run
-from breakwater.cli.errors import wrong_usage
+from breakwater.cli.errors import usage_error
 from breakwater.cli.output import Cell, state
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.contracts.subjects import Stream, encode_token
@@ -74,7 +74,7 @@ def tail(
     """
     kinds = _kinds(events)
     if not follow and since is None:
-        raise wrong_usage("--no-follow without --since shows nothing", "Add --since 10m.")
+        raise usage_error("--no-follow without --since shows nothing", "Add --since 10m.")
     begin = formats.since(since, datetime.now(UTC)) if since is not None else None
     place = PlaneLocation(data)
     url = place.nats_url
@@ -121,7 +121,7 @@ async def _tail(
             # Before the past is read, so that nothing falls between the two.
             for kind in kinds:
                 await client.subscribe(subject_of(kind, agent), cb=receive)
-            await connect.subscribed(client)
+            await connect.flush_subscriptions(client)
         if begin is not None:
             async with aclosing(_past(client, kinds, agent, begin)) as past:
                 async for message in past:
@@ -186,7 +186,7 @@ def _kinds(events: str | None) -> tuple[str, ...]:
     unknown = [kind for kind in wanted if kind not in KINDS]
     if unknown or not wanted:
         what = ", ".join(unknown) or "an empty list"
-        raise wrong_usage(f"--events: {what} is not a kind of event", f"Kinds: {', '.join(KINDS)}.")
+        raise usage_error(f"--events: {what} is not a kind of event", f"Kinds: {', '.join(KINDS)}.")
     return tuple(dict.fromkeys(wanted))
 
 

@@ -18,7 +18,7 @@ import typer
 from breakwater.bus.core import unhealthy_servers
 from breakwater.cli import connect, formats, output
 from breakwater.cli.console import sign_in_link
-from breakwater.cli.errors import CliError, wrong_usage
+from breakwater.cli.errors import CliError, usage_error
 from breakwater.cli.init import simulated_config
 from breakwater.cli.plane import DEFAULT_DATA
 from breakwater.cli.reload import ConfigFollower, StackEvents, require_usable
@@ -82,7 +82,7 @@ def up(
     """
     if not config.exists() and str(config) == "breakwater.yaml":
         if not simulate:
-            raise wrong_usage(
+            raise usage_error(
                 "there is no breakwater.yaml here",
                 "`breakwater init` writes one; or name one with --config FILE.",
             )
@@ -225,7 +225,7 @@ def _show_endpoints(stack: Stack, key: str | None, link: str | None, agent: str,
     endpoints, metrics = stack.endpoints, list(stack.endpoints.metrics.values())
 
     def server(name: str, url: str) -> tuple[str, str]:
-        return name, connect.shown(url) + (" (given)" if name in stack.given else "")
+        return name, connect.without_password(url) + (" (given)" if name in stack.given else "")
 
     output.styled(("Breakwater is up.", "bold green"))
     for name, value in (
@@ -248,5 +248,5 @@ def _show_endpoints(stack: Stack, key: str | None, link: str | None, agent: str,
     where = "" if endpoints.data_dir == DEFAULT_DATA.absolute() else f" --data {shlex.quote(str(endpoints.data_dir))}"
     output.styled("\n  Next, in another terminal here:")
     for arguments in (f'submit {shlex.quote(agent)} "Write a haiku about harbours."', "tail --since 1h"):
-        output.styled((f"    {formats.program()} {arguments}{where}", "bold"))
+        output.styled((f"    {formats.breakwater_command()} {arguments}{where}", "bold"))
     output.styled(("  Ctrl-C stops everything.", "dim"))

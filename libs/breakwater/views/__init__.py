@@ -1,1 +1,1 @@
-"""The read models as people see them: the columns, words and orders that the command line and the console share."""
+"""Columns, labels and sort orders of the read models, shared by the command line and the console."""

@@ -7,34 +7,29 @@ from breakwater.views.breakers import open_until
 from breakwater.views.columns import Cell, Column, tone_of
 
 
-def _model(one: AgentHealth | ModelHealth) -> ModelHealth | None:
-    return one if isinstance(one, ModelHealth) else None
+def _name(row: AgentHealth | ModelHealth) -> Cell:
+    return f"  {row.model}" if isinstance(row, ModelHealth) else (row.agent_id, "bold")
 
 
-def _name(one: AgentHealth | ModelHealth) -> Cell:
-    model = _model(one)
-    return f"  {model.model}" if model else (one.agent_id, "bold")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-
-
-def _breaker(one: AgentHealth | ModelHealth) -> Cell:
-    if (model := _model(one)) is None:
+def _breaker(row: AgentHealth | ModelHealth) -> Cell:
+    if not isinstance(row, ModelHealth):
         return ""
-    return ("off", "faint") if model.breaker is None else (model.breaker, tone_of(model.breaker))
+    return ("off", "faint") if row.breaker is None else (row.breaker, tone_of(row.breaker))
 
 
-def _open_until(one: AgentHealth | ModelHealth) -> str:
-    if model := _model(one):
-        return open_until(model.breaker, model.circuit_open_until, held=model.held_until)
-    return "" if one.circuit_open_until is None else open_until("open", one.circuit_open_until)
+def _open_until(row: AgentHealth | ModelHealth) -> str:
+    if isinstance(row, ModelHealth):
+        return open_until(row.breaker, row.circuit_open_until, held_until=row.held_until)
+    return "" if row.circuit_open_until is None else open_until("open", row.circuit_open_until)
 
 
 HEALTH: tuple[Column[AgentHealth | ModelHealth], ...] = (
     Column("agent, models", _name),
-    Column("health", lambda one: one.health, "state"),
+    Column("health", lambda row: row.health, "state"),
     Column("breaker", _breaker),
-    Column("fails", lambda one: one.consecutive_failures, "count", drop=1),
-    Column("last failure", lambda one: one.last_failure_at, "time", drop=2),
-    Column("last success", lambda one: one.last_success_at, "time", drop=3),
+    Column("fails", lambda row: row.consecutive_failures, "count", drop=1),
+    Column("last failure", lambda row: row.last_failure_at, "time", drop=2),
+    Column("last success", lambda row: row.last_success_at, "time", drop=3),
     Column("open until", _open_until),
-    Column("reason", lambda one: one.health_reason, below=True),
+    Column("reason", lambda row: row.health_reason, below=True),
 )

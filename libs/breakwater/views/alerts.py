@@ -1,4 +1,4 @@
-"""Incidents, and alerts that a channel did not take."""
+"""Columns of incidents, and of alerts that could not be delivered."""
 
 from __future__ import annotations
 
@@ -17,50 +17,54 @@ SEVERITIES = ("critical", "warning", "info")
 
 
 INCIDENTS: tuple[Column[Alert], ...] = (
-    Column("title", lambda one: one.title, name="incident", below=True),
-    Column("incident", lambda one: one.incident_id, "id", name="incident_id", page=False),
-    Column("status", lambda one: one.status, "state", name="state"),
-    Column("severity", highest_severity, "state", order=lambda one: SEVERITIES.index(highest_severity(one)), drop=3),
+    Column("title", lambda alert: alert.title, name="incident", below=True),
+    Column("incident", lambda alert: alert.incident_id, "id", name="incident_id", page=False),
+    Column("status", lambda alert: alert.status, "state", name="state"),
+    Column(
+        "severity", highest_severity, "state", order=lambda alert: SEVERITIES.index(highest_severity(alert)), drop=3
+    ),
     Column("event", began_with, "words"),
-    Column("agent", lambda one: one.agent, "agent", drop=4),  # most titles name it
-    Column("count", lambda one: one.count, "count", name="happened", drop=2),
-    Column("since", lambda one: one.opened_at, "ago", drop=1),
+    Column("agent", lambda alert: alert.agent, "agent", drop=4),  # most titles name it
+    Column("count", lambda alert: alert.count, "count", name="happened", drop=2),
+    Column("since", lambda alert: alert.opened_at, "ago", drop=1),
 )
 UNDELIVERED: tuple[Column[UndeliveredAlert], ...] = (
-    Column("dead letter", lambda one: one.dead_letter_id, "number", name="dead_letter"),
-    Column("channel", lambda one: one.channel),
-    Column("title", lambda one: one.title, name="alert", missing="its content can't be read", below=True),
-    Column("error", lambda one: one.error, below=True),
-    Column("given up", lambda one: one.at, "ago", name="gave_up"),
-    Column("replayed", lambda one: "yes" if one.replayed else "no", drop=1),
-    Column("alert", lambda one: one.alert_id, name="alert_id", drop=2, page=False),
+    Column("dead letter", lambda undelivered: undelivered.dead_letter_id, "number", name="dead_letter"),
+    Column("channel", lambda undelivered: undelivered.channel),
+    Column(
+        "title", lambda undelivered: undelivered.title, name="alert", missing="its content can't be read", below=True
+    ),
+    Column("error", lambda undelivered: undelivered.error, below=True),
+    Column("given up", lambda undelivered: undelivered.at, "ago", name="gave_up"),
+    Column("replayed", lambda undelivered: "yes" if undelivered.replayed else "no", drop=1),
+    Column("alert", lambda undelivered: undelivered.alert_id, name="alert_id", drop=2, page=False),
 )
 
 
-def done(by: str | None, at: datetime | None) -> str:
-    """The operator who changed an incident, and the time: `by zoë at 10:00:03`."""
-    return "" if at is None else f"by {by or 'itself'} at {clock(at)}"
+def changed_by(operator: str | None, at: datetime | None) -> str:
+    """Says who changed an incident, and when: `by zoë at 10:00:03`; empty if `at` is None."""
+    return "" if at is None else f"by {operator or 'itself'} at {clock(at)}"
 
 
-def _happened(alert: Alert) -> str:
+def _occurrences(alert: Alert) -> str:
     times = counted(alert.count, "occurrence")
     return times if alert.last_at == alert.opened_at else f"{times}, the last at {clock(alert.last_at)}"
 
 
 FACTS: tuple[Column[Alert], ...] = (
-    Column("status", lambda one: one.status, "state"),
+    Column("status", lambda alert: alert.status, "state"),
     Column("severity", highest_severity, "state"),
     Column("event", began_with),
-    Column("ended with", lambda one: one.event if one.event != began_with(one) else None),
-    Column("agent", lambda one: one.agent),
-    Column("model", lambda one: one.model),
-    Column("tenant", lambda one: one.tenant),
-    Column("since", lambda one: one.opened_at, "time"),
-    Column("count", _happened),
-    Column("ends", lambda one: one.ends_at if one.status != "resolved" else None, "time"),
-    Column("reminders", lambda one: one.reminders or None, "count"),
-    Column("acknowledged", lambda one: done(one.acknowledged_by, one.acknowledged_at)),
-    Column("resolved", lambda one: done(one.resolved_by, one.resolved_at)),
-    Column("reason", lambda one: one.reason),
-    Column("text", lambda one: one.text),
+    Column("ended with", lambda alert: alert.event if alert.event != began_with(alert) else None),
+    Column("agent", lambda alert: alert.agent),
+    Column("model", lambda alert: alert.model),
+    Column("tenant", lambda alert: alert.tenant),
+    Column("since", lambda alert: alert.opened_at, "time"),
+    Column("count", _occurrences),
+    Column("ends", lambda alert: alert.ends_at if alert.status != "resolved" else None, "time"),
+    Column("reminders", lambda alert: alert.reminders or None, "count"),
+    Column("acknowledged", lambda alert: changed_by(alert.acknowledged_by, alert.acknowledged_at)),
+    Column("resolved", lambda alert: changed_by(alert.resolved_by, alert.resolved_at)),
+    Column("reason", lambda alert: alert.reason),
+    Column("text", lambda alert: alert.text),
 )

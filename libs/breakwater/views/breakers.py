@@ -1,4 +1,4 @@
-"""Breakers, and the tasks that a guard has stopped."""
+"""Columns of breakers, and of the tasks that a guard has stopped."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from breakwater.policy.formats import duration
 from breakwater.views.columns import Column, clock
 
 ORDER = {"isolated": 0, "open": 1, "half_open": 2, "closed": 3}
-"""States, those that let no call through first."""
+"""The sort order of breaker states: the most restrictive first."""
 
 
 def open_until(
-    state: BreakerState | None, until: datetime | None, now: datetime | None = None, held: datetime | None = None
+    state: BreakerState | None, until: datetime | None, now: datetime | None = None, held_until: datetime | None = None
 ) -> str:
-    """The moment when a breaker, or else the provider, lets calls through again; empty if it does now."""
+    """Says when calls go through again; empty if they do now.
+
+    Args:
+        state: state of the breaker; None if it is off.
+        until: end of the breaker's cool-down.
+        now: the present time, unless it is the clock's.
+        held_until: end of the provider's own pause, such as a `Retry-After`.
+    """
     now = now or datetime.now(UTC)
-    if state in {None, "closed"} and held is not None and held > now:
-        return f"held until {_moment(held, now)}"
+    if state in {None, "closed"} and held_until is not None and held_until > now:
+        return f"held until {_time_and_distance(held_until, now)}"
     if state == "isolated":
         return "until reset"
     if state == "half_open":
@@ -28,38 +35,38 @@ def open_until(
         return ""
     if until is None or until <= now:
         return "next call probes it"
-    return _moment(until, now)
+    return _time_and_distance(until, now)
 
 
-def _moment(until: datetime, now: datetime) -> str:
+def _time_and_distance(until: datetime, now: datetime) -> str:
     return f"{clock(until, now)}, {duration((until - now).total_seconds() * 1000)}"
 
 
-def _reason(one: BreakerStatus) -> str:
-    """The reason for its state, and the caller that it is open for, if that is one alone."""
-    reason = one.reason or one.health_reason
-    return reason if one.open_for is None else f"{reason}; open for {one.open_for} alone"
+def _reason(breaker: BreakerStatus) -> str:
+    """Gives the reason for the breaker's state, and the caller if it is open for a single one."""
+    reason = breaker.reason or breaker.health_reason
+    return reason if breaker.open_for is None else f"{reason}; open for {breaker.open_for} alone"
 
 
 COLUMNS: tuple[Column[BreakerStatus], ...] = (
-    Column("agent", lambda one: one.agent),
-    Column("model", lambda one: one.model, page=False),
-    Column("state", lambda one: one.state, "state", order=lambda one: ORDER[one.state]),
-    Column("reason", lambda one: one.reason, below=True, words=_reason),
-    Column("health", lambda one: one.health, "state"),
-    Column("health reason", lambda one: one.health_reason, terminal=False, page=False),
+    Column("agent", lambda breaker: breaker.agent),
+    Column("model", lambda breaker: breaker.model, page=False),
+    Column("state", lambda breaker: breaker.state, "state", order=lambda breaker: ORDER[breaker.state]),
+    Column("reason", lambda breaker: breaker.reason, below=True, display=_reason),
+    Column("health", lambda breaker: breaker.health, "state"),
+    Column("health reason", lambda breaker: breaker.health_reason, terminal=False, page=False),
     Column(
         "open until",
-        lambda one: one.open_until,
+        lambda breaker: breaker.open_until,
         "time",
-        lambda one: open_until(one.state, one.open_until, held=one.held_until),
+        lambda breaker: open_until(breaker.state, breaker.open_until, held_until=breaker.held_until),
         name="next_probe",
         smallest_first=True,
         drop=1,
     ),
-    Column("since", lambda one: one.since, "ago", drop=3, page=False),
-    Column("counted failures", lambda one: one.consecutive_failures, "count", name="failures", drop=2),
-    Column("in total", lambda one: one.total_failures, "count", name="total_failures", drop=4, page=False),
+    Column("since", lambda breaker: breaker.since, "ago", drop=3, page=False),
+    Column("counted failures", lambda breaker: breaker.consecutive_failures, "count", name="failures", drop=2),
+    Column("in total", lambda breaker: breaker.total_failures, "count", name="total_failures", drop=4, page=False),
 )
 TASKS: tuple[Column[StoppedTask], ...] = (
     Column("task", lambda task: task.task_id, "id"),

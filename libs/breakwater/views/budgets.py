@@ -1,4 +1,4 @@
-"""Budgets, and the comparison of their counters with the record."""
+"""Columns of budgets, and of the comparison of their counters with the record."""
 
 from __future__ import annotations
 
@@ -7,34 +7,36 @@ from collections.abc import Callable, Iterable
 from breakwater.contracts.budgets import BudgetStatus
 from breakwater.contracts.events import BudgetReconciliation
 from breakwater.policy.formats import at_least, exact_money, money, percent
-from breakwater.views.columns import Cell, Column, ahead
+from breakwater.views.columns import Cell, Column, time_until
 
 WARN_PERCENT = 80
-"""A budget that has used more of its cap is a warning."""
+"""A budget that has used a larger share of its cap is a warning."""
 
 
-def used(budget: BudgetStatus) -> float | None:
-    """The share of the cap that is spent or reserved; None without a cap."""
+def used_share(budget: BudgetStatus) -> float | None:
+    """The share of the cap that is spent or reserved: 1.0 is all of it; None without a cap."""
     if budget.limit is None:
         return None
     return (budget.spent + budget.reserved) / budget.limit if budget.limit else 1.0
 
 
 def tone(budget: BudgetStatus) -> str:
-    """`bad` if the cap is reached, `warn` if it is near; otherwise empty."""
+    """The tone of a budget: `bad` if the cap is reached, `warn` if it is near; otherwise empty."""
     if budget.limit is None:
         return ""
-    taken = budget.spent + budget.reserved
-    if budget.reached or taken >= budget.limit:
+    used = budget.spent + budget.reserved
+    if budget.reached or used >= budget.limit:
         return "bad"
-    return "warn" if taken * 100 > budget.limit * WARN_PERCENT else ""
+    return "warn" if used * 100 > budget.limit * WARN_PERCENT else ""
 
 
-def without_cap(budget: BudgetStatus, others: Iterable[BudgetStatus]) -> str:
-    """Words for a budget without a cap: `no cap`, or `no monthly cap, daily cap $5.00` if its other window has one."""
-    whose = budget.scope, budget.agent, budget.tenant
-    other = next((one for one in others if one.limit is not None and (one.scope, one.agent, one.tenant) == whose), None)
-    return "no cap" if other is None else f"no {budget.window} cap, {other.window} cap {money(other.limit)}"
+def no_cap_text(budget: BudgetStatus, budgets: Iterable[BudgetStatus]) -> str:
+    """Describes a budget without a cap: `no cap`, or `no monthly cap, daily cap $5.00` if its other window has one."""
+    owner = (budget.scope, budget.agent, budget.tenant)
+    for candidate in budgets:
+        if candidate.limit is not None and (candidate.scope, candidate.agent, candidate.tenant) == owner:
+            return f"no {budget.window} cap, {candidate.window} cap {money(candidate.limit)}"
+    return "no cap"
 
 
 def _spent(budget: BudgetStatus) -> Cell:
@@ -42,9 +44,9 @@ def _spent(budget: BudgetStatus) -> Cell:
 
 
 def _free(budget: BudgetStatus) -> Cell:
-    left = "" if budget.remaining is None else money(budget.remaining)
-    # What is left may be more than nothing, and less than a call.
-    return left + (", reached" if budget.reached and budget.remaining else ""), tone(budget)
+    remaining = "" if budget.remaining is None else money(budget.remaining)
+    # A reached cap may still have room, but not for another call.
+    return remaining + (", reached" if budget.reached and budget.remaining else ""), tone(budget)
 
 
 def _estimate(budget: BudgetStatus) -> Cell:
@@ -55,22 +57,31 @@ def _estimate(budget: BudgetStatus) -> Cell:
 
 
 COLUMNS: tuple[Column[BudgetStatus], ...] = (
-    Column("budget", lambda one: one.budget),
-    Column("cap", lambda one: "" if one.limit is None else one.limit, "usd"),
-    Column("spent", lambda one: one.spent, "usd", _spent),
-    Column("in flight", lambda one: one.reserved, "usd", name="reserved", drop=4),
-    Column("free", lambda one: one.remaining, "usd", _free, smallest_first=True),
-    Column("used", used, "percent", terminal=False),
-    Column("resets", lambda one: one.resets_at, "ago", lambda one: ahead(one.resets_at), smallest_first=True, drop=2),
-    Column("mode", lambda one: one.enforcement if one.limit is not None else None, name="enforcement", drop=1),
-    Column("est.", lambda one: one.estimate and one.estimate.percent, "percent", _estimate, drop=3, page=False),
-    Column("calls", lambda one: one.calls, terminal=False, page=False),
-    Column("calls_of_unknown_cost", lambda one: one.calls_of_unknown_cost, terminal=False, page=False),
+    Column("budget", lambda budget: budget.budget),
+    Column("cap", lambda budget: "" if budget.limit is None else budget.limit, "usd"),
+    Column("spent", lambda budget: budget.spent, "usd", _spent),
+    Column("in flight", lambda budget: budget.reserved, "usd", name="reserved", drop=4),
+    Column("free", lambda budget: budget.remaining, "usd", _free, smallest_first=True),
+    Column("used", used_share, "percent", terminal=False),
+    Column(
+        "resets",
+        lambda budget: budget.resets_at,
+        "ago",
+        lambda budget: time_until(budget.resets_at),
+        smallest_first=True,
+        drop=2,
+    ),
+    Column("mode", lambda budget: budget.enforcement if budget.limit is not None else None, name="enforcement", drop=1),
+    Column(
+        "est.", lambda budget: budget.estimate and budget.estimate.percent, "percent", _estimate, drop=3, page=False
+    ),
+    Column("calls", lambda budget: budget.calls, terminal=False, page=False),
+    Column("calls_of_unknown_cost", lambda budget: budget.calls_of_unknown_cost, terminal=False, page=False),
 )
 
 
 def differs(budget: BudgetReconciliation) -> bool:
-    """True if the counter of a budget and its record disagree."""
+    """Returns whether the counter of a budget and its record disagree."""
     return budget.difference != 0 or budget.counted_calls != budget.recorded_calls
 
 
@@ -81,7 +92,7 @@ def _calls(budget: BudgetReconciliation) -> Cell:
 
 
 def _compared(title: str, get: Callable[[BudgetReconciliation], int], drop: int = 0) -> Column[BudgetReconciliation]:
-    return Column(title, get, "usd", lambda one: exact_money(get(one)), drop=drop)
+    return Column(title, get, "usd", lambda budget: exact_money(get(budget)), drop=drop)
 
 
 def _difference(budget: BudgetReconciliation) -> Cell:
@@ -89,12 +100,12 @@ def _difference(budget: BudgetReconciliation) -> Cell:
 
 
 RECONCILIATION: tuple[Column[BudgetReconciliation], ...] = (
-    Column("budget", lambda one: one.budget),
-    Column("period", lambda one: one.period),
-    _compared("Redis", lambda one: one.counted),
-    _compared("ClickHouse", lambda one: one.stored, 1),
-    _compared("EVENTS", lambda one: one.logged, 2),
-    _compared("unrecorded", lambda one: one.unrecorded, 3),
-    Column("difference", lambda one: one.difference, "usd", _difference),
-    Column("calls", lambda one: one.counted_calls, "count", _calls, terminal=False),
+    Column("budget", lambda row: row.budget),
+    Column("period", lambda row: row.period),
+    _compared("Redis", lambda row: row.counted),
+    _compared("ClickHouse", lambda row: row.stored, 1),
+    _compared("EVENTS", lambda row: row.logged, 2),
+    _compared("unrecorded", lambda row: row.unrecorded, 3),
+    Column("difference", lambda row: row.difference, "usd", _difference),
+    Column("calls", lambda row: row.counted_calls, "count", _calls, terminal=False),
 )

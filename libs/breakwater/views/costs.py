@@ -1,4 +1,4 @@
-"""The costs of a month."""
+"""Columns of the costs of a month."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from breakwater.policy.formats import at_least, money
 from breakwater.views.columns import Cell, Column
 
 BY = {"agent": "agent", "tenant": "tenant", "model": "model", "provider": "provider", "key": "API key"}
-"""Groups of calls, and their titles."""
+"""The groupings of costs, each with its heading."""
 
-FAILED = "The part of the spend for calls that did not succeed."
-PREVIOUS = "And the change of the spend against that month; of the forecast while the month has not ended."
+FAILED_TOOLTIP = "The part of the spend for calls that did not succeed."
+PREVIOUS_TOOLTIP = "And the change of the spend against that month; of the forecast while the month has not ended."
 CAPPED = ("agent", "tenant")
-"""Groups that may have caps."""
+"""Groupings whose lines may have caps."""
 
 
 def tone(line: CostLine) -> Literal["", "warn", "bad"]:
-    """`bad` if the cap is reached; `warn` if it will be; otherwise empty."""
+    """The tone of a line: `bad` if its cap is reached, `warn` if it will be; otherwise empty."""
     if line.cap is None:
         return ""
     if (line.spend or 0) >= line.cap:
@@ -27,15 +27,15 @@ def tone(line: CostLine) -> Literal["", "warn", "bad"]:
     return "warn" if line.forecast is not None and line.forecast >= line.cap else ""
 
 
-def capped(line: CostLine) -> str:
-    """The caps of a line: `$300.00`, `$5.00 a day` where the month has none, or nothing."""
+def cap_text(line: CostLine) -> str:
+    """The cap of a line: `$300.00`, or `$5.00 a day` if only days are capped; empty without a cap."""
     if line.cap is not None:
         return money(line.cap)
     return "" if line.daily_cap is None else f"{money(line.daily_cap)} a day"
 
 
 def columns(costs: Costs) -> Sequence[Column[CostLine]]:
-    """Columns of the lines of a month; a month that is over has no forecast, and only some groups have caps."""
+    """The columns of a month's lines; without a forecast if the month is over."""
 
     def name(line: CostLine) -> str:
         return line.name or ("all" if line is costs.total else "none")
@@ -46,17 +46,19 @@ def columns(costs: Costs) -> Sequence[Column[CostLine]]:
     def forecast(line: CostLine) -> Cell:
         return "" if line.forecast is None else (money(line.forecast), tone(line))
 
-    at_the_end: Column[CostLine] = Column(
-        "at month's end", forecast, right=True, name="forecast", explained="Forecast, at the present pace."
+    forecast_column: Column[CostLine] = Column(
+        "at month's end", forecast, align_right=True, name="forecast", tooltip="Forecast, at the present pace."
     )
     return [
         Column(costs.tag or BY[costs.by], name, name="name"),
         Column("spend", lambda line: line.spend, "usd", spend),
-        *([] if costs.total.forecast is None else [at_the_end]),
+        *([] if costs.total.forecast is None else [forecast_column]),
         Column("share", None, terminal=False),
-        Column("failed calls", lambda line: line.wasted, "usd", name="wasted", explained=FAILED, drop=2),
-        Column(costs.previous_month, lambda line: line.previous, "usd", name="previous", explained=PREVIOUS, drop=1),
-        Column("cap", lambda line: line.cap, "usd", capped, drop=3, page=costs.by in CAPPED),
+        Column("failed calls", lambda line: line.wasted, "usd", name="wasted", tooltip=FAILED_TOOLTIP, drop=2),
+        Column(
+            costs.previous_month, lambda line: line.previous, "usd", name="previous", tooltip=PREVIOUS_TOOLTIP, drop=1
+        ),
+        Column("cap", lambda line: line.cap, "usd", cap_text, drop=3, page=costs.by in CAPPED),
         Column("calls", lambda line: line.calls, "count", drop=4),
         Column("tokens", lambda line: line.input_tokens + line.output_tokens, "count", terminal=False),
     ]

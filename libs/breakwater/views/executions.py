@@ -1,4 +1,4 @@
-"""Runs, executions and their attempts."""
+"""Columns of runs, executions and attempts."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ _ERROR_WIDTH = 60
 
 
 def shortened(text: str) -> str:
-    """The beginning of a text, in one line that fits into a table."""
+    """Shortens a text to one line that fits into a table."""
     line = " ".join(text.split())
     return line if len(line) <= _ERROR_WIDTH else line[: _ERROR_WIDTH - 1] + "…"
 
 
-def _remarks(line: ExecutionSummary | RunSummary) -> str:
-    said = ("dry run" if line.dry_run else None, line.reason, line.error_message)
-    return shortened(": ".join(part for part in said if part))
+def _remarks(summary: ExecutionSummary | RunSummary) -> str:
+    remarks = ("dry run" if summary.dry_run else None, summary.reason, summary.error_message)
+    return shortened(": ".join(remark for remark in remarks if remark))
 
 
 COLUMNS: tuple[Column[ExecutionSummary], ...] = (
-    Column("ended", lambda line: line.completed_at, "time", drop=3, sortable=False),
-    Column("id", lambda line: line.execution_id, "execution", sortable=False),
-    Column("agent", lambda line: line.agent, "agent", sortable=False),
-    Column("status", lambda line: line.status, "state", sortable=False),
-    Column("model", lambda line: line.model, drop=2, sortable=False),
-    Column("tenant", lambda line: line.tenant, terminal=False, page=False),
-    Column("task", lambda line: line.task_id, terminal=False, page=False),
-    Column("plan", lambda line: line.plan_id, terminal=False, page=False),
-    Column("run", lambda line: line.run_id, terminal=False, page=False),
-    Column("attempts", lambda line: line.attempts_count, "count", name="attempts_count", drop=5),
-    Column("tokens", lambda line: line.total_tokens, "count", name="total_tokens", terminal=False),
-    Column("cost", lambda line: line.total_cost, "usd", name="total_cost", drop=1),
-    Column("wasted_cost", lambda line: line.wasted_cost, "usd", terminal=False, page=False),
-    Column("cost_basis", lambda line: line.cost_basis, terminal=False, page=False),
-    Column("took", lambda line: line.duration_ms, "duration", name="duration_ms", drop=4),
-    Column("reason", lambda line: line.reason, terminal=False, page=False),
-    Column("error_kind", lambda line: line.error_kind, terminal=False, page=False),
-    Column("reason", lambda line: line.error_message, words=_remarks, name="error", drop=6, sortable=False),
-    Column("dry_run", lambda line: str(line.dry_run).lower(), terminal=False, page=False),
-    Column("cache_hit", lambda line: str(line.cache_hit).lower(), terminal=False, page=False),
+    Column("ended", lambda execution: execution.completed_at, "time", drop=3, sortable=False),
+    Column("id", lambda execution: execution.execution_id, "execution", sortable=False),
+    Column("agent", lambda execution: execution.agent, "agent", sortable=False),
+    Column("status", lambda execution: execution.status, "state", sortable=False),
+    Column("model", lambda execution: execution.model, drop=2, sortable=False),
+    Column("tenant", lambda execution: execution.tenant, terminal=False, page=False),
+    Column("task", lambda execution: execution.task_id, terminal=False, page=False),
+    Column("plan", lambda execution: execution.plan_id, terminal=False, page=False),
+    Column("run", lambda execution: execution.run_id, terminal=False, page=False),
+    Column("attempts", lambda execution: execution.attempts_count, "count", name="attempts_count", drop=5),
+    Column("tokens", lambda execution: execution.total_tokens, "count", name="total_tokens", terminal=False),
+    Column("cost", lambda execution: execution.total_cost, "usd", name="total_cost", drop=1),
+    Column("wasted_cost", lambda execution: execution.wasted_cost, "usd", terminal=False, page=False),
+    Column("cost_basis", lambda execution: execution.cost_basis, terminal=False, page=False),
+    Column("took", lambda execution: execution.duration_ms, "duration", name="duration_ms", drop=4),
+    Column("reason", lambda execution: execution.reason, terminal=False, page=False),
+    Column("error_kind", lambda execution: execution.error_kind, terminal=False, page=False),
+    Column("reason", lambda execution: execution.error_message, display=_remarks, name="error", drop=6, sortable=False),
+    Column("dry_run", lambda execution: str(execution.dry_run).lower(), terminal=False, page=False),
+    Column("cache_hit", lambda execution: str(execution.cache_hit).lower(), terminal=False, page=False),
 )
 
 
@@ -52,25 +52,26 @@ class Step(NamedTuple):
     """An execution of a run."""
 
     depth: int
-    """The number of its ancestors in the run."""
+    """The number of the execution's ancestors in the run."""
     execution: ExecutionSummary
 
 
-def in_tree(steps: Sequence[ExecutionSummary]) -> list[Step]:
-    """The steps of a run, each followed by those that name it as their parent; others in the order given."""
-    by_id = {one.execution_id: one for one in steps}
-    below: dict[str | None, list[ExecutionSummary]] = {}
-    for one in by_id.values():
-        below.setdefault(one.parent_execution_id if one.parent_execution_id in by_id else None, []).append(one)
+def as_tree(steps: Sequence[ExecutionSummary]) -> list[Step]:
+    """Arranges the steps of a run as a tree, each followed by its children; siblings keep their order."""
+    by_id = {execution.execution_id: execution for execution in steps}
+    children: dict[str | None, list[ExecutionSummary]] = {}
+    for execution in by_id.values():
+        parent = execution.parent_execution_id
+        children.setdefault(parent if parent in by_id else None, []).append(execution)
     placed: dict[str, Step] = {}
-    # All of them once more, as jobs may name each other as parents.
-    for root in (*below.get(None, ()), *by_id.values()):
+    # All executions follow the roots: if jobs name each other as parents, no root reaches them.
+    for root in (*children.get(None, ()), *by_id.values()):
         stack = [Step(0, root)]
         while stack:
-            depth, one = stack.pop()
-            if one.execution_id not in placed:
-                placed[one.execution_id] = Step(depth, one)
-                stack += [Step(depth + 1, child) for child in reversed(below.get(one.execution_id, ()))]
+            depth, execution = stack.pop()
+            if execution.execution_id not in placed:
+                placed[execution.execution_id] = Step(depth, execution)
+                stack += [Step(depth + 1, child) for child in reversed(children.get(execution.execution_id, ()))]
     return list(placed.values())
 
 
@@ -98,12 +99,12 @@ RUNS: tuple[Column[RunSummary], ...] = (
     Column("wasted", lambda run: run.wasted_cost, "usd", name="wasted_cost", drop=2),
     Column("started", lambda run: run.started_at, "time", drop=3, page=False),
     Column("took", lambda run: run.duration_ms, "duration", name="duration_ms", drop=4),
-    Column("reason", lambda run: run.error_message, words=_remarks, name="error", drop=6, sortable=False),
+    Column("reason", lambda run: run.error_message, display=_remarks, name="error", drop=6, sortable=False),
 )
 
 STEPS: tuple[Column[Step], ...] = (
     Column("ended", lambda step: step.execution.completed_at, "time", terminal=False),
-    Column("step", lambda step: step.execution.execution_id, words=_indented, name="run"),
+    Column("step", lambda step: step.execution.execution_id, display=_indented, name="run"),
     Column("agent", lambda step: step.execution.agent, "agent"),
     Column("status", lambda step: step.execution.status, "state"),
     Column("model", lambda step: step.execution.model, drop=5),
@@ -111,9 +112,9 @@ STEPS: tuple[Column[Step], ...] = (
     Column("cost", lambda step: step.execution.total_cost, "usd", name="total_cost", drop=1),
     Column("wasted", lambda step: step.execution.wasted_cost, "usd", name="wasted_cost", drop=2),
     Column("took", lambda step: step.execution.duration_ms, "duration", name="duration_ms", drop=3),
-    Column("reason", lambda step: step.execution.error_message, words=_remarks_on_step, name="error", drop=4),
+    Column("reason", lambda step: step.execution.error_message, display=_remarks_on_step, name="error", drop=4),
 )
-"""On a page they are below those of `RUNS`."""
+"""The columns of a run's steps. A page aligns them with those of `RUNS`."""
 
 
 def _rate(attempt: Attempt | None) -> str | None:
@@ -129,46 +130,52 @@ def _attempt_error(attempt: Attempt) -> str | None:
 
 
 ATTEMPTS: tuple[Column[Attempt], ...] = (
-    Column("#", lambda one: one.number, "count"),
-    Column("model", lambda one: one.model),
-    Column("why", lambda one: one.cause, drop=4),
-    Column("outcome", lambda one: one.outcome, "state"),
-    Column("finish", lambda one: one.finish_reason, drop=6),
-    Column("took", lambda one: one.duration_ms, "duration", drop=2),
-    Column("first token", lambda one: one.first_token_ms, "duration", drop=7),
-    Column("tokens/s", _rate, right=True, drop=8),
-    Column("waited", lambda one: one.backoff_ms or None, "duration", drop=5),
-    Column("cost", lambda one: "" if one.short_circuited else one.cost, "usd", drop=1),
+    Column("#", lambda attempt: attempt.number, "count"),
+    Column("model", lambda attempt: attempt.model),
+    Column("why", lambda attempt: attempt.cause, drop=4),
+    Column("outcome", lambda attempt: attempt.outcome, "state"),
+    Column("finish", lambda attempt: attempt.finish_reason, drop=6),
+    Column("took", lambda attempt: attempt.duration_ms, "duration", drop=2),
+    Column("first token", lambda attempt: attempt.first_token_ms, "duration", drop=7),
+    Column("tokens/s", _rate, align_right=True, drop=8),
+    Column("waited", lambda attempt: attempt.backoff_ms or None, "duration", drop=5),
+    Column("cost", lambda attempt: "" if attempt.short_circuited else attempt.cost, "usd", drop=1),
     Column("error", _attempt_error, drop=3),
 )
 
 
-def answering(execution: Execution) -> Attempt | None:
+def answering_attempt(execution: Execution) -> Attempt | None:
     """The attempt that gave the answer; None if none did."""
-    succeeded = execution.status == "succeeded" and not execution.cache_hit
-    return next((one for one in reversed(execution.attempts) if succeeded and one.outcome == "success"), None)
+    if execution.status != "succeeded" or execution.cache_hit:
+        return None
+    return next((attempt for attempt in reversed(execution.attempts) if attempt.outcome == "success"), None)
 
 
-def cost(one: Execution, written: Callable[[int | None], str] = money) -> str:
-    """Its cost, and the remark behind it. `written`: the form of the amount."""
-    return written(one.total_cost) + ("" if one.total_cost is None else basis(one.cost_basis))
+def cost(execution: Execution, format_amount: Callable[[int | None], str] = money) -> str:
+    """Writes an execution's cost, followed by its basis if it was not billed.
+
+    Args:
+        execution: the execution.
+        format_amount: writes the amount, in nano-dollars; None is an unknown amount.
+    """
+    return format_amount(execution.total_cost) + ("" if execution.total_cost is None else basis(execution.cost_basis))
 
 
-def _wasted(one: Execution) -> str:
-    if not one.wasted_cost:
+def _wasted(execution: Execution) -> str:
+    if not execution.wasted_cost:
         return ""
-    dearest_first = sorted(one.wasted_by_cause.items(), key=lambda part: -part[1])
-    causes = ", ".join(f"{humanized(cause)} {money(cost)}" for cause, cost in dearest_first if cost)
-    return f"{money(one.wasted_cost)}{f' ({causes})' if causes else ''}"
+    dearest_first = sorted(execution.wasted_by_cause.items(), key=lambda cause_and_cost: -cause_and_cost[1])
+    causes = ", ".join(f"{humanized(cause)} {money(wasted)}" for cause, wasted in dearest_first if wasted)
+    return f"{money(execution.wasted_cost)}{f' ({causes})' if causes else ''}"
 
 
-def _cache(one: Execution) -> str:
-    source = f" of {one.cached_from}" if one.cached_from else ""
-    return f"answered from the cache{source}, nothing was called" if one.cache_hit else ""
+def _cache(execution: Execution) -> str:
+    source = f" of {execution.cached_from}" if execution.cached_from else ""
+    return f"answered from the cache{source}, nothing was called" if execution.cache_hit else ""
 
 
-def left_out(execution: Execution) -> list[str]:
-    """Orphaned tool calls, turns that did not fit, and parameters that a model refuses, by the calls without them."""
+def dropped_parts(execution: Execution) -> list[str]:
+    """Lists what attempts left out of the request: orphaned tool calls, turns that did not fit, refused parameters."""
     parts: list[str] = []
     for attempt in execution.attempts:
         if count := attempt.dropped_messages:
@@ -178,49 +185,54 @@ def left_out(execution: Execution) -> list[str]:
     return parts
 
 
-def _usage_problems(one: Execution) -> str:
-    """Reported usage that is not credible; the costs are estimated then."""
+def _usage_problems(execution: Execution) -> str:
+    """Lists attempts whose reported usage is not credible, so that their costs are estimates."""
     return "; ".join(
         f"{attempt.usage_problem} in attempt {attempt.number}"
-        for attempt in one.attempts
+        for attempt in execution.attempts
         if attempt.usage_problem is not None
     )
 
 
 FACTS: tuple[Column[Execution], ...] = (
-    Column("agent", lambda one: one.agent),
-    Column("status", lambda one: one.status, "state"),
-    Column("reason", lambda one: one.reason, "words"),
-    Column("error", lambda one: one.error and f"{one.error.class_}: {one.error.message}"),
-    Column("stopped", lambda one: one.statistics and failures_in_words(one.statistics), page=False),
-    Column("requested model", lambda one: one.requested_model, terminal=False),
-    Column("model", lambda one: one.chosen_model),
-    Column("models to try", lambda one: " > ".join(one.fallback_chain)),
-    Column("attempts", lambda one: one.attempts_count, "count", terminal=False),
-    Column("input tokens", lambda one: one.input_tokens or None, "count"),
-    Column("output tokens", lambda one: one.output_tokens or None, "count"),
-    Column("cached tokens", lambda one: one.cached_tokens or None, "count"),
+    Column("agent", lambda execution: execution.agent),
+    Column("status", lambda execution: execution.status, "state"),
+    Column("reason", lambda execution: execution.reason, "words"),
+    Column("error", lambda execution: execution.error and f"{execution.error.class_}: {execution.error.message}"),
+    Column("stopped", lambda execution: execution.statistics and failures_in_words(execution.statistics), page=False),
+    Column("requested model", lambda execution: execution.requested_model, terminal=False),
+    Column("model", lambda execution: execution.chosen_model),
+    Column("models to try", lambda execution: " > ".join(execution.fallback_chain)),
+    Column("attempts", lambda execution: execution.attempts_count, "count", terminal=False),
+    Column("input tokens", lambda execution: execution.input_tokens or None, "count"),
+    Column("output tokens", lambda execution: execution.output_tokens or None, "count"),
+    Column("cached tokens", lambda execution: execution.cached_tokens or None, "count"),
     Column("cost", cost),
     Column("wasted", _wasted),
     Column("cache", _cache),
-    Column("left out", lambda one: ", ".join(left_out(one)), page=False),
-    Column("finish reason", lambda one: one.finish_reason),
+    Column("left out", lambda execution: ", ".join(dropped_parts(execution)), page=False),
+    Column("finish reason", lambda execution: execution.finish_reason),
     Column("usage", _usage_problems, page=False),
-    Column("queued", lambda one: one.queued_at, "time", page=False),
+    Column("queued", lambda execution: execution.queued_at, "time", page=False),
     Column(
         "queued for",
-        lambda one: max((one.dispatched_at - one.queued_at).total_seconds() * 1000, 0),
+        lambda execution: max((execution.dispatched_at - execution.queued_at).total_seconds() * 1000, 0),
         "duration",
         terminal=False,
     ),
-    Column("took", lambda one: one.duration_ms, "duration"),
-    Column("first token", lambda one: (best := answering(one)) and best.first_token_ms, "duration", terminal=False),
-    Column("tokens/s", lambda one: _rate(answering(one)), terminal=False),
-    Column("tenant", lambda one: one.tenant),
-    Column("task", lambda one: one.task_id),
-    Column("parent", lambda one: one.parent_execution_id, page=False),
-    Column("plan", lambda one: one.plan_id, page=False),
-    Column("dry run", lambda one: "yes" if one.dry_run else None, page=False),
-    Column("config", lambda one: one.config_version),
-    Column("answer", lambda one: one.output if isinstance(one.output, str) else None, page=False),
+    Column("took", lambda execution: execution.duration_ms, "duration"),
+    Column(
+        "first token",
+        lambda execution: (attempt := answering_attempt(execution)) and attempt.first_token_ms,
+        "duration",
+        terminal=False,
+    ),
+    Column("tokens/s", lambda execution: _rate(answering_attempt(execution)), terminal=False),
+    Column("tenant", lambda execution: execution.tenant),
+    Column("task", lambda execution: execution.task_id),
+    Column("parent", lambda execution: execution.parent_execution_id, page=False),
+    Column("plan", lambda execution: execution.plan_id, page=False),
+    Column("dry run", lambda execution: "yes" if execution.dry_run else None, page=False),
+    Column("config", lambda execution: execution.config_version),
+    Column("answer", lambda execution: execution.output if isinstance(execution.output, str) else None, page=False),
 )

@@ -1,4 +1,4 @@
-"""Plans and their jobs."""
+"""Columns of plans and of their jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from breakwater.views.columns import Column, humanized
 
 
 def jobs(plan: PlanStatus) -> str:
-    """Jobs by status: `2 succeeded, 1 dead lettered`."""
+    """Counts the jobs of a plan by status: `2 succeeded, 1 dead lettered`."""
     counts = plan.jobs_by_status.items()
     return ", ".join(f"{count:,} {humanized(status)}" for status, count in counts) or "none"
 
@@ -17,7 +17,7 @@ def jobs(plan: PlanStatus) -> str:
 COLUMNS: tuple[Column[PlanStatus], ...] = (
     Column("plan", lambda plan: plan.plan_id, "id"),
     Column("state", lambda plan: plan.state, "state"),
-    Column("jobs", lambda plan: sum(plan.jobs_by_status.values()), "count", words=jobs, drop=2),
+    Column("jobs", lambda plan: sum(plan.jobs_by_status.values()), "count", display=jobs, drop=2),
     Column("cost", lambda plan: plan.total_cost, "usd"),
     Column("wasted", lambda plan: plan.wasted_cost, "usd", drop=1),
     Column("cost_basis", lambda plan: plan.cost_basis, terminal=False, page=False),
@@ -49,5 +49,5 @@ JOBS: tuple[Column[PlanJob], ...] = (
 
 
 def basis(cost_basis: str) -> str:
-    """Remark behind a cost that is not what a provider billed: ` (estimated)`."""
+    """A remark such as ` (estimated)` for a cost that no provider billed; empty for a billed one."""
     return "" if cost_basis == "billed" else f" ({'no call was made' if cost_basis == 'none' else cost_basis})"

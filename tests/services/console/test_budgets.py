@@ -10,7 +10,7 @@ from breakwater.analytics import schema
 from breakwater.contracts.budgets import BudgetStatus
 from breakwater.contracts.types import NANO_PER_USD, format_time, ms_from_time, time_from_ms
 from breakwater.policy.budget import Forecast, period
-from breakwater.views.budgets import without_cap
+from breakwater.views.budgets import no_cap_text
 from services.console.budgets import budget_row, outlook
 from tests.analytics import samples
 from tests.cli.api_stub import problem
@@ -111,7 +111,7 @@ def test_a_budget_without_a_cap_names_the_cap_of_its_other_window():
         status("agent:writer/daily", limit="0.004752"),
         status("agent:reader/monthly", limit=None),
     )
-    said = [without_cap(one, (month, day, other)) for one in (month, other)]
+    said = [no_cap_text(one, (month, day, other)) for one in (month, other)]
     assert said == ["no monthly cap, daily cap $0.00475", "no cap"]
 
 

@@ -78,7 +78,7 @@ def test_rows_are_sorted_and_filtered_as_the_url_says(query: str, names: str) ->
 def test_headings_lead_to_their_order_and_back_and_keep_the_rest_of_the_url() -> None:
     [name, cost, chart] = table("window=1h&t.sort=cost&other.find=x").headings
     assert (name.sorted, cost.sorted, chart.sorted) == (None, "descending", None)
-    assert (name.column.heading, cost.column.is_right) == ("Name", True)
+    assert (name.column.heading, cost.column.is_right_aligned) == ("Name", True)
     assert name.link == "/p?window=1h&t.sort=name&other.find=x#t"
     assert cost.link == "/p?window=1h&t.sort=-cost&other.find=x#t"
     assert chart.link is None

@@ -15,7 +15,7 @@ from breakwater.cli import formats, interrupts, output
 from breakwater.cli.connect import run
 from breakwater.cli.demo.report import DemoReport
 from breakwater.cli.demo.run import run_demo
-from breakwater.cli.errors import ExitCode, wrong_usage
+from breakwater.cli.errors import ExitCode, usage_error
 from breakwater.cli.plane import JsonOption
 from breakwater.embedded.datadir import DataDir
 
@@ -53,7 +53,7 @@ def demo(
         breakwater demo --jobs 1000 --seed 7 --json | jq .reconciliation
     """
     if data is not None and data.exists() and (not data.is_dir() or any(data.iterdir())):
-        raise wrong_usage(f"{data} is not empty", "The demo needs a new or empty directory.")
+        raise usage_error(f"{data} is not empty", "The demo needs a new or empty directory.")
     directory = Path(tempfile.mkdtemp(prefix="breakwater-demo-")) if data is None else data.absolute()
     kept = keep or data is not None
     # Without a terminal, there is no person to open the console and press Ctrl-C: a stack that stays would hang CI.
@@ -71,7 +71,9 @@ def demo(
     if not as_json and kept:
         where = shlex.quote(str(directory))
         output.note(f"the data is kept in {directory}; to look at it in the console, at the address that this prints:")
-        output.styled((f"  {formats.program()} up --simulate --config {where}/breakwater.yaml --data {where}", "bold"))
+        output.styled(
+            (f"  {formats.breakwater_command()} up --simulate --config {where}/breakwater.yaml --data {where}", "bold")
+        )
     elif not as_json:
         output.note("the data is deleted; `--keep` keeps it, for the console")
     return code

@@ -255,16 +255,16 @@ _NONE = ("·", "dim")
 
 AGENTS: tuple[Column[AgentSummary], ...] = (
     Column("agent", lambda one: (one.agent, "bold" if one.agent == "all" else "")),
-    Column("jobs", lambda one: one.executions, right=True),
-    Column("ok", lambda one: _success(one), right=True),
-    Column("tries", lambda one: one.attempts, right=True),
-    Column("retry", lambda one: one.retries or _NONE, right=True),
-    Column("fall", lambda one: one.fallbacks or _NONE, right=True),
-    Column("short", lambda one: one.short_circuits or _NONE, right=True),
-    Column("p50", lambda one: duration(one.p50_ms), right=True),
-    Column("p95", lambda one: duration(one.p95_ms), right=True),
-    Column("spend", lambda one: money(one.spend), right=True),
-    Column("wasted", lambda one: money(one.wasted), right=True),
+    Column("jobs", lambda one: one.executions, align_right=True),
+    Column("ok", lambda one: _success(one), align_right=True),
+    Column("tries", lambda one: one.attempts, align_right=True),
+    Column("retry", lambda one: one.retries or _NONE, align_right=True),
+    Column("fall", lambda one: one.fallbacks or _NONE, align_right=True),
+    Column("short", lambda one: one.short_circuits or _NONE, align_right=True),
+    Column("p50", lambda one: duration(one.p50_ms), align_right=True),
+    Column("p95", lambda one: duration(one.p95_ms), align_right=True),
+    Column("spend", lambda one: money(one.spend), align_right=True),
+    Column("wasted", lambda one: money(one.wasted), align_right=True),
 )
 CHECKS: tuple[Column[DemoCheck], ...] = (
     Column("", lambda check: ("ok", "green") if check.ok else ("FAILED", "bold red")),
@@ -273,9 +273,9 @@ CHECKS: tuple[Column[DemoCheck], ...] = (
 )
 FIGURES: tuple[Column[ComparedFigure], ...] = (
     Column("", lambda one: one.name),
-    Column("provider", lambda one: _amount(one.provider), right=True),
-    Column("Redis", lambda one: _amount(one.redis), right=True),
-    Column("ClickHouse", lambda one: _amount(one.clickhouse), right=True),
+    Column("provider", lambda one: _amount(one.provider), align_right=True),
+    Column("Redis", lambda one: _amount(one.redis), align_right=True),
+    Column("ClickHouse", lambda one: _amount(one.clickhouse), align_right=True),
     Column("agree", lambda one: ("yes", "green") if one.agree else ("NO", "bold red")),
 )
 

@@ -123,7 +123,7 @@ async def _show_console(demo: DemoRun, stack: Stack) -> None:
     where = shlex.quote(str(stack.endpoints.data_dir))
     output.styled("\nThe stack goes on running. See in the console what happened; this link signs in once:")
     output.styled(("  " + link, "bold"))
-    output.styled((f"  `{formats.program()} console --data {where}` prints another link.", "dim"))
+    output.styled((f"  `{formats.breakwater_command()} console --data {where}` prints another link.", "dim"))
     output.styled(("  Ctrl-C stops everything.", "dim"))
 
 
