@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import inspect
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
-from functools import cache
+from multiprocessing.popen_forkserver import Popen
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -28,7 +26,7 @@ from nats.js.errors import NotFoundError
 from breakwater.bus.broker import Broker
 from breakwater.bus.core import close
 from breakwater.contracts.subjects import Stream
-from breakwater.embedded.fork_server import SUPPORTED, ForkedProcess, ForkServer
+from breakwater.embedded import fork_server
 
 TIMEOUT_S = 120.0
 """Long, as a machine may be busy with other things; a condition that holds ends the wait at once."""
@@ -150,29 +148,7 @@ async def nats_client(url: str) -> AsyncGenerator[Client]:
         await close(client)
 
 
-ServiceProcess = subprocess.Popen[bytes]
-
-
-class _ForkServer(ForkServer):
-    """Started by one process, and of use to its forks, too."""
-
-    def __init__(self) -> None:
-        super().__init__(Path(tempfile.mkdtemp(prefix="fork-server-")) / "log")
-        self._owner = os.getpid()
-
-    def start(self) -> None:
-        """Starts it, or again if it has died."""
-        if os.getpid() == self._owner:
-            super().start()
-
-
-@cache
-def fork_server() -> ForkServer:
-    """The one that the services of all tests are forked from."""
-    server = _ForkServer()
-    server.start()
-    atexit.register(server.stop)
-    return server
+ServiceProcess = subprocess.Popen[bytes] | Popen
 
 
 def start_service(name: str, environment: Mapping[str, str], log_file: Path) -> ServiceProcess:
@@ -185,7 +161,8 @@ def start_service(name: str, environment: Mapping[str, str], log_file: Path) -> 
     """
     everything = {**os.environ, **environment}
     with log_file.open("ab") as log:
-        if not SUPPORTED or "LD_PRELOAD" in environment:  # a fork is loaded already
+        if not fork_server.SUPPORTED or "LD_PRELOAD" in environment:  # a fork is loaded already
             argv = (sys.executable, "-m", "services", name)
             return subprocess.Popen(argv, env=everything, stdout=log, stderr=log, start_new_session=True)
-        return ForkedProcess(name, fork_server().request(name, log.fileno(), everything))
+        fork_server.start()
+        return fork_server.fork(name, log.fileno(), everything)

@@ -27,6 +27,7 @@ def start(modules: list[str]) -> str:
         try:
             _serve(listening, theirs, modules)
         finally:
+            util._run_finalizers()  # the fork server's socket
             shutil.rmtree(directory, ignore_errors=True)
             os._exit(0)
     _kept.append(ours)  # its end is the end of this process
@@ -39,7 +40,7 @@ _kept: list[socket.socket] = []
 
 
 def _serve(listening: socket.socket, parent: socket.socket, modules: list[str]) -> None:
-    fork_server()  # the services' own, for all workers
+    fork_server.start()  # from which the services of all workers are forked
     # Each core compiles its share, through pytest's rewriting of assertions: 17 s of CPU. The rest is read from there.
     cores = len(os.sched_getaffinity(0))
     compiling: list[int] = []
@@ -83,6 +84,8 @@ def _become_worker(streams: list[int], code: str) -> int:
     atexit._clear()
     logging.getLogger().handlers.clear()
     random.seed()
+    # It runs, as a child of this process' parent.
+    forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -125,7 +128,8 @@ else:
     import traceback
     import types
     from contextlib import suppress
+    from multiprocessing import forkserver, util
 
     import pytest
 
-    from tests.helpers import fork_server
+    from breakwater.embedded import fork_server

@@ -172,7 +172,7 @@ def test_it_answers_survives_kills_stops_cleanly_and_goes_on_with_its_data(up: C
     processes = first.children()
     assert len(processes) >= 10
     assert first.stop() == 143
-    assert not [process for process in processes if process.is_running() and process.status() != "zombie"]
+    wait_until(lambda: not [child for child in processes if child.is_running() and child.status() != "zombie"])
     assert not (first.data / "endpoints.json").exists()
 
     again = up("--simulate", data=first.data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -82,9 +83,9 @@ class Plane:
         self.processes[name].kill()
         self.processes[name].wait()
 
-    async def terminate(self, name: str, timeout_s: float = 60) -> int:
-        """SIGTERM, and the exit code."""
-        self.processes[name].send_signal(signal.SIGTERM)
+    async def terminate(self, name: str, timeout_s: float = 60) -> int | None:
+        """Sends SIGTERM, and returns the exit code; None if the service still runs after `timeout_s`."""
+        os.kill(self.processes[name].pid, signal.SIGTERM)
         # In a thread: what the process ends with may need the provider, which answers from this loop.
         return await asyncio.to_thread(self.processes[name].wait, timeout_s)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
@@ -422,7 +423,7 @@ async def test_a_cap_that_is_changed_in_the_file_holds_a_moment_later(start_mone
         file = plane.directory / "breakwater.yaml"
         file.write_text(file.read_text().replace("'0.000001'", "'1'").replace("0.000001", "1"))
         for process in plane.processes.values():
-            process.send_signal(signal.SIGHUP)
+            os.kill(process.pid, signal.SIGHUP)
         number = 0
 
         async def succeeds() -> bool:

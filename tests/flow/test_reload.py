@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import signal
 from collections import Counter
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ class Edited:
     def signal(self) -> None:
         """What `docker compose kill -s HUP` does."""
         for name in self._services:
-            self._plane.processes[name].send_signal(signal.SIGHUP)
+            os.kill(self._plane.processes[name].pid, signal.SIGHUP)
 
     async def _logged(self, name: str, what: str) -> bool:
         return what in self._plane.log(name)

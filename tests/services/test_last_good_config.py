@@ -125,7 +125,7 @@ async def test_what_is_taken_over_while_it_runs_is_the_last_good_one(started: St
     assert started.process is not None
     for config, holds, refused in ((BROKEN, GOOD, True), (BETTER, BETTER, False), (BROKEN, BETTER, True)):
         started.file.write_text(config)
-        started.process.send_signal(signal.SIGHUP)
+        os.kill(started.process.pid, signal.SIGHUP)
         await until(lambda holds=holds, refused=refused: started.works_under(holds, refused=refused), "a reload")
         await until(lambda holds=holds: started.last_good.read_text() == holds, "its copy")
     started.end()

@@ -108,9 +108,7 @@ async def _run(
     workers: int,
     ports: tuple[int | None, int | None],
 ) -> int:
-    supervisor = Supervisor(
-        on_event=events.of_process, inherit=[lock], stop_s=12.0, fork_log=data.logs / "fork-server.log"
-    )
+    supervisor = Supervisor(on_event=events.of_process, inherit=[lock], stop_s=12.0, fork=True)
     following: list[asyncio.Task[None]] = []
 
     async def stay_up() -> NoReturn:

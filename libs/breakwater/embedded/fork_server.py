@@ -1,249 +1,145 @@
-"""Starts services by forking, on Linux: `python -m breakwater.embedded.fork_server DESCRIPTOR`, and its client.
+"""Starts services as forks of one process that has imported them: `multiprocessing`'s fork server, on Linux.
 
 Importing a service takes 0.7 s of CPU and 75 MB. The server imports all of them once; each service is then a fork of
 it, which does the same as `python -m services NAME`, is ready in a fraction of that time, and shares the memory of the
 imported modules. On other systems services are started as any program is.
 
-DESCRIPTOR is a Unix stream socket. A request is one byte with three descriptors: a log for the service's stdout and
-stderr, a pipe, and a file of JSON, `{"service", "environment", "directory"}`. The fork itself reads that file: one
-service's environment is never in the server's memory, and so in no other service's. The pid is written to the pipe as
-text, and on another line the exit code when the service has ended (negative: the signal that killed it). The end of the
-socket's stream, or of the server, is the end of every service.
+The end of the process that started the server is the end of the server and of every service (see preload.py). The
+server has no secret: each service's environment is sent to its fork alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import importlib
-import io
-import json
 import os
-import select
 import signal
-import socket
-import subprocess
 import sys
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import forkserver, get_context, reduction
+from multiprocessing.popen_forkserver import Popen
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import Any, cast
 
-from breakwater.embedded.process import ProcessSpec, spawn, until_readable
+from breakwater.embedded import process
+from breakwater.embedded.stack import SERVICES
 from breakwater.errors import BreakwaterError
 from breakwater.runtime import prctl
 
 SUPPORTED = sys.platform == "linux"
-_STOP_S = 2.0
+_CONTEXT = get_context("forkserver")
+# By name: of the rooms, only the command line may know the services.
+_SERVICES = "services.__main__"
+_PRELOADED = ["breakwater.embedded.preload", __name__, _SERVICES, *(f"services.{name}.app" for name in SERVICES)]
+
+_LONGEST_DIRECTORY = 70
+"""Bytes. `multiprocessing` makes the server's socket in the temporary directory, and its path may have 107 bytes."""
 
 
 class ForkServerError(BreakwaterError, OSError):
     """The fork server did not start a service."""
 
 
-class ForkedProcess(subprocess.Popen[bytes]):
-    """A process that the fork server has started, of which it reports the pid and the exit code on a pipe.
+def start() -> None:
+    """Starts the server, which then imports the services, unless it runs.
 
-    Making one waits until the server has imported all services. The exit code is -9 if the fork server is gone, with
-    which its processes end.
+    From the main thread: the kernel kills the server when the thread that started it ends.
 
     Raises:
-        ForkServerError: the fork server has ended, or could not fork.
+        OSError: it could not be started.
     """
-
-    def __init__(self, service: str, reports: BinaryIO) -> None:
-        self.args, self.returncode, self._reports = service, None, reports  # what Popen starts is not started
-        if not (pid := reports.readline()):
-            raise ForkServerError(f"the fork server could not start {service}")
-        self.pid = int(pid)
-
-    def poll(self) -> int | None:
-        """Returns the exit code, or None while the process runs."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(0)
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Waits for the exit code. Raises subprocess.TimeoutExpired."""
-        if self.returncode is None:
-            if not select.select([self._reports], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            self.returncode = int(self._reports.read() or -signal.SIGKILL)
-        return self.returncode
+    _CONTEXT.set_forkserver_preload(_PRELOADED)
+    with _environment(process.for_program(os.environ)):
+        forkserver.ensure_running()
 
 
-class ForkServer:
-    """Client of a fork server, which is started with the first service, or by `start`, and again if it has died.
+def stop() -> None:
+    """Kills the server, and with it every service that still runs."""
+    pid = cast("int | None", forkserver._forkserver._forkserver_pid)  # pyright: ignore
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # the next start reaps it
+
+
+def fork(service: str, log: int, environment: Mapping[str, str], *, inherit: Sequence[int] = ()) -> Popen:
+    """Starts a service in its own session. Waits until the server has imported all services.
 
     Args:
-        log_file: of the server itself.
-        inherit: descriptors that the services keep open, as of `spawn`.
+        service: its name.
+        log: an open descriptor for stdout and stderr, which the caller still has to close.
+        environment: all variables of the service.
+        inherit: descriptors that the service keeps open.
+
+    Raises:
+        OSError: the server does not work.
     """
-
-    def __init__(self, log_file: Path, *, inherit: Sequence[int] = ()) -> None:
-        self._log_file = log_file
-        self._inherit = tuple(inherit)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._requests: socket.socket | None = None
-
-    def start(self) -> None:
-        """Starts the server, which then imports the services. From the main thread, as `spawn`. Raises OSError."""
-        if self._process is not None and self._process.poll() is None:
-            return
-        self.stop()
-        ours, its = socket.socketpair()
-        with its:
-            argv = (sys.executable, "-m", __name__, str(its.fileno()))
-            spec = ProcessSpec("fork-server", argv, self._log_file, _unasked)
-            self._process = spawn(spec, inherit=(*self._inherit, its.fileno()))
-        self._requests = ours
-
-    def request(self, service: str, log: int, environment: Mapping[str, str]) -> BinaryIO:
-        """Requests a service in its own session, and returns the pipe on which the server reports.
-
-        Args:
-            service: its name.
-            log: an open descriptor for stdout and stderr, which the caller still has to close.
-            environment: all variables of the service.
-
-        Raises:
-            OSError: the server does not work.
-        """
-        self.start()
-        assert self._requests is not None
-        wanted = {"service": service, "environment": dict(environment), "directory": str(Path.cwd())}
-        ours, its = os.pipe()
-        reports = os.fdopen(ours, "rb")  # closed with the object, whatever comes of the request
-        with io.FileIO(its, "w"), io.FileIO(os.memfd_create("request"), "r+") as file:
-            file.write(json.dumps(wanted).encode())
-            file.seek(0)
-            socket.send_fds(self._requests, [b"+"], [log, its, file.fileno()])
-        return reports
-
-    async def fork(self, service: str, log: int, environment: Mapping[str, str], timeout_s: float) -> ForkedProcess:
-        """Starts a service as `request` does, and waits for it; ends a server that takes longer than `timeout_s`."""
-        reports = self.request(service, log, environment)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await until_readable(reports.fileno())
-        except TimeoutError as error:
-            self.stop()
-            raise ForkServerError(f"the fork server did not start {service} within {timeout_s:g} s") from error
-        return ForkedProcess(service, reports)
-
-    def stop(self) -> None:
-        """Ends the server, and with it every service that still runs."""
-        if self._requests is not None:
-            self._requests.close()
-            self._requests = None
-        if self._process is not None:
-            try:
-                self._process.wait(_STOP_S)  # it ends what the services have started, too
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
+    kept = [_Descriptor(number) for number in inherit]
+    try:
+        return Popen(_CONTEXT.Process(target=_run, args=(service, dict(environment), _Descriptor(log), kept)))
+    except EOFError as error:
+        raise ForkServerError(f"the fork server ended while it started {service}") from error
 
 
-async def _unasked() -> bool:
-    return True
+async def fork_within(
+    timeout_s: float, service: str, log: int, environment: Mapping[str, str], *, inherit: Sequence[int]
+) -> Popen:
+    """Starts a service as `fork` does; kills a server that takes longer than `timeout_s`."""
+    start()
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.to_thread(fork, service, log, environment, inherit=inherit)
+    except TimeoutError as error:
+        stop()
+        raise ForkServerError(f"the fork server did not start {service} within {timeout_s:g} s") from error
 
 
-def serve(requests: socket.socket) -> None:
-    """Imports the services, and forks them as asked over a socket until its other end is closed."""
-    # By name: of the rooms, only the command line may know the services.
-    services = importlib.import_module("services.__main__")
-    for name in services.NAMES:
-        importlib.import_module(f"services.{name}.app")
-    # Imported modules are not garbage: a collection would copy their pages into each service.
-    gc.collect()
-    gc.freeze()
-    running: dict[int, tuple[int, int]] = {}
-    """By the pidfd of each service, which is readable when it has ended: its pid, and the pipe for reports."""
-    while True:
-        readable, _, _ = select.select([requests, *running], [], [])
-        for ended in running.keys() & readable:
-            pid, pipe = running.pop(ended)
-            # No process of its group outlives a service. Before it is reaped, no other process has its number.
-            _kill_group(pid)
-            _report(pipe, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-            os.close(pipe)
-            os.close(ended)
-        if requests not in readable:
-            continue
-        asked, descriptors, _, _ = socket.recv_fds(requests, 1, 3)
-        if not asked:
-            break
-        log, pipe, file = descriptors
-        server = os.getpid()
-        try:
-            pid = os.fork()
-        except OSError:
-            traceback.print_exc()
-            os.close(pipe)  # with no pid on it, which says that there is no process
-        else:
-            if pid == 0:
-                requests.close()
-                for descriptor in (pipe, *running, *(pipe for _, pipe in running.values())):
-                    os.close(descriptor)
-                _become(log, file, server, services.run_service)
-            running[os.pidfd_open(pid)] = pid, pipe
-            if not _report(pipe, pid):
-                os.kill(pid, signal.SIGKILL)  # the process that asked for it is gone
-        os.close(log)
-        os.close(file)
-    for pid, _ in running.values():
-        _kill_group(pid)
+class _Descriptor:
+    """A file descriptor, of which the fork that it is sent to gets a duplicate."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> Any:
+        return _received, (reduction.DupFd(self.number),)
 
 
-def _become(log: int, file: int, server: int, run: Callable[[str], int]) -> NoReturn:
+def _received(duplicate: Any) -> _Descriptor:
+    return _Descriptor(duplicate.detach())
+
+
+def _run(service: str, environment: dict[str, str], log: _Descriptor, kept: list[_Descriptor]) -> None:  # noqa: ARG001
     """Makes a fork a process of its own, tied to the server's life, and runs the service in it."""
-    code = 1
+    from breakwater.embedded.preload import SERVER_PID  # which ties the process that imports it
+
+    gc.freeze()  # imported modules are not garbage: a collection would copy their pages
+    os.setsid()
+    prctl.end_with_parent()
+    if os.getppid() != SERVER_PID:
+        sys.exit("the fork server ended while it started this")
+    for stream in (1, 2):
+        os.dup2(log.number, stream)
+    os.close(log.number)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = [str(Path.cwd()), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.exit(importlib.import_module(_SERVICES).run_service(service))
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Generator[None]:
+    """Replaces this process' variables, which a process that it starts inherits, and a temporary directory too long."""
+    own_variables = dict(os.environ)
+    own_directory = tempfile.gettempdir()
+    os.environ.clear()
+    os.environ.update(variables)
+    if len(os.fsencode(own_directory)) > _LONGEST_DIRECTORY:
+        tempfile.tempdir = "/tmp"  # noqa: S108  the directory that is made there is its owner's alone
     try:
-        os.setsid()
-        prctl.end_with_parent()
-        if os.getppid() != server:
-            sys.exit("the fork server ended while it started this")
-        for stream in (1, 2):
-            os.dup2(log, stream)
-        os.close(log)
-        with open(file, "rb") as opened:
-            request = json.load(opened)
-        environment: dict[str, str] = request["environment"]
-        os.environ.clear()
-        os.environ.update(environment)
-        os.chdir(request["directory"])
-        sys.path[0] = request["directory"]
-        known = set(sys.path)
-        sys.path[1:1] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in known]
-        code = run(request["service"])
-    except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-    except BaseException:  # noqa: BLE001  as at the end of any program: it is printed, and the exit code says so
-        traceback.print_exc()
+        yield
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Not sys.exit: the stack below is the server's.
-        os._exit(code)
-
-
-def _report(pipe: int, number: int) -> bool:
-    """Writes a number; False where the reader is gone."""
-    try:
-        os.write(pipe, b"%d\n" % number)
-    except BrokenPipeError:
-        return False
-    return True
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    prctl.hide_memory()
-    with socket.socket(fileno=int(sys.argv[1])) as requested:
-        serve(requested)
+        tempfile.tempdir = own_directory
+        os.environ.clear()
+        os.environ.update(own_variables)

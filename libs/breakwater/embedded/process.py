@@ -10,6 +10,7 @@ import threading
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from breakwater.embedded.ports import Probe
 
@@ -71,6 +72,24 @@ class ProcessSpec:
         return {**for_program(os.environ), **self.env}
 
 
+class RunningProcess(Protocol):
+    """A child process, started as a program (`subprocess.Popen`) or forked by the fork server."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Returns the exit code, negative for a signal; None while the process runs."""
+        ...
+
+    def wait(self) -> int | None:
+        """Waits for the exit code."""
+        ...
+
+    def kill(self) -> None:
+        """Sends SIGKILL, if the process runs."""
+        ...
+
+
 def spawn(spec: ProcessSpec, *, inherit: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     """Starts a process in its own session, with its output in its log file, tied to the life of this process.
 
@@ -100,7 +119,7 @@ def spawn(spec: ProcessSpec, *, inherit: Sequence[int] = ()) -> subprocess.Popen
         )
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
+def kill_group(process: RunningProcess) -> None:
     """Ends a process and its group, also where the process itself has ended already."""
     # The number of a group is not reused for another process. macOS refuses to signal a group of zombies.
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -108,7 +127,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     process.kill()  # one that has only just been forked leads no group yet
 
 
-async def until_ended(process: subprocess.Popen[bytes]) -> None:
+async def until_ended(process: RunningProcess) -> None:
     """Waits until a process has ended."""
     if hasattr(os, "pidfd_open"):
         with contextlib.suppress(ProcessLookupError):  # it was reaped

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,17 @@ from typing import Any, Literal, Self, TypeVar
 
 import structlog
 
-from breakwater.embedded.fork_server import SUPPORTED, ForkServer
-from breakwater.embedded.process import ProcessSpec, kill_group, log_size, log_tail, open_log, spawn, until_ended
+from breakwater.embedded import fork_server
+from breakwater.embedded.process import (
+    ProcessSpec,
+    RunningProcess,
+    kill_group,
+    log_size,
+    log_tail,
+    open_log,
+    spawn,
+    until_ended,
+)
 from breakwater.errors import BreakwaterError
 from breakwater.runtime.background import run_together
 
@@ -100,14 +108,14 @@ class Keeper:
         self,
         spec: ProcessSpec,
         on_event: Callable[[ProcessEvent], None],
-        start: Callable[[ProcessSpec], Awaitable[subprocess.Popen[bytes]]],
+        start: Callable[[ProcessSpec], Awaitable[RunningProcess]],
     ) -> None:
         self.spec = spec
         self.restarts = 0
         self.ready = asyncio.Event()
         self._on_event = on_event
         self._start = start
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: RunningProcess | None = None
         self._stopping = False
         self.task = asyncio.create_task(self._keep(), name=f"keep {spec.name}")
 
@@ -205,10 +213,11 @@ class Keeper:
             kill_group(process)
             returncode = process.wait()
             self._process = None
+            assert returncode is not None
         ended = f"was killed by {Signals(-returncode).name}" if returncode < 0 else f"exited with code {returncode}"
         return problem or ended, healthy_s, {"pid": process.pid, "returncode": returncode}
 
-    async def _watch(self, process: subprocess.Popen[bytes]) -> tuple[str | None, float | None]:
+    async def _watch(self, process: RunningProcess) -> tuple[str | None, float | None]:
         """Follows a run to its end, and returns its problem, if not its end, and the time for which it was ready."""
         loop, limit_s = asyncio.get_running_loop(), self.spec.ready_timeout_s
         ended = asyncio.create_task(until_ended(process))
@@ -245,8 +254,8 @@ class Supervisor:
         on_event: called with every event, in order.
         inherit: file descriptors that every process keeps open: the lock of the data directory.
         stop_s: time limit of a whole stop, in which each process gets at least one second.
-        fork_log: log file of the fork server that starts the services (see fork_server.py). Without it, and on systems
-            other than Linux, each service is run with a Python of its own.
+        fork: has the services forked (see fork_server.py). Otherwise, and on systems other than Linux, each service is
+            run with a Python of its own.
     """
 
     def __init__(
@@ -254,12 +263,12 @@ class Supervisor:
         *,
         on_event: Callable[[ProcessEvent], None] = lambda _: None,
         inherit: Sequence[int] = (),
-        fork_log: Path | None = None,
+        fork: bool = False,
         stop_s: float = 10.0,
     ) -> None:
         self._on_event = on_event
         self._inherit = tuple(inherit)
-        self._fork_server = ForkServer(fork_log, inherit=inherit) if fork_log is not None and SUPPORTED else None
+        self._fork = fork and fork_server.SUPPORTED
         self._stop_s = stop_s
         # Processes that were started together stop together, in reverse order.
         self._steps: list[list[Keeper]] = []
@@ -284,8 +293,8 @@ class Supervisor:
             ProcessFailedError: one of them did not come up. Those that did still run, until `stop`.
             ValueError: a name is taken.
         """
-        if self._fork_server is not None:
-            self._fork_server.start()  # it imports the services while the servers come up
+        if self._fork:
+            fork_server.start()  # it imports the services while the servers come up
         keepers: list[Keeper] = []
         self._steps.append(keepers)
         for spec in specs:
@@ -301,8 +310,8 @@ class Supervisor:
             left_s = max(end - loop.time(), _LEAST_GRACE_S)
             await asyncio.gather(*(keeper.stop(min(keeper.spec.stop_timeout_s, left_s)) for keeper in self._steps[-1]))
             self._steps.pop()
-        if self._fork_server is not None:
-            self._fork_server.stop()
+        if self._fork:
+            fork_server.stop()
 
     def kill_all(self) -> None:
         """Kills all processes and everything that they have started."""
@@ -363,11 +372,13 @@ class Supervisor:
         keeper.task.add_done_callback(on_end)
         return keeper
 
-    async def _start(self, spec: ProcessSpec) -> subprocess.Popen[bytes]:
-        if spec.service is None or self._fork_server is None:
+    async def _start(self, spec: ProcessSpec) -> RunningProcess:
+        if spec.service is None or not self._fork:
             return spawn(spec, inherit=self._inherit)
         with open_log(spec.log_file) as log:
-            return await self._fork_server.fork(spec.service, log, spec.environment, spec.ready_timeout_s)
+            return await fork_server.fork_within(
+                spec.ready_timeout_s, spec.service, log, spec.environment, inherit=self._inherit
+            )
 
 
 def _retrieve(task: asyncio.Future[Any]) -> None:

@@ -86,7 +86,7 @@ async def run_demo(
             log = data.logs / f"{event.name}.log"
             output.note(f"{event.name} ended unexpectedly and is started again; its log is {log}", "yellow")
 
-    supervisor = Supervisor(on_event=on_event, inherit=[lock], stop_s=12.0, fork_log=data.logs / "fork-server.log")
+    supervisor = Supervisor(on_event=on_event, inherit=[lock], stop_s=12.0, fork=True)
 
     def line() -> str:
         return f"{demo.elapsed_s:4.0f} s  {demo.words()}"

@@ -1,0 +1,15 @@
+"""Ties the fork server to the process that started it; the server imports this module first, and nothing else does.
+
+A service must not outlive its supervisor. The kernel kills the server when the thread that started it ends, and each
+service when the server ends.
+"""
+
+import os
+
+from breakwater.runtime import prctl
+
+SERVER_PID = os.getpid()
+
+os.setsid()  # a signal to the terminal's processes is for the supervisor, which stops the services in order
+prctl.hide_memory()
+prctl.end_with_parent()
