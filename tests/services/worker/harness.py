@@ -21,7 +21,9 @@ from unittest.mock import AsyncMock, patch
 import nats
 import nats.errors
 import yaml
-from nats.js.errors import NotFoundError
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerConfig, StreamConfig, StreamInfo
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
@@ -30,7 +32,7 @@ from breakwater.bus.delivery import DelayedQueue, Delivery
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.topology import PARKED_CONSUMER, worker_consumer
+from breakwater.bus.topology import PARKED_CONSUMER, Plan, worker_consumer
 from breakwater.cli.setup import bus_plan
 from breakwater.config import LiveConfig, cipher_of, load_config
 from breakwater.contracts.subjects import Stream
@@ -97,7 +99,9 @@ class WorkerPlane(Plane):
     clock: FakeClock
     handlers: dict[str, JobHandler]
     _work: list[asyncio.Task[None]]
-    _handling: set[asyncio.Task[None]]
+    _handling: dict[asyncio.Task[None], Msg]
+    _left: list[Msg]
+    """Deliveries whose handling ended without an answer to NATS, as if its worker had died."""
 
     logs: list[EventDict]
 
@@ -114,13 +118,19 @@ class WorkerPlane(Plane):
         self._work.append(asyncio.create_task(receive_cancel_requests(lambda: self.client, self.worker.leases.cancel)))
 
     async def end(self) -> None:
-        """Takes up no more, as a worker that stops; jobs may end if they do so at once, and are given back if not."""
+        """Takes up no more, as a worker that stops; jobs may end if they do so at once, and are given back if not.
+
+        NATS delivers what was left without an answer again at once, and not only after the ack wait.
+        """
         await background.stop(*self._work)
         if self._handling:
             await asyncio.wait(self._handling, timeout=END_S)
         # One that has just been acknowledged can't be given back.
         await background.stop(*self._handling)
+        for message in self._left:
+            await message.nak()
         self._work = []
+        self._left = []
 
     async def run_until(self, step: str, job_id: str) -> None:
         """Publishes a job whose worker dies as it comes to a step: a function, by its module and name."""
@@ -140,18 +150,24 @@ class WorkerPlane(Plane):
 
         def ended(task: asyncio.Task[None]) -> None:
             slots.release()
-            self._handling.discard(task)
+            message = self._handling.pop(task)
+            if not message.is_acked:
+                self._left.append(message)
 
-        while True:
-            await slots.acquire()
-            try:
-                [message] = await subscription.fetch(1, timeout=FETCH_S)
-            except (TimeoutError, nats.errors.TimeoutError):
-                slots.release()
-                continue
-            task = asyncio.create_task(handler.handle(Delivery(message)))
-            self._handling.add(task)
-            task.add_done_callback(ended)
+        try:
+            while True:
+                await slots.acquire()
+                try:
+                    [message] = await subscription.fetch(1, timeout=FETCH_S)
+                except (TimeoutError, nats.errors.TimeoutError):
+                    slots.release()
+                    continue
+                task = asyncio.create_task(handler.handle(Delivery(message)))
+                self._handling[task] = message
+                task.add_done_callback(ended)
+        finally:
+            # Or NATS would deliver to the last request, which nobody reads any more.
+            await subscription.unsubscribe()
 
     async def _wake(self) -> None:
         waker = DelayedQueue(self.worker.publisher, self.worker.config.agents)
@@ -160,6 +176,36 @@ class WorkerPlane(Plane):
             with suppress(TimeoutError, nats.errors.TimeoutError):
                 messages = await subscription.fetch(10, timeout=FETCH_S)
                 await waker.handle_all([Delivery(message) for message in messages])
+
+
+Configs = tuple[list[tuple[StreamConfig, datetime | None]], list[tuple[ConsumerConfig, datetime]]]
+"""The streams, and the consumers of jobs, as a server has them, each with the time that it was created."""
+
+_provisioned: dict[str, tuple[Plan, Configs]] = {}
+"""By the server's address: the plan it was last provisioned for, and what it had then."""
+
+
+async def _empty_streams(nats_url: str, jetstream: JetStreamContext, plan: Plan) -> None:
+    """Empties the streams; provisions only where the plan or what is there differs from what the last test had."""
+    plan_before, configs_before = _provisioned.get(nats_url, (None, None))
+    if plan == plan_before:
+        streams = await jetstream.streams_info()
+        if await _configs(jetstream, streams) == configs_before:
+            names = [stream.config.name or "" for stream in streams if stream.state.messages]
+            await asyncio.gather(*(jetstream.purge_stream(name) for name in names))
+            return
+    await provision(nats_url, plan)
+    streams = await jetstream.streams_info()
+    await asyncio.gather(*(jetstream.purge_stream(stream.config.name or "") for stream in streams))
+    _provisioned[nats_url] = plan, await _configs(jetstream, streams)
+
+
+async def _configs(jetstream: JetStreamContext, streams: list[StreamInfo]) -> Configs:
+    consumers = await jetstream.consumers_info(Stream.JOBS.value) if streams else []
+    return (
+        [(stream.config, stream.created) for stream in streams],
+        [(consumer.config, consumer.created) for consumer in consumers],
+    )
 
 
 @asynccontextmanager
@@ -194,12 +240,9 @@ async def running_worker(
         path = directory / "breakwater.yaml"
         path.write_text(yaml.safe_dump(config_for(sim.url, agents, **config)).replace("{sim_port}", str(sim.port)))
         parsed = load_config(path)
-        await provision(nats_url, bus_plan(parsed))
         client = await nats.connect(nats_url)
         plane = WorkerPlane(directory, {"BREAKWATER_REDIS_URL": redis_url}, client, sim)
-        for stream in Stream:
-            with suppress(NotFoundError):
-                await plane.jetstream.purge_stream(stream.value)
+        await _empty_streams(nats_url, plane.jetstream, bus_plan(parsed))
         redis = Redis(redis_url)
         await redis.client.flushall()
         cipher = cipher_of(parsed, None if plane_key is None else SecretStr(plane_key))
@@ -213,7 +256,10 @@ async def running_worker(
             providers=opened,
             cipher=cipher,
         )
-        plane.clock, plane._work, plane._handling = FakeClock(), [], set()
+        plane.clock = FakeClock()
+        plane._work = []
+        plane._handling = {}
+        plane._left = []
         if fake_clock:
             context = replace(context, now=plane.clock.now, clock=plane.clock.monotonic, sleep=plane.clock.sleep)
         plane.worker = context

@@ -233,7 +233,6 @@ async def test_a_usage_that_one_call_lacks_is_not_added_up(start_worker: StartWo
     assert usage_of_all([{"prompt_tokens": 1, "total_tokens": 1}, None]) is None
 
 
-@pytest.mark.long
 async def test_a_crash_repeats_no_call_whose_answer_was_kept(start_worker: StartWorker) -> None:
     """Workers die at their second call: before it, before its record, before its answer is kept, and after that."""
     server, reached = Server(), Counter[tuple[str, str]]()

@@ -301,7 +301,6 @@ async def test_a_schema_that_a_model_can_not_be_held_to_is_only_checked(start_wo
     assert [asked.output_schema is None for asked in provider.calls] == [False, True]
 
 
-@pytest.mark.long
 async def test_a_repair_is_made_though_the_worker_died_before_it(start_worker: StartWorker) -> None:
     provider = ScriptedProvider(NO_MAX_TOKENS, ANSWER)
     async with start_worker({"sim/m": model()}, {"writer": ONE_TRY}, providers={"sim": provider}) as plane:
