@@ -20,6 +20,7 @@ import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js.api import StreamConfig
 from yarl import URL
 
 from breakwater.bus import topology
@@ -245,16 +246,18 @@ class SharedApi:
 async def renew_streams(bus: Client, plan: Plan) -> None:
     """Makes those streams again that a test has written to or deleted, with their consumers: empty, from sequence 1."""
     jetstream = bus.jetstream()
-    found = {info.config.name: info.state.last_seq for info in await jetstream.streams_info()}
-    for stream in topology.streams(plan):
-        if found.get(stream.name) == 0:
-            continue
-        if stream.name in found:
+    last_sequences = {info.config.name: info.state.last_seq for info in await jetstream.streams_info()}
+    consumers = topology.consumers(plan)
+
+    async def renew(stream: StreamConfig) -> None:
+        if stream.name in last_sequences:
             await jetstream.delete_stream(stream.name or "")
         await jetstream.add_stream(stream)
-        for name, consumer in topology.consumers(plan):
-            if name == stream.name:
-                await jetstream.add_consumer(name, consumer)
+        of_stream = [consumer for name, consumer in consumers if name == stream.name]
+        await asyncio.gather(*(jetstream.add_consumer(stream.name or "", consumer) for consumer in of_stream))
+
+    used = [stream for stream in topology.streams(plan) if last_sequences.get(stream.name) != 0]
+    await asyncio.gather(*(renew(stream) for stream in used))
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
