@@ -77,7 +77,8 @@ def figures_of(attempt: Attempt) -> AttemptSums:
     """Sums of one attempt. Nothing where no call was made."""
     if attempt.short_circuited:
         return AttemptSums()
-    cost, held = attempt.cost, attempt.reserved
+    cost = attempt.cost
+    held = attempt.reserved
     gauged = attempt.outcome == "success" and attempt.cost_basis == "billed" and cost is not None and held is not None
     return AttemptSums(
         spent=cost or 0,

@@ -1,8 +1,8 @@
-"""Usage of a call, as its provider reports it.
+"""Reads the usage of a call from its provider's answer.
 
-Providers share two dialects and not one way to fill them in: `docs/costs.md` has a table of who counts what where. What
-can't be true as it is written is read at the highest that it can mean, and says so (`Usage.problem`): the bill may
-differ.
+Providers share two dialects but fill them in differently: `docs/costs.md` has a table of who counts what where. A
+report that contradicts itself is read at the highest that it can mean, and `Usage.problem` states the contradiction,
+because the bill may differ.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import Any, cast
 from breakwater.policy.chat_messages import fields
 
 MAX_USAGE = 100_000_000
-"""Tokens. The largest models take and give a few million in one call."""
+"""The most tokens that one call can have. The largest models read and write a few million."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a call. None where nothing, or nothing that can be true, was reported.
+    """The tokens of a call. A count is None when it was not reported, or cannot be true.
 
     Attributes:
-        input_tokens: all of them, those read from a cache or written to one included.
-        output_tokens: all of them, reasoning included.
-        cached_tokens: of the input, read from a cache.
-        cache_write_tokens: of the input, written to a cache.
-        reasoning_tokens: of the output.
-        parts: others that may have prices of their own, by their kind (`price.KINDS`): `cache_write_1h` of the tokens
-            written to a cache, `input_…` of the input, others of the output.
-        terms: on which the call was served, in the provider's words; none for its standard ones.
-        problem: what can't be true of what was reported.
-        tools: calls of tools that the provider ran, by their names.
-        fees: nano-dollars that such calls cost at their makers' prices, by the same names; only of some of them.
-        model: that answered, in the provider's words.
+        input_tokens: all input, including the tokens that were read from or written to a cache.
+        output_tokens: all output, including reasoning.
+        cached_tokens: the part of the input that was read from a cache.
+        cache_write_tokens: the part of the input that was written to a cache.
+        reasoning_tokens: the part of the output that is reasoning.
+        parts: other tokens that may have their own price, by their kind (`price.KINDS`): `cache_write_1h` is a part of
+            `cache_write_tokens`, `input_…` of the input, all others of the output.
+        terms: the terms that the call was served on, in the provider's words; empty for its standard terms.
+        problem: what is contradictory or impossible in the report; None if nothing is.
+        tools: how often the provider ran its tools, by the tool's name.
+        fees: nano-dollars for all runs of a tool at the provider's list price, by the tool's name, where it is known.
+        model: the model that answered, in the provider's words.
     """
 
     input_tokens: int | None
@@ -56,22 +56,22 @@ _COUNTS = ("cached_tokens", "cache_write_tokens", "reasoning_tokens", "input_tok
 
 
 def credible(usage: Usage) -> Usage:
-    """The reported usage; nothing but the problem where it can't be what a call used."""
-    named = {name: tokens for name in _COUNTS if (tokens := getattr(usage, name)) is not None}
+    """Return the reported usage; if one call cannot have used so much, return an unknown usage with the problem."""
+    counts = {name: tokens for name in _COUNTS if (tokens := getattr(usage, name)) is not None}
     if usage.parts:
-        named |= {f"{kind} tokens": tokens for kind, tokens in usage.parts.items()}
-    if max(named.values(), default=0) <= MAX_USAGE:
+        counts |= {f"{kind} tokens": tokens for kind, tokens in usage.parts.items()}
+    if max(counts.values(), default=0) <= MAX_USAGE:
         return usage
-    what, tokens = next((what, tokens) for what, tokens in named.items() if tokens > MAX_USAGE)
-    said = f"{Decimal(tokens):.3g} {what.replace('_', ' ')} were reported"
-    return Usage(None, None, problem=f"{said}, over {MAX_USAGE:,} are not credible for one call", model=usage.model)
+    name, tokens = next((name, tokens) for name, tokens in counts.items() if tokens > MAX_USAGE)
+    report = f"{Decimal(tokens):.3g} {name.replace('_', ' ')} were reported"
+    return Usage(None, None, problem=f"{report}, over {MAX_USAGE:,} are not credible for one call", model=usage.model)
 
 
-_MOST = Decimal(10) ** 40
+_MAX_FIGURE = Decimal(10) ** 40
 
 
 def figure(value: Any) -> int | None:
-    """A number of tokens, also one that is written as a text; None for anything else. Parts of a token are one."""
+    """Read a number of tokens, which may be a string; None for anything else. Fractions are rounded up."""
     if type(value) is int:
         return value if value >= 0 else None
     if isinstance(value, bool) or not isinstance(value, float | str):
@@ -82,15 +82,15 @@ def figure(value: Any) -> int | None:
         return None
     if not number.is_finite() or number < 0:
         return None
-    return math.ceil(min(number, _MOST))
+    return math.ceil(min(number, _MAX_FIGURE))
 
 
 ESTIMATED = "estimated"
-"""The field of a usage that marks its figures as our estimates."""
+"""The field that marks the figures of a usage as our estimates."""
 
 
 def with_estimated_usage(answer: Mapping[str, Any], estimate: Usage) -> dict[str, Any]:
-    """An answer of any API with an estimated usage, marked as such, in place of one that was not reported."""
+    """Return an answer of any dialect with the estimated usage, marked as such, in place of an unreported one."""
     names = ("prompt_tokens", "completion_tokens") if "choices" in answer else ("input_tokens", "output_tokens")
     counts = dict(zip(names, (estimate.input_tokens or 0, estimate.output_tokens or 0), strict=True))
     total = {} if "content" in answer else {"total_tokens": sum(counts.values())}
@@ -98,19 +98,20 @@ def with_estimated_usage(answer: Mapping[str, Any], estimate: Usage) -> dict[str
 
 
 def is_estimated(answer: Mapping[str, Any]) -> bool:
-    """True for an answer whose usage is our estimate."""
+    """Return True if an answer's usage is our estimate."""
     return fields(answer.get("usage")).get(ESTIMATED) is True
 
 
-def highest(known: Any, given: Any) -> Any:
-    """Usage that two events of a stream report together: the higher one of each figure, and of all else the later."""
-    if isinstance(known, dict) and isinstance(given, dict):
-        before, more = cast(dict[str, Any], known), cast(dict[str, Any], given)
-        return {**before, **{name: highest(before.get(name), value) for name, value in more.items()}}
-    tokens = figure(known)
-    if tokens is not None and ((later := figure(given)) is None or later < tokens):
-        return known
-    return known if given is None else given
+def highest(earlier: Any, later: Any) -> Any:
+    """Merge the usage of two events of a stream: the higher one of each figure, and the later one of all else."""
+    if isinstance(earlier, dict) and isinstance(later, dict):
+        merged = cast(dict[str, Any], earlier)
+        updates = cast(dict[str, Any], later)
+        return {**merged, **{name: highest(merged.get(name), value) for name, value in updates.items()}}
+    earlier_tokens = figure(earlier)
+    if earlier_tokens is not None and ((later_tokens := figure(later)) is None or later_tokens < earlier_tokens):
+        return earlier
+    return earlier if later is None else later
 
 
 _INPUT_DETAILS = ("prompt_tokens_details", "input_tokens_details")
@@ -149,23 +150,25 @@ _PLACES = {
     ),
     "citation": ("citation_tokens",),
 }
-"""Places of figures of the same tokens."""
+"""The fields that may report each figure, by its meaning."""
 _FEES = {
     "server_tool_use.web_search_requests": ("web_search", 10_000_000),  # Anthropic: $10 for a thousand
     "num_sources_used": ("live_search", 25_000_000),  # xAI
     "num_search_queries": ("search_queries", 5_000_000),  # Perplexity
 }
-"""Tools by the places of their counts, and what a call costs at their makers."""
-_MEANING = {place: what for what, places in _PLACES.items() for place in places} | {place: place for place in _FEES}
+"""The tool that each field counts, and the provider's list price of one run, in nano-dollars."""
+_MEANING = {place: meaning for meaning, places in _PLACES.items() for place in places} | {
+    place: place for place in _FEES
+}
 _MODALITIES = {"audio_tokens": "audio", "image_tokens": "image", "video_tokens": "video"}
 _NO_KINDS = frozenset(
     {"text_tokens", "reasoning_tokens", "thinking_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens"}
 )
-"""Details that cost what all of it costs."""
+"""Details whose tokens cost the same as any others of their direction."""
 
 
 def _kind(place: str) -> tuple[str, str] | None:
-    """The direction and the name of tokens in the details that have a price of their own."""
+    """Return the direction and the name of a detail whose tokens may have their own price; None for other fields."""
     outer, _, name = place.rpartition(".")
     direction = "input" if outer in _INPUT_DETAILS else "output" if outer in _OUTPUT_DETAILS else None
     if direction is None or not name.endswith("_tokens") or "cache" in name or name in _NO_KINDS:
@@ -178,32 +181,33 @@ _MAX_TERM = 40
 
 
 def of_completion(answer: Mapping[str, Any], *, thinks_apart: bool = False) -> Usage | None:
-    """The usage of a chat completion in OpenAI's dialect; None where none is reported.
+    """Return the usage of a chat completion in OpenAI's dialect; None if none is reported.
 
     Args:
         answer: the whole completion.
-        thinks_apart: the provider counts reasoning neither into the output nor into the total.
+        thinks_apart: True if the provider counts reasoning neither as output nor in the total.
     """
-    reported = next((one for one in _reports(answer) if one), None)
-    if reported is None:
+    report = next((report for report in _reports(answer) if report), None)
+    if report is None:
         return None
-    figures = _ReportedFigures(reported)
-    tokens, cached, written = figures.most("input"), figures.least("cached"), figures.most("written")
+    figures = _ReportedFigures(report)
+    tokens = figures.most("input")
+    cached = figures.least("cached")
     missed = figures.most("missed")
-    if missed is not None and (seen := missed + (cached or 0)) > (tokens or 0):
+    if missed is not None and (hits_and_misses := missed + (cached or 0)) > (tokens or 0):
         if tokens:
-            figures.doubt(f"{seen} tokens in and not in a cache are more than {tokens} of input")
-        tokens = seen
-    written, hour = figures.written(written)
-    aside = (cached or 0) + (written or 0)
-    if tokens is not None and aside > tokens:
-        figures.doubt(f"{aside} tokens from and to a cache are more than {tokens} of input")
-        tokens += aside
-    return figures.usage(answer, tokens, cached, written, hour, thinks_apart=thinks_apart)
+            figures.doubt(f"{hits_and_misses} tokens in and not in a cache are more than {tokens} of input")
+        tokens = hits_and_misses
+    written, written_1h = figures.written(figures.most("written"))
+    cache_tokens = (cached or 0) + (written or 0)
+    if tokens is not None and cache_tokens > tokens:
+        figures.doubt(f"{cache_tokens} tokens from and to a cache are more than {tokens} of input")
+        tokens += cache_tokens
+    return figures.usage(answer, tokens, cached, written, written_1h, thinks_apart=thinks_apart)
 
 
 def of_embeddings(answer: Mapping[str, Any]) -> Usage | None:
-    """The usage of embeddings in OpenAI's dialect: all of it is input, and some makers report the total alone."""
+    """Return the usage of embeddings in OpenAI's dialect; all tokens are input. Some providers report only a total."""
     reported = fields(answer.get("usage"))
     if not reported:
         return None
@@ -218,18 +222,18 @@ def of_embeddings(answer: Mapping[str, Any]) -> Usage | None:
 _HOSTED_CALLS = frozenset(
     f"{name}_call" for name in ("code_interpreter", "file_search", "image_generation", "mcp", "web_search")
 )
-"""Types of items that say that a provider has run a tool."""
+"""Types of output items that record a tool's run by the provider."""
 
 
 def of_response(answer: Mapping[str, Any]) -> Usage | None:
-    """The usage of a response in OpenAI's dialect, with the calls of tools that the provider ran."""
+    """Return the usage of a response in OpenAI's dialect, with the tools that the provider ran."""
     usage = of_completion(answer)
     items = answer.get("output")
     if usage is None or not isinstance(items, list):
         return usage
     tools = dict[str, int]()
     for item in map(fields, cast(list[Any], items)):
-        # A page that a search found is opened for nothing.
+        # A search is charged; opening a page that it found is free.
         is_free = fields(item.get("action")).get("type", "search") != "search"
         if (kind := str(item.get("type"))) in _HOSTED_CALLS and not is_free:
             tools[kind.removesuffix("_call")] = tools.get(kind.removesuffix("_call"), 0) + 1
@@ -240,48 +244,54 @@ def of_response(answer: Mapping[str, Any]) -> Usage | None:
 
 
 def of_message(answer: Mapping[str, Any]) -> Usage | None:
-    """The usage of a message in Anthropic's dialect, which counts tokens from and to the cache apart from the input."""
-    reported = answer.get("usage")
-    if not reported:
+    """Return the usage of a message in Anthropic's dialect, whose input does not include the tokens from or to a cache.
+
+    None if none is reported.
+    """
+    report = answer.get("usage")
+    if not report:
         return None
-    # What a conversation was made shorter with is counted there alone.
-    steps = fields(reported).get("iterations")
+    # The tokens spent on compacting the conversation are counted only in the iterations.
+    steps = fields(report).get("iterations")
     if isinstance(steps, list) and steps:
-        reported = highest(reported, reduce(_added, map(fields, cast(list[Any], steps))))
-    figures = _ReportedFigures(reported)
-    tokens, cached = figures.most("input"), figures.least("cached")
-    written, hour = figures.written(figures.most("written"))
+        report = highest(report, reduce(_added, map(fields, cast(list[Any], steps))))
+    figures = _ReportedFigures(report)
+    tokens = figures.most("input")
+    cached = figures.least("cached")
+    written, written_1h = figures.written(figures.most("written"))
     if tokens is not None:
         tokens += (cached or 0) + (written or 0)
-    usage = figures.usage(answer, tokens, cached, written, hour)
-    ran = _server_tools(answer.get("content"))
-    if not ran:
+    usage = figures.usage(answer, tokens, cached, written, written_1h)
+    server_tools = _server_tools(answer.get("content"))
+    if not server_tools:
         return usage
-    # Searches are counted in the usage, fetching is free, and so is code where the same answer searches or fetches.
-    left_out = {"web_search", "web_fetch", *(("code_execution",) if usage.tools or "web_fetch" in ran else ())}
-    return replace(usage, tools={**usage.tools, **{name: ran[name] for name in ran if name not in left_out}})
+    # Searches are counted in the usage; fetching is free, and so is running code in an answer that searches or fetches.
+    runs_code_free = usage.tools or "web_fetch" in server_tools
+    uncounted = {"web_search", "web_fetch", *(("code_execution",) if runs_code_free else ())}
+    counted_tools = {name: uses for name, uses in server_tools.items() if name not in uncounted}
+    return replace(usage, tools={**usage.tools, **counted_tools})
 
 
 def _server_tools(content: Any) -> dict[str, int]:
-    """The calls of tools that Anthropic ran, by their names."""
-    found = dict[str, int]()
+    """Count the uses of tools that Anthropic ran, by their names."""
+    uses = dict[str, int]()
     for block in map(fields, cast(list[Any], content) if isinstance(content, list) else ()):
         name = block.get("name")
         if block.get("type") != "server_tool_use" or not isinstance(name, str) or name.startswith("tool_search_"):
             continue
         name = "code_execution" if name.endswith("code_execution") else name
-        found[name] = found.get(name, 0) + 1
-    return found
+        uses[name] = uses.get(name, 0) + 1
+    return uses
 
 
 def model_of(answer: Mapping[str, Any]) -> str | None:
-    """The model that answered, where the answer says so."""
+    """Return the model that answered; None if the answer does not name it."""
     model = answer.get("model")
     return model if isinstance(model, str) and model else None
 
 
 def _reports(answer: Mapping[str, Any]) -> Iterator[Any]:
-    """Possible places of usage: Groq's streams have it in a field of their own, Moonshot's in the last choice."""
+    """Yield the fields that may hold the usage: Groq's streams have their own, Moonshot's use the last choice."""
     yield answer.get("usage")
     yield fields(answer.get("x_groq")).get("usage")
     choices = answer.get("choices")
@@ -289,16 +299,17 @@ def _reports(answer: Mapping[str, Any]) -> Iterator[Any]:
         yield fields(choice).get("usage")
 
 
-def _added(one: Any, other: Any) -> Any:
-    if isinstance(one, dict) and isinstance(other, dict):
-        before, more = cast(dict[str, Any], one), cast(dict[str, Any], other)
-        return {**before, **{name: _added(before.get(name), value) for name, value in more.items()}}
-    here, there = figure(one), figure(other)
-    return other if here is None else here + (there or 0)
+def _added(total: Any, step: Any) -> Any:
+    if isinstance(total, dict) and isinstance(step, dict):
+        totals = cast(dict[str, Any], total)
+        additions = cast(dict[str, Any], step)
+        return {**totals, **{name: _added(totals.get(name), value) for name, value in additions.items()}}
+    total_tokens = figure(total)
+    return step if total_tokens is None else total_tokens + (figure(step) or 0)
 
 
 def _leaves(reported: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
-    """Reported values, by their place: `prompt_tokens_details.cached_tokens`."""
+    """Yield each reported value with its place, such as `prompt_tokens_details.cached_tokens`."""
     for name, value in reported.items():
         if isinstance(value, dict):
             yield from _leaves(cast(dict[str, Any], value), f"{outer}{name}.")
@@ -306,69 +317,76 @@ def _leaves(reported: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str,
             yield f"{outer}{name}", value
 
 
-def _named(what: str | tuple[str, str]) -> str:
-    """Meaning of figures, in words of ours: a provider may name anything."""
-    return what if isinstance(what, str) else what[1] if what[1] in _MODALITIES else f"other {what[0]} tokens"
+def _named(meaning: str | tuple[str, str]) -> str:
+    """Describe the meaning of a figure in our own words, because a provider may put anything into a field's name."""
+    if isinstance(meaning, str):
+        return meaning
+    direction, name = meaning
+    return name if name in _MODALITIES else f"other {direction} tokens"
 
 
 class _ReportedFigures:
+    """The figures of a reported usage by their meaning, and the contradictions between them."""
+
     def __init__(self, reported: Any) -> None:
         self._reported = fields(reported)
         self._problems: list[str] = []
-        self._found: dict[str | tuple[str, str], list[int]] = {}
+        self._figures: dict[str | tuple[str, str], list[int]] = {}
         self._kinds: list[tuple[str, str]] = []
         for place, value in _leaves(self._reported):
-            what = _MEANING.get(place)
-            if what is None:
-                what = _kind(place)
-                if what is None:
+            meaning = _MEANING.get(place)
+            if meaning is None:
+                meaning = _kind(place)
+                if meaning is None:
                     continue
-                self._kinds.append(what)
+                self._kinds.append(meaning)
             tokens = figure(value)
             if tokens is None:
-                self.doubt(f"{place if place in _MEANING else _named(what)} is no number of tokens")
+                self.doubt(f"{place if place in _MEANING else _named(meaning)} is no number of tokens")
             else:
-                self._found.setdefault(what, []).append(tokens)
-        for what, found in self._found.items():
-            if len(found) > 1 and len({tokens for tokens in found if tokens}) > 1:
-                self.doubt(f"two figures of the same tokens differ ({_named(what)})")
+                self._figures.setdefault(meaning, []).append(tokens)
+        for meaning, figures in self._figures.items():
+            if len(figures) > 1 and len({tokens for tokens in figures if tokens}) > 1:
+                self.doubt(f"two figures of the same tokens differ ({_named(meaning)})")
         if not self._reported:
             self.doubt("what was reported as usage is no object")
 
     def doubt(self, problem: str) -> None:
         self._problems.append(problem)
 
-    def most(self, what: str) -> int | None:
-        """The highest figure of those that mean the same; None where there is none."""
-        return max(self._found.get(what, ()), default=None)
+    def most(self, meaning: str) -> int | None:
+        """Return the highest of the figures with this meaning; None if there are none."""
+        return max(self._figures.get(meaning, ()), default=None)
 
-    def least(self, what: str) -> int | None:
-        """The lowest, of tokens that cost less than others; a zero says nothing where there is another figure."""
-        found = self._found.get(what, ())
-        return min(filter(None, found), default=max(found, default=None))
+    def least(self, meaning: str) -> int | None:
+        """Return the lowest figure above zero, for tokens that cost less than others; zero if all figures are zero."""
+        figures = self._figures.get(meaning, ())
+        return min(filter(None, figures), default=max(figures, default=None))
 
     def written(self, written: int | None) -> tuple[int | None, int]:
-        """Tokens that were written to a cache, and how many of them for an hour."""
-        hour = self.most("1h") or 0
-        both = hour + (self.most("5m") or 0)
-        if written and both > written:
-            self.doubt(f"{both} tokens were written to a cache for some time, and {written} at all")
-        return (max(both, written or 0) if both or written is not None else None), hour
+        """Return the tokens that were written to a cache, and how many of them for an hour."""
+        written_1h = self.most("1h") or 0
+        with_lifetime = written_1h + (self.most("5m") or 0)
+        if written and with_lifetime > written:
+            self.doubt(f"{with_lifetime} tokens were written to a cache for some time, and {written} at all")
+        total = max(with_lifetime, written or 0) if with_lifetime or written is not None else None
+        return total, written_1h
 
     def _parts(self, direction: str) -> dict[str, int]:
+        """Return the tokens of a direction that may have their own price, by their kind."""
         parts: dict[str, int] = {}
-        for what in dict.fromkeys(self._kinds):
-            if what[0] == direction and (tokens := max(self._found.get(what, (0,)))):
-                kind = f"{direction}_{_MODALITIES.get(what[1], 'other')}"
+        for detail in dict.fromkeys(self._kinds):
+            if detail[0] == direction and (tokens := max(self._figures.get(detail, (0,)))):
+                kind = f"{direction}_{_MODALITIES.get(detail[1], 'other')}"
                 parts[kind] = parts.get(kind, 0) + tokens
         return parts
 
-    def _whole(self, tokens: int | None, parts: Mapping[str, int], what: str) -> int | None:
-        """All tokens of a direction, of which the parts should be a part."""
+    def _total(self, tokens: int | None, parts: Mapping[str, int], direction: str) -> int | None:
+        """Return all tokens of a direction; parts that exceed the reported total are added to it."""
         special = sum(parts.values())
         if tokens is None or special <= tokens:
             return tokens
-        self.doubt(f"{special} {what} tokens of special kinds are more than {tokens} of all")
+        self.doubt(f"{special} {direction} tokens of special kinds are more than {tokens} of all")
         return tokens + special
 
     def usage(
@@ -377,22 +395,25 @@ class _ReportedFigures:
         tokens: int | None,
         cached: int | None,
         written: int | None,
-        hour: int,
+        written_1h: int,
         *,
         thinks_apart: bool = False,
     ) -> Usage:
-        """The usage, from what is known of the input."""
-        heard, said = self._parts("input"), self._parts("output")
-        tokens = self._whole(tokens, heard, "input")
+        """Build the usage from the figures of the input, which each dialect adds up in its own way."""
+        input_parts = self._parts("input")
+        output_parts = self._parts("output")
+        tokens = self._total(tokens, input_parts, "input")
         if tokens == 0:
             self.doubt("0 input tokens were reported")
             tokens = None
-        output = self._output(tokens, self._whole(self.most("output"), said, "output"), thinks_apart=thinks_apart)
+        reported_output = self._total(self.most("output"), output_parts, "output")
+        output = self._output(tokens, reported_output, thinks_apart=thinks_apart)
         if cited := self.most("citation"):
-            output, said["citation"] = (output or 0) + cited, cited
+            output = (output or 0) + cited
+            output_parts["citation"] = cited
         words = (answer.get("service_tier"), *map(self._reported.get, ("service_tier", "speed", "inference_geo")))
-        fees = {} if _FEES.keys().isdisjoint(self._found) else _FEES
-        tools = {name: calls for place, (name, _) in fees.items() if (calls := self.most(place))}
+        fees = {} if _FEES.keys().isdisjoint(self._figures) else _FEES
+        tools = {name: uses for place, (name, _) in fees.items() if (uses := self.most(place))}
         terms = (word.strip().lower()[:_MAX_TERM] for word in words if isinstance(word, str))
         return Usage(
             tokens,
@@ -400,7 +421,7 @@ class _ReportedFigures:
             cached,
             written,
             self.most("reasoning"),
-            {**({"cache_write_1h": hour} if hour else {}), **heard, **said},
+            {**({"cache_write_1h": written_1h} if written_1h else {}), **input_parts, **output_parts},
             tuple(term for term in dict.fromkeys(terms) if term not in STANDARD_TERMS),
             "; ".join(dict.fromkeys(self._problems)) or None,
             tools,
@@ -409,16 +430,17 @@ class _ReportedFigures:
         )
 
     def _output(self, tokens: int | None, output: int | None, *, thinks_apart: bool) -> int | None:
-        """The output: what the total has beyond the input, and reasoning, wherever it is counted."""
-        said, thought = output or 0, self.most("reasoning") or 0
-        apart = thinks_apart or thought > said
-        most = said + thought if apart else said
+        """Return the output with its reasoning, or all tokens of the total beyond the input if those are more."""
+        answered = output or 0
+        reasoning = self.most("reasoning") or 0
+        apart = thinks_apart or reasoning > answered
+        all_output = answered + reasoning if apart else answered
         total = self.most("total")
-        if total and tokens is not None and (rest := total - tokens) != most:
-            if rest > most:
-                most = rest
-            elif not (thinks_apart and rest == said):
-                self.doubt(f"the parts are {tokens + most} tokens, and the total is {total}")
-        elif apart and thought and not total and not thinks_apart:
-            self.doubt(f"{thought} tokens of reasoning are more than {said} of output")
-        return most if most or output is not None else None
+        if total and tokens is not None and (beyond_input := total - tokens) != all_output:
+            if beyond_input > all_output:
+                all_output = beyond_input
+            elif not (thinks_apart and beyond_input == answered):
+                self.doubt(f"the parts are {tokens + all_output} tokens, and the total is {total}")
+        elif apart and reasoning and not total and not thinks_apart:
+            self.doubt(f"{reasoning} tokens of reasoning are more than {answered} of output")
+        return all_output if all_output or output is not None else None
