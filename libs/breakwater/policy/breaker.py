@@ -1,16 +1,16 @@
-"""Opens and closes breakers. The state is a value; every function returns the next one.
+"""Opens and closes breakers. A breaker's state is a value, and every function returns the next one.
 
     closed ──a rule fires──► open ──cool-down over──► half-open ──probe succeeds──► closed
                                ▲                          └──────probe fails──────► open
     any ──isolate──► isolated          any ──reset──► closed
 
-The step from open to half-open is taken where a call asks to be admitted (`state.breakers`); all others are decided
-here. Outcomes are known by their number in the event log and by the version of the breaker that let the call pass, and
-never by a caller's clock. So one that is delivered twice, out of order or late needs no special care.
+Redis takes the step from open to half-open, when a call asks to be admitted; all other steps are decided here. An
+outcome is identified by its sequence number in the event log and by the version of the breaker that admitted its call,
+never by a caller's clock. So outcomes that are delivered twice, out of order or late need no special care.
 
-Where several call, what one of them sends must not close a model to the others. So no caller's failures make up more
-than half of what opens it for all, and those of one job count once. The failures of one caller also count by
-themselves: they open it for that caller alone, and calls of others pass.
+When a breaker has several callers, one caller's requests must not cut off the others. So a single caller's failures
+make up at most half of the failures that open the breaker for all, and those of one job count once. A caller's failures
+also count separately: they open the breaker for that caller alone, and calls of others pass.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALL = "*"
 """The agent in the name of a breaker that all agents share."""
 
 MAX_KEPT = 1000
-"""Outcomes that are remembered one by one, the newest; no rule can ask for more."""
+"""The number of newest outcomes that are remembered one by one; no rule can need more."""
 
 Preset = Literal[
     "feature",
@@ -53,7 +53,7 @@ _STANDARD = {"consecutive_failures": 3, "same_error": 5}
 
 PRESETS: Mapping[str, Mapping[str, int]] = {
     "feature": _STANDARD,
-    # Red and green in turn look like failures; the same error over and over does not belong there.
+    # Tests that are red before they are green look like failures; the same error over and over is one.
     "tdd-red-green": {"consecutive_failures": 5, "same_error": 3},
     "refactor": {"consecutive_failures": 2, "same_error": 3},
     "incident-response": {"consecutive_failures": 2, "same_error": 2},
@@ -69,18 +69,18 @@ GUARD_PRESETS: Mapping[str, Mapping[str, int]] = {**PRESETS, "agent-run": {"max_
 
 
 def with_preset(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as written, with those of the preset they name where they say nothing themselves."""
+    """Return settings with those of the preset that they name, which explicit settings override."""
     preset = rules.get("preset")
     return {**(GUARD_PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **rules}
 
 
 def take_preset(data: Any) -> Any:
-    """Applies the `preset` of a model before its settings are checked."""
+    """Apply the `preset` of a settings model before Pydantic validates its fields."""
     return with_preset(cast(dict[str, Any], data)) if isinstance(data, dict) else data
 
 
 class BreakerRules(Message):
-    """Rules for opening, and for how long. At least one rule must be set; each can be `off`."""
+    """Rules that open a breaker, and its cool-down. At least one rule must be set; each can be `off`."""
 
     preset: Preset | None = Field(default=None, description="A named set of rules; settings next to it override it.")
     scope: BreakerScope = Field(
@@ -136,16 +136,22 @@ class BreakerRules(Message):
 
 @dataclass(frozen=True, slots=True)
 class BreakerKey:
-    """Key of a breaker. One that agents share has the agent `*`; one of a whole provider the model `<provider>/*`."""
+    """The key of a breaker.
+
+    Attributes:
+        agent: the agent; `*` for a breaker that all agents share.
+        model: the model; `<provider>/*` for a breaker of a whole provider.
+        task: the task whose jobs bring their own breaker. Such a breaker is listed nowhere, and its transitions are
+            not published.
+    """
 
     agent: str
     model: str
     task: str | None = None
-    """The task whose jobs bring the breaker. It is listed nowhere, and its transitions are not published."""
 
     @classmethod
     def of(cls, scope: BreakerScope, agent: str, model: str, provider: str) -> BreakerKey:
-        """The breaker that a call belongs to."""
+        """Return the key of the breaker that a call belongs to."""
         match scope:
             case "agent_model":
                 return cls(agent, model)
@@ -156,51 +162,63 @@ class BreakerKey:
 
     @property
     def name(self) -> str:
-        """The breaker's name: `<agent>/<model>`, each encoded as a subject token; then the task, where it has one."""
+        """The breaker's name: `<agent>/<model>`, each encoded as a subject token, and `/<task>` if it has a task."""
         name = f"{encode_token(self.agent)}/{encode_token(self.model)}"
         return name if self.task is None else f"{name}/{self.task}"
 
 
 def short_hash(text: str) -> str:
-    """A hash that distinguishes a job or a caller from others in a breaker; nothing can be read from it."""
+    """Hash a job or a caller to 8 hex digits, which distinguish it in a breaker and reveal nothing."""
     return blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 @lru_cache(maxsize=4096)
 def caller_of(name: str | None, tenant: str | None) -> str:
-    """A caller as a breaker knows it: by its key or program, and by the tenant that it calls for.
+    """Return a caller's name in a breaker: the hash of its key or program, and of the tenant that it calls for.
 
-    Each counts by itself: neither tenants that a key makes up nor a tenant's many keys make several callers of one.
+    Keys and tenants count separately, so a caller cannot pass for several, neither by making up tenants nor by using
+    many keys for one tenant.
     """
     return f"k{short_hash(name or '')} t{short_hash(tenant or '')}"
 
 
 @lru_cache(maxsize=4096)
 def task_of(tenant: str | None, task_id: str) -> str:
-    """A task as a breaker knows it. That of a job without one has the job's id."""
+    """Return a task's name in a breaker. For a job without a task, pass the job's id as `task_id`."""
     return short_hash(f"{tenant or ''}\n{task_id}")
 
 
 _NO_TENANT = f"t{short_hash('')}"
 MAX_ERRORS_SEEN = 100
 
-OWN_RUN_MS, MAX_OWN_RUN = 3_600_000, 100
-"""Age and number of a caller's failures in a row that are kept beyond the window, where others succeed."""
+OWN_RUN_MS = 3_600_000
+"""The age up to which a caller's consecutive failures are kept beyond the window while others succeed."""
+MAX_OWN_RUN = 100
+"""The most failures that are kept for that reason."""
 
 SLICES = 100
-"""Calls are counted in slices of the window, each 1 % of it, in whole ms: so exact is a failure rate's window."""
+"""The slices of a window in which calls are counted. A failure rate's window is exact to one slice."""
 
 CALLERS_OF_SLICE = 8
+"""The number of callers that are counted separately in a slice."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountedFailure:
-    """A counted failure: its sequence in the event log, when it was stored there (ms since the epoch), its error."""
+    """A counted failure.
+
+    Attributes:
+        sequence: its sequence number in the event log.
+        at_ms: the time at which the log stored it, in milliseconds since the epoch.
+        error: the identity of the error text; empty if unknown.
+        job: the hash of its job; empty if unknown.
+        caller: the caller as `caller_of` names it; empty if unknown.
+        task: the hash of its task; empty if unknown.
+    """
 
     sequence: int
     at_ms: int
     error: str = ""
-    """Identity of the error text; empty where it is not known."""
     job: str = ""
     caller: str = ""
     task: str = ""
@@ -208,13 +226,19 @@ class CountedFailure:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Calls of one caller that ended within one slice of a window: `number` of slices after the epoch."""
+    """The calls of one caller that ended within one slice of a window.
+
+    Attributes:
+        number: the slice's number, counted from the epoch.
+        calls: how many calls ended.
+        failed: how many of them failed.
+        caller: the caller; empty for all callers beyond the first `CALLERS_OF_SLICE`.
+    """
 
     number: int
     calls: int
     failed: int
     caller: str = ""
-    """The caller; empty for all beyond the first `CALLERS_OF_SLICE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,79 +247,85 @@ class Breaker:
 
     state: BreakerState = "closed"
     failures: tuple[CountedFailure, ...] = ()
-    """The latest, ordered by sequence: those in the window and those in a row; no more than `MAX_KEPT`."""
+    """The latest failures, ordered by sequence: those in the window and the consecutive ones; at most `MAX_KEPT`."""
     forgotten: int = 0
-    """Failures up to this sequence were counted, and are no longer kept."""
+    """The highest sequence of the failures that were counted and are no longer kept."""
     last_success: int = 0
-    """Sequence of the latest success."""
+    """The sequence of the latest success."""
     open_until_ms: int = 0
     openings: int = 0
-    """Number of times it has opened since it was closed last."""
+    """The number of times it has opened since it was last closed."""
     probe: str | None = None
     """The attempt that holds the half-open probe; its lease ends at `probe_until_ms`."""
     probe_until_ms: int = 0
     version: int = 0
-    """Grows with each transition. Calls carry that of their admission."""
+    """Grows with each transition. Each call carries the version that admitted it."""
     counts_from: int = 0
-    """Version of the latest transition that concerned all callers: outcomes of earlier admissions do not count."""
+    """The version of the latest transition that concerned all callers; outcomes of earlier admissions do not count."""
     closed_for: str = ""
-    """The caller for which alone it was closed last: no outcomes of its admissions before `closed_version` count."""
+    """The caller for which alone it was last closed; the caller's admissions before `closed_version` do not count."""
     closed_version: int = 0
     closed_at: int = 0
-    """Sequence of the probe that closed it last: what the log said before is over, also when it is delivered again."""
+    """The sequence of the probe that last closed it; earlier events no longer count, even if delivered again."""
     total_failures: int = 0
-    """Number of failures that were counted; only a reset starts over."""
+    """The number of failures that were counted; only a reset starts over."""
     errors_seen: tuple[str, ...] = ()
-    """The different errors among them, sorted; no more than `MAX_ERRORS_SEEN`."""
+    """The identities of their distinct errors, sorted; at most `MAX_ERRORS_SEEN`."""
     slices: tuple[Slice, ...] = ()
-    """Calls within the window, where a failure rate is to be known."""
+    """The calls within the window, if a rule needs a failure rate."""
     counted: tuple[int, ...] = ()
-    """Sequences of the latest calls in `slices`, ordered."""
+    """The sequences of the latest calls in `slices`, ordered."""
     last_failure_ms: int = 0
     last_success_ms: int = 0
     limited_since_ms: int = 0
-    """The first rate limit since the last success; 0 where there is none."""
+    """The time of the first rate limit since the last success; 0 if there was none."""
     changed_ms: int = 0
-    """Time of its latest change of state; 0 where it never left the first."""
+    """The time of its latest change of state; 0 if there was none."""
     reason: str = ""
-    """Reason for that, in words; a half-open one keeps why it opened."""
+    """The reason for that change, in words; a half-open breaker keeps the reason for which it opened."""
     callers: tuple[tuple[str, int], ...] = ()
-    """The latest two keys or programs that called, and the latest two tenants, with the times their calls ended."""
+    """The latest two keys or programs that called and the latest two tenants, each with the time its call ended."""
     alone: str = ""
-    """The caller that it is open for, as the calls of others succeed or there were none: a key, a tenant, or both.
-    Empty: it is open for all."""
+    """The only caller that it is open for (a key, a tenant, or both); empty if it is open for all."""
     alone_name: str = ""
     """The same in words, for operators."""
     task: str = ""
-    """The task, if any, whose failures are more than half of those that opened it."""
+    """The task that caused more than half of the failures that opened it; empty if none did."""
     successes: tuple[tuple[str, int], ...] = ()
     """The sequence of the latest success of each key and tenant that has failures."""
     probed_by: str = ""
-    """The caller whose probe has failed. One other may probe immediately, without a cool-down."""
+    """The caller whose probe has failed. One other caller may probe immediately, without a cool-down."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """An attempt as the breaker counts it. `failed` is None where the outcome says nothing about the model."""
+    """The outcome of an attempt, as a breaker counts it.
+
+    Attributes:
+        sequence: its sequence number in the event log.
+        attempt_id: the attempt.
+        at_ms: when the log stored the event, by the log's clock, because workers' clocks differ.
+        failed: True for a failure, False for a success; None if the outcome says nothing about the model.
+        error: the identity of the error text; empty if unknown.
+        version: the version of the breaker that admitted the call; None if unknown.
+        limited: True for a rate limit. By itself that is no failure, because the model is only busy.
+        job: the hash of the execution; empty if unknown.
+        caller: the caller as `caller_of` names it; empty if unknown.
+        names: the caller in words: the key or program, and the tenant.
+        task: the hash of the task; empty if unknown.
+    """
 
     sequence: int
     attempt_id: str
     at_ms: int
-    """Time at which the event was stored, by the log's clock: workers' clocks differ."""
     failed: bool | None
     error: str = ""
     version: int | None = None
-    """Version of the breaker that let the call pass; None where that is not known."""
     limited: bool = False
-    """True for a rate limit, which is no failure by itself: the model is busy."""
     job: str = ""
-    """Hash of its execution; empty where that is not known."""
     caller: str = ""
-    """The caller as `caller_of` names it; empty where that is not known."""
     names: tuple[str, str] = ("", "")
-    """The same in words: the key or program, and the tenant."""
     task: str = ""
-    """Hash of its task; empty where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,75 +343,92 @@ class BreakerChange:
 
 
 def observe(
-    breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int, jitter: float = 0.0
+    breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int, jitter: float = 0.0
 ) -> tuple[Breaker, BreakerChange | None]:
-    """Takes one outcome into account.
+    """Apply one outcome to a breaker.
 
-    While the breaker is open nothing changes: calls that were under way when it opened must not lengthen its
-    cool-down. While it is half-open only the probe's outcome decides. And calls that began before it opened say nothing
-    once it is closed again. What is delivered again changes nothing either, though time has passed. While it is open
-    for one caller, all this holds for that caller, and for the others it is closed.
+    Nothing changes while the breaker is open: calls that were in flight when it opened must not extend its cool-down.
+    While it is half-open, only the probe's outcome counts. Once it is closed again, outcomes of calls admitted before
+    it opened are ignored, and so are outcomes that are delivered again. If it is open for one caller, all this holds
+    for that caller, and for all others it is closed.
 
     Args:
-        breaker: as it was.
-        seen: the outcome.
-        rules: of the agent that called.
-        now_ms: ms since the epoch.
-        jitter: at random from 0 to 1, for the cool-down.
+        breaker: the current state.
+        observation: the outcome.
+        rules: the rules of the calling agent.
+        now_ms: the current time, in milliseconds since the epoch.
+        jitter: a random number from 0 to 1, for the cool-down.
+
+    Returns:
+        The next state, and its transition; None if there is no transition.
     """
-    is_stale = seen.version is not None and not _counts_from(breaker, seen.caller) <= seen.version <= breaker.version
-    concerns = concerns_caller(breaker, seen.caller)
+    is_stale = (
+        observation.version is not None
+        and not _counts_from(breaker, observation.caller) <= observation.version <= breaker.version
+    )
+    concerns = concerns_caller(breaker, observation.caller)
     if breaker.state == "isolated" or is_stale or (breaker.state == "open" and concerns):
         return breaker, None
-    # The log's clock may be ahead of ours; what it says must not count for longer, nor only later, because of that.
-    seen = replace(seen, at_ms=min(seen.at_ms, now_ms))
-    if seen.failed is not None and (callers := _heard(breaker.callers, seen)) != breaker.callers:
+    # The log's clock may be ahead of ours. That must neither keep an outcome counting for longer nor delay it.
+    observation = replace(observation, at_ms=min(observation.at_ms, now_ms))
+    if observation.failed is not None and (callers := _with_caller(breaker.callers, observation)) != breaker.callers:
         breaker = replace(breaker, callers=callers)
-    if seen.failed is None and seen.limited and seen.at_ms > breaker.last_success_ms:
-        breaker = replace(breaker, limited_since_ms=breaker.limited_since_ms or seen.at_ms)
-        # What has answered nothing else for a whole window is not busy, but broken.
-        seen = replace(seen, failed=seen.at_ms - breaker.limited_since_ms >= _window_ms(rules) or None)
+    if observation.failed is None and observation.limited and observation.at_ms > breaker.last_success_ms:
+        breaker = replace(breaker, limited_since_ms=breaker.limited_since_ms or observation.at_ms)
+        # A model that has only refused calls for a whole window is not busy but broken.
+        observation = replace(
+            observation, failed=observation.at_ms - breaker.limited_since_ms >= _window_ms(rules) or None
+        )
     if breaker.state == "half_open" and concerns:
-        return _after_probe(breaker, seen, rules, now_ms, jitter)
-    if seen.failed is None or seen.sequence <= breaker.closed_at:
+        return _after_probe(breaker, observation, rules, now_ms, jitter)
+    if observation.failed is None or observation.sequence <= breaker.closed_at:
         return breaker, None
-    if seen.failed and (seen.sequence <= breaker.forgotten or seen.sequence in _sequences(breaker)):
+    if observation.failed and (
+        observation.sequence <= breaker.forgotten or observation.sequence in _sequences(breaker)
+    ):
         return breaker, None  # it has been counted
-    counted = _with_call(breaker, seen, rules, now_ms)
-    if not seen.failed:
+    counted = _with_call(breaker, observation, rules, now_ms)
+    if not observation.failed:
         return replace(
             counted,
-            successes=_with_success(counted, seen),
-            last_success=max(counted.last_success, seen.sequence),
-            last_success_ms=max(counted.last_success_ms, seen.at_ms),
+            successes=_with_success(counted, observation),
+            last_success=max(counted.last_success, observation.sequence),
+            last_success_ms=max(counted.last_success_ms, observation.at_ms),
             limited_since_ms=0,
         ), None
-    return _open_if_due(_with_failure(counted, seen, rules, now_ms), seen, rules, now_ms, jitter)
+    return _open_if_due(_with_failure(counted, observation, rules, now_ms), observation, rules, now_ms, jitter)
 
 
 def concerns_caller(breaker: Breaker, caller: str) -> bool:
-    """True if its state holds for a caller; False if it is open for another one alone, and this one may call."""
+    """Return False if a breaker is open only for another caller, so that this one may call; else True."""
     return not caller or set(breaker.alone.split()) <= set(caller.split())
 
 
 def _counts_from(breaker: Breaker, caller: str) -> int:
-    """The first version of admissions whose outcomes count for a caller."""
+    """Return the first version of the breaker whose admissions count for a caller."""
     is_its_own = bool(breaker.closed_for) and set(breaker.closed_for.split()) <= set(caller.split())
     return max(breaker.counts_from, breaker.closed_version) if is_its_own else breaker.counts_from
 
 
 def is_open_for_one(breaker: Breaker) -> bool:
-    """True if it stops one caller while others call."""
-    alone, since_ms = breaker.alone.split(), breaker.changed_ms - 60_000
+    """Return True if a breaker stops one caller while others call."""
+    alone = breaker.alone.split()
     kinds = {name[0] for name in alone}
-    others = (at_ms for name, at_ms in breaker.callers if name[0] in kinds and name not in alone and name != _NO_TENANT)
-    return bool(alone) and breaker.state in {"open", "half_open"} and any(at_ms >= since_ms for at_ms in others)
+    since_ms = breaker.changed_ms - 60_000
+    return (
+        bool(alone)
+        and breaker.state in {"open", "half_open"}
+        and any(
+            name[0] in kinds and name not in alone and name != _NO_TENANT and at_ms >= since_ms
+            for name, at_ms in breaker.callers
+        )
+    )
 
 
 def isolate(
     breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: int
 ) -> tuple[Breaker, BreakerChange | None]:
-    """Forces it open until an operator resets it. Nothing changes where it is isolated already."""
+    """Force a breaker open until an operator resets it. Nothing changes if it is already isolated."""
     if breaker.state == "isolated":
         return breaker, None
     reason = _operator_reason("isolated", by, why)
@@ -391,7 +438,7 @@ def isolate(
 
 
 def reset(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: int) -> tuple[Breaker, BreakerChange]:
-    """Closes it and forgets all that was counted; of a closed one, too."""
+    """Close a breaker and forget all that it counted, also if it is already closed."""
     reason = _operator_reason("reset", by, why)
     after = Breaker(
         version=breaker.version + 1,
@@ -406,45 +453,46 @@ def reset(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: i
     return after, _change(breaker, after, None, reason, rules, now_ms, by=by)
 
 
-def _operator_reason(what: str, by: str, why: str) -> str:
-    return f"{what} by {by}: {why}" if why else f"{what} by {by}"
+def _operator_reason(action: str, by: str, why: str) -> str:
+    return f"{action} by {by}: {why}" if why else f"{action} by {by}"
 
 
 def _after_probe(
-    breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int, jitter: float
+    breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int, jitter: float
 ) -> tuple[Breaker, BreakerChange | None]:
-    if seen.attempt_id != breaker.probe:
+    if observation.attempt_id != breaker.probe:
         return breaker, None
-    if seen.failed is None:
-        # The probe says nothing about the model's health: the next call may probe.
+    if observation.failed is None:
+        # The probe's outcome says nothing about the model's health: the next call may probe.
         return replace(breaker, probe=None, probe_until_ms=0), None
-    if seen.failed:
-        failed, reason = _with_failure(breaker, seen, rules, now_ms), "the half-open probe failed"
-        failed = replace(failed, probed_by="" if breaker.probed_by else seen.caller)
+    if observation.failed:
+        reason = "the half-open probe failed"
+        failed = _with_failure(breaker, observation, rules, now_ms)
+        failed = replace(failed, probed_by="" if breaker.probed_by else observation.caller)
         opened = _opened(failed, reason, rules, now_ms, jitter)
         return opened, _change(breaker, opened, "probe_failed", reason, rules, now_ms)
     reason = "the half-open probe succeeded"
     if breaker.alone:
-        closed = _closed_for_one(breaker, seen, reason, now_ms)
+        closed = _closed_for_one(breaker, observation, reason, now_ms)
         return closed, _change(breaker, closed, None, reason, rules, now_ms)
     closed = Breaker(
         changed_ms=now_ms,
         reason=reason,
-        last_success=seen.sequence,
-        closed_at=seen.sequence,
+        last_success=observation.sequence,
+        closed_at=observation.sequence,
         version=breaker.version + 1,
         counts_from=breaker.version + 1,
         total_failures=breaker.total_failures,
         errors_seen=breaker.errors_seen,
         last_failure_ms=breaker.last_failure_ms,
-        last_success_ms=max(breaker.last_success_ms, seen.at_ms),
+        last_success_ms=max(breaker.last_success_ms, observation.at_ms),
         callers=breaker.callers,
     )
     return closed, _change(breaker, closed, None, reason, rules, now_ms)
 
 
-def _closed_for_one(breaker: Breaker, seen: Observation, reason: str, now_ms: int) -> Breaker:
-    """Closes one that was open for one caller: that one's failures are forgotten, and what others did still counts."""
+def _closed_for_one(breaker: Breaker, observation: Observation, reason: str, now_ms: int) -> Breaker:
+    """Close a breaker that was open for one caller: forget that caller's calls and keep those of others."""
     forgotten = [failure.sequence for failure in breaker.failures if concerns_caller(breaker, failure.caller)]
     return replace(
         breaker,
@@ -454,11 +502,11 @@ def _closed_for_one(breaker: Breaker, seen: Observation, reason: str, now_ms: in
         version=breaker.version + 1,
         closed_for=breaker.alone,
         closed_version=breaker.version + 1,
-        failures=tuple(one for one in breaker.failures if not concerns_caller(breaker, one.caller)),
+        failures=tuple(failure for failure in breaker.failures if not concerns_caller(breaker, failure.caller)),
         forgotten=max(breaker.forgotten, *forgotten, 0),
-        slices=tuple(one for one in breaker.slices if not concerns_caller(breaker, one.caller)),
-        last_success=max(breaker.last_success, seen.sequence),
-        last_success_ms=max(breaker.last_success_ms, seen.at_ms),
+        slices=tuple(calls for calls in breaker.slices if not concerns_caller(breaker, calls.caller)),
+        last_success=max(breaker.last_success, observation.sequence),
+        last_success_ms=max(breaker.last_success_ms, observation.at_ms),
         limited_since_ms=0,
         open_until_ms=0,
         openings=0,
@@ -472,161 +520,183 @@ def _closed_for_one(breaker: Breaker, seen: Observation, reason: str, now_ms: in
 
 
 def _open_if_due(
-    breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int, jitter: float
+    breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int, jitter: float
 ) -> tuple[Breaker, BreakerChange | None]:
-    # Of what kind several have called within the window: `k`, keys or programs; `t`, tenants. Of none: one alone.
+    # The kinds of names of which several have called within the window: `k`, keys or programs; `t`, tenants.
     since = now_ms - _window_ms(rules)
     kinds = Counter(name[0] for name, at_ms in breaker.callers if at_ms > since)
     several = [kind for kind, names in kinds.items() if names > 1]
-    due = _rule_that_fires(breaker, seen.error, several, rules, now_ms)
-    # A key's many tenants are one key still, also where no other key has called lately; a tenant's many keys likewise.
-    ones = [name for name in seen.caller.split() if name[0] not in several and not (several and name == _NO_TENANT)]
-    if due is None and several:
-        own = [
-            (_in_common(fired[2], seen), fired)
-            for name in seen.caller.split()
+    fired = _rule_that_fires(breaker, observation.error, several, rules, now_ms)
+    # The names that it opens for alone; none: for all. A key remains one key however many tenants it calls for, even
+    # if no other key has called recently, and so does a tenant with many keys.
+    alone = [
+        name for name in observation.caller.split() if name[0] not in several and not (several and name == _NO_TENANT)
+    ]
+    if fired is None and several:
+        fired_for_caller = [
+            (_in_common(fired_rule[2], observation), fired_rule)
+            for name in observation.caller.split()
             if name[0] in several and name != _NO_TENANT
-            if (fired := _rule_for_one(_of_caller(breaker, name), seen, rules, now_ms)) is not None
+            if (fired_rule := _rule_for_one(_of_caller(breaker, name), observation, rules, now_ms)) is not None
         ]
-        ones, due = max(own, key=lambda found: len(found[0]), default=(ones, None))
-    elif due is not None and several:
-        jobs, callers = len(_of_jobs(due[2])), len({failure.caller for failure in due[2]})
-        due = due[0], f"{due[1]}, of {counted(jobs, 'job')} of {counted(callers, 'caller')}", due[2]
-    if due is None:
+        alone, fired = max(fired_for_caller, key=lambda match: len(match[0]), default=(alone, None))
+    elif fired is not None and several:
+        rule, reason, failures = fired
+        jobs = counted(len(_of_jobs(failures)), "job")
+        callers = counted(len({failure.caller for failure in failures}), "caller")
+        fired = rule, f"{reason}, of {jobs} of {callers}", failures
+    if fired is None:
         return breaker, None
-    rule, reason, failures = due
+    rule, reason, failures = fired
     if breaker.state != "closed":
-        # It is open for another caller, so two see it: it opens for what both have in common, or for all.
-        ones = [name for name in ones if name in breaker.alone.split()]
-    alone = replace(
-        breaker, alone=" ".join(ones), alone_name=_in_words(ones, seen), task=_task_of(failures), probed_by=""
+        # It is already open for another caller: now it opens for what both have in common, or else for all.
+        alone = [name for name in alone if name in breaker.alone.split()]
+    due = replace(
+        breaker,
+        alone=" ".join(alone),
+        alone_name=_in_words(alone, observation),
+        task=_task_of(failures),
+        probed_by="",
     )
-    opened = _opened(alone, reason, rules, now_ms, jitter)
-    repeated = seen.error if rule == "same_error" else None
+    opened = _opened(due, reason, rules, now_ms, jitter)
+    repeated = observation.error if rule == "same_error" else None
     return opened, _change(breaker, opened, rule, reason, rules, now_ms, error_hash=repeated)
 
 
 def _of_caller(breaker: Breaker, name: str) -> Breaker:
-    """The part of a breaker that is about the calls of one key or one tenant."""
+    """Return the part of a breaker's state that concerns the calls of one key or one tenant."""
     return replace(
         breaker,
         failures=tuple(failure for failure in breaker.failures if name in failure.caller),
-        slices=tuple(one for one in breaker.slices if name in one.caller),
+        slices=tuple(counted_slice for counted_slice in breaker.slices if name in counted_slice.caller),
         last_success=dict(breaker.successes).get(name, 0),
     )
 
 
 def _rule_for_one(
-    of_one: Breaker, seen: Observation, rules: BreakerRules, now_ms: int
+    caller_breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int
 ) -> tuple[BreakerRule, str, Sequence[CountedFailure]] | None:
-    """The rule that fires for one key, or one tenant. Several tenants of a key count as several callers within it."""
-    names = {name for failure in of_one.failures for name in failure.caller.split()}
-    within = [kind for kind, number in Counter(name[0] for name in names).items() if number > 1]
-    return _rule_that_fires(of_one, seen.error, within, rules, now_ms)
+    """Return the rule that fires for one key or one tenant. Several tenants of a key count as several callers."""
+    names = {name for failure in caller_breaker.failures for name in failure.caller.split()}
+    several = [kind for kind, number in Counter(name[0] for name in names).items() if number > 1]
+    return _rule_that_fires(caller_breaker, observation.error, several, rules, now_ms)
 
 
-def _in_common(failures: Sequence[CountedFailure], seen: Observation) -> list[str]:
-    """The key, the tenant or both that the latest failure shares with all of these."""
-    return [name for name in seen.caller.split() if all(name in failure.caller for failure in failures)]
+def _in_common(failures: Sequence[CountedFailure], observation: Observation) -> list[str]:
+    """Return the key, the tenant or both that the latest failure shares with all `failures`."""
+    return [name for name in observation.caller.split() if all(name in failure.caller for failure in failures)]
 
 
-def _in_words(ones: Sequence[str], seen: Observation) -> str:
-    named = zip(seen.caller.split(), ("key", "tenant"), seen.names, strict=False)
-    words = [f"{kind} {name}" for one, kind, name in named if one in ones and name]
-    return " and ".join(words) or ("the keys of operators" if ones else "")
+def _in_words(alone: Sequence[str], observation: Observation) -> str:
+    """Describe, for operators, the hashed key and tenant that a breaker is open for."""
+    callers = zip(observation.caller.split(), ("key", "tenant"), observation.names, strict=False)
+    words = [f"{kind} {name}" for hashed, kind, name in callers if hashed in alone and name]
+    return " and ".join(words) or ("the keys of operators" if alone else "")
 
 
 def _task_of(failures: Sequence[CountedFailure]) -> str:
-    """The task of more than half of some failures; empty where there is none."""
+    """Return the task that caused more than half of the failures; empty if none did."""
     [(task, number)] = Counter(failure.task for failure in failures).most_common(1) or [("", 0)]
     return task if 2 * number > len(failures) else ""
 
 
-def _with_success(breaker: Breaker, seen: Observation) -> tuple[tuple[str, int], ...]:
-    """The latest successes of those that have failures, with one more."""
+def _with_success(breaker: Breaker, observation: Observation) -> tuple[tuple[str, int], ...]:
+    """Return the latest successes of the keys and tenants that have failures, with one more success."""
     if not breaker.failures:
         return ()
     failed = {name for caller in {failure.caller for failure in breaker.failures} for name in caller.split()}
     latest = dict(breaker.successes)
-    for name in seen.caller.split():
-        if any(name in failure.caller for failure in breaker.failures if failure.sequence < seen.sequence):
-            latest[name] = max(latest.get(name, 0), seen.sequence)
+    for name in observation.caller.split():
+        if any(name in failure.caller for failure in breaker.failures if failure.sequence < observation.sequence):
+            latest[name] = max(latest.get(name, 0), observation.sequence)
     return tuple(sorted((name, sequence) for name, sequence in latest.items() if name in failed))
 
 
 def _rule_that_fires(
     breaker: Breaker, error: str, several: Sequence[str], rules: BreakerRules, now_ms: int
 ) -> tuple[BreakerRule, str, Sequence[CountedFailure]] | None:
-    """The rule, the reason in words, and the failures that it counts."""
-    in_a_row = [failure for failure in breaker.failures if failure.sequence > breaker.last_success]
-    if _reaches(in_a_row, rules.consecutive_failures, several):
-        found = counted(len(in_a_row), "consecutive failure")
-        return "consecutive_failures", f"{found} (threshold: {rules.consecutive_failures})", in_a_row
+    """Return the first rule that fires, the reason in words, and the failures that the rule counts."""
+    consecutive = [failure for failure in breaker.failures if failure.sequence > breaker.last_success]
+    if _reaches(consecutive, rules.consecutive_failures, several):
+        figure = counted(len(consecutive), "consecutive failure")
+        return "consecutive_failures", f"{figure} (threshold: {rules.consecutive_failures})", consecutive
     recent = _within(breaker.failures, rules, now_ms)
     same = [failure for failure in recent if failure.error == error] if error else []
     if _reaches(same, rules.same_error, several):
-        found = f"Same error repeated {counted(len(same), 'time')}"
-        return "same_error", f"{found} (threshold: {rules.same_error})", same
+        figure = f"Same error repeated {counted(len(same), 'time')}"
+        return "same_error", f"{figure} (threshold: {rules.same_error})", same
     window = f"within {rules.within_s:g} s"
     if _reaches(recent, rules.errors, several):
-        found = counted(len(recent), "error")
-        return "errors", f"{found} {window} (threshold: {rules.errors})", recent
+        figure = counted(len(recent), "error")
+        return "errors", f"{figure} {window} (threshold: {rules.errors})", recent
     calls, failed = calls_within(breaker, rules, now_ms)
     if calls >= rules.minimum_calls and _fails_at_rate(breaker, several, rules, now_ms):
         assert rules.failure_rate is not None
         threshold = f"{_percent(rules.failure_rate)} of at least {rules.minimum_calls}"
-        found = f"{_percent(failed / calls)} of {counted(calls, 'call')}"
-        return "failure_rate", f"{found} failed {window} (threshold: {threshold})", recent
+        figure = f"{_percent(failed / calls)} of {counted(calls, 'call')}"
+        return "failure_rate", f"{figure} failed {window} (threshold: {threshold})", recent
     return None
 
 
-def _heard(callers: tuple[tuple[str, int], ...], seen: Observation) -> tuple[tuple[str, int], ...]:
-    """The latest callers, with one more call: two of a kind are kept, enough to know that several call."""
+def _with_caller(callers: tuple[tuple[str, int], ...], observation: Observation) -> tuple[tuple[str, int], ...]:
+    """Return the latest callers with those of one more call. Two of each kind suffice to prove that several call."""
     latest = dict(callers)
-    for name in seen.caller.split():
-        latest[name] = max(seen.at_ms, latest.get(name, 0))
-    newest = sorted(latest.items(), key=lambda one: (one[0][0], -one[1], one[0]))
-    return tuple(one for _, kind in groupby(newest, key=lambda one: one[0][0]) for one in list(kind)[:2])
+    for name in observation.caller.split():
+        latest[name] = max(observation.at_ms, latest.get(name, 0))
+    newest = sorted(latest.items(), key=lambda entry: (entry[0][0], -entry[1], entry[0]))
+    return tuple(entry for _, kind in groupby(newest, key=lambda entry: entry[0][0]) for entry in list(kind)[:2])
 
 
-def _named(caller: str, kind: str) -> str:
+def _name_of_kind(caller: str, kind: str) -> str:
     return next((name for name in caller.split() if name[0] == kind), "")
 
 
 def _of_jobs(failures: Sequence[CountedFailure]) -> Sequence[CountedFailure]:
-    """The last failure of each job."""
+    """Return the last failure of each job."""
     return tuple({failure.job or failure.sequence: failure for failure in failures}.values())
 
 
 def _reaches(failures: Sequence[CountedFailure], threshold: int | None, several: Sequence[str]) -> bool:
-    """True if there are so many failures; where several call, of different jobs, at most half of them of one caller."""
-    if threshold is None or len(failures) < threshold or not several:
-        return threshold is not None and len(failures) >= threshold
+    """Return True if the failures reach a threshold.
+
+    If there are several callers, each job counts once, and each caller for at most half of the threshold.
+    """
+    if threshold is None or len(failures) < threshold:
+        return False
+    if not several:
+        return True
     needed = max(threshold, 2)
-    most, of_jobs = -(-needed // 2), _of_jobs(failures)
-    return all(
-        sum(min(count, most) for count in Counter(_named(one.caller, kind) for one in of_jobs).values()) >= needed
-        for kind in several
-    )
+    most_of_one = -(-needed // 2)
+    of_jobs = _of_jobs(failures)
+    for kind in several:
+        counts = Counter(_name_of_kind(failure.caller, kind) for failure in of_jobs)
+        if sum(min(count, most_of_one) for count in counts.values()) < needed:
+            return False
+    return True
 
 
 def _fails_at_rate(breaker: Breaker, several: Sequence[str], rules: BreakerRules, now_ms: int) -> bool:
-    """True if the share of calls that may fail is reached; where several call, also without each one of them."""
+    """Return True if the failure rate is reached; with several callers, also without any one of them."""
     if rules.failure_rate is None:
         return False
     live = _live(breaker.slices, rules, now_ms)
-    # Half of the failures that are enough at the fewest calls: a single one of the others is no rate.
-    least = max(1, int(rules.failure_rate * rules.minimum_calls) // 2)
     parts = [live]
     for kind in several:
-        names = {_named(one.caller, kind) for one in live}
-        parts += [[one for one in live if _named(one.caller, kind) != name] for name in names]
+        names = {_name_of_kind(calls.caller, kind) for calls in live}
+        parts += [[calls for calls in live if _name_of_kind(calls.caller, kind) != name] for name in names]
+    # Without one caller, half of the failures that suffice at `minimum_calls` must remain: one failure is no rate.
+    least_failures = max(1, int(rules.failure_rate * rules.minimum_calls) // 2) if several else 1
     for part in parts:
-        calls, failed = sum(one.calls for one in part), sum(one.failed for one in part)
+        total, failed = _totals(part)
         # Divided, not multiplied: 7 of 100 are a share of 0.07, and yet fewer than 0.07 * 100 in floats.
-        if failed < (least if several else 1) or failed / calls < rules.failure_rate:
+        if failed < least_failures or failed / total < rules.failure_rate:
             return False
     return True
+
+
+def _totals(slices: Sequence[Slice]) -> tuple[int, int]:
+    """Return the calls in some slices, and how many of them failed."""
+    return sum(calls.calls for calls in slices), sum(calls.failed for calls in slices)
 
 
 def _percent(share: float) -> str:
@@ -645,19 +715,27 @@ def _change(
     by: str | None = None,
 ) -> BreakerChange:
     figures = after if after.failures else before
-    in_a_row, errors = consecutive_failures(figures), errors_within(figures, rules, now_ms)
-    return BreakerChange(before, after, rule, reason, in_a_row, errors, error_hash, by)
+    return BreakerChange(
+        before,
+        after,
+        rule,
+        reason,
+        consecutive_failures(figures),
+        errors_within(figures, rules, now_ms),
+        error_hash,
+        by,
+    )
 
 
 def cooldown_ms(rules: BreakerRules, openings: int, jitter: float) -> int:
-    """Time for which it stays open.
+    """Return how long a breaker stays open.
 
     Args:
-        rules: the settings.
-        openings: how often it has opened in a row, this time included.
-        jitter: at random from 0 to 1.
+        rules: its rules.
+        openings: how often it has opened without being closed in between, this time included.
+        jitter: a random number from 0 to 1.
     """
-    # In floats, and capped before it is a number of milliseconds: growth**openings may be beyond any integer.
+    # A loop that stops at the ceiling: growth**openings may overflow a float.
     ceiling = max(rules.cooldown_s, rules.max_cooldown_s)
     grown = rules.cooldown_s
     for _ in range(openings - 1):
@@ -674,7 +752,7 @@ def _opened(breaker: Breaker, reason: str, rules: BreakerRules, now_ms: int, jit
 
 
 def _moved(breaker: Breaker, state: BreakerState, reason: str, now_ms: int) -> Breaker:
-    """The breaker in another state, in which no probe is under way."""
+    """Return the breaker in another state, without a probe."""
     version = breaker.version + 1
     return replace(
         breaker,
@@ -682,7 +760,7 @@ def _moved(breaker: Breaker, state: BreakerState, reason: str, now_ms: int) -> B
         reason=reason,
         changed_ms=now_ms,
         version=version,
-        # Outcomes of others count on while it opens for one caller, again and again.
+        # While it opens for one caller, even repeatedly, the outcomes of others still count.
         counts_from=breaker.counts_from if breaker.alone else version,
         probe=None,
         probe_until_ms=0,
@@ -693,67 +771,81 @@ def _sequences(breaker: Breaker) -> list[int]:
     return [failure.sequence for failure in breaker.failures]
 
 
-def _with_failure(breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int) -> Breaker:
-    """Counts a failure that is not known yet."""
-    place = bisect_left(_sequences(breaker), seen.sequence)
-    failure = CountedFailure(seen.sequence, seen.at_ms, seen.error, seen.job, seen.caller, seen.task)
-    failures = (*breaker.failures[:place], failure, *breaker.failures[place:])
-    kept = _needed(failures, breaker, rules, now_ms)
-    remaining = {one.sequence for one in kept}
-    dropped = [one.sequence for one in failures if one.sequence not in remaining]
+def _with_failure(breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int) -> Breaker:
+    """Count a failure that was not counted before."""
+    place = bisect_left(_sequences(breaker), observation.sequence)
+    new_failure = CountedFailure(
+        observation.sequence,
+        observation.at_ms,
+        observation.error,
+        observation.job,
+        observation.caller,
+        observation.task,
+    )
+    failures = (*breaker.failures[:place], new_failure, *breaker.failures[place:])
+    needed = _needed(failures, breaker, rules, now_ms)
+    remaining = {failure.sequence for failure in needed}
+    dropped = [failure.sequence for failure in failures if failure.sequence not in remaining]
     errors = breaker.errors_seen
-    if seen.error and seen.error not in errors and len(errors) < MAX_ERRORS_SEEN:
-        errors = tuple(sorted((*errors, seen.error)))
+    if observation.error and observation.error not in errors and len(errors) < MAX_ERRORS_SEEN:
+        errors = tuple(sorted((*errors, observation.error)))
     return replace(
         breaker,
-        failures=kept,
+        failures=needed,
         forgotten=max(breaker.forgotten, *dropped, 0),
         total_failures=breaker.total_failures + 1,
         errors_seen=errors,
-        last_failure_ms=max(breaker.last_failure_ms, seen.at_ms),
+        last_failure_ms=max(breaker.last_failure_ms, observation.at_ms),
     )
 
 
 def _needed(
     failures: Sequence[CountedFailure], breaker: Breaker, rules: BreakerRules, now_ms: int
 ) -> tuple[CountedFailure, ...]:
-    """The newest, from the first on that is in a row or in the window, and before them those in a row of their callers.
+    """Return the failures to keep: those in the window, consecutive ones, and ones that are consecutive for a caller.
 
-    Also where no rule asks for these: transitions report how many there are.
+    They are kept even if no rule needs them, because transitions report how many there are.
     """
-    since, successes = now_ms - _window_ms(rules), dict(breaker.successes)
+    since = now_ms - _window_ms(rules)
+    successes = dict(breaker.successes)
     first = next(
-        (n for n, one in enumerate(failures) if one.sequence > breaker.last_success or one.at_ms > since), len(failures)
+        (
+            index
+            for index, failure in enumerate(failures)
+            if failure.sequence > breaker.last_success or failure.at_ms > since
+        ),
+        len(failures),
     )
     own_runs = [
-        one
-        for one in failures[:first]
-        if one.at_ms > now_ms - OWN_RUN_MS
-        if any(one.sequence > successes.get(name, 0) for name in one.caller.split())
+        failure
+        for failure in failures[:first]
+        if failure.at_ms > now_ms - OWN_RUN_MS
+        if any(failure.sequence > successes.get(name, 0) for name in failure.caller.split())
     ]
     return (*own_runs[-MAX_OWN_RUN:], *failures[first:])[-MAX_KEPT:]
 
 
-def _with_call(breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int) -> Breaker:
-    """Counts a call for the failure rate, where there is one."""
+def _with_call(breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int) -> Breaker:
+    """Count a call for the failure rate, if a rule needs it."""
     if rules.failure_rate is None:
         return breaker
-    counted = breaker.counted
-    place = bisect_left(counted, seen.sequence)
-    if place < len(counted) and counted[place] == seen.sequence:
+    sequences = breaker.counted
+    place = bisect_left(sequences, observation.sequence)
+    if place < len(sequences) and sequences[place] == observation.sequence:
         return breaker
-    if place == 0 and len(counted) >= MAX_KEPT:
-        return breaker  # older than all that are remembered: it may have been counted
-    slices = {(one.number, one.caller): one for one in _live(breaker.slices, rules, now_ms)}
-    number, caller = seen.at_ms // _slice_ms(rules), seen.caller
-    if (number, caller) not in slices and sum(one == number for one, _ in slices) >= CALLERS_OF_SLICE:
+    if place == 0 and len(sequences) >= MAX_KEPT:
+        return breaker  # older than all remembered calls: it may have been counted
+    slices = {(calls.number, calls.caller): calls for calls in _live(breaker.slices, rules, now_ms)}
+    number = observation.at_ms // _slice_ms(rules)
+    caller = observation.caller
+    if (number, caller) not in slices and sum(key[0] == number for key in slices) >= CALLERS_OF_SLICE:
         caller = ""
-    held = slices.get((number, caller), Slice(number, 0, 0))
-    slices[number, caller] = Slice(number, held.calls + 1, held.failed + bool(seen.failed), caller)
+    earlier = slices.get((number, caller), Slice(number, 0, 0))
+    slices[number, caller] = Slice(number, earlier.calls + 1, earlier.failed + bool(observation.failed), caller)
     return replace(
         breaker,
-        slices=tuple(_live([slices[one] for one in sorted(slices)], rules, now_ms)),
-        counted=(*counted[:place], seen.sequence, *counted[place:])[-MAX_KEPT:],
+        slices=tuple(_live([slices[key] for key in sorted(slices)], rules, now_ms)),
+        counted=(*sequences[:place], observation.sequence, *sequences[place:])[-MAX_KEPT:],
     )
 
 
@@ -766,28 +858,27 @@ def _slice_ms(rules: BreakerRules) -> int:
 
 
 def _live(slices: Sequence[Slice], rules: BreakerRules, now_ms: int) -> list[Slice]:
-    """Slices that are wholly within the rolling window that ends now.
+    """Return the slices within the rolling window that ends now.
 
-    The ones that begin later have another length, from before a change of the rules: they say nothing.
+    Slices in the future were counted with another length, before the rules changed, and are dropped.
     """
     length_ms = _slice_ms(rules)
     since = now_ms - _window_ms(rules)
-    return [one for one in slices if since < one.number * length_ms <= now_ms]
+    return [calls for calls in slices if since < calls.number * length_ms <= now_ms]
 
 
 def calls_within(breaker: Breaker, rules: BreakerRules, now_ms: int) -> tuple[int, int]:
-    """Calls within the rolling window that ends now, and how many of them failed; to 1 % of the window."""
-    live = _live(breaker.slices, rules, now_ms)
-    return sum(one.calls for one in live), sum(one.failed for one in live)
+    """Return the calls within the rolling window that ends now, and how many failed; exact to 1 % of the window."""
+    return _totals(_live(breaker.slices, rules, now_ms))
 
 
 def consecutive_failures(breaker: Breaker) -> int:
-    """Failures since the latest success."""
+    """Count the failures since the latest success."""
     return sum(failure.sequence > breaker.last_success for failure in breaker.failures)
 
 
 def errors_within(breaker: Breaker, rules: BreakerRules, now_ms: int) -> int:
-    """Failures within the rolling window that ends now."""
+    """Count the failures within the rolling window that ends now."""
     return len(_within(breaker.failures, rules, now_ms))
 
 
