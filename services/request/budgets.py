@@ -147,9 +147,9 @@ class BudgetRoutes:
         counter = _counter(request.input.budget, caps, snapshot)
         configured = counter.limit
         if configured is None:
-            where = "budgets.global" if counter.of is None else f"budgets.tenants.{counter.of}"
+            where = "budgets.global" if counter.scope_name is None else f"budgets.tenants.{counter.scope_name}"
             if counter.scope == "agent":
-                where = f"agents.{counter.of}.budget"
+                where = f"agents.{counter.scope_name}.budget"
             message = f"the budget {counter.name} has no cap to raise"
             detail = FieldError(path="budget", message=f"the config sets one with {where}.{counter.window}_usd")
             raise RequestError(409, "no_cap", message, [detail])

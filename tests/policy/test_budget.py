@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from breakwater.policy.budget import MAX_KNOWN, Caps, CapTable, Counter, reached, scope_keys
+from breakwater.policy.budget import MAX_CACHED, Caps, CapTable, Counter, reached, scope_keys
 
 USD = 10**9
 NAMES = st.text(st.characters(blacklist_categories=("Cc", "Cs")), min_size=1, max_size=20)
@@ -66,9 +66,9 @@ def test_the_budget_of_a_key_is_the_one_that_a_call_is_held_against(agent: str, 
 
 def test_names_that_programs_choose_do_not_fill_the_memory() -> None:
     caps = table(tenants={"*": {"daily_usd": 1}})
-    for number in range(MAX_KNOWN + 5):
+    for number in range(MAX_CACHED + 5):
         assert caps.counters("a", f"t{number}")[4].tenant == f"t{number}"
-    assert len(caps._known) == MAX_KNOWN  # pyright: ignore[reportPrivateUsage]  # what is bounded
+    assert len(caps._known) == MAX_CACHED  # pyright: ignore[reportPrivateUsage]  # what is bounded
     assert caps == table(tenants={"*": {"daily_usd": 1}})
 
 

@@ -1,8 +1,8 @@
-"""Budgets: the calendar periods they are of, the thresholds that a new total reaches, and the arithmetic of every cap.
+"""Budgets: their calendar periods, the thresholds that a spend reaches, and the arithmetic of every cap.
 
-The worst case of a call is reserved before it is made, and replaced by what it cost when it has ended. As it is asked
-for against what was spent and what is reserved for others, calls at the same time can't pass a cap together. The
-scripts on Redis apply the same rule.
+A call's worst case is reserved before the call, and replaced by its cost when it has ended. Each reservation must fit
+under the cap together with what is spent and reserved already, so concurrent calls can't exceed a cap together. The
+scripts in Redis apply the same rule.
 """
 
 from __future__ import annotations
@@ -24,16 +24,22 @@ WINDOWS: tuple[Window, Window] = ("daily", "monthly")
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A calendar day or month: its name (`2026-11-21`, `2026-11`), and from when to when in ms since the epoch."""
+    """A calendar day or month.
+
+    Attributes:
+        window: `daily` or `monthly`.
+        name: `2026-11-21` or `2026-11`.
+        start_ms: its first moment, in milliseconds since the epoch.
+        end_ms: the first moment after it, in milliseconds since the epoch.
+    """
 
     window: Window
     name: str
     start_ms: int
     end_ms: int
-    """The first moment that is no longer part of it."""
 
     def holds(self, moment_ms: int) -> bool:
-        """True if a moment lies in it."""
+        """Return True if a moment lies in the period."""
         return self.start_ms <= moment_ms < self.end_ms
 
 
@@ -45,46 +51,49 @@ class Periods:
     month: Period
 
     def of(self, window: Window) -> Period:
-        """The one of a window."""
+        """Return the day or the month, by its window."""
         return self.day if window == "daily" else self.month
 
 
 def period(window: Window, moment: datetime, zone: ZoneInfo) -> Period:
-    """The calendar period of a time zone in which a moment lies. Days of 23 and 25 hours are handled by the zone."""
-    # Wall-clock arithmetic: it begins and ends at midnight there, whatever the offset is by then.
+    """Return a time zone's calendar period that a moment lies in. Days may have 23 or 25 hours."""
+    # Wall-clock arithmetic: a period begins and ends at local midnight, whatever the UTC offset is by then.
     midnight = moment.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
     if window == "daily":
-        name, first, following = f"{midnight:%Y-%m-%d}", midnight, midnight + timedelta(days=1)
+        name = f"{midnight:%Y-%m-%d}"
+        start = midnight
+        end = midnight + timedelta(days=1)
     else:
-        first = midnight.replace(day=1)
-        name, following = f"{first:%Y-%m}", (first + timedelta(days=32)).replace(day=1)
-    return Period(window, name, ms_from_time(first), ms_from_time(following))
+        start = midnight.replace(day=1)
+        name = f"{start:%Y-%m}"
+        end = (start + timedelta(days=32)).replace(day=1)
+    return Period(window, name, ms_from_time(start), ms_from_time(end))
 
 
 def periods_at(moment: datetime, zone: ZoneInfo) -> Periods:
-    """The day and the month of a moment."""
+    """Return the day and the month of a moment."""
     return Periods(period("daily", moment, zone), period("monthly", moment, zone))
 
 
 def periods_since(earliest: datetime, now: datetime, zone: ZoneInfo) -> tuple[Period, ...]:
-    """Days and months that have any moment from `earliest` to `now` in them, the days first, in their order."""
-    found: list[Period] = []
+    """Return all days, then all months, from the one of `earliest` to the one of `now`, in chronological order."""
+    periods: list[Period] = []
     for window in WINDOWS:
         current = period(window, earliest, zone)
         last = period(window, now, zone)
         while current.start_ms < last.start_ms:
-            found.append(current)
+            periods.append(current)
             current = period(window, time_from_ms(current.end_ms), zone)
-        found.append(last)
-    return tuple(found)
+        periods.append(last)
+    return tuple(periods)
 
 
 OTHERS = "*"
-"""Among the tenants of the config: every one that is not named there, each by itself."""
+"""The key, among the config's tenants, whose caps apply to each tenant that the config does not name."""
 
 
 class Caps(Message):
-    """The caps of one scope. Without caps the spend is tracked only."""
+    """The caps of one scope. Without caps the spend is only tracked."""
 
     daily_usd: UsdAmount | None = Field(default=None, description="Spend allowed in a calendar day.")
     monthly_usd: UsdAmount | None = Field(default=None, description="Spend allowed in a calendar month.")
@@ -110,64 +119,71 @@ class Caps(Message):
 
     @property
     def is_hard(self) -> bool:
-        """True if a cap must hold."""
+        """True if a cap refuses calls."""
         return self.enforcement == "hard" and (self.daily_usd, self.monthly_usd) != (None, None)
 
     @property
     def thresholds(self) -> frozenset[int]:
-        """The percentages that raise an alert. Spend that is only tracked raises those that are asked for."""
+        """The percentages that raise an alert. Without enforcement, only explicitly configured ones do."""
         if self.enforcement == "none" and "soft_at_percent" not in self.model_fields_set:
             return frozenset()
         return frozenset((*self.soft_at_percent, 100) if self.enforcement == "hard" else self.soft_at_percent)
 
     def limit(self, window: Window) -> int | None:
-        """The cap of a window in nano-dollars."""
+        """Return the cap of a window in nano-dollars; None if there is none."""
         return self.daily_usd if window == "daily" else self.monthly_usd
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """One budget that a call is held against."""
+    """One budget that calls count towards.
+
+    Attributes:
+        scope: `global`, `agent` or `tenant`.
+        scope_name: the agent or the tenant; None for scope `global`.
+        window: `daily` or `monthly`.
+        caps: the scope's caps.
+        key: the scope's key among the counters of a period: `global`, `agent:<name>` or `tenant:<name>`.
+        hard_limit: the cap in nano-dollars if it refuses calls, else None.
+    """
 
     scope: Scope
-    of: str | None
-    """The agent or the tenant; None for scope `global`."""
+    scope_name: str | None
     window: Window
     caps: Caps
     key: str = field(init=False)
-    """The scope's name among the counters of a period: `global`, `agent:<name>` or `tenant:<name>`."""
     hard_limit: int | None = field(init=False)
-    """The cap where it must hold, in nano-dollars."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "key", self.scope if self.of is None else f"{self.scope}:{self.of}")
+        key = self.scope if self.scope_name is None else f"{self.scope}:{self.scope_name}"
+        object.__setattr__(self, "key", key)
         object.__setattr__(self, "hard_limit", self.limit if self.caps.enforcement == "hard" else None)
 
     @property
     def name(self) -> str:
-        """The budget's name: its scope's, and its window's."""
+        """The budget's name: its scope's key and its window, such as `agent:writer/daily`."""
         return f"{self.key}/{self.window}"
 
     @property
     def setting(self) -> str:
         """The path of its cap in the config: `agents.writer.budget.daily_usd`."""
-        scope = {"agent": f"agents.{self.of}.budget", "tenant": f"budgets.tenants.{self.of}"}
+        scope = {"agent": f"agents.{self.scope_name}.budget", "tenant": f"budgets.tenants.{self.scope_name}"}
         return f"{scope.get(self.scope, 'budgets.global')}.{self.window}_usd"
 
     @property
     def limit(self) -> int | None:
-        """Nano-dollars; None where there is no cap."""
+        """The cap in nano-dollars; None if there is none."""
         return self.caps.limit(self.window)
 
     @property
     def agent(self) -> str | None:
         """The agent, for scope `agent`."""
-        return self.of if self.scope == "agent" else None
+        return self.scope_name if self.scope == "agent" else None
 
     @property
     def tenant(self) -> str | None:
         """The tenant, for scope `tenant`."""
-        return self.of if self.scope == "tenant" else None
+        return self.scope_name if self.scope == "tenant" else None
 
 
 _UNCAPPED = Caps(enforcement="none")
@@ -180,74 +196,77 @@ class CapTable:
     total: Caps
     agents: Mapping[str, Caps]
     tenants: Mapping[str, Caps]
-    _known: dict[tuple[str, str | None], tuple[Counter, ...]] = field(
+    _cached: dict[tuple[str, str | None], tuple[Counter, ...]] = field(
         default_factory=dict[tuple[str, "str | None"], "tuple[Counter, ...]"], compare=False, repr=False
     )
 
     def counters(self, agent: str, tenant: str | None) -> tuple[Counter, ...]:
-        """The budgets that a call is held against: global, the agent's and the tenant's, each daily and monthly."""
-        known = self._known.get((agent, tenant))
-        if known is None:
-            known = tuple(counter for key in scope_keys(agent, tenant) for counter in self.counters_of(key))
-            if len(self._known) < MAX_KNOWN:  # programs choose the names of tenants
-                self._known[agent, tenant] = known
-        return known
+        """Return the budgets that a call counts towards, daily and monthly: global, of its agent and of its tenant."""
+        counters = self._cached.get((agent, tenant))
+        if counters is None:
+            counters = tuple(counter for key in scope_keys(agent, tenant) for counter in self.counters_of(key))
+            if len(self._cached) < MAX_CACHED:  # programs choose the names of tenants
+                self._cached[agent, tenant] = counters
+        return counters
 
     def counters_of(self, key: str) -> tuple[Counter, Counter]:
-        """The daily and the monthly budget of a scope, by its key. Whatever the config does not know has no caps."""
+        """Return the daily and the monthly budget of a scope, by its key. A scope not in the config has no caps."""
         scope, _, name = key.partition(":")
         if scope == "agent":
             caps = self.agents.get(name, _UNCAPPED)
         elif scope == "tenant":
             caps = self.tenants.get(name) or self.tenants.get(OTHERS, _UNCAPPED)
         else:
-            scope, caps = "global", self.total
+            scope = "global"
+            caps = self.total
         daily, monthly = (Counter(scope, name or None, window, caps) for window in WINDOWS)
         return daily, monthly
 
     def counter(self, key: str, window: Window) -> Counter:
-        """One budget, by its scope's key."""
+        """Return one budget, by its scope's key and its window."""
         daily, monthly = self.counters_of(key)
         return daily if window == "daily" else monthly
 
     def keys(self, more: Iterable[str] = ()) -> tuple[str, ...]:
-        """The keys of all scopes that the config names, and of those that are given, each once: global first."""
-        named = (f"tenant:{name}" for name in self.tenants if name != OTHERS)
-        return tuple(dict.fromkeys(("global", *(f"agent:{name}" for name in self.agents), *named, *sorted(more))))
+        """Return the keys of all scopes in the config, global first, and then those in `more`, each once."""
+        agents = (f"agent:{name}" for name in self.agents)
+        tenants = (f"tenant:{name}" for name in self.tenants if name != OTHERS)
+        return tuple(dict.fromkeys(("global", *agents, *tenants, *sorted(more))))
 
     @property
     def any_hard(self) -> bool:
-        """True if any cap must hold."""
-        every = (self.total, *self.agents.values(), *self.tenants.values())
-        return any(caps.is_hard for caps in every)
+        """True if any cap refuses calls."""
+        return any(caps.is_hard for caps in (self.total, *self.agents.values(), *self.tenants.values()))
 
 
-MAX_KNOWN = 10_000
+MAX_CACHED = 10_000
 
 MAX_TENANTS = 20_000
-"""Number of tenants in a month that the config does not name, and one caller does, whose budgets are counted."""
+"""The number of tenants unknown to the config that one caller may use in a month. The budgets of further ones are not
+counted."""
 
 NEVER_FITS = frozenset({"CallOverCapError", "UnpricedModelError"})
-"""The classes of refusals that no day and no month ends: a call that a cap has no room for, whatever was spent."""
+"""The error classes of refusals that waiting does not end: the cap has no room for the call, whatever was spent."""
 
 
 def scope_keys(agent: str, tenant: str | None) -> tuple[str, ...]:
-    """The scopes whose budgets a call is held against, by their keys."""
+    """Return the keys of the scopes whose budgets a call counts towards."""
     return ("global", f"agent:{agent}") if tenant is None else ("global", f"agent:{agent}", f"tenant:{tenant}")
 
 
 def scope_key(event: BudgetEvent) -> str:
-    """The key of the scope that an event is about: `global`, `agent:<name>`, `tenant:<name>`."""
+    """Return the key of an event's scope: `global`, `agent:<name>` or `tenant:<name>`."""
     name = {"global": None, "agent": event.agent, "tenant": event.tenant}[event.scope]
     return event.scope if name is None else f"{event.scope}:{name}"
 
 
 def effective_limit(limit: int | None, raised: tuple[int, int] | None) -> int | None:
-    """The cap that holds, in nano-dollars.
+    """Return the effective cap, in nano-dollars.
 
     Args:
-        limit: the config's.
-        raised: what a person raised it to, and the config's at that time: another one ends the raise.
+        limit: the config's cap.
+        raised: the cap that an operator raised it to, and the config's cap at that time. A change of the config's cap
+            ends the raise.
     """
     if limit is None or raised is None or raised[1] != limit:
         return limit
@@ -255,18 +274,19 @@ def effective_limit(limit: int | None, raised: tuple[int, int] | None) -> int | 
 
 
 def reached(counter: Counter, limit: int | None, spent: int, *, refused: bool = False) -> tuple[int, ...]:
-    """The thresholds (percent, ascending) that a spend in nano-dollars has reached.
+    """Return the thresholds (percent, ascending) that a spend has reached.
 
     Args:
         counter: the budget.
-        limit: its cap as it holds now, in nano-dollars: the config's, or what a person raised it to.
-        spent: nano-dollars.
-        refused: the cap has refused a call: it is reached, though the spend stays below it, as a hard cap sees to.
+        limit: its effective cap, in nano-dollars.
+        spent: the spend, in nano-dollars.
+        refused: True if the cap has refused a call. The cap is reached then, though a hard cap keeps the spend below
+            it.
     """
     percents = counter.caps.thresholds
     if limit is None or not percents:
         return ()
-    if limit == 0:  # any share of nothing is reached from the first
+    if limit == 0:  # every percentage of zero is reached from the start
         return (100,) if refused else ()
     # In hundredths of the limit, so that no threshold is rounded.
     by_spend = {percent for percent in percents if spent * 100 >= limit * percent}
@@ -274,34 +294,44 @@ def reached(counter: Counter, limit: int | None, spent: int, *, refused: bool = 
 
 
 def threshold(key: str, limit: int | None, percent: int) -> str:
-    """The name of a threshold among those that were announced. A cap that is changed in mid-period has its own."""
+    """Return the name under which a threshold is announced once. A cap that changes in mid-period has new ones."""
     return f"{key}@{limit}@{percent}"
 
 
 OWN_CAP = "execution"
-"""The name of a job's own cap (`max_cost_usd`), as what refused a call."""
+"""The name of a job's own cap (`max_cost_usd`), when it refuses a call."""
 
 
 def fits(amount: int, *, limit: int | None, spent: int, reserved: int = 0) -> bool:
-    """True if an amount may be held under a cap. To reach it is to be within it.
+    """Return True if an amount may be reserved under a cap; it may reach the cap exactly. All are in nano-dollars.
 
     Args:
-        amount: the most that a call can cost.
-        limit: the cap; None where there is none.
-        spent: what counts against it already.
-        reserved: what is held for other calls.
+        amount: the most that the call can cost.
+        limit: the cap; None if there is none.
+        spent: the spend so far.
+        reserved: the amounts reserved for other calls.
     """
     return limit is None or spent + reserved + amount <= limit
 
 
 def spent_by(attempts: Iterable[Attempt]) -> int:
-    """Cost of a job's attempts so far. One whose cost is unknown counts as what was held for it."""
+    """Return the cost of a job's attempts, in nano-dollars. An unknown cost counts as its reservation."""
     return sum((attempt.reserved or 0) if attempt.cost is None else attempt.cost for attempt in attempts)
 
 
 @dataclass(frozen=True, slots=True)
 class OverBudget:
-    """The reservation was refused: by which budget, and when its period ends (ms since the epoch)."""
+    """A refused reservation.
+
+    Attributes:
+        counter: the budget that refused it.
+        resets_at_ms: the end of the budget's period, in milliseconds since the epoch.
+        limit: the cap, in nano-dollars.
+        spent: the spend so far.
+        reserved: the amounts reserved for calls in flight.
+        amount: the refused amount.
+        by_share: True if the budget has room, but not for such a share of one caller or tenant while others use it.
+    """
 
     counter: Counter
     resets_at_ms: int
@@ -310,61 +340,66 @@ class OverBudget:
     reserved: int
     amount: int
     by_share: bool = False
-    """It has room, but not for as much of one caller or tenant while others use it."""
 
     @property
     def by_reservations(self) -> bool:
-        """True if only calls in flight leave it no room: they mostly cost less than they hold."""
+        """True if there is no room only because of calls in flight, which mostly cost less than they reserve."""
         return fits(self.amount, limit=self.limit, spent=self.spent)
 
 
 RECENT_PARTS = 8
-"""The last part is an eighth of the period: three hours of a day, nearly four days of a month."""
+"""Recent spend is that of the last eighth of a period: three hours of a day, nearly four days of a month."""
 
 LEAST_PARTS = 24
-"""There is no forecast before this part of a period is over: an hour of a day, thirty hours of a month."""
+"""A forecast needs a twenty-fourth of the period to be over: an hour of a day, thirty hours of a month."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Outlook of a period at its present pace."""
+    """The forecast of a period at its present pace.
+
+    Attributes:
+        total: nano-dollars at the period's end; at least what is spent, and at most a hard cap.
+        reaches_ms: the time at which the cap is reached, in milliseconds since the epoch; None if it is not reached
+            within the period, or has been reached already.
+    """
 
     total: int
-    """Nano-dollars at its end; at least what is spent, and no more than a hard cap lets be spent."""
     reaches_ms: int | None
-    """Time at which its cap is reached, in ms since the epoch; None where that is not within the period, or is past."""
 
 
 def recent_from(period: Period, now_ms: int) -> int:
-    """Beginning of recent spend, in ms since the epoch: not before the period began."""
+    """Return the beginning of recent spend, in milliseconds since the epoch: at the earliest the period's start."""
     return max(period.start_ms, now_ms - (period.end_ms - period.start_ms) // RECENT_PARTS)
 
 
 def forecast(
     period: Period, now_ms: int, *, spent: int, recent: int, limit: int | None, hard: bool = False
 ) -> Forecast | None:
-    """Follows the pace of a period to its end.
+    """Extrapolate a period's spend to its end, at the mean of its overall and its recent pace.
 
     Args:
-        period: the budget's.
-        now_ms: a moment of it, in ms since the epoch.
-        spent: nano-dollars in the period so far.
-        recent: what of it was spent since `recent_from`; never taken for more than `spent`.
-        limit: the cap in nano-dollars; None where there is none.
-        hard: it refuses what is beyond it.
+        period: the budget's period.
+        now_ms: the current time, in milliseconds since the epoch.
+        spent: the period's spend so far, in nano-dollars.
+        recent: the part of it since `recent_from`; a figure above `spent` counts as `spent`.
+        limit: the cap in nano-dollars; None if there is none.
+        hard: True if the cap refuses calls.
 
     Returns:
-        None where too little is known: the period has just begun, is over, or nothing was spent.
+        None if too little is known: the period has just begun or is over, or nothing was spent.
     """
-    length, elapsed = period.end_ms - period.start_ms, now_ms - period.start_ms
-    if spent <= 0 or not period.holds(now_ms) or elapsed * LEAST_PARTS < length:
+    length_ms = period.end_ms - period.start_ms
+    elapsed_ms = now_ms - period.start_ms
+    if spent <= 0 or not period.holds(now_ms) or elapsed_ms * LEAST_PARTS < length_ms:
         return None
-    left, lately = period.end_ms - now_ms, now_ms - recent_from(period, now_ms)
+    remaining_ms = period.end_ms - now_ms
+    recent_ms = now_ms - recent_from(period, now_ms)
     recent = min(max(recent, 0), spent)
-    # Half of each pace over the time that is left, in one division, so that nothing is rounded twice.
-    more = left * (spent * lately + recent * elapsed) // (2 * elapsed * lately)
+    # Half of each pace over the remaining time, in one division, so that nothing is rounded twice.
+    growth = remaining_ms * (spent * recent_ms + recent * elapsed_ms) // (2 * elapsed_ms * recent_ms)
     reaches_ms = None
-    if limit is not None and spent < limit <= spent + more:
-        reaches_ms = now_ms + left * (limit - spent) // more
-    total = spent + more
+    if limit is not None and spent < limit <= spent + growth:
+        reaches_ms = now_ms + remaining_ms * (limit - spent) // growth
+    total = spent + growth
     return Forecast(min(total, max(limit, spent)) if hard and limit is not None else total, reaches_ms)

@@ -89,7 +89,8 @@ TOO_MANY_TENANTS = refusal(
 
 def over_budget(over: OverBudget, model: str, wait_s: float) -> ErrorInfo:
     """A hard cap is spent, or lower than the call may cost. `wait_s`: until the period ends."""
-    counter, budget = over.counter, _budget(over.counter)
+    counter = over.counter
+    budget = _budget(over.counter)
     if over.limit == 0:
         return refusal(
             "budget_exceeded",
@@ -149,7 +150,8 @@ def budget_held(over: OverBudget, model: str) -> ErrorInfo:
 
 def over_own_cap(agent: str, model: str, worst_case: int, spent: int, cap: int) -> ErrorInfo:
     """The job's own cap has no room for the call."""
-    never, setting = not fits(worst_case, limit=cap, spent=0), f"agents.{agent}.max_cost_usd"
+    never = not fits(worst_case, limit=cap, spent=0)
+    setting = f"agents.{agent}.max_cost_usd"
     so_far, most, limit = beyond(spent, worst_case, cap)
     return refusal(
         "budget_exceeded",
@@ -183,7 +185,8 @@ def raise_command(budget: str) -> str:
 
 
 def _budget(counter: Counter) -> str:
-    return f"the {counter.window} budget of {'all agents' if counter.of is None else f'{counter.scope} {counter.of}'}"
+    owner = "all agents" if counter.scope_name is None else f"{counter.scope} {counter.scope_name}"
+    return f"the {counter.window} budget of {owner}"
 
 
 # Tasks
@@ -214,7 +217,8 @@ def task_stopped(
         tenant: of the task.
         execution_id: the job that tripped the guard; its id is the task's if it was given none.
     """
-    whose, setting = "" if tenant is None else f" of tenant {tenant}", _guard_setting(agent, rule)
+    whose = "" if tenant is None else f" of tenant {tenant}"
+    setting = _guard_setting(agent, rule)
     reset = command("guards", "reset", task_id, tenant=tenant)
     if task_id == execution_id:
         message = f"the guard of agent {agent} admits no further call of this job ({rule}: {_TASK_RULES[rule]})"
@@ -287,15 +291,14 @@ def breaker_open(
     """
     agent = None if key.agent == "*" else key.agent
     whose = "the agents that share it" if agent is None else f"agent {agent}"
-    failures, reset = (
-        command("executions", None, agent=agent, since="1h"),
-        command("breakers", "reset", key.agent, key.model),
-    )
+    failures = command("executions", None, agent=agent, since="1h")
+    reset = command("breakers", "reset", key.agent, key.model)
     to_do = f"look at `{failures}` and at the provider's status page; `{reset}` admits calls now"
     if state == ISOLATED:
         to_do = f"`{reset}` once calls may resume"
     elif key.task is not None:
-        whose, to_do = f"task {shown(key.task)}", "fix what fails, or submit the job with looser `breaker` rules"
+        whose = f"task {shown(key.task)}"
+        to_do = "fix what fails, or submit the job with looser `breaker` rules"
     what = f"provider {key.model.removesuffix('/*')}" if key.model.endswith("/*") else key.model
     return refusal(
         "breaker_open",
@@ -338,7 +341,8 @@ def over_rate_limit(name: str, what: str, rule: RateLimit, wait_s: float | None,
         owner = f"agents.{agent}.guard"
         of = shown(of.partition("/")[2])
     setting = what if what in RateLimit.model_fields else what.partition("_per_")[0]
-    of_what, limit = what.replace("_", " "), cast(int, getattr(rule, setting))
+    of_what = what.replace("_", " ")
+    limit = cast(int, getattr(rule, setting))
     later = "; the call alone is above it" if wait_s is None else f"; try again in {wait_s:.0f} s"
     return refusal(
         "rate_limit",
