@@ -17,14 +17,14 @@ from breakwater.providers.base import HttpUrl
 from breakwater.security.secret_refs import Secret
 
 
-def _network(given: object) -> IPv4Network | IPv6Network:
+def _network(setting: object) -> IPv4Network | IPv6Network:
     try:
-        return ip_network(str(given))
+        return ip_network(str(setting))
     except ValueError as error:
         raise ValueError(f"{error}; write a network like '10.1.0.0/16'") from error
 
 
-# One message of ours, as pydantic's own has one for each of the two, and names parts of its works in their paths.
+# One error message of ours replaces pydantic's two, whose paths name internals of pydantic.
 NetworkSetting = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network)]
 
 
@@ -109,7 +109,7 @@ class AlertLinks(Message):
     valid_h: float = Field(default=168, gt=0, le=720, description="Lifetime of a link.")
 
     def signing_secret(self) -> str:
-        """Returns the key that signs links. Raises ConfigError: it can't be read, or is too short."""
+        """Returns the key that signs links. Raises ConfigError if it can't be read, or is too short."""
         try:
             secret = self.secret.read()
         except ConfigError as error:

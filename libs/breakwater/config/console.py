@@ -110,7 +110,7 @@ class OpenId(Message):
         return frozenset(value for values in self.roles.values() for value in values)
 
     def secret(self) -> str | None:
-        """Returns the client's secret; None for a public client. Raises ConfigError: it can't be read."""
+        """Returns the client's secret; None for a public client. Raises ConfigError if it can't be read."""
         try:
             return None if self.client_secret is None else self.client_secret.read()
         except ConfigError as error:

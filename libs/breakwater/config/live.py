@@ -11,14 +11,14 @@ from breakwater.policy.budget import Caps, CapTable
 
 
 class LiveConfig:
-    """The present config."""
+    """The current config."""
 
     def __init__(self, config: Config) -> None:
         self.now = config
         self._caps = config.caps
 
     def caps(self) -> CapTable:
-        """Returns the present caps. An agent that is configured no more keeps its last one, as its jobs may wait."""
+        """Returns the current caps. An agent that was removed keeps its last cap, because its jobs may still wait."""
         return self._caps
 
     def reload(self, config: Config) -> None:
@@ -28,12 +28,12 @@ class LiveConfig:
         self.now = config
 
     def keep(self, agent: str, caps: Caps) -> None:
-        """Keeps an agent under a cap that is configured no more."""
+        """Keeps an agent under a cap that the config no longer has."""
         self._caps = CapTable(self._caps.total, {agent: caps, **self._caps.agents}, self._caps.tenants)
 
 
 def require_reloadable(before: Config, after: Config) -> None:
-    """Raises ConfigError where a running plane can't change from one config to another."""
+    """Raises ConfigError if a running plane can't change from one config to the other."""
     if before.budgets.timezone != after.budgets.timezone:
         raise ConfigError(
             "budgets.timezone: it would shift days and months of spend that is already counted; "
@@ -43,49 +43,49 @@ def require_reloadable(before: Config, after: Config) -> None:
         raise ConfigError("encryption.keys: services read them only at their start; restart the services one by one")
 
 
-MOST = 50
-"""Lines that are listed, which is enough for a config that is rewritten as a whole."""
+MAX_LINES = 50
+"""The number of changes that are listed, which suffices even for a config that is rewritten as a whole."""
 
-_LONGEST = 80
-_UNSHOWN = frozenset(
-    {"system_prompt", "params", "providers", "channels", "templates", "links", "output", "environment"}
-)
+_MAX_LENGTH = 80
+_HIDDEN = frozenset({"system_prompt", "params", "providers", "channels", "templates", "links", "output", "environment"})
 """Settings whose values are not shown: they are long, or may hold secrets, prompts or addresses of providers."""
 
 
 def changes(before: Config, after: Config) -> tuple[str, ...]:
     """Returns a line for each changed setting: `agents.writer.model: "gpt-4o" → "gpt-5"`."""
-    left, right = (config.model_dump(mode="json", by_alias=True) for config in (before, after))
-    # Agents hold the values of `defaults`: a change there is one of each agent that it concerns.
-    lines = list(_changes((), {**left, "defaults": None}, {**right, "defaults": None}))
-    return tuple(lines if len(lines) <= MOST else [*lines[: MOST - 1], f"and {len(lines) - MOST + 1} more"])
+    # Agents inherit from `defaults`: a change there is listed as a change of each agent that it affects.
+    old, new = ({**config.model_dump(mode="json", by_alias=True), "defaults": None} for config in (before, after))
+    lines = list(_changes((), old, new))
+    if len(lines) <= MAX_LINES:
+        return tuple(lines)
+    return (*lines[: MAX_LINES - 1], f"and {len(lines) - MAX_LINES + 1} more")
 
 
 def _changes(path: tuple[str, ...], before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     for name in dict.fromkeys((*before, *after)):
-        here = (*path, name)
+        path_of_setting = (*path, name)
         if name not in before or name not in after:
-            yield f"{'.'.join(here)}: {'removed' if name in before else 'added'}"
+            yield f"{'.'.join(path_of_setting)}: {'removed' if name in before else 'added'}"
         elif before[name] == after[name]:
             continue
         elif isinstance(before[name], dict) and isinstance(after[name], dict) and name not in {"params", "output"}:
-            yield from _changes(here, cast(dict[str, Any], before[name]), cast(dict[str, Any], after[name]))
+            yield from _changes(path_of_setting, cast(dict[str, Any], before[name]), cast(dict[str, Any], after[name]))
         else:
-            yield f"{'.'.join(here)}: {_step(here, before[name], after[name])}"
+            yield f"{'.'.join(path_of_setting)}: {_step(path_of_setting, before[name], after[name])}"
 
 
 def _step(path: tuple[str, ...], before: object, after: object) -> str:
-    shown = f"{_shown(before)} → {_shown(after)}"
-    return "changed" if _UNSHOWN.intersection(path) or len(shown) > _LONGEST else shown
+    step = f"{_as_text(before)} → {_as_text(after)}"
+    return "changed" if _HIDDEN.intersection(path) or len(step) > _MAX_LENGTH else step
 
 
-def _shown(value: object) -> str:
+def _as_text(value: object) -> str:
     match value:
         case None:
             return "none"
         case str():
             return value
         case list():
-            return "[" + ", ".join(map(_shown, cast(list[object], value))) + "]"
+            return "[" + ", ".join(map(_as_text, cast(list[object], value))) + "]"
         case _:
             return str(value)

@@ -27,32 +27,34 @@ SECRETS_OF = {
     "request": ("console.", "alerts.links.", "encryption."),
     "console": ("encryption.",),
 }
-"""The beginnings of the places of the secrets that each service reads. `request` checks the links in alerts, and is the
-client of the OpenID provider. The keys of `encryption` are for services that read or show texts; others pass on what is
-encrypted."""
+"""The prefixes of the paths of the secrets that each service reads. `request` checks the links in alerts, and is the
+client of the OpenID provider. Only services that read or show texts need the keys of `encryption`; others pass
+encrypted texts on."""
 
-MAX_DEPTH, MAX_NODES = 100, 1_000_000
-"""Limits of a config's nesting and of its number of values, where an alias counts as all values of its anchor."""
+MAX_DEPTH = 100
+"""The deepest nesting of a config."""
+MAX_NODES = 1_000_000
+"""The most values of a config. An alias counts as all values of its anchor."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is in one mapping twice, of which YAML would keep the last without an error."""
+    """Refuses a key that a mapping has twice; YAML would silently keep the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: dict[str, int] = {}
+        line_of_key: dict[str, int] = {}
         for key, _ in node.value:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
                 continue
-            if key.value in seen and key.value != "<<":
-                problem = f"{key.value!r} is set twice, first in line {seen[key.value]}"
+            if key.value in line_of_key and key.value != "<<":
+                problem = f"{key.value!r} is set twice, first in line {line_of_key[key.value]}"
                 raise ConstructorError(None, None, problem, key.start_mark)
-            seen[key.value] = line
+            line_of_key[key.value] = line
         return super().construct_mapping(node, deep=deep)
 
 
 def _parts(node: yaml.Node) -> list[tuple[str, yaml.Node, yaml.Node]]:
-    """Returns the values in a node, each with its name and with the node of that."""
+    """Returns the values in a node, each with its name and the node of its name."""
     if isinstance(node, yaml.MappingNode):
         return [(key.value, key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
     if isinstance(node, yaml.SequenceNode):
@@ -60,26 +62,27 @@ def _parts(node: yaml.Node) -> list[tuple[str, yaml.Node, yaml.Node]]:
     return []
 
 
-def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Returns the number of values in a node, and their depth. Raises ComposerError: a limit is exceeded."""
-    if id(node) in known:
-        measured = known[id(node)]
-        if measured is None:
+def _measure(node: yaml.Node, measured: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+    """Returns the number of values in a node, and their depth. Raises ComposerError if a limit is exceeded."""
+    if id(node) in measured:
+        size = measured[id(node)]
+        if size is None:
             raise ComposerError(None, None, "an alias is inside its own anchor", node.start_mark)
-        return measured
-    known[id(node)] = None
+        return size
+    measured[id(node)] = None
     children: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
-        children = [one for pair in node.value for one in pair]
+        children = [child for pair in node.value for child in pair]
     elif isinstance(node, yaml.SequenceNode):
         children = node.value
-    inner = [_measure(child, known) for child in children]
-    nodes, depth = 1 + sum(nodes for nodes, _ in inner), 1 + max((depth for _, depth in inner), default=0)
+    inner = [_measure(child, measured) for child in children]
+    nodes = 1 + sum(nodes for nodes, _ in inner)
+    depth = 1 + max((depth for _, depth in inner), default=0)
     if depth > MAX_DEPTH:
         raise ComposerError(None, None, f"is nested more than {MAX_DEPTH} deep", node.start_mark)
     if nodes > MAX_NODES:
         raise ComposerError(None, None, f"has more than {MAX_NODES:,} values, aliases included", node.start_mark)
-    known[id(node)] = nodes, depth
+    measured[id(node)] = nodes, depth
     return nodes, depth
 
 
@@ -92,7 +95,7 @@ def _read_yaml(text: str) -> tuple[yaml.Node | None, Any]:
             return None, None
         _measure(node, {})
         value = loader.construct_document(node)
-        # YAML's escapes can write half of a surrogate pair, which no message can hold.
+        # An escape in YAML can stand for half of a surrogate pair, which no message can hold.
         return node, whole_value(value) if re.search(r"\\u", text, re.I) else value
     except RecursionError as error:
         raise ComposerError(None, None, f"is nested more than {MAX_DEPTH} deep", loader.get_mark()) from error
@@ -104,7 +107,7 @@ def load_config(path: Path) -> Config:
     """Reads and checks the config file.
 
     Raises:
-        ConfigError: the file can't be read, or has mistakes, each of which is named with its place.
+        ConfigError: the file can't be read, or has mistakes; the message names each with its path and line.
     """
     return parse_config(read_config(path), source=str(path))
 
@@ -120,7 +123,7 @@ def read_config(path: Path) -> str:
 
 
 def parse_config(text: str, *, source: str = "config") -> Config:
-    """Checks a config given as YAML text. `source` is named in errors.
+    """Checks a config in YAML. Error messages name it by `source`.
 
     Raises:
         ConfigError: as `load_config`.
@@ -145,21 +148,23 @@ def parse_config(text: str, *, source: str = "config") -> Config:
 
 
 def _line_of(node: yaml.Node | None, mistake: str) -> str:
-    """Returns the line of the path that a mistake starts with, as far as the file has it."""
-    line, path = None, mistake.partition(": ")[0]
+    """Returns the line, as ` (line 3)`, of the path that a mistake starts with, or of the longest part in the file."""
+    line = None
+    path = mistake.partition(": ")[0]
     while path and node is not None:
-        # Names have dots, too: the longest that fits, and after merged keys the mapping's own.
+        # Names may contain dots: the longest name that fits wins, and the mapping's own key wins over merged ones.
         fits = [part for part in reversed(_parts(node)) if path == part[0] or path.startswith(f"{part[0]}.")]
         if not fits:
             break
         name, marked, node = max(fits, key=lambda part: len(part[0]))
-        line, path = marked.start_mark.line + 1, path[len(name) + 1 :]
+        line = marked.start_mark.line + 1
+        path = path[len(name) + 1 :]
     return "" if line is None else f" (line {line})"
 
 
 def _without_inherited(problems: Iterable[Any]) -> list[Any]:
-    """Drops mistakes that agents inherited from `defaults`, where they are reported once."""
-    kept: list[Any] = []
+    """Drops the mistakes that agents inherited from `defaults`, which are reported once, there."""
+    reported: list[Any] = []
     in_defaults: set[tuple[Any, ...]] = set()
     for problem in sorted(problems, key=lambda problem: problem["loc"][:1] != ("defaults",)):
         location = problem["loc"]
@@ -167,8 +172,8 @@ def _without_inherited(problems: Iterable[Any]) -> list[Any]:
             in_defaults.add((*location[1:], problem["msg"]))
         elif location[:1] == ("agents",) and (*location[2:], problem["msg"]) in in_defaults:
             continue
-        kept.append(problem)
-    return kept
+        reported.append(problem)
+    return reported
 
 
 _CLEARER = {
@@ -178,12 +183,13 @@ _CLEARER = {
     "list_type": "should be a list, as in [one, two]",
     "tuple_type": "should be a list, as in [one, two]",
 }
-"""Messages in place of pydantic's, by its types of errors."""
+"""Messages that replace pydantic's, by its types of errors."""
 
 
 def _explain(problem: Mapping[str, Any]) -> list[str]:
     location, kind = _written(problem["loc"])
-    path, problem_type = ".".join(location), problem["type"]
+    path = ".".join(location)
+    problem_type = problem["type"]
     message = re.sub(r"^(Value error,|Input) ", "", str(problem["msg"]))
     if problem_type == "union_tag_invalid":
         wrong = str(problem["ctx"]["tag"])
@@ -194,15 +200,17 @@ def _explain(problem: Mapping[str, Any]) -> list[str]:
         return message.splitlines()
     if (clearer := _CLEARER.get(problem_type) or about_controls(problem)) is not None:
         return [f"{path}: {clearer}"]
-    given = None if problem_type == "value_error" else problem.get("input")  # our own messages show what they may
-    shown = f" (found {given!r})" if isinstance(given, str | int | float | bool) else ""
-    return [f"{path}: {message}{shown}"]
+    value = (
+        None if problem_type == "value_error" else problem.get("input")
+    )  # our own messages contain the value if it may be shown
+    value_note = f" (found {value!r})" if isinstance(value, str | int | float | bool) else ""
+    return [f"{path}: {message}{value_note}"]
 
 
 def _written(location: Iterable[object]) -> tuple[tuple[str, ...], type[BaseModel] | None]:
-    """Returns a location as in the file, and the settings of the kind of provider that it is in.
+    """Returns a location as the file has it, and the settings class of the provider that it is in, if any.
 
-    Pydantic's own steps are left out, and so is the kind, which it puts after a provider's name.
+    Pydantic's location has extra steps, such as the kind after a provider's name; these are left out.
     """
     parts = tuple(str(part) for part in location if not str(part).startswith(("function-", "constrained-")))
     if parts[:1] == ("providers",) and len(parts) > 2 and parts[2] in KINDS:
@@ -211,10 +219,11 @@ def _written(location: Iterable[object]) -> tuple[tuple[str, ...], type[BaseMode
 
 
 def _fields_at(location: tuple[str, ...], kind: type[BaseModel] | None) -> list[str]:
-    """Returns the settings at a path of the document; `kind` is that of the provider at its beginning."""
+    """Returns the settings at a path of the document; `kind` is the settings class of the provider in the path."""
     annotation: Any = Config
     if kind is not None:
-        annotation, location = kind, location[2:]
+        annotation = kind
+        location = location[2:]
     for part in location:
         model = _model_in(annotation)
         if model is None:
@@ -229,7 +238,7 @@ def _fields_at(location: tuple[str, ...], kind: type[BaseModel] | None) -> list[
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """Returns the model of a field, also where it is optional; None for mappings and plain values."""
+    """Returns the model class of a field, optional or not; None for mappings and plain values."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) is dict:
@@ -283,15 +292,15 @@ def _secrets_in(place: str, value: object) -> Iterator[tuple[str, SecretRef]]:
         inner = cast(dict[object, object], value).items()
     elif isinstance(value, tuple):
         inner = enumerate(cast(tuple[object, ...], value))
-    for name, one in inner:
-        yield from _secrets_in(f"{place}.{name}", one)
+    for name, item in inner:
+        yield from _secrets_in(f"{place}.{name}", item)
 
 
-def cipher_of(config: Config, own: SecretStr | None = None) -> Cipher:
-    """Returns the cipher of the keys that a config names, and of the plane's own.
+def cipher_of(config: Config, plane_key: SecretStr | None = None) -> Cipher:
+    """Returns a cipher with the keys that a config names, and with the plane's own key.
 
     Raises:
-        ConfigError: a key can't be read, or is no key.
+        ConfigError: a key can't be read, or is not a valid key.
     """
     keys: list[str] = []
     for path, key in _secrets_in("encryption", config.encryption):
@@ -299,11 +308,11 @@ def cipher_of(config: Config, own: SecretStr | None = None) -> Cipher:
             keys.append(key.read())
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
-    return Cipher(keys, None if own is None else own.get_secret_value())
+    return Cipher(keys, None if plane_key is None else plane_key.get_secret_value())
 
 
 def variables_of(config: Config, service: str) -> frozenset[str]:
-    """Returns the environment variables of a service by the config: those of its secrets, and of `environment`."""
+    """Returns the environment variables that a service needs: those of its secrets, and those in `environment`."""
     places = SECRETS_OF.get(service, ())
     secrets = {secret.env for place, secret in named_secrets(config) if secret.env and place.startswith(places)}
     return frozenset(secrets.union(*(names for name, names in config.environment.items() if name == service)))

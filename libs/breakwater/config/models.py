@@ -54,7 +54,8 @@ from breakwater.policy.retry import RetryBudgetRules, RetryPolicy, is_known
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
 from breakwater.security.secret_refs import EnvName, Secret
 
-MIB, GIB = 1024**2, 1024**3
+MIB = 1024**2
+GIB = 1024**3
 
 NO_WILDCARD = "names have no wildcards; write each name out"
 
@@ -213,16 +214,16 @@ class AgentDefaults(Message):
     @classmethod
     def _not_off_by_mistake(cls, value: object) -> object:
         if value is None:
-            # As YAML reads a key whose lines are all commented out.
+            # YAML reads a key whose lines are all commented out as null.
             raise ValueError("is empty; set values, write `off`, or remove it")
         return value
 
     @field_validator("overridable")
     @classmethod
     def _bounds_of_rules(cls, bounds: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        wrong = [problem for path, value in bounds.items() if (problem := bound_problem(path, value)) is not None]
-        if wrong:
-            raise ValueError("; ".join(wrong))
+        problems = [problem for path, value in bounds.items() if (problem := bound_problem(path, value)) is not None]
+        if problems:
+            raise ValueError("; ".join(problems))
         return bounds
 
     @field_validator("params")
@@ -234,21 +235,26 @@ class AgentDefaults(Message):
 
 
 class Agent(AgentDefaults):
-    """One agent: a name that programs call, and how its calls are made."""
+    """The settings of one agent."""
 
     @property
     def keeps_error_texts(self) -> bool:
-        """True if its texts may be stored in plain; a provider's error may quote a prompt or response."""
+        """True if providers' error texts, which may quote prompts and responses, may be stored unencrypted."""
         return self.persist_prompts and self.persist_responses
 
     @property
     def chain(self) -> tuple[ModelId, ...]:
-        """The models to try, in order, each once."""
-        own = (self.model,) if self.model is not None else ()
-        return tuple(dict.fromkeys((*own, *self.fallback_models)))
+        """The models to try, in order and without duplicates."""
+        primary = (self.model,) if self.model is not None else ()
+        return tuple(dict.fromkeys((*primary, *self.fallback_models)))
 
     def rules_for(self, job: Job, *, with_figures: bool = False) -> JobRules | FieldError:
-        """The rules that a job brings, over the agent's; or why it can't bring these, for operators `with_figures`."""
+        """Returns the job's own rules merged over the agent's, or the reason why the agent does not allow them.
+
+        Args:
+            job: the job.
+            with_figures: True if the reason may name the agent's limits, which only operators may see.
+        """
         if job.breaker is None and job.guard is None and job.retry is None and job.rate_limit is None:
             return NO_JOB_RULES
         return job_rules(
@@ -259,7 +265,7 @@ class Agent(AgentDefaults):
         )
 
     def chain_for(self, job: Job) -> tuple[ModelId, ...]:
-        """The models to try for a job: its own wishes over the agent's, in order, each once."""
+        """Returns the models to try for a job, in order and without duplicates: its own, or else the agent's."""
         if job.model is None and job.fallback_models is None:
             return self.chain
         first = job.model or self.model
@@ -268,8 +274,8 @@ class Agent(AgentDefaults):
 
 
 LEAST_FOR_BUDGETS = 62
-"""Days. Counters that were lost are made again from ClickHouse: of the month that has begun, and of one that is just
-over, as its last calls are still settled. Two of the longest months."""
+"""The days of attempts that budgets need. Lost counters are rebuilt from ClickHouse, for this month and for the
+previous one, whose last calls may still be in flight: at most two months of 31 days."""
 
 
 def _long_enough(days: int) -> int:
@@ -281,7 +287,7 @@ def _long_enough(days: int) -> int:
     return days
 
 
-# With more, the last day of a table's rows would be beyond what ClickHouse's times hold.
+# With more days, the expiry of a row would be later than ClickHouse's times can represent.
 Days = Annotated[int, Field(ge=1, le=10_000)]
 DaysForBudgets = Annotated[
     int, AfterValidator(_long_enough), Field(le=10_000, json_schema_extra={"minimum": LEAST_FOR_BUDGETS})
@@ -315,17 +321,17 @@ class ClickHouse(Message):
     )
 
 
-def hint(wrong: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` where something is close, else all that is known."""
-    names = list(known)
-    close = difflib.get_close_matches(wrong, names, n=1, cutoff=0.6)
+def hint(mistyped: str, candidates: Iterable[str]) -> str:
+    """Returns `; did you mean 'x'?` if a candidate is similar, else `; known: …` with all candidates."""
+    names = list(candidates)
+    close = difflib.get_close_matches(mistyped, names, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known: {listing(names)}" if names else ""
 
 
 def listing(names: Iterable[str]) -> str:
-    """Names in order, with commas."""
+    """Returns names in alphabetical order, separated by commas."""
     return ", ".join(sorted(names))
 
 
@@ -409,14 +415,14 @@ class Limits(Message):
     max_body_bytes: int = Field(
         default=4_000_000, ge=1_000, le=5_000_000, description="Maximum size of a job in bytes."
     )
-    # Which events are settled is remembered for six days.
+    # Redis remembers for six days which events were applied.
     events_max_age_h: float = Field(
         default=72,
         gt=0,
         le=144,
         description="How long EVENTS keeps events, and a job_id stays idempotent.",
     )
-    # A job that is sent again within the window of duplicates is answered from its result.
+    # A job that is repeated within the duplicate window is answered from its stored result.
     results_max_age_h: float = Field(
         default=24, ge=DUPLICATE_WINDOW_S / 3600, description="How long RESULTS keeps results."
     )
@@ -477,7 +483,7 @@ class Limits(Message):
 
 
 class Encryption(Message):
-    """Encryption of prompts, answers and dead letters where they are stored. Off without keys."""
+    """Encryption of stored prompts, answers and dead letters. Off without keys."""
 
     keys: tuple[Secret, ...] = Field(
         default=(),
@@ -539,10 +545,10 @@ class Tracing(Message):
             raise ValueError(f"must contain the placeholder {TRACE_ID}")
         try:
             url = urlsplit(template)
-            right = url.scheme in {"http", "https"} and bool(url.hostname) and TRACE_ID not in url.netloc
+            usable = url.scheme in {"http", "https"} and bool(url.hostname) and TRACE_ID not in url.netloc
         except ValueError:
-            right = False
-        if not right or not template.isprintable() or " " in template:
+            usable = False
+        if not usable or not template.isprintable() or " " in template:
             raise ValueError(f"must be a URL: http:// or https://, a host, and {TRACE_ID} after it")
         return template
 
@@ -593,19 +599,19 @@ class Config(Message):
 
     @classmethod
     def of(cls, document: dict[str, Any], text: str) -> Self:
-        """The config of a file's parsed text. Raises ValidationError."""
+        """Validates a parsed document, and keeps its text. Raises ValidationError."""
         config = cls.model_validate(document)
         config._text = text
         return config
 
     @property
     def text(self) -> str:
-        """The file that it was read from: for a process that has to read it again."""
+        """The text of the config file, for a child process that parses it again."""
         return self._text
 
     @property
     def version(self) -> str:
-        """A digest of all its settings, defaults included. Comments, and the order of settings, make no other."""
+        """A digest of all settings, defaults included. Comments and the order of settings do not change it."""
         settings = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True)
         return hashlib.sha256(settings.encode()).hexdigest()[:12]
 
@@ -624,21 +630,28 @@ class Config(Message):
         if not isinstance(data, dict):
             return data
         document = cast(dict[str, Any], data)
-        defaults, agents = document.get("defaults", {}), document.get("agents")
+        defaults = document.get("defaults", {})
+        agents = document.get("agents")
         if not isinstance(defaults, dict) or not isinstance(agents, dict):
             return document
         providers = document.get("providers")
-        named = cast(dict[str, Any], providers).items() if isinstance(providers, dict) else ()
-        kinds = {name: cast(dict[str, Any], one).get("kind") for name, one in named if isinstance(one, dict)}
+        provider_settings = cast(dict[str, Any], providers).items() if isinstance(providers, dict) else ()
+        kinds = {
+            name: cast(dict[str, Any], provider).get("kind")
+            for name, provider in provider_settings
+            if isinstance(provider, dict)
+        }
         local = {name for name, kind in kinds.items() if kind in LOCAL_KINDS}
         merged: dict[str, Any] = {}
         for name, agent in cast(dict[str, Any], agents).items():
             if isinstance(agent, dict):
-                own = _merge(_with_preset(cast(dict[str, Any], defaults)), _with_preset(cast(dict[str, Any], agent)))
-                if "model" not in agent and own.get("provider") in local:
-                    # A program has no models to choose from: its own name is that of the only one.
-                    own |= {"model": own["provider"], "fallback_models": agent.get("fallback_models", ())}
-                merged[name] = own
+                settings = _merge(
+                    _with_preset(cast(dict[str, Any], defaults)), _with_preset(cast(dict[str, Any], agent))
+                )
+                if "model" not in agent and settings.get("provider") in local:
+                    # A local program has no models to choose from: its model has the provider's name.
+                    settings |= {"model": settings["provider"], "fallback_models": agent.get("fallback_models", ())}
+                merged[name] = settings
             else:
                 merged[name] = agent
         return {**document, "agents": merged}
@@ -670,9 +683,10 @@ class Config(Message):
                 elif provider not in self.providers:
                     yield f"agents.{name}.provider: {provider!r} is not configured{hint(provider, self.providers)}"
             yield from _wildcard_problems(f"agents.{name}", agent)
-            own = connection_objection(agent.params)
-            if own is not None and not all(self.is_local(self.provider_name(agent, model)) for model in agent.chain):
-                yield f"agents.{name}.params.{own.path}: {own.message}"
+            objection = connection_objection(agent.params)
+            is_local = all(self.is_local(self.provider_name(agent, model)) for model in agent.chain)
+            if objection is not None and not is_local:
+                yield f"agents.{name}.params.{objection.path}: {objection.message}"
         yield from self._shared_breaker_problems()
         yield from self._retry_problems()
         for name in self.models:
@@ -693,7 +707,7 @@ class Config(Message):
                 )
 
     def _retry_problems(self) -> Iterable[str]:
-        """Classes of errors that no call ends with. Callables have classes of their own: those that they raise."""
+        """Yields a problem for each unknown error class. Python callables may raise classes of their own."""
         inherited = self.defaults.retry.on
         models = {f"agents.{name}": (*agent.chain, *agent.allowed_models) for name, agent in self.agents.items()}
         for place, agent in (("defaults", self.defaults), *zip(models, self.agents.values(), strict=True)):
@@ -701,32 +715,36 @@ class Config(Message):
             if any(name in self.providers and self.providers[name].kind == "python" for name in named):
                 continue
             for number, wrong in enumerate(agent.retry.on):
-                own = place == "defaults" or wrong not in inherited
-                if own and isinstance(wrong, str) and not is_known(wrong):
+                reported = place == "defaults" or wrong not in inherited
+                if reported and isinstance(wrong, str) and not is_known(wrong):
                     close = hint(wrong, RETRYABLE_CLASSES)
                     yield f"{place}.retry.on.{number}: {wrong!r} is not a known error class{close}"
 
     def _shared_breaker_problems(self) -> Iterable[str]:
-        """Each outcome is judged by the rules of its agent: with windows of two lengths neither would be kept."""
-        first: dict[BreakerKey, tuple[str, BreakerRules]] = {}
+        """Yields a problem for each agent that shares a breaker under different rules.
+
+        Outcomes are judged by the rules of their agent, and one breaker cannot keep windows of two lengths.
+        """
+        first_owners: dict[BreakerKey, tuple[str, BreakerRules]] = {}
         for name, agent in self.agents.items():
             if agent.breaker is None or agent.breaker.scope == "agent_model":
                 continue
             rules = agent.breaker.model_copy(update={"preset": None})
             for model in (*agent.chain, *agent.allowed_models):
                 key = BreakerKey.of(rules.scope, name, model, self.provider_name(agent, model) or "")
-                other, others = first.setdefault(key, (name, rules))
-                if others != rules:
+                first_agent, first_rules = first_owners.setdefault(key, (name, rules))
+                if first_rules != rules:
                     yield (
-                        f"agents.{name}.breaker: agent {other!r} shares the breaker of {key.model} but has "
+                        f"agents.{name}.breaker: agent {first_agent!r} shares the breaker of {key.model} but has "
                         "different rules; give both the same rules, for example under `defaults`"
                     )
                     break
 
     def provider_name(self, agent: AgentDefaults, model: str) -> str | None:
-        """Returns the provider of an agent's model; None where the config leaves it open.
+        """Returns the provider of an agent's model; None if the config does not determine it.
 
-        The one set for the model, the one that its id begins with (`provider/model`), the agent's, or the only one.
+        In this order: the provider set for the model, the one that its id begins with (`provider/model`), the agent's,
+        or the only one in the config.
         """
         settings = self.models.get(model)
         if settings is not None and settings.provider is not None:
@@ -740,12 +758,12 @@ class Config(Message):
 
     @property
     def private_agents(self) -> tuple[str, ...]:
-        """The agents whose texts must not be stored in plain."""
+        """The agents whose texts must not be stored unencrypted."""
         return tuple(name for name, agent in self.agents.items() if not agent.keeps_error_texts)
 
     @property
     def known_models(self) -> frozenset[str]:
-        """Every model that the config names."""
+        """All models that the config names."""
         named = (model for agent in self.agents.values() for model in (*agent.chain, *agent.allowed_models))
         return frozenset(self.models).union(named) - {"*"}
 
@@ -756,24 +774,26 @@ class Config(Message):
         return CapTable(self.budgets.total, agents, self.budgets.tenants)
 
     def strict_params(self, agent: Agent, job: Job) -> str | None:
-        """Returns the reason to pass only what is known to cost tokens alone; None where more passes, too.
+        """Returns the reason to pass only params that cost nothing but tokens; None if all params may pass.
 
-        The guard that each agent has by default is no reason: only a cap that someone has set.
+        Only explicitly set caps are a reason, not those of the default guard.
         """
         if agent.allowed_models:
             return "for an agent with allowed_models"
         tenants = self.budgets.tenants
-        of_tenant = None if job.tenant is None else tenants.get(job.tenant) or tenants.get(OTHERS)
-        hard = any(caps.is_hard for caps in (self.budgets.total, agent.budget, of_tenant) if caps is not None)
+        tenant_caps = None if job.tenant is None else tenants.get(job.tenant) or tenants.get(OTHERS)
+        hard = any(caps.is_hard for caps in (self.budgets.total, agent.budget, tenant_caps) if caps is not None)
         if hard or agent.max_cost_usd is not None:
             return "under a hard cap"
         guard = agent.guard
-        of_task = guard is not None and guard.max_cost_usd is not None and "max_cost_usd" in guard.model_fields_set
-        of_job = job.guard is not None and job.guard.get("max_cost_usd") is not None
-        return "under a cap of the task" if of_task or of_job else None
+        agent_caps_task = (
+            guard is not None and guard.max_cost_usd is not None and "max_cost_usd" in guard.model_fields_set
+        )
+        job_caps_task = job.guard is not None and job.guard.get("max_cost_usd") is not None
+        return "under a cap of the task" if agent_caps_task or job_caps_task else None
 
     def name_at_provider(self, provider: str, model: str) -> str:
-        """Returns a model's name at a provider: its id without the provider's name, where no other is set."""
+        """Returns a model's name at a provider: the configured name, or its id without the provider's prefix."""
         settings = self.models.get(model)
         if settings is not None and settings.name is not None:
             return settings.name
@@ -785,37 +805,42 @@ class Config(Message):
         return None if settings is None else settings.dimensions
 
     def max_inputs(self, models: Iterable[str]) -> int | None:
-        """Returns the most inputs of one call that each of some models embeds; None where none has a limit."""
+        """Returns the most inputs that all of these models embed in one call; None if none has a limit."""
         declared = (self.models[model].max_inputs for model in models if model in self.models)
         return min((limit for limit in declared if limit is not None), default=None)
 
     def embeds_like(self, agent: Agent, model: str) -> list[str]:
         """Returns the fallback models of an agent with the same declared dimensions as a model."""
         length = self.dimensions(model)
-        return [other for other in agent.fallback_models if length is not None and self.dimensions(other) == length]
+        return [
+            fallback for fallback in agent.fallback_models if length is not None and self.dimensions(fallback) == length
+        ]
 
     def deployment(self, agent: AgentDefaults, model: str) -> str:
-        """Returns a model as its provider limits it, whatever its name in the config."""
+        """Returns the name of a model's deployment, which shares rate limits: `<provider>/<name at the provider>`."""
         provider = self.provider_name(agent, model) or ""
         return f"{provider}/{self.name_at_provider(provider, model)}"
 
     def speaks(self, provider: str | None, api: CallApi) -> bool:
-        """True if a provider takes requests of an API as they are."""
+        """Returns True if a provider takes requests of an API unchanged."""
         settings = None if provider is None else self.providers.get(provider)
         return settings is not None and api in settings.apis
 
     def sends_as_written(self, provider: str | None, api: CallApi) -> bool:
-        """True if a provider is sent requests of an API as they are, and not in words of its own."""
+        """Returns True if requests of an API are sent to a provider unchanged, not translated into its own format."""
         translates_chats = provider in self.providers and self.providers[provider].translates_chats
         return self.speaks(provider, api) and not (api == "chat" and translates_chats)
 
     def is_local(self, provider: str | None) -> bool:
-        """True if a provider is a child program or a callable, which needs no model and may take any JSON as input."""
+        """Returns True for a child program or a callable, which needs no model and may take any JSON as input."""
         return provider in self.providers and self.providers[provider].local
 
 
 def breaker_of(config: Config, name: str, model: str) -> BreakerKey | None:
-    """Returns the breaker of an agent's calls of a model; None where the agent has none, or the model no provider."""
+    """Returns the key of the breaker of an agent's calls to a model.
+
+    None if the agent has no breaker, or the model no provider.
+    """
     agent = config.agents[name]
     provider = config.provider_name(agent, model)
     if agent.breaker is None or provider is None:
@@ -824,13 +849,13 @@ def breaker_of(config: Config, name: str, model: str) -> BreakerKey | None:
 
 
 def breakers_of(config: Config, *, of_allowed: bool = False) -> dict[BreakerKey, BreakerRules]:
-    """Returns the breakers of the agents' models, with their rules: those of the first agent, where several share one.
+    """Returns the breakers of the agents' models with their rules. A shared breaker has its first agent's rules.
 
     Args:
-        config: of the agents.
-        of_allowed: adds those of the models that a job may request, as far as the config names them.
+        config: the config.
+        of_allowed: True to add the breakers of the models that jobs may request, if the config names them.
     """
-    found: dict[BreakerKey, BreakerRules] = {}
+    breakers: dict[BreakerKey, BreakerRules] = {}
     for name, agent in config.agents.items():
         models = set[str]()
         if of_allowed:
@@ -838,8 +863,8 @@ def breakers_of(config: Config, *, of_allowed: bool = False) -> dict[BreakerKey,
         for model in dict.fromkeys((*agent.chain, *sorted(models))):
             key = breaker_of(config, name, model)
             if key is not None and agent.breaker is not None:
-                found.setdefault(key, agent.breaker)
-    return found
+                breakers.setdefault(key, agent.breaker)
+    return breakers
 
 
 _IDS = ("job_id", "tenant", "task_id", "parent_execution_id", "plan_id")
@@ -848,20 +873,23 @@ _IDS = ("job_id", "tenant", "task_id", "parent_execution_id", "plan_id")
 def validate_job(
     config: Config, job: Job, *, with_figures: bool = False, scoped_ids: bool = False
 ) -> FieldError | None:
-    """Returns the reason why a valid job can't be run by its (configured) agent; None where it can.
+    """Returns the reason why its configured agent can't run a well-formed job; None if it can.
 
-    The bounds of the config are for operators: `with_figures`, the reason names them. `scoped_ids`: the job's ids have
-    the scope of its owner, whose name is no matter of redaction.
+    Args:
+        config: the config.
+        job: the job.
+        with_figures: True if the reason may name the config's bounds, which only operators may see.
+        scoped_ids: True if the job's ids begin with the scope of its owner, which redaction must ignore.
     """
     agent = config.agents[job.agent]
     ids = [(path, name) for path in _IDS if (name := getattr(job, path)) is not None]
-    named = [(f"fallback_models.{number}", model) for number, model in enumerate(job.fallback_models or ())]
+    models = [(f"fallback_models.{number}", model) for number, model in enumerate(job.fallback_models or ())]
     if job.model is not None:
-        named.insert(0, ("model", job.model))
-    for path, name in (*ids, *named, *(("depends_on", name) for name in job.depends_on)):
+        models.insert(0, ("model", job.model))
+    for path, name in (*ids, *models, *(("depends_on", name) for name in job.depends_on)):
         chosen = shown(name) if scoped_ids else name
-        if (why := id_objection(config.redaction, chosen)) is not None:
-            return FieldError(path, why)
+        if (objection := id_objection(config.redaction, chosen)) is not None:
+            return FieldError(path, objection)
     if job.api == "embeddings" and (problem := _embeddings_objection(config, agent, job)) is not None:
         return problem
     if job.api_request is not None and (problem := _request_objection(config, agent, job, job.api_request)) is not None:
@@ -870,11 +898,11 @@ def validate_job(
         return FieldError(f"params.{problem.path}", problem.message)
     if job.messages is not None and (problem := _parts_objection(config, agent, job, job.messages)) is not None:
         return FieldError(f"messages.{problem.path}", problem.message)
-    allowed = {*agent.chain, *agent.allowed_models} if named else set[str]()
-    for path, model in named:
+    allowed = {*agent.chain, *agent.allowed_models} if models else set[str]()
+    for path, model in models:
         if "*" not in allowed and model not in allowed:
-            known = listing(allowed)
-            return FieldError(path, f"{model!r} is not allowed for agent {job.agent!r}; allowed: {known}")
+            choices = listing(allowed)
+            return FieldError(path, f"{model!r} is not allowed for agent {job.agent!r}; allowed: {choices}")
         provider = config.provider_name(agent, model)
         if provider not in config.providers:
             return FieldError(path, f"no provider is known for {model!r}; known: {listing(config.providers)}")
@@ -893,7 +921,7 @@ def validate_job(
 
 
 def _embeddings_objection(config: Config, agent: Agent, job: Job) -> FieldError | None:
-    """Returns the reason why the models of a job can't embed, or not in place of one another."""
+    """Returns the reason why the models of a job can't embed, or can't replace one another; None if they can."""
     if job.stream:
         return FieldError("stream", "is not possible: embeddings come whole")
     chain = agent.chain_for(job)
@@ -909,7 +937,7 @@ def _embeddings_objection(config: Config, agent: Agent, job: Job) -> FieldError 
 
 
 def _request_objection(config: Config, agent: Agent, job: Job, request: NativeRequest) -> FieldError | None:
-    """Returns the reason why the providers of a job's models can't be sent its request."""
+    """Returns the reason why a job's native request can't be sent to the providers of its models; None if it can."""
     try:
         form = chat_form(request)
     except InvalidBodyError as error:
@@ -919,26 +947,28 @@ def _request_objection(config: Config, agent: Agent, job: Job, request: NativeRe
     losses = [loss for loss in form.losses if not (drops and is_droppable(loss.path))]
     if losses and not any(config.speaks(provider, request.api) for provider in providers):
         return losses[0]
-    if (why := config.strict_params(agent, job)) is not None:
-        for path, message in ((one.path, one.message) for one in form.unpriced):
-            name = re.split(r"[.\[]", path)[0]
+    if (strictness := config.strict_params(agent, job)) is not None:
+        for unpriced in form.unpriced:
+            name = re.split(r"[.\[]", unpriced.path)[0]
             if name not in agent.allowed_params:
-                how = f"list {name!r} in agents.{job.agent}.allowed_params to allow it"
-                return FieldError(path, f"{message}: {why}, only such fields are allowed; {how}")
+                remedy = f"list {name!r} in agents.{job.agent}.allowed_params to allow it"
+                message = f"{unpriced.message}: {strictness}, only such fields are allowed; {remedy}"
+                return FieldError(unpriced.path, message)
     if request.api == "embeddings":
-        body, declared = native_body(request.body, params=agent.params), config.dimensions(agent.chain_for(job)[0])
+        body = native_body(request.body, params=agent.params)
+        declared = config.dimensions(agent.chain_for(job)[0])
         if (problem := too_many(body, declared)) is not None:
             return problem
         if (problem := too_many_batches(body, config.max_inputs(agent.chain_for(job)))) is not None:
             return problem
-        others = {name: value for name, value in form.params.items() if name not in PARAMS}
-        return _params_objection(config, agent, job, others)
+        unpriced_params = {name: value for name, value in form.params.items() if name not in PARAMS}
+        return _params_objection(config, agent, job, unpriced_params)
     problem = _params_objection(config, agent, job, form.params)
     return None if problem is None else FieldError(form.in_body(problem.path), problem.message)
 
 
 def _tier_objection(config: Config, chain: Iterable[str], params: Mapping[str, JsonValue]) -> FieldError | None:
-    """Returns the reason why a job can't be served on the terms that it asks for: they have no price."""
+    """Returns the reason why a job can't ask for its terms of service, which have no price; None if it can."""
     term = term_of(params)
     for model in chain if term is not None else ():
         settings = config.models.get(model)
@@ -950,29 +980,29 @@ def _tier_objection(config: Config, chain: Iterable[str], params: Mapping[str, J
 
 
 def _params_objection(config: Config, agent: Agent, job: Job, params: Mapping[str, JsonValue]) -> FieldError | None:
-    """Returns the reason why a job's params can't be sent to the providers of its models."""
+    """Returns the reason why a job's params can't be sent to the providers of its models; None if they can."""
     if (problem := params_objection(params)) is not None:
         return problem
     if (problem := _tier_objection(config, agent.chain_for(job), params)) is not None:
         return problem
-    named = {config.provider_name(agent, model) for model in agent.chain_for(job)}
-    kinds = {config.providers[name].kind for name in named if name in config.providers and not config.is_local(name)}
+    providers = {config.provider_name(agent, model) for model in agent.chain_for(job)}
+    kinds = {
+        config.providers[name].kind for name in providers if name in config.providers and not config.is_local(name)
+    }
     if kinds and (problem := connection_objection(params)) is not None:
         return problem
-    if (why := config.strict_params(agent, job)) is None:
+    if (strictness := config.strict_params(agent, job)) is None:
         return None
     for kind in sorted(kinds):
         if (problem := unknown_objection(params, kind, agent.allowed_params)) is not None:
-            known = problem.path.partition(".")[0]
-            how = (
-                f"{why}, only such params are allowed; list {known!r} in agents.{job.agent}.allowed_params to allow it"
-            )
-            return FieldError(problem.path, f"{problem.message}: {how}")
+            top_level_param = problem.path.partition(".")[0]
+            remedy = f"list {top_level_param!r} in agents.{job.agent}.allowed_params to allow it"
+            return FieldError(problem.path, f"{problem.message}: {strictness}, only such params are allowed; {remedy}")
     return None
 
 
 def _wildcard_problems(place: str, agent: Agent) -> Iterable[str]:
-    """Names with a wildcard, which would match nothing."""
+    """Yields a problem for each name with a wildcard, which would match nothing."""
     models = {"model": agent.chain[:1], "fallback_models": agent.fallback_models}
     for field, names in (*models.items(), ("allowed_params", agent.allowed_params)):
         for name in names:
@@ -984,27 +1014,27 @@ def _wildcard_problems(place: str, agent: Agent) -> Iterable[str]:
 
 
 def _parts_objection(config: Config, agent: Agent, job: Job, messages: Iterable[ChatMessage]) -> FieldError | None:
-    """Returns the reason why a job's messages may cost more than their tokens, where that matters."""
-    if (why := config.strict_params(agent, job)) is None:
+    """Returns the reason why parts of a job's messages, which may cost more than tokens, are not allowed."""
+    if (strictness := config.strict_params(agent, job)) is None:
         return None
     if (problem := unknown_part(messages, agent.allowed_params)) is None:
         return None
-    how = f"list 'messages' in agents.{job.agent}.allowed_params to allow it"
-    return FieldError(problem.path, f"{problem.message}: {why}, only such parts are allowed; {how}")
+    remedy = f"list 'messages' in agents.{job.agent}.allowed_params to allow it"
+    return FieldError(problem.path, f"{problem.message}: {strictness}, only such parts are allowed; {remedy}")
 
 
 def _with_preset(agent: dict[str, Any]) -> dict[str, Any]:
-    """Writes out presets, so that one that an agent names wins over the settings of `defaults`."""
+    """Expands presets, so that a preset that an agent names wins over explicit settings of `defaults`."""
     return agent | {name: take_preset(agent[name]) for name in ("breaker", "guard") if name in agent}
 
 
-def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the defaults with the agent's own settings over them, key by key; lists are replaced, not joined."""
     merged = dict(base)
-    for key, value in own.items():
-        known = merged.get(key)
-        if isinstance(known, dict) and isinstance(value, dict):
-            merged[key] = _merge(cast(dict[str, Any], known), cast(dict[str, Any], value))
+    for key, value in overrides.items():
+        inherited = merged.get(key)
+        if isinstance(inherited, dict) and isinstance(value, dict):
+            merged[key] = _merge(cast(dict[str, Any], inherited), cast(dict[str, Any], value))
         else:
             merged[key] = value
     return merged

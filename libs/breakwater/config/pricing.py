@@ -26,67 +26,83 @@ class Pricing(Protocol):
         """Prices a call; None if its usage was not reported."""
         ...
 
-    def worst_case(self, input_tokens: int, max_tokens: int, asked: InputSize | None = None) -> int | None:
-        """The most that a call can cost in nano-dollars, by a high estimate of its input, and what that is."""
+    def worst_case(self, input_tokens: int, max_tokens: int, size: InputSize | None = None) -> int | None:
+        """Returns the most nano-dollars that a call can cost; None if the model has no price for it.
+
+        Args:
+            input_tokens: a high estimate of the input.
+            max_tokens: the most output that the call may have.
+            size: the size of the request, by what it consists of.
+        """
         ...
 
 
 def pricing_of(config: Config, provider: str, model: str) -> Pricing | None:
-    """The prices of a model: the config's own, else those of the price list; None where it has none."""
-    settings, serving = config.models.get(model), config.providers.get(provider)
+    """Returns the prices of a model: the config's, else those of the price list; None if neither has the model."""
+    settings = config.models.get(model)
+    provider_settings = config.providers.get(provider)
     tools = {} if settings is None else settings.tool_prices
-    own = None if settings is None or settings.price is None else replace(settings.price.tariff(), tools=tools)
-    if isinstance(serving, LocalSettings):
-        # Never from the list: a program's name may happen to be that of a model in it.
-        return own if serving.cost_per_call_usd is None else _PerCall(serving.cost_per_call_usd, own)
-    listed = None if own is not None else _find(model, settings)
-    return own if listed is None else replace(listed, tools=tools)
+    configured = None if settings is None or settings.price is None else replace(settings.price.tariff(), tools=tools)
+    if isinstance(provider_settings, LocalSettings):
+        # Never from the list: a program may happen to have the name of a model in it.
+        cost_per_call = provider_settings.cost_per_call_usd
+        return configured if cost_per_call is None else _PerCall(cost_per_call, configured)
+    if configured is not None:
+        return configured
+    listed = _find(model, settings)
+    return None if listed is None else replace(listed, tools=tools)
 
 
 def sells_embeddings(pricing: Pricing | None) -> bool:
-    """True for a model whose input has a price, and whose output has none."""
-    return pricing is not None and pricing.worst_case(0, 1) is None is not pricing.worst_case(0, 0)
+    """Returns True for a model whose input has a price and whose output has none."""
+    if pricing is None:
+        return False
+    prices_input = pricing.worst_case(0, 0) is not None
+    prices_output = pricing.worst_case(0, 1) is not None
+    return prices_input and not prices_output
 
 
 def listed_name(pricing: Pricing) -> str | None:
-    """The model's id in the price list; None if its price is the config's own."""
+    """Returns the model's id in the price list; None if its price is the config's."""
     return pricing.info.id if isinstance(pricing, _Listed) else None
 
 
 def unaffordable(config: Config, agent_name: str) -> str | None:
     """Explains why an agent can never call: a hard cap is below the cost of its smallest call.
 
-    Only its own caps and the global ones count, not those of tenants. None where one of its models may be called.
+    Only its own caps and the global ones count, not those of tenants. None if any of its models may be called.
     """
     agent = config.agents[agent_name]
     caps = [
-        (one.hard_limit, one.setting) for one in config.caps.counters(agent_name, None) if one.hard_limit is not None
+        (counter.hard_limit, counter.setting)
+        for counter in config.caps.counters(agent_name, None)
+        if counter.hard_limit is not None
     ]
     if agent.max_cost_usd is not None:
         caps.append((agent.max_cost_usd, f"agents.{agent_name}.max_cost_usd"))
     if not caps:
         return None
     cap, setting = min(caps)
-    why: list[str] = []
+    reasons: list[str] = []
     for model in agent.chain:
         pricing = pricing_of(config, config.provider_name(agent, model) or "", model)
-        most_output = 0 if sells_embeddings(pricing) else max_output_of(agent.params, agent.max_tokens)
-        least = None if pricing is None else pricing.worst_case(0, most_output)
-        if least is None:
-            why.append(f"{model} has no price (set models.{model}.price)")
-        elif least > cap:
-            cost, most = moneys(least, cap)
-            why.append(
-                f"the output of a call to {model} alone may cost {cost}, and {setting} is {most} "
+        max_output = 0 if sells_embeddings(pricing) else max_output_of(agent.params, agent.max_tokens)
+        output_cost = None if pricing is None else pricing.worst_case(0, max_output)
+        if output_cost is None:
+            reasons.append(f"{model} has no price (set models.{model}.price)")
+        elif output_cost > cap:
+            cost_text, cap_text = moneys(output_cost, cap)
+            reasons.append(
+                f"the output of a call to {model} alone may cost {cost_text}, and {setting} is {cap_text} "
                 "(raise it, or lower max_tokens)"
             )
         else:
             return None
-    return f"no call is ever made under the hard cap: {'; '.join(why)}"
+    return f"no call is ever made under the hard cap: {'; '.join(reasons)}"
 
 
 def long_inputs_cost_more(model: str, settings: ModelSettings) -> int | None:
-    """Above how many tokens of input the price list has other prices of a model, where the config's own has none."""
+    """Returns the input tokens above which the price list has other prices, though the config's price has no tiers."""
     listed = None if settings.price is None or settings.price.tiers else _find(model, settings)
     steps = () if listed is None else listed.tariff(datetime.now(UTC)).standard.steps.get("input", ())
     return next((above for above, _ in steps if above > 0), None)
@@ -97,13 +113,13 @@ class _PerCall:
     """A fixed price per call, for programs."""
 
     cost_per_call: int
-    own: Tariff | None
+    tariff: Tariff | None
 
     def cost(self, usage: Usage) -> Cost | None:
-        return None if self.own is None else self.own.cost(usage)
+        return None if self.tariff is None else self.tariff.cost(usage)
 
-    def worst_case(self, input_tokens: int, max_tokens: int, asked: InputSize | None = None) -> int:
-        del input_tokens, max_tokens, asked
+    def worst_case(self, input_tokens: int, max_tokens: int, size: InputSize | None = None) -> int:
+        del input_tokens, max_tokens, size
         return self.cost_per_call
 
 
@@ -129,41 +145,41 @@ _LONGEST_CALL = timedelta(hours=1)
 class _Listed:
     info: ModelInfo
     tools: Mapping[str, int] = field(default_factory=dict[str, int])
-    _read: dict[int, Rates] = field(default_factory=dict[int, Rates], compare=False, repr=False)
-    """The list's standard prices, by the identity of what the list has; there are a few for different hours."""
+    _rates: dict[int, Rates] = field(default_factory=dict[int, Rates], compare=False, repr=False)
+    """Cached standard rates, by the identity of the list's prices; a model may have several, for different hours."""
 
     def cost(self, usage: Usage) -> Cost | None:
         tariff = self.tariff(datetime.now(UTC), usage.terms)
         return tariff.cost(usage) if _sells_tokens(tariff, usage.output_tokens) else None
 
-    def worst_case(self, input_tokens: int, max_tokens: int, asked: InputSize | None = None) -> int | None:
+    def worst_case(self, input_tokens: int, max_tokens: int, size: InputSize | None = None) -> int | None:
         now = datetime.now(UTC)
-        # Some cost more at some hours, and a call may end in another than it began in.
+        # Some models cost more at some hours, and a call may end in another hour than it began in.
         moments = (now, now + _LONGEST_CALL) if isinstance(self.info.prices, list) else (now,)
         tariffs = [self.tariff(moment) for moment in moments]
         if not all(_sells_tokens(tariff, max_tokens) for tariff in tariffs):
             return None
-        return max(tariff.worst_case(input_tokens, max_tokens, asked) or 0 for tariff in tariffs)
+        return max(tariff.worst_case(input_tokens, max_tokens, size) or 0 for tariff in tariffs)
 
     def tariff(self, at: datetime, terms: Sequence[str] = ()) -> Tariff:
-        """The prices at a moment, and those on such of the terms as the list knows."""
-        known = {
+        """Returns the prices at a moment, with those on the terms that the list knows."""
+        priced_terms = {
             term: _rates(self.info.get_prices(at, variant.when))
             for term in terms
             for variant in self.info.price_variants or ()
             if tuple(variant.when.values()) == (term,)
         }
         standard = self.info.get_prices(at)
-        rates = self._read.get(id(standard))
+        rates = self._rates.get(id(standard))
         if rates is None:
-            rates = self._read[id(standard)] = _rates(standard)
-        return Tariff(rates, known, self.tools)
+            rates = self._rates[id(standard)] = _rates(standard)
+        return Tariff(rates, priced_terms, self.tools)
 
 
 def _sells_tokens(tariff: Tariff, output_tokens: int | None) -> bool:
-    """Not so what is sold by the hour or the page; the list would say that its tokens are free.
+    """Returns False for models that are sold by the hour or the page, whose tokens would be free by the list.
 
-    Embeddings have no output, and their models no price of it.
+    Embeddings have no output, so their models need no price for it.
     """
     return tariff.standard.steps.keys() >= ({"input"} if output_tokens == 0 else {"input", "output"})
 
@@ -184,7 +200,7 @@ def _nano(usd: Decimal) -> int:
 
 
 def _find(model: str, settings: ModelSettings | None) -> _Listed | None:
-    # A second to import, so only for a model that the config does not price.
+    # The import takes a second, so it is made only for a model that the config does not price.
     from genai_prices.data_snapshot import get_snapshot
 
     prices = get_snapshot()
