@@ -94,7 +94,8 @@ IN_FLIGHT = 64
 
 _WAIT_S = 30.0
 """Of one request for a result: proxies close connections that are silent for a minute."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
 _UNAVAILABLE = frozenset({502, 503, 504})
 """Of Breakwater or a proxy in front of it: nothing was accepted, or it is not known."""
 
@@ -568,7 +569,8 @@ class JobStream(_Items[str]):
         """Yields the new text of one response, which begins with the known text if the job was asked for again."""
         known = self.text
         begins_within_s = max(begins_by - time.monotonic(), ACT_TIMEOUT_S if known else 0.0)
-        job, headers = self._job, {"Idempotency-Key": self.job_id}
+        job = self._job
+        headers = {"Idempotency-Key": self.job_id}
         body = {
             **job.params,
             "model": job.agent if job.model is None else f"{job.agent}/{job.model}",
@@ -811,7 +813,8 @@ def _written(body: Mapping[str, object] | None) -> bytes | None:
 def _error_of(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
     try:
         error = json.loads(body)["error"]
-        code, message = str(error["code"]), str(error["message"])
+        code = str(error["code"])
+        message = str(error["message"])
         details = tuple((str(one["path"]), str(one["message"])) for one in error.get("details", ()))
     except (ValueError, KeyError, TypeError):
         return UnexpectedResponseError(status, _not_ours(status))

@@ -229,7 +229,8 @@ class Attempt(Event):
         None where that says nothing: the call failed, or its answer was not streamed, or it came in one piece, or the
         number of its tokens is unknown.
         """
-        tokens, first_ms = (self.output_tokens or 0) - 1, self.first_token_ms
+        tokens = (self.output_tokens or 0) - 1
+        first_ms = self.first_token_ms
         if self.outcome != "success" or first_ms is None or (self.chunks or 0) < 2 or tokens < 1:
             return None
         return tokens * 1000 / (self.duration_ms - first_ms) if self.duration_ms > first_ms else None

@@ -100,7 +100,8 @@ def decode_token(token: str) -> str:
 
 def covers(pattern: str, subject: str) -> bool:
     """True if all that matches `subject`, which may have wildcards itself, matches `pattern`."""
-    wanted, tokens = pattern.split("."), subject.split(".")
+    wanted = pattern.split(".")
+    tokens = subject.split(".")
     if wanted[-1] == ">" and len(tokens) >= len(wanted):
         wanted.pop()
         tokens = tokens[: len(wanted)]

@@ -112,7 +112,8 @@ Timestamp = Annotated[
 ]
 
 _CONTROLS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-NO_CONTROLS, NO_CONTROLS_OR_EMPTY = rf"^[^{_CONTROLS}]+$", rf"^[^{_CONTROLS}]*$"
+NO_CONTROLS = rf"^[^{_CONTROLS}]+$"
+NO_CONTROLS_OR_EMPTY = rf"^[^{_CONTROLS}]*$"
 """Patterns of a text of one line without characters that terminals obey, or that turn the direction of writing."""
 
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=NO_CONTROLS)]
@@ -129,7 +130,8 @@ MAX_SCOPE = 64
 FullId = Annotated[str, StringConstraints(min_length=1, max_length=129 + MAX_SCOPE, pattern=NO_CONTROLS)]
 """An id of an execution, a task or a plan as the plane calls it: as it was chosen, and `@` and whose it is."""
 
-_IDENTIFIER, _FULL_ID = TypeAdapter(Identifier), TypeAdapter(FullId)
+_IDENTIFIER = TypeAdapter(Identifier)
+_FULL_ID = TypeAdapter(FullId)
 
 
 def is_identifier(text: str) -> bool:

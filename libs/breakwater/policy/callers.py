@@ -29,8 +29,11 @@ ID_BYTES = 6
 SECRET_BYTES = 32
 ENTROPY_BYTES = ID_BYTES + SECRET_BYTES
 
-_API, _JOBS, _PLANS = "/api/v1/", "/api/v1/jobs", "/api/v1/plans"
-_SESSIONS, _OPENID = "/api/v1/sessions", "/api/v1/openid"
+_API = "/api/v1/"
+_JOBS = "/api/v1/jobs"
+_PLANS = "/api/v1/plans"
+_SESSIONS = "/api/v1/sessions"
+_OPENID = "/api/v1/openid"
 _APPROVALS = frozenset(
     {"/api/v1/alerts/ack", "/api/v1/alerts/resolve", "/api/v1/guards/reset", "/api/v1/budgets/raise"}
 )
@@ -150,7 +153,8 @@ def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScop
     if not path.startswith(f"{_JOBS}/"):
         return ("read",)
     # A job's answer is not redacted, so only who submits reads it; its progress is. A job may be called `progress`.
-    name, encoded = path.removeprefix(f"{_JOBS}/"), path if sent is None else sent
+    name = path.removeprefix(f"{_JOBS}/")
+    encoded = path if sent is None else sent
     progress = name.endswith("/progress") and encoded.endswith("/progress")
     return ("read", "submit") if progress else ("submit",)
 

@@ -565,18 +565,29 @@ def classify(failure: CallFailure, now: datetime) -> Classification:
     """
     match failure:
         case TransportFailure(kind, name, message):
-            status, again = None, True
+            status = None
+            again = True
         case BrokenAnswer(message, status, storable=False):
-            kind, name, again = "client", "AnswerTooLargeError", False
+            kind = "client"
+            name = "AnswerTooLargeError"
+            again = False
         case BrokenAnswer(message, status):
-            kind, name, again = "server", "BrokenAnswerError", True
+            kind = "server"
+            name = "BrokenAnswerError"
+            again = True
         case NothingSaid("content_filter", message, status):
-            kind, name, again = "client", "ContentFilteredError", False
+            kind = "client"
+            name = "ContentFilteredError"
+            again = False
         case NothingSaid("length", message, status):
             # The model has thought until its limit, and would again.
-            kind, name, again = "client", "OutputLimitError", False
+            kind = "client"
+            name = "OutputLimitError"
+            again = False
         case NothingSaid(_, message, status):
-            kind, name, again = "server", "EmptyAnswerError", True
+            kind = "server"
+            name = "EmptyAnswerError"
+            again = True
         case ProgramFailure(name, message, status, kind):
             again = kind != "client"
         case NotSent(message, param):
@@ -618,7 +629,8 @@ def _classify_status(failure: HttpFailure, now: datetime) -> Classification:
 
 
 def _by_status(failure: HttpFailure, now: datetime) -> Classification:
-    status, message = failure.status, failure.message
+    status = failure.status
+    message = failure.message
 
     def fails(kind: ErrorKind, class_name: str, *, after_s: float | None = None) -> Classification:
         again = kind in {"rate_limit", "transient", "server"}

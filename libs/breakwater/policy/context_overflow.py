@@ -14,7 +14,8 @@ from breakwater.policy.provider_words import known_or_hash
 
 _SAFETY = 0.9
 """Tokens aren't bytes: a part of the text that should just fit may not."""
-_LEAST, _MOST = 0.1, 0.9
+_LEAST = 0.1
+_MOST = 0.9
 _READ = 4_000
 """Characters of a provider's text that are looked at."""
 _N = r"(?P<{}>\d[\d,]{{0,14}})"
@@ -192,7 +193,8 @@ def _as_message(limit: int, used: int, output: int) -> str:
 def _figures(message: str) -> tuple[int, int, int] | None:
     """The limit, the tokens of the conversation, and those asked for in addition; None unless they explain it."""
     numbers = _numbers(message)
-    limit, output = numbers.get("limit"), numbers.get("output", 0)
+    limit = numbers.get("limit")
+    output = numbers.get("output", 0)
     used = numbers.get("input", numbers.get("used"))
     if limit is None or used is None or used + output <= limit or max(used, output) > MAX_FIGURE:
         return None

@@ -23,7 +23,8 @@ _AGAIN = re.compile(r"\b(?:resets?|renews?|regain|again|retry|until)\b|重置", 
 _MOMENT = re.compile(
     r"\b(\d{4}-\d\d-\d\d)(?:(?:T| | at )(\d\d:\d\d(?::\d\d)?)(?:\.\d+)?)? ?(Z|UTC|GMT|[+-]\d\d:?\d\d)?", re.I
 )
-_EPOCH_S, _EPOCH_MS = 1e9, 1e12
+_EPOCH_S = 1e9
+_EPOCH_MS = 1e12
 
 _OPENAI_LIMITS = ("requests", "tokens")
 _RESETS = ("x-ratelimit-reset", "ratelimit-reset", "anthropic-ratelimit-unified-reset")
@@ -70,7 +71,8 @@ def duration_s(text: str) -> float | None:
     number = _number(text)
     if number is not None:
         return _sane(number)
-    total, position = 0.0, 0
+    total = 0.0
+    position = 0
     while position < len(text):
         part = _PART.match(text, position)
         if part is None:

@@ -92,7 +92,8 @@ def sentence(words: str) -> str:
 
 def failures_in_words(statistics: FailureStatistics) -> str:
     """The reason for a stop, and its failures: `3 consecutive failures (5 in all, 2 different errors)`."""
-    total, different = statistics.total_failures, counted(statistics.unique_errors, "different error")
+    total = statistics.total_failures
+    different = counted(statistics.unique_errors, "different error")
     return f"{statistics.reason} ({f'{total:,} in all, {different}' if total else 'no failures'})"
 
 

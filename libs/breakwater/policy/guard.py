@@ -230,7 +230,9 @@ def before_call(
             nothing: a cap that was not set must not refuse such models.
         held: for the other jobs of the task that are under way, in nano-dollars.
     """
-    used, spent, limit = task.tokens + tokens, task.cost + cost, rules.max_cost_usd
+    used = task.tokens + tokens
+    spent = task.cost + cost
+    limit = rules.max_cost_usd
     if rules.max_iterations is not None and number > rules.max_iterations:
         return Trip("max_iterations", f"{counted(number - 1, 'iteration')} (limit: {rules.max_iterations:,})")
     if rules.max_tokens is not None and used >= rules.max_tokens:
@@ -271,7 +273,8 @@ def after_job(task: Task, rules: GuardRules) -> Trip | None:
 
     Caps are no matter here: a task that has just finished within them needs no operator.
     """
-    in_a_row, most = task.consecutive_failures, max(task.errors.values(), default=0)
+    in_a_row = task.consecutive_failures
+    most = max(task.errors.values(), default=0)
     if rules.consecutive_failures is not None and in_a_row >= rules.consecutive_failures:
         reason = f"{counted(in_a_row, 'consecutive failure')} (threshold: {rules.consecutive_failures:,})"
         return Trip("consecutive_failures", reason)

@@ -29,7 +29,8 @@ NONE_SUCCEEDS = 10
 
 LAST_CALLS = 20
 """Calls whose outcome is remembered."""
-SOME_FAIL, NEARLY_ALL_FAIL = 0.2, 0.8
+SOME_FAIL = 0.2
+NEARLY_ALL_FAIL = 0.8
 """Shares of failures: of the calls that are remembered, worth a word, and of `LAST_CALLS`, which make it unhealthy."""
 
 
@@ -156,7 +157,9 @@ def combined(parts: Mapping[str, Verdict]) -> Verdict:
 
 
 def _of_calls(calls: CallHealth, failed: str = "failed") -> Verdict:
-    in_a_row, known, failures = calls.consecutive_failures, calls.last_calls, calls.last_failures
+    in_a_row = calls.consecutive_failures
+    known = calls.last_calls
+    failures = calls.last_failures
     if in_a_row >= NONE_SUCCEEDS:
         return Verdict("unhealthy", f"{in_a_row:,} calls {failed} in a row")
     some_fail = failures > max(in_a_row, 1) and failures >= known * SOME_FAIL
@@ -246,7 +249,8 @@ def transition(key: BreakerKey, change: BreakerChange, rules: BreakerRules, now_
 def half_opened(key: BreakerKey, half_open: Breaker, rules: BreakerRules, now_ms: int) -> BreakerTransition:
     """The event of a breaker that let a probe pass. Its id, made from the end of the cool-down, is stable."""
     before = replace(half_open, state="open", probe=None, probe_until_ms=0, version=half_open.version - 1)
-    in_a_row, errors = consecutive_failures(before), errors_within(before, rules, now_ms)
+    in_a_row = consecutive_failures(before)
+    errors = errors_within(before, rules, now_ms)
     why = "the failed probe was another caller's" if half_open.probed_by else "the cool-down has ended"
     change = BreakerChange(before, half_open, None, f"{why}; one probe is admitted", in_a_row, errors)
     event = transition(key, change, rules, now_ms)

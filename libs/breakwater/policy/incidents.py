@@ -58,9 +58,11 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
     if current is None or (over_at is not None and signal.at - over_at > rules.quiet):
         return _opened(signal, rules)
     if current.status == "resolved":
-        status, change = _status(signal.event, rules), "reopened"
+        status = _status(signal.event, rules)
+        change = "reopened"
     else:
-        status, change = current.status, "repeated"
+        status = current.status
+        change = "repeated"
     # Events of one incident may arrive in another order than they happened in.
     ends_at = _ends(signal, rules)
     if ends_at is not None and current.ends_at is not None:

@@ -129,7 +129,8 @@ def _out_of_bounds(
         if not path.startswith(f"{part}."):
             continue
         name = _field(path)
-        value, limit = getattr(rules, name), _BESIDE_NONE.get(path) if own is None else getattr(own, name)
+        value = getattr(rules, name)
+        limit = _BESIDE_NONE.get(path) if own is None else getattr(own, name)
         if _within(value, limit, allowed):
             continue
         if path in overridable:

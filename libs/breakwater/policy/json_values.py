@@ -158,7 +158,8 @@ def _fenced_blocks(text: str) -> Iterator[str]:
             closing = _FENCE.search(text, line_end)
             if closing is None:
                 return
-            close, end = closing.start(), closing.end()
+            close = closing.start()
+            end = closing.end()
         else:
             end = close + 3
         yield _inside(text[start + 3 : close])

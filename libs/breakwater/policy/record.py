@@ -60,7 +60,8 @@ def why_unanswered(attempts: Sequence[Attempt], stop: Reason) -> tuple[Reason, E
     if last is not None and last.short_circuited and reason in {"error", "breaker_open"}:
         calls_of_it = [one for one in attempts if one.model == last.model and not one.short_circuited]
         if calls_of_it:
-            last, reason = calls_of_it[-1], "error"
+            last = calls_of_it[-1]
+            reason = "error"
     if last is not None and reason == "error" and last.outcome in {"success", "worker_lost"}:
         # A success here is one whose answer was lost when its worker crashed.
         return "worker_lost", WORKER_LOST.error_info()

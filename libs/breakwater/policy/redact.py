@@ -259,12 +259,14 @@ class _Copy:
 
     def _passes(self, numbers: list[float], copy: list[JsonValue]) -> bool:
         """Deals with a series of numbers, of which there may be many; False if one is too large to be written out."""
-        least, most = min(numbers), max(numbers)
+        least = min(numbers)
+        most = max(numbers)
         if not (self._may_be_secret(least) or self._may_be_secret(most)):
             return True
         if not max(-least, most) < _LARGEST:
             return False
-        lines, scanner = str(numbers)[1:-1].replace(", ", "\n"), self._rules.scanner
+        lines = str(numbers)[1:-1].replace(", ", "\n")
+        scanner = self._rules.scanner
         if scanner.any_number or scanner.suspects(lines.encode()):
             self._slots += zip(repeat(copy), range(len(copy)))
             self._texts += lines.split("\n")

@@ -192,7 +192,8 @@ _ENDINGS, _WORDS, _WHOLE_LINE = (
 )
 _LAST_WORD = _built_in(r"(?:(?:^|[-_. ])(?i:<words>)|[a-z0-9](?:Pass|Pw)|^(?i:<words_alone>))[-_. 0-9]*\z")
 _PAIR_NAMES = (*_NAMES["pair_names"], *map(str.capitalize, _NAMES["pair_names"]))
-_LONGEST_REMEMBERED, _LONGEST_NAMED = 64, 48
+_LONGEST_REMEMBERED = 64
+_LONGEST_NAMED = 48
 
 
 class SecretNames:
@@ -241,7 +242,8 @@ _BARE, _LINE, _OPENING_QUOTE, _LINE_BREAK, _ALONE_ON_LINE, _VALUE_OF_PAIR = (
 _HARMLESS = frozenset(value.encode() for value in _VALUE["harmless"])
 _NO_WORD = re.compile(rb"(?=.{4})[^0-9]*[0-9]", re.DOTALL)
 _QUOTES = (b'"', b"'", b"`")
-_BEFORE_LINE_BREAK, _BEFORE_QUOTED = frozenset(b"\r\n>|-+"), frozenset(b"bBrRuUfF\\\"'`")
+_BEFORE_LINE_BREAK = frozenset(b"\r\n>|-+")
+_BEFORE_QUOTED = frozenset(b"bBrRuUfF\\\"'`")
 """Bytes that the two patterns can begin with: to look for them is far cheaper."""
 _UNESCAPED = {quote: _built_in(rf"(?:[^{quote.decode()}\\]|\\\C)*") for quote in _QUOTES}
 _ESCAPED = {
@@ -305,7 +307,8 @@ def _on_next_line(data: bytes, name: bytes, start: int) -> Extent:
 
 def _closing_quote(data: bytes, start: int) -> int:
     """The end of a quoted text. One that is cut ends with the data."""
-    quote, before = data[start - 1 : start], data[max(0, start - 9) : start - 1]
+    quote = data[start - 1 : start]
+    before = data[max(0, start - 9) : start - 1]
     slashes = len(before) - len(before.rstrip(b"\\"))
     if slashes == 0:
         content = _UNESCAPED[quote].match(data, start)
@@ -554,15 +557,19 @@ class Scanner:
 
     def _replaced(self, text: Text, finders: Iterable[_Finder], work: WorkLimit) -> Text | None:
         """None if there is nothing to replace. Extents that overlap or touch, also a placeholder, are one."""
-        (data, limit), placeholder = text, self._placeholder
-        reach, merged = len(placeholder) - 1, list[Extent]()
+        (data, limit) = text
+        placeholder = self._placeholder
+        reach = len(placeholder) - 1
+        merged = list[Extent]()
         for start, end in sorted(extent for finder in finders for extent in finder.extents(data, work)):
             first = data.find(placeholder, max(0, start - reach), start + reach)
             last = data.rfind(placeholder, max(0, end - reach), end + reach)
-            begin, stop = min(start, first) if first >= 0 else start, max(end, last + reach + 1) if last >= 0 else end
+            begin = min(start, first) if first >= 0 else start
+            stop = max(end, last + reach + 1) if last >= 0 else end
             while merged and begin <= merged[-1][1]:
                 before = merged.pop()
-                begin, stop = min(begin, before[0]), max(stop, before[1])
+                begin = min(begin, before[0])
+                stop = max(stop, before[1])
             merged.append((begin, stop))
         found = [(start, end) for start, end in merged if data[start:end] != placeholder]
         if not found:

@@ -44,7 +44,8 @@ class SignInFlow:
             given = urlsafe_b64decode(self.secret)
         except ValueError:
             return False
-        begun, signature = given[:-_SIGNATURE_BYTES], given[-_SIGNATURE_BYTES:]
+        begun = given[:-_SIGNATURE_BYTES]
+        signature = given[-_SIGNATURE_BYTES:]
         # Written in another way, it would be another one to those who remember what was used.
         ours = hmac.compare_digest(signature, _signature(key, begun)) and _text(given) == self.secret
         return ours and abs(now_s - int.from_bytes(begun[:_TIME_BYTES])) <= LASTS_S
@@ -126,7 +127,8 @@ class SignInLimits:
     @contextmanager
     def of(self, address: str) -> Generator[SignInTry]:
         """One attempt, for as long as the block runs. Raises TooManySignInsError."""
-        known, now = self._address(_network(address)), self._clock()
+        known = self._address(_network(address))
+        now = self._clock()
         known.failures = max(0.0, known.failures - (now - known.at) * self._most / 60)
         known.at = now
         # What is under way may fail yet.

@@ -147,11 +147,14 @@ def _of_breaker(event: BreakerTransition) -> tuple[Signal, ...]:
 
 
 def _opened(event: BreakerTransition) -> str:
-    shared, state, until = event.scope != "agent_model", "open", ""
+    shared = event.scope != "agent_model"
+    state = "open"
+    until = ""
     if event.to_state == "isolated":
         state = ISOLATED
     elif event.open_until is not None:
-        state, until = f"open until {moment(event.open_until)}", " One probe call is admitted then."
+        state = f"open until {moment(event.open_until)}"
+        until = " One probe call is admitted then."
     refused = breaker_open(BreakerKey(event.agent, event.model), event.reason, state=state)
     jobs = f"{'their' if shared else 'its'} jobs"
     if event.open_for is not None:
@@ -238,8 +241,10 @@ def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
     if event.threshold_percent == 100:
         # A hard cap refuses what does not fit before it is spent.
         what = "Budget refuses calls" if kind == "budget_hard_cap" and event.total < event.limit else "Budget used up"
-    key, title = key_of(kind, *place, str(event.threshold_percent)), f"{what}: {who}, {event.window}"
-    text, agent = _spent(event, kind, who, event.limit), event.agent if event.scope == "agent" else None
+    key = key_of(kind, *place, str(event.threshold_percent))
+    title = f"{what}: {who}, {event.window}"
+    text = _spent(event, kind, who, event.limit)
+    agent = event.agent if event.scope == "agent" else None
     return (Firing(key, kind, title, text, *origin, agent=agent, tenant=event.tenant, ends_at=event.resets_at),)
 
 
@@ -274,7 +279,8 @@ def of_quotas(execution: Execution, newest: Callable[[str], Alert | None]) -> tu
     """
     found: dict[str, Signal] = {}
     for attempt in execution.attempts:
-        error, key = attempt.error, key_of("quota_exhausted", attempt.provider)
+        error = attempt.error
+        key = key_of("quota_exhausted", attempt.provider)
         if error is not None and error.kind == "quota":
             found[key] = _quota_exhausted(key, attempt, error)
         elif (
@@ -287,7 +293,8 @@ def of_quotas(execution: Execution, newest: Callable[[str], Alert | None]) -> tu
             and known.last_at < attempt.started_at
         ):
             text = f"{attempt.model} has answered a call of {attempt.agent}. Nothing to do."
-            source, why = f"{attempt.attempt_id}/served", "a call was answered"
+            source = f"{attempt.attempt_id}/served"
+            why = "a call was answered"
             title = f"Quota available: {attempt.provider}"
             found[key] = Resolved(
                 key, "quota_exhausted", title, text, source, attempt.completed_at, known.payload, reason=why
@@ -330,7 +337,8 @@ def of_execution(execution: Execution, costly: int | None, long_ms: int | None) 
         return ()
     found: list[Firing] = []
     error = execution.error
-    spent, news = error is not None and error.kind == "quota", error is not None and error.class_ in {*NEVER_FITS, HELD}
+    spent = error is not None and error.kind == "quota"
+    news = error is not None and error.class_ in {*NEVER_FITS, HELD}
     if execution.status == "dead_lettered" and not spent and (news or execution.reason not in _ALERTED_BY_OTHERS):
         found.append(_failed(execution))
     if costly is not None and (execution.total_cost or 0) > costly:
@@ -428,8 +436,10 @@ def _undeliverable(dead_letter: DeadLetter, source_id: str, channel: str) -> tup
     if dead_letter.headers.get(Header.INCIDENT, "").startswith(UNDELIVERABLE):
         # It reports a dead channel to another one that is dead, too: the two would report each other endlessly.
         return ()
-    test, replay = command("alerts", "test", channel), command("alerts", "replay", channel=channel)
-    key, title = f"{UNDELIVERABLE}{encode_token(channel)}", f"Alerts are not delivered: channel {channel}"
+    test = command("alerts", "test", channel)
+    replay = command("alerts", "replay", channel=channel)
+    key = f"{UNDELIVERABLE}{encode_token(channel)}"
+    title = f"Alerts are not delivered: channel {channel}"
     text = (
         f"{sentence(dead_letter.error)} Undelivered alerts are kept. To do: fix the channel and check with "
         f"`{test}` that it works; `{replay}` then sends what is kept."

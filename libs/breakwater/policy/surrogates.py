@@ -152,14 +152,16 @@ class TextJoiner:
 
     def put(self, piece: str) -> str:
         """The next piece: without a half at its end, which waits for the other."""
-        text, self._half = self._half + piece, ""
+        text = self._half + piece
+        self._half = ""
         if _awaits_half(text):
             text, self._half = text[:-1], text[-1]
         return whole_text(text)
 
     def end(self) -> str:
         """The half that waited, when no piece follows."""
-        text, self._half = self._half, ""
+        text = self._half
+        self._half = ""
         return whole_text(text)
 
 
@@ -205,13 +207,15 @@ class EventJoiner:
 
     def end(self) -> Iterator[_Event]:
         """The events that wait, when no event follows."""
-        held, self._held = self._held, {}
+        held = self._held
+        self._held = {}
         yield from map(whole_value, held.values())
 
 
 def _moved_half(held: _Event, event: _Event) -> bool:
     """Moves halves from the ends of an event's texts to the beginnings with the other half; True if there was one."""
-    following, is_moved = _growing(event), False
+    following = _growing(event)
+    is_moved = False
     for path, (container, name) in _growing(held).items():
         if not _awaits_half(container[name]) or path not in following:
             continue
@@ -249,7 +253,8 @@ def _collect(value: Any, path: _Path, found: dict[_Path, tuple[Any, Any]], *, is
     items = cast(dict[str, Any], value).items() if isinstance(value, dict) else enumerate(cast(list[Any], value))
     for name, inner in items:
         number = _number(inner, "index") if isinstance(value, list) else None
-        inner_path, grows = (*path, name if number is None else number), is_growing or name == "delta"
+        inner_path = (*path, name if number is None else number)
+        grows = is_growing or name == "delta"
         if isinstance(inner, str):
             if grows:
                 found[inner_path] = (value, name)

@@ -139,7 +139,8 @@ def user_message(
     """An assistant-style message for an error of any kind; of what the provider said, what may be shown."""
     title, advice = _KINDS[kind]
     if class_name in _CLASSES:
-        title, advice = class_name.removesuffix("Error"), _CLASSES[class_name]
+        title = class_name.removesuffix("Error")
+        advice = _CLASSES[class_name]
     status = "" if status_code is None else f"**Status Code:** {status_code}\n"
     message = "" if not said or (text := shown(said, names)) is None else f"**Message:** {text}\n"
     verdict = "It cannot be recovered automatically. " if kind in _PERMANENT else ""

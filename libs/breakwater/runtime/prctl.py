@@ -6,7 +6,9 @@ import ctypes
 import signal
 import sys
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME = 1, 4, 15  # linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_NAME = 15  # linux/prctl.h
 
 
 def hide_memory() -> None:

@@ -48,7 +48,8 @@ COMPRESS_FROM = 32_768
 LEFT_OUT = "omitted: the worker had no key to encrypt the texts with; set BREAKWATER_PLANE_KEY"
 """Replaces the token if texts must not be stored in plain and there is no key."""
 
-_PLAIN, _COMPRESSED = b"0", b"z"
+_PLAIN = b"0"
+_COMPRESSED = b"z"
 
 
 class DecryptionError(BreakwaterError):

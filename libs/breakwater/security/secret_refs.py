@@ -39,15 +39,18 @@ class SecretRef(Message):
             ConfigError: the variable is not set, the file can't be read, the command fails, or there is nothing in it.
         """
         if self.env is not None:
-            value, source = os.environ.get(self.env, ""), f"the environment variable {self.env}"
+            value = os.environ.get(self.env, "")
+            source = f"the environment variable {self.env}"
             if not value:
                 raise ConfigError(f"{source} is not set; it must hold a secret")
             return value
         if self.file is not None:
-            value, source = _read_file(self.file), f"the secret file {self.file}"
+            value = _read_file(self.file)
+            source = f"the secret file {self.file}"
         else:
             assert self.command is not None
-            value, source = _run(self.command), f"the output of the secret command {self.command[0]}"
+            value = _run(self.command)
+            source = f"the output of the secret command {self.command[0]}"
         if not value:
             raise ConfigError(f"{source} is empty")
         return value

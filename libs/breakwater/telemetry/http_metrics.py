@@ -27,7 +27,8 @@ class CountRequests:
         path_of: Callable[[Scope], str] = lambda scope: scope["path"],
     ) -> None:
         """Wraps an application; `path_of` gives the path that a request is routed by."""
-        self._app, self._path_of = app, path_of
+        self._app = app
+        self._path_of = path_of
         self._counted = counted
         self._patterns = {route.path_regex: route.path_format for route in routes}
         self._plain = frozenset(path for path in self._patterns.values() if "{" not in path)

@@ -56,7 +56,8 @@ def line_for_people(event: Mapping[str, Any]) -> list[tuple[str, str]]:
     stamp = str(fields.pop("timestamp", ""))
     if stamp:
         stamp = datetime.fromisoformat(stamp).astimezone().strftime("%m-%d %H:%M:%S.%f")[:-3]
-    service, name = str(fields.pop("service", "")), str(fields.pop("event", ""))
+    service = str(fields.pop("service", ""))
+    name = str(fields.pop("event", ""))
     traceback = fields.pop("exception", None)
     parts = [
         (f"{stamp:<18} ", "dim"),

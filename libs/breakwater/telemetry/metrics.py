@@ -136,7 +136,8 @@ class WorkerMetrics:
         self._models = frozenset(models)
         self._registry = registry
         dead_letters_refused(registry)
-        counter, seconds = partial(_counter, registry), partial(_histogram, registry, LLM_BUCKETS_S)
+        counter = partial(_counter, registry)
+        seconds = partial(_histogram, registry, LLM_BUCKETS_S)
         by_call = ("agent", "model", "kind")
         self._jobs = counter("jobs_total", "Jobs that have ended.", "agent", "status", "reason")
         self._job_seconds = seconds("job_duration_seconds", "Time from a job's acceptance to its end.", "agent")
@@ -166,7 +167,8 @@ class WorkerMetrics:
 
     def attempt(self, attempt: Attempt, trace_id: str | None = None) -> None:
         """Counts an attempt that has been recorded; a trace that is recorded becomes the exemplar of its buckets."""
-        agent, exemplar = attempt.agent, _exemplar(trace_id)
+        agent = attempt.agent
+        exemplar = _exemplar(trace_id)
         model = attempt.model if attempt.model in self._models else OTHER
         kind = NONE if attempt.error is None else attempt.error.kind
         self._attempts[agent, model, attempt.outcome, kind].inc()
@@ -355,7 +357,8 @@ class SinkMetrics:
     """Rows stored, and the lag behind the log."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        counter, gauge = partial(_counter, registry), partial(_gauge, registry)
+        counter = partial(_counter, registry)
+        gauge = partial(_gauge, registry)
         dead_letters_refused(registry)
         self._rows = counter("sink_rows_total", "Stored rows, including redelivered ones.", "table")
         what = "Duration of successful inserts."

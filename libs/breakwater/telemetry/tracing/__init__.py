@@ -77,7 +77,8 @@ def start(service: str) -> None:
 
 def stop() -> None:
     """Sends what is left, for about a second at most, and switches tracing off."""
-    recorder, spans.recorder = spans.recorder, None
+    recorder = spans.recorder
+    spans.recorder = None
     if recorder is not None:
         recorder.stop()
 

@@ -22,7 +22,8 @@ SpanAttributes = dict[str, Attribute]
 MAX_ID = 256
 """Characters of what a provider calls its response and its model."""
 
-_ANTHROPIC, _AZURE = "anthropic", "azure"
+_ANTHROPIC = "anthropic"
+_AZURE = "azure"
 
 _HOSTS = (
     (".api.openai.com", "openai"),

@@ -62,7 +62,8 @@ def fitted(messages: Sequence[JsonObject], limit: int) -> str | None:
 
     The longest texts are cut first. If that is not enough, the oldest messages are left out; None where none fits.
     """
-    longest, kept = limit, list(messages)
+    longest = limit
+    kept = list(messages)
     while len(data := _json(kept).encode(errors="replace")) > limit and longest > _SHORTEST:
         longest //= 2
         kept = [cast(JsonObject, _cut(message, longest)) for message in kept]

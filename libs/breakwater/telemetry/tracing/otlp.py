@@ -116,7 +116,8 @@ class _Complaints(logging.Handler):
 
     def export_ended(self, *, well: bool) -> None:
         """Logs where this begins or ends an outage, with the first line that was taken."""
-        reasons, self._reasons = self._reasons, None
+        reasons = self._reasons
+        self._reasons = None
         if well:
             self._outage.worked()
         else:
