@@ -68,7 +68,7 @@ def test_names_that_programs_choose_do_not_fill_the_memory() -> None:
     caps = table(tenants={"*": {"daily_usd": 1}})
     for number in range(MAX_CACHED + 5):
         assert caps.counters("a", f"t{number}")[4].tenant == f"t{number}"
-    assert len(caps._known) == MAX_CACHED  # pyright: ignore[reportPrivateUsage]  # what is bounded
+    assert len(caps._cached) == MAX_CACHED  # pyright: ignore[reportPrivateUsage]  # what is bounded
     assert caps == table(tenants={"*": {"daily_usd": 1}})
 
 
