@@ -12,18 +12,13 @@ import concurrent.futures
 import errno
 import hmac
 import os
-import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
-from socketserver import ThreadingMixIn
-from threading import Lock, Thread
+from threading import Lock, Thread, active_count
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import (
     REGISTRY,
@@ -32,8 +27,10 @@ from prometheus_client import (
     Gauge,
     Histogram,
     Info,
+    Metric,
     disable_created_metrics,
     make_wsgi_app,
+    start_http_server,
 )
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
@@ -59,7 +56,6 @@ LLM_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 12
 TOKENS_PER_S_BUCKETS = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 75.0, 100.0, 150.0, 250.0, 500.0, 1000.0)
 HTTP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 300.0)
 
-_NEVER_S = 86_400.0
 
 RETRY_S = 2.0
 """Retries of a port that another program has."""
@@ -558,8 +554,9 @@ def show_config(version: str, registry: CollectorRegistry = REGISTRY, *, refused
     _plain_gauge(registry, "config_refused", "1 while the config file is invalid.").set(refused)
 
 
-_MAX_CONNECTIONS = 50
-"""To the metrics of one process, each of which takes a thread."""
+_MAX_THREADS = 100
+"""Of this process, while it accepts scrapers. Each of their connections takes a thread."""
+_REQUEST_S = 10.0
 
 
 def serve(host: str, port: int, token: str | None = None) -> None:
@@ -587,52 +584,28 @@ def serve(host: str, port: int, token: str | None = None) -> None:
         Thread(target=_serve_later, args=(host, port, token, outage), name="metrics", daemon=True).start()
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    """Has a thread for each connection; beyond `_MAX_CONNECTIONS`, the oldest one gives way to a new one."""
+class _Closed(CollectorRegistry):
+    """The registry of a server that does not ask for its token yet: it ends the connections that come so early."""
 
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self._open: dict[Any, None] = {}
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._open[request] = None
-        if len(self._open) > _MAX_CONNECTIONS:
-            self._open.pop(oldest := next(iter(self._open)))
-            with suppress(OSError):  # its client may have closed it
-                oldest.shutdown(socket.SHUT_RDWR)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._open.pop(request, None)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), OSError):  # such as that it gave way, or was too slow
-            super().handle_error(request, client_address)
-
-
-class _Unlogged(WSGIRequestHandler):
-    timeout = 10.0
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  as the base class has it
-        """Scrapes are not logged."""
+    def collect(self) -> Iterable[Metric]:
+        raise ConnectionResetError
 
 
 def _listen(host: str, port: int, token: str | None) -> None:
-    """Serves on a thread. The library's own server wakes twice a second to see whether it is to end."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-
-    class Server(_Server):
-        address_family = family
-
-    app = cast("WSGIApplication", make_wsgi_app())
+    server, _ = start_http_server(port, host, REGISTRY if token is None else _Closed())
     if token is not None:
-        app = _for_bearers(app, f"Bearer {token}")
-    server = make_server(str(address[0]), port, app, Server, _Unlogged)
-    Thread(target=server.serve_forever, kwargs={"poll_interval": _NEVER_S}, name="metrics", daemon=True).start()
+        server.set_app(_for_bearers(cast("WSGIApplication", make_wsgi_app()), f"Bearer {token}"))
+    options: Any = server  # whose type has no room for these
+    options.RequestHandlerClass.timeout = _REQUEST_S
+    options.verify_request = _has_room
+    options.handle_error = _ignore  # connections that end or are too slow; wsgiref logs errors of scrapes
+
+
+def _has_room(*_connection: object) -> bool:
+    return active_count() < _MAX_THREADS
+
+
+def _ignore(*_connection: object) -> None: ...
 
 
 def _for_bearers(app: WSGIApplication, authorization: str) -> WSGIApplication:
