@@ -26,28 +26,18 @@ def contract(
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; list what is out of date, and exit with code 1.")
     ] = False,
-    strings: Annotated[
-        bool, typer.Option("--strings", help="Write nothing; print every string that people read, for review.")
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write the wire contract: JSON schemas, AsyncAPI, OpenAPI, and the schema of the config file.
 
     Everything is generated from the code of the services. The same code gives the same bytes.
 
-    --strings prints help texts, messages, labels and texts of pages with their file and line; {…} replaces a value.
-
     For example:
 
         breakwater contract
 
         breakwater contract --check
-
-        breakwater contract --strings | less
     """
-    if strings:
-        _show_strings(as_json=as_json)
-        return
     wanted = files()
     stale = differences(out, wanted)
     if not check:
@@ -64,16 +54,6 @@ def contract(
         raise CliError("stale", f"{out} is out of date: {listed}", "Run `breakwater contract`.")
     if check and stale:
         raise typer.Exit(ExitCode.FAILED)
-
-
-def _show_strings(*, as_json: bool) -> None:
-    from breakwater.cli.strings import strings
-
-    strings_found = strings()
-    if as_json:
-        output.json_document([string._asdict() for string in strings_found])
-    else:
-        output.write("\n".join(f"{string.path}:{string.line}: {string.text}" for string in strings_found))
 
 
 def files() -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""Every string that people read, found in the source code: help texts, messages, labels and pages."""
+"""Prints every string that people read: help texts, messages, labels and texts of pages: `python -m tests.cli.strings`.
+
+Each is printed with its file and line; {…} replaces a value.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def strings() -> list[ShownString]:
         folder = Path(spec.origin).parent
         for path in sorted(folder.rglob("*")):
             read = {".py": _of_python, ".html": _of_template}.get(path.suffix)
-            if read is not None and path != Path(__file__):
+            if read is not None:
                 shown = f"{name}/{path.relative_to(folder).as_posix()}"
                 found += [ShownString(shown, line, text) for line, text in read(path.read_text(encoding="utf-8"))]
     return found
@@ -121,3 +124,8 @@ def _of_template(source: str) -> Iterator[tuple[int, str]]:
     page = _Page()
     page.feed(re.sub(r"\{\{.*?\}\}", lambda found: blank(found, "{…}"), source, flags=re.DOTALL))
     yield from page.found
+
+
+if __name__ == "__main__":
+    for shown in strings():
+        print(f"{shown.path}:{shown.line}: {shown.text}")
