@@ -19,6 +19,7 @@ from uuid import uuid4
 import structlog
 from pydantic import ValidationError
 
+from breakwater.analytics.client import Analytics, connect
 from breakwater.bus.broker import Batches, ServiceApp, connection_of, make_broker, on_request, publisher_of
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.errors import BusError
@@ -27,7 +28,6 @@ from breakwater.bus.leader_lease import LeaderLease
 from breakwater.bus.pull import Pull
 from breakwater.bus.topology import ALERTER_DEAD_LETTERS, ALERTER_EVENTS, ALERTER_EXECUTIONS, ALERTER_REPLAYS
 from breakwater.config import Alerts, Config
-from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert, AlertDigest, IncidentStatus
 from breakwater.contracts.channels import ALERTS, BREAKERS, BUDGETS, DEAD_LETTERS, GUARDS
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
@@ -40,7 +40,7 @@ from breakwater.runtime import background
 from breakwater.runtime.outage import Outage
 from breakwater.runtime.settings import Settings
 from breakwater.telemetry.metrics import INCIDENTS, AlerterMetrics, GaugeCollector, Readings
-from services.alerter.baselines import Baselines
+from services.alerter.anomalies import AnomalyWatch
 from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
 from services.alerter.channel import AlertSender
 from services.alerter.clock import SYSTEM_CLOCK, Clock
@@ -48,7 +48,6 @@ from services.alerter.configured_channels import ChannelTester, channels_of
 from services.alerter.handlers import Decisions, Grouping, Sweep, of_dead_letters, of_executions
 from services.alerter.notifier import Notifier
 
-SAVE_S = 30.0
 REPLAYS_WAIT_S = 2.0
 RETRY_S = 5.0
 """The wait before a task that failed unexpectedly is started again."""
@@ -65,7 +64,9 @@ class AlerterGeneration:
     tasks: LeaderTasks
 
     @classmethod
-    def of(cls, config: Config, log: IncidentLog, bus: AlerterBus, clock: Clock) -> AlerterGeneration:
+    def of(
+        cls, config: Config, log: IncidentLog, bus: AlerterBus, analytics: Analytics | None, clock: Clock
+    ) -> AlerterGeneration:
         """Wires it. Raises ConfigError: a channel's secret or callable is missing or unusable."""
         alerts = config.alerts
         channels = channels_of(alerts, partial(SentMessages, bus), clock.now, config.redaction)
@@ -76,7 +77,7 @@ class AlerterGeneration:
             channels,
             Decisions(incidents, bus.publisher, clock.now),
             ChannelTester(channels, bus, clock.now),
-            LeaderTasks(alerts, channels, incidents, bus, clock),
+            LeaderTasks(alerts, channels, incidents, bus, analytics, clock),
         )
 
     async def close(self) -> None:
@@ -95,7 +96,9 @@ def build(settings: Settings, config: Config, clock: Clock = SYSTEM_CLOCK) -> Se
     connection = connection_of(broker)
     bus = AlerterBus(connection, publisher_of(broker, ALERTS, DEAD_LETTERS))
     log = IncidentLog(connection, bus.publisher, Redactor.compile(config.redaction))
-    now = AlerterGeneration.of(config, log, bus, clock)
+    # Without a URL, this is an alerter that has no ClickHouse, and not an outage of one.
+    analytics = connect(settings.clickhouse_url) if "clickhouse_url" in settings.model_fields_set else None
+    now = AlerterGeneration.of(config, log, bus, analytics, clock)
     on_request(broker, CHANNEL_TESTS, "alerters", lambda subject: now.tester.answer(subject))
 
     async def read_gauges() -> Readings:
@@ -125,7 +128,7 @@ def build(settings: Settings, config: Config, clock: Clock = SYSTEM_CLOCK) -> Se
     async def reload(changed: Config) -> None:
         nonlocal now
         same = (changed.alerts, changed.redaction) == (now.config.alerts, now.config.redaction)
-        generation = None if same else AlerterGeneration.of(changed, log, bus, clock)
+        generation = None if same else AlerterGeneration.of(changed, log, bus, analytics, clock)
         log.redactor = Redactor.compile(changed.redaction)
         if generation is not None:
             # As at a restart: sending is cancelled, and done again, here or by another alerter.
@@ -144,8 +147,10 @@ def build(settings: Settings, config: Config, clock: Clock = SYSTEM_CLOCK) -> Se
         await background.stop(*running)
 
     @app.after_shutdown
-    async def close_channels() -> None:
+    async def close_connections() -> None:
         await now.close()
+        if analytics is not None:
+            await analytics.close()
 
     return app
 
@@ -159,30 +164,24 @@ class LeaderTasks:
         channels: Sequence[AlertSender],
         incidents: IncidentRecorder,
         bus: AlerterBus,
+        analytics: Analytics | None,
         clock: Clock,
     ) -> None:
         self._alerts, self._channels, self._incidents, self._bus = alerts, channels, incidents, bus
+        self._analytics = analytics
         self._clock = clock
-        self._outage = Outage("saving agents' baselines")
 
     async def run(self) -> None:
         """Runs all tasks until it is cancelled."""
-        baselines = Baselines(self._alerts.anomalies)
         notifiers = {channel.name: self._notifier(channel) for channel in self._channels}
-        signals = of_executions(
-            baselines, self._alerts.anomalies, self._clock.now, lambda key: self._incidents.known.of(key)
-        )
-        # First of all: figures that are unknown here would be overwritten.
-        saved = await self._outage.retry_until_available(self._bus.baselines, on=BusError, retry_s=RETRY_S)
-        for agent, data in saved.items():
-            baselines.restore(agent, data)
+        signals = of_executions(self._alerts.anomalies, lambda key: self._incidents.known.of(key))
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             **{f"channel {name}": notifier.run for name, notifier in notifiers.items()},
             "executions": lambda: self._grouping(Stream.EVENTS, ALERTER_EXECUTIONS).run(signals),
             "dead letters": lambda: self._grouping(Stream.DLQ, ALERTER_DEAD_LETTERS).run(of_dead_letters),
-            "sweep": Sweep(self._incidents, baselines, self._clock.now).run,
+            "sweep": Sweep(self._incidents, self._clock.now).run,
+            "anomalies": AnomalyWatch(self._analytics, self._alerts, self._incidents, self._clock.now).run,
             "replays": lambda: self._replay(notifiers),
-            "baselines": lambda: self._save(baselines),
         }
         await background.run_together(*(_lasting(name, part) for name, part in parts.items()))
 
@@ -197,20 +196,6 @@ class LeaderTasks:
 
     def _grouping(self, stream: Stream, durable: str) -> Grouping:
         return Grouping(self._incidents, Pull(self._bus.connection, stream, durable), self._clock)
-
-    async def _save(self, baselines: Baselines) -> None:
-        unsaved: dict[str, bytes] = {}
-
-        async def save() -> None:
-            unsaved.update(baselines.changed(self._clock.now()))
-            while unsaved:
-                agent, data = next(iter(unsaved.items()))
-                await self._bus.remember(subjects.baseline(agent), data)
-                del unsaved[agent]
-
-        while True:
-            await asyncio.sleep(SAVE_S)
-            await self._outage.retry_until_available(save, on=BusError, retry_s=SAVE_S)
 
     async def _replay(self, notifiers: Mapping[str, Notifier]) -> None:
         pull, outage = Pull(self._bus.connection, Stream.ALERTER, ALERTER_REPLAYS), Outage("alerts to send once more")

@@ -5,7 +5,6 @@ All methods raise BusUnavailableError.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -16,14 +15,14 @@ from breakwater.bus.incidents import IncidentLog, Incidents
 from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
-from breakwater.contracts.subjects import Stream, decode_token
+from breakwater.contracts.subjects import Stream
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.signals import Signal
 from services.alerter.channel import AlertSender
 
 
 class AlerterBus:
-    """The bus as the alerter uses it, with disabled channels and agents' baselines.
+    """The bus as the alerter uses it, with disabled channels.
 
     A channel is disabled with its fingerprint: its receiver wants no more alerts, but another one that the config names
     later does.
@@ -52,11 +51,6 @@ class AlerterBus:
     async def enable(self, channel: AlertSender) -> None:
         """Records that the channel's receiver takes alerts again."""
         await self.remember(subjects.disabled_channel(channel.name), b"")
-
-    async def baselines(self) -> Mapping[str, bytes]:
-        """The saved baselines, by agent."""
-        found = await Lookup(self.connection).last_of_each(Stream.ALERTER, "bw.alerter.baselines.*")
-        return {decode_token(one.subject.rpartition(".")[2]): one.data for one in found}
 
 
 class SentMessages:

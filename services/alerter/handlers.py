@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,13 +20,13 @@ from breakwater.bus.records import read_record
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.execution import Execution
-from breakwater.contracts.subjects import Header, decode_token
-from breakwater.policy.alert_rules import AnomalyRules, began_with
+from breakwater.contracts.subjects import Header
+from breakwater.policy.alert_rules import AnomalyRules
 from breakwater.policy.incidents import due, due_at
 from breakwater.policy.signals import (
     Firing,
-    Resolved,
     Signal,
+    cut_off,
     key_of,
     of_dead_letter,
     of_execution,
@@ -34,7 +35,6 @@ from breakwater.policy.signals import (
 )
 from breakwater.runtime import background
 from breakwater.runtime.outage import Outage
-from services.alerter.baselines import Baselines, CutOffAnswers
 from services.alerter.bus import IncidentRecorder
 from services.alerter.clock import Clock
 
@@ -54,6 +54,8 @@ BEAT_S = 6.0
 GATHER_S = 0.25
 BUSY_GATHER_S = 1.0
 """The time for which events gather at the server, and while they keep coming; an incident waits for others longer."""
+LAST_ANSWERS, FEWEST_ANSWERS, MAX_AGENTS = 50, 10, 2_000
+"""Answers by which `CutOffAnswers` judges an agent, and the agents that it knows."""
 FETCHED = 500
 MAX_GROUPED = 2_000
 
@@ -212,10 +214,37 @@ class Grouping:
         return any(one is not None and one.status != "resolved" for one in breakers)
 
 
-def of_executions(
-    baselines: Baselines, rules: AnomalyRules, now: Callable[[], datetime], newest: Callable[[str], Alert | None]
-) -> Callable[[Delivery], Sequence[Signal]]:
-    """Makes the function that gives the signals of a job's end, and counts the job in its agent's figures."""
+class CutOffAnswers:
+    """The latest answers of every agent, for warnings of agents whose answers are often cut off by their output limit.
+
+    In memory, bounded; a new alerter learns them again.
+
+    Args:
+        share: the share of cut-off answers from which on there is a warning; None for never.
+    """
+
+    def __init__(self, share: float | None) -> None:
+        self._share = share
+        self._agents: dict[str, deque[bool]] = {}
+        """True for each answer that was cut off, by agent; in the order of the agents' latest answers."""
+
+    def add(self, execution: Execution) -> tuple[Firing, ...]:
+        """Counts an answer. Returns a signal if it was cut off, as is a large share."""
+        if self._share is None or execution.finish_reason is None or execution.cache_hit:
+            return ()
+        is_cut = execution.finish_reason == "length"
+        answers = self._agents.pop(execution.agent, None) or deque(maxlen=LAST_ANSWERS)
+        self._agents[execution.agent] = answers
+        if len(self._agents) > MAX_AGENTS:
+            del self._agents[next(iter(self._agents))]
+        answers.append(is_cut)
+        cut = sum(answers)
+        frequent = len(answers) >= FEWEST_ANSWERS and cut >= self._share * len(answers)
+        return (cut_off(execution, cut, len(answers)),) if is_cut and frequent else ()
+
+
+def of_executions(rules: AnomalyRules, newest: Callable[[str], Alert | None]) -> Callable[[Delivery], Sequence[Signal]]:
+    """Makes the function that gives the signals of a job's end."""
     long_ms = None if rules.execution_duration_s is None else int(rules.execution_duration_s * 1000)
     answers = CutOffAnswers(rules.cut_off_share)
 
@@ -223,7 +252,6 @@ def of_executions(
         execution = read_record(delivery, Execution)
         if execution is None:
             return ()
-        baselines.add(execution, now())
         alone = of_execution(execution, rules.execution_cost_usd, long_ms)
         return (*alone, *of_quotas(execution, newest), *answers.add(execution))
 
@@ -237,13 +265,11 @@ def of_dead_letters(delivery: Delivery) -> Sequence[Firing]:
 
 
 class Sweep:
-    """Changes incidents by the passing of time, and judges agents' baselines every minute."""
+    """Changes incidents by the passing of time."""
 
-    def __init__(self, incidents: IncidentRecorder, baselines: Baselines, now: Callable[[], datetime]) -> None:
-        self._incidents, self._baselines, self._now = incidents, baselines, now
+    def __init__(self, incidents: IncidentRecorder, now: Callable[[], datetime]) -> None:
+        self._incidents, self._now = incidents, now
         self._outage = Outage("recording incidents")
-        self._signals: list[Signal] = []
-        self._begun = False
         self._sweeps = 0
 
     async def run(self) -> None:
@@ -264,28 +290,3 @@ class Sweep:
                         None if (current := known.get(id_)) is None else due(current, now, rules)
                     )
                 )
-        if not self._begun:
-            self._begun = True
-            self._signals += [resolved for alert in known.unresolved() if (resolved := self._forgotten(alert, now))]
-        self._signals += self._baselines.close(now)
-        while self._signals:
-            await self._incidents.apply(self._signals[0])
-            del self._signals[0]
-
-    def _forgotten(self, alert: Alert, now: datetime) -> Resolved | None:
-        """The end of an anomaly that was recorded but is not in the saved baselines."""
-        if began_with(alert) != "agent_anomaly" or alert.ends_at is not None:
-            return None
-        agent, measure = alert.key.split("/")[1:3]
-        if measure in self._baselines.anomalies(decode_token(agent)):
-            return None
-        return Resolved(
-            key=alert.key,
-            event="agent_anomaly",
-            title=alert.title,
-            text="Nothing to do.",
-            source_id=f"{alert.alert_id}/forgotten",
-            at=now,
-            payload=alert.payload,
-            reason="the figures behind it were lost with an alerter; if it persists, it fires again",
-        )

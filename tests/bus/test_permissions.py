@@ -54,7 +54,6 @@ MAY_PUBLISH = {
     "bw.alerter.leader": {"alerter"},
     "bw.alerter.sent.ops.inc_1": {"alerter"},
     "bw.alerter.disabled.ops": {"alerter"},
-    "bw.alerter.baselines.writer": {"alerter"},
     "bw.alerter.replays.ops.1": {"request"},
     "bw.alerter.test.ops": {"request"},
     "bw.dlq.invalid.writer": ALL_OF_DLQ,

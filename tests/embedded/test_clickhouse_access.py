@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import aiohttp
@@ -14,6 +15,12 @@ import psutil
 import pytest
 from testcontainers.core.container import DockerContainer
 
+from breakwater.analytics.anomalies import baselines, latest_minutes
+from breakwater.analytics.client import connect
+from breakwater.analytics.errors import QueryError
+from breakwater.analytics.migrations import migrate
+from breakwater.analytics.rows import execution_row
+from breakwater.analytics.schema import ATTEMPTS, EXECUTIONS
 from breakwater.embedded.clickhouse.access import (
     FIXED_SETTINGS,
     MAX_EXECUTION_S,
@@ -26,7 +33,9 @@ from breakwater.embedded.clickhouse.access import (
 )
 from breakwater.embedded.clickhouse.statements import ClickHouseError
 from breakwater.embedded.ports import free_port, http_ready
+from breakwater.policy.alert_rules import AnomalyRules
 from tests import servers
+from tests.analytics.samples import NOON, attempt, attempt_row, execution
 from tests.embedded.test_clickhouse_http import PASSWORD, Server, start, stop
 from tests.helpers import until
 
@@ -201,7 +210,9 @@ class Target:
 def real_server() -> Iterator[str]:
     image = servers.docker_servers().CLICKHOUSE_IMAGE
     container = DockerContainer(image, volumes=[(str(USERS_XML), "/etc/clickhouse-server/users.d/users.xml", "ro")])
-    container.with_envs(CLICKHOUSE_USER=PLANE, CLICKHOUSE_PASSWORD=PASSWORD, READER_PASSWORD=PASSWORD)
+    container.with_envs(
+        CLICKHOUSE_USER=PLANE, CLICKHOUSE_PASSWORD=PASSWORD, READER_PASSWORD=PASSWORD, ALERTER_PASSWORD=PASSWORD
+    )
     port = free_port()
     container.with_bind_ports(8123, port)
     with container:
@@ -468,3 +479,33 @@ def test_a_real_server_is_given_the_same_rights() -> None:
     for name, most in READER_LIMITS.items():
         assert written.findtext(f"profiles/reader/{name}") == str(MAX_EXECUTION_S if "time" in name else most)
     assert written.findtext("profiles/default/max_memory_usage") == "0"
+
+
+async def test_the_alerter_reads_what_anomalies_are_judged_by_and_no_text(tmp_path: Path) -> None:
+    written = ET.parse(USERS_XML).getroot()
+    grants = tuple(query.text for query in written.iterfind("users/alerter/grants/query"))
+    assert written.findtext("users/alerter/profile") == "reader"
+    program = (
+        "from breakwater.embedded.clickhouse import __main__, access\n"
+        f"access.READER_GRANTS = {grants!r}\n"
+        "raise SystemExit(__main__.main())"
+    )
+    server = start(tmp_path / "data", program)
+    try:
+        plane, alerter = (
+            connect(f"http://{user}:{PASSWORD}@127.0.0.1:{server.port}/breakwater") for user in (PLANE, READER)
+        )
+        await migrate(plane)
+        await plane.insert(EXECUTIONS, [execution_row(execution(agent="writer"), 1)])
+        await plane.insert(ATTEMPTS, [attempt_row(attempt(agent="writer", first_token_ms=200), 1)])
+        now, rules = NOON + timedelta(minutes=5), AnomalyRules(minimum_calls=1, minimum_minutes=5)
+        latest = await latest_minutes(alerter, rules, now)
+        assert sorted(measure for _, measure in latest) == ["error_rate", "first_token", "latency", "spend_rate"]
+        assert await baselines(alerter, rules, now) == {}
+        for refused in ("SELECT messages FROM executions", "SELECT * FROM alerts", "TRUNCATE TABLE attempts"):
+            with pytest.raises(QueryError, match="Not enough privileges"):
+                await alerter.query(refused)
+        await plane.close()
+        await alerter.close()
+    finally:
+        stop(server)

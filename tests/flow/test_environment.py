@@ -106,7 +106,7 @@ def test_each_service_gets_what_it_needs(config: Path, tmp_path: Path) -> None:
     assert having == {
         "NATS_URL": {"worker", "breaker", "budget", "alerter", "sink", "request"},
         "REDIS_URL": {"worker", "breaker", "budget", "request"},
-        "CLICKHOUSE_URL": {"budget", "sink", "request", "console"},
+        "CLICKHOUSE_URL": {"alerter", "budget", "sink", "request", "console"},
         "API_KEYS_FILE": {"request"},
         "PLANE_KEY": {"worker", "request"},
     }

@@ -263,9 +263,9 @@ GRANTS = (
             *consumes(Stream.DLQ, topology.ALERTER_DEAD_LETTERS),
             # Each channel has a consumer of its name: a new channel needs no new grant.
             *consumes(Stream.ALERTS, "*"),
-            # Its memory: the leader, the messages that it may update, baselines.
+            # Its memory: the leader, the messages that it may update.
             subjects.ALERTER_LEADER,
-            *_below("alerter.sent", "alerter.disabled", "alerter.baselines"),
+            *_below("alerter.sent", "alerter.disabled"),
             *consumes(Stream.ALERTER, topology.ALERTER_REPLAYS),
             *_facts(Stream.ALERTS),
             *reads(Stream.ALERTS, Stream.ALERTER),

@@ -137,7 +137,7 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             # Not bw.alerter.test: a test expects an answer, not an acknowledgement.
             [
                 subjects.ALERTER_LEADER,
-                *(f"bw.alerter.{kind}.>" for kind in ("sent", "disabled", "baselines", "replays")),
+                *(f"bw.alerter.{kind}.>" for kind in ("sent", "disabled", "replays")),
             ],
             60 * DAY_S,
             max_msgs_per_subject=1,

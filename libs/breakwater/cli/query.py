@@ -62,10 +62,10 @@ def query(
 
     The tables: executions, attempts, breaker_transitions, budget_events, guard_events, alerts. Use FINAL so that rows
     that were stored twice and are not yet merged count once. The views need none: executions_per_minute,
-    attempts_per_minute, errors_per_minute, waste_per_minute, provider_health, spend_per_hour, retries_per_day,
-    estimate_accuracy, breaker_openings, incidents, cost_and_usage (in the columns of FOCUS). docs/analytics.md has a
-    query for each question. Money is Decimal in USD; times are UTC. What would change something is refused without
-    --write.
+    attempts_per_minute, errors_per_minute, waste_per_minute, figures_per_minute, provider_health, spend_per_hour,
+    retries_per_day, estimate_accuracy, breaker_openings, incidents, cost_and_usage (in the columns of FOCUS).
+    docs/analytics.md has a query for each question. Money is Decimal in USD; times are UTC. What would change something
+    is refused without --write.
 
     For example:
 

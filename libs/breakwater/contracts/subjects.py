@@ -180,9 +180,6 @@ sent_message: Callable[[str, str], str] = partial(_subject, "alerter.sent")
 disabled_channel: Callable[[str], str] = partial(_subject, "alerter.disabled")
 """Subject of the record that a channel's receiver wants no more alerts (ALERTER)."""
 
-baseline: Callable[[str], str] = partial(_subject, "alerter.baselines")
-"""Subject of the baseline of an agent's figures (ALERTER)."""
-
 
 def alert_replay(channel: str, dead_letter_id: int) -> str:
     """Subject of an alert that a channel is to send again (ALERTER). `dead_letter_id`: its sequence in DLQ."""

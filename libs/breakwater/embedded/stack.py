@@ -36,7 +36,7 @@ SERVICES = {
     "worker": ("nats_url", "redis_url", "plane_key"),
     "breaker": ("nats_url", "redis_url"),
     "budget": ("nats_url", "redis_url", "clickhouse_url"),
-    "alerter": ("nats_url",),
+    "alerter": ("nats_url", "clickhouse_url"),
     "sink": ("nats_url", "clickhouse_url"),
     "request": ("nats_url", "redis_url", "clickhouse_url", "plane_key", "api_keys_file", "http_host", "http_port"),
     "console": ("clickhouse_url", "console_host", "console_port", "request_url"),
@@ -130,7 +130,8 @@ def plan_stack(
         alive = data.path / "alive" / process
         own = {
             **settings,
-            **({"clickhouse_url": reader_url} if name == "console" else {"nats_url": nats_for(name)}),
+            **({} if name == "console" else {"nats_url": nats_for(name)}),
+            **({"clickhouse_url": reader_url} if name in {"alerter", "console"} else {}),
             "metrics_host": LOOPBACK,
             "metrics_port": ports[process],
             "alive_file": alive,

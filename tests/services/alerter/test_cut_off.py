@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.alerter.baselines import CutOffAnswers
+from services.alerter.handlers import CutOffAnswers
 from tests.analytics.samples import execution
 
 

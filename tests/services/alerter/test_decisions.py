@@ -7,14 +7,10 @@ from typing import Any
 
 import pytest
 
-from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.execution import Execution
-from breakwater.policy.incidents import IncidentRules
-from breakwater.policy.redact import RedactionRules, Redactor
-from breakwater.policy.signals import Firing
 from services.alerter import handlers
 from tests.analytics.samples import attempt
 from tests.server_sources import RunningServer
@@ -270,21 +266,6 @@ async def test_who_does_not_answer_is_reminded(own_nats_server: RunningServer) -
         await bus.reported("reminded", times=2)
         alerts = await bus.alerts()
     assert [alert.reminders for alert in alerts][:3] == [0, 1, 2]
-
-
-async def test_an_anomaly_whose_figures_are_lost_does_not_stay_open_for_ever(own_nats_server: RunningServer) -> None:
-    config = config_of()
-    async with bus_of(own_nats_server.url, config) as bus:
-        log = IncidentLog(lambda: bus.client, Publisher(lambda: bus.client, "test"), Redactor.compile(RedactionRules()))
-        rules = IncidentRules(config.alerts.on_events, 600, (), config.alerts.reminders)
-        for measure in ("latency", "execution_cost"):
-            key, fades = f"agent_anomaly/writer/{measure}", measure == "execution_cost"
-            signal = Firing(key, "agent_anomaly", "Unusual", "It is.", measure, datetime.now(UTC), fades=fades)
-            await log.apply(signal, rules)
-        async with alerter(bus, config):
-            await bus.reported("resolved")
-        last = (await bus.alerts())[-1]
-    assert (last.key, last.status) == ("agent_anomaly/writer/latency", "resolved")
 
 
 async def test_an_execution_that_costs_too_much_is_reported_though_it_succeeds(own_nats_server: RunningServer) -> None:

@@ -1,23 +1,18 @@
-"""What an alerter does besides reporting events: tests of channels, second tries, and the agents' baselines."""
+"""What an alerter does besides reporting events: tests of channels and second tries."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
-
-import pytest
 
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.alerts import ChannelTest
 from breakwater.contracts.subjects import Stream
-from services.alerter import app
 from services.alerter.bus import AlerterBus
 from tests.helpers import until
 from tests.policy.test_outbox import alert
 from tests.server_sources import RunningServer
-from tests.services.alerter.kit import DEADLINE_S, Answer, Bus, Receiver, alerter, bus_of, config_of, opened
-from tests.services.alerter.test_decisions import ended, publish_executions
+from tests.services.alerter.kit import Answer, Bus, Receiver, alerter, bus_of, config_of, opened
 from tests.services.alerter.test_notifier import Recorder
 
 
@@ -83,36 +78,6 @@ async def test_what_was_given_up_is_sent_when_somebody_asks_for_it(
             await bus.finished("ALERTER", "alerter-replays", 3)
     [seen] = receiver.seen
     assert seen.headers["webhook-id"] == "alert_a_1"
-
-
-async def test_the_baseline_of_an_agent_outlives_the_process(
-    own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(app, "SAVE_S", 0.1)
-    config = config_of()
-    restored: list[str] = []
-    restore = app.Baselines.restore
-
-    def noted(self: app.Baselines, agent: str, data: bytes) -> None:
-        restored.append(agent)
-        restore(self, agent, data)
-
-    monkeypatch.setattr(app.Baselines, "restore", noted)
-    async with bus_of(own_nats_server.url, config) as bus:
-        long_ago = {"completed_at": "2026-11-21T10:00:00.000Z", "status": "succeeded", "reason": None, "error": None}
-        async with alerter(bus, config):
-            later = {**long_ago, "completed_at": "2026-11-21T10:05:00.000Z"}
-            await publish_executions(bus, *(ended(number, **long_ago) for number in range(20)), ended(99, **later))
-            await bus.finished("EVENTS", "alerter-executions", 21)
-            async with asyncio.timeout(DEADLINE_S):
-                while not (
-                    saved := await AlerterBus(lambda: bus.client, Publisher(lambda: bus.client, "alerter")).baselines()
-                ):
-                    await asyncio.sleep(0.05)
-        assert list(saved) == ["writer"]
-        async with alerter(bus, config):
-            await until(lambda: restored, "the figures to be restored")
-    assert restored == ["writer"]
 
 
 async def test_a_disabled_channel_is_known_by_its_receiver_and_not_by_its_name(own_nats_server: RunningServer) -> None:

@@ -1,0 +1,86 @@
+"""Watches agents for anomalies: every minute, the leading alerter asks ClickHouse about all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+
+import structlog
+
+from breakwater.analytics.anomalies import GRACE, baselines, latest_minutes
+from breakwater.analytics.client import Analytics
+from breakwater.analytics.errors import AnalyticsUnavailableError, QueryError
+from breakwater.bus.errors import BusError
+from breakwater.config import Alerts
+from breakwater.contracts.alerts import Alert
+from breakwater.policy.anomaly import Baseline, Place, signals, turned_off, unwatched
+from breakwater.policy.signals import Signal
+from breakwater.runtime.outage import Outage
+from services.alerter.bus import IncidentRecorder
+
+MINUTE_S = 60.0
+RETRY_S = 5.0
+MAX_FAILURES = 3
+"""Failed questions in a row that open an incident: a restart of ClickHouse fails fewer."""
+LEARNING_PAUSE = 100
+"""Baselines are learned again after this many times as long as that took, so they take 1 % of the time at most."""
+
+
+class AnomalyWatch:
+    """Opens and resolves the incidents of agents whose minutes are far from their baselines."""
+
+    def __init__(
+        self, analytics: Analytics | None, alerts: Alerts, incidents: IncidentRecorder, now: Callable[[], datetime]
+    ) -> None:
+        """Creates it. `analytics` is None if the process has no ClickHouse."""
+        self._analytics = analytics
+        self._rules = alerts.anomalies
+        self._is_on = alerts.anomalies.deviations is not None and "agent_anomaly" in alerts.on_events
+        self._incidents = incidents
+        self._now = now
+        self._baselines: Mapping[Place, Baseline] = {}
+        self._learn_at: datetime | None = None
+        self._failures = 0
+        self._clickhouse = Outage("ClickHouse, which anomalies are watched by")
+        self._bus = Outage("recording anomalies")
+
+    async def run(self) -> None:
+        """Asks every minute until cancelled. If anomalies are not watched, it says so, and ends those that are open."""
+        if self._analytics is None or not self._is_on:
+            reason = "the config turns them off" if self._analytics else "BREAKWATER_CLICKHOUSE_URL is not set"
+            structlog.get_logger().warning("anomalies_not_watched", reason=reason)
+            await self._record(partial(turned_off, reason, now=self._now()))
+            await asyncio.Event().wait()
+            return
+        while True:
+            await asyncio.sleep(MINUTE_S - (self._now() - GRACE).timestamp() % MINUTE_S)
+            await self.ask(self._analytics)
+
+    async def ask(self, analytics: Analytics) -> None:
+        """Asks ClickHouse once, and records what has changed."""
+        now = self._now()
+        try:
+            if self._learn_at is None or self._learn_at <= now:
+                self._baselines = await baselines(analytics, self._rules, now)
+                self._learn_at = now + LEARNING_PAUSE * (self._now() - now)
+            latest = await latest_minutes(analytics, self._rules, now)
+        except (AnalyticsUnavailableError, QueryError) as error:
+            self._clickhouse.failed(error)
+            self._failures += 1
+            if self._failures == MAX_FAILURES:
+                refused = "ClickHouse refuses the query: " if isinstance(error, QueryError) else ""
+                await self._record(partial(unwatched, f"{refused}{error}", now=now))
+        else:
+            self._clickhouse.worked()
+            self._failures = 0
+            await self._record(partial(signals, latest, self._baselines, rules=self._rules, now=now))
+
+    async def _record(self, decide: Callable[[Sequence[Alert]], Sequence[Signal]]) -> None:
+        async def record() -> None:
+            for signal in decide((await self._incidents.log.catch_up()).all()):
+                await self._incidents.record(signal)
+
+        # A signal that was recorded before the bus failed changes nothing the second time.
+        await self._bus.retry_until_available(record, on=BusError, retry_s=RETRY_S)

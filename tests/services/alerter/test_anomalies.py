@@ -1,0 +1,105 @@
+"""The leading alerter asks ClickHouse for anomalies; where it gets no answer, or may ask none, people are told."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from breakwater.analytics import schema
+from breakwater.analytics.client import Analytics, connect
+from breakwater.analytics.rows import execution_row
+from breakwater.bus.incidents import IncidentLog
+from breakwater.bus.publisher import Publisher
+from breakwater.config import Config
+from breakwater.embedded.ports import free_port
+from breakwater.policy.anomaly import Baseline, Minute, Place, signals, unwatched
+from breakwater.policy.incidents import IncidentRules
+from breakwater.policy.redact import RedactionRules, Redactor
+from breakwater.policy.signals import Firing
+from services.alerter.anomalies import MAX_FAILURES, AnomalyWatch
+from services.alerter.bus import IncidentRecorder
+from tests.analytics.samples import NOON, execution, new_database
+from tests.server_sources import RunningServer
+from tests.services.alerter.kit import Bus, alerter, bus_of, config_of
+
+MINUTE = timedelta(minutes=1)
+
+
+def recorder_of(bus: Bus, config: Config) -> IncidentRecorder:
+    log = IncidentLog(lambda: bus.client, Publisher(lambda: bus.client, "test"), Redactor.compile(RedactionRules()))
+    return IncidentRecorder(log, IncidentRules(config.alerts.on_events, 600, (), config.alerts.reminders))
+
+
+async def store_calls(analytics: Analytics, first: int, last: int, duration_ms: int) -> None:
+    """Stores a call in each of the minutes that begin so long after noon."""
+    calls = [
+        execution(f"e{number}", duration_ms=duration_ms, completed_at=NOON + number * MINUTE, status="succeeded")
+        for number in range(first, last)
+    ]
+    await analytics.insert(schema.EXECUTIONS, [execution_row(call, number) for number, call in enumerate(calls)])
+
+
+async def test_agents_are_watched_while_clickhouse_answers_and_one_incident_says_when_they_are_not(
+    own_nats_server: RunningServer, clickhouse_server: RunningServer
+) -> None:
+    config = config_of(anomalies={"minimum_calls": 1})
+    now = NOON + 43.5 * MINUTE
+    async with bus_of(own_nats_server.url, config) as bus, new_database(clickhouse_server.url) as analytics:
+        watch = AnomalyWatch(analytics, config.alerts, recorder_of(bus, config), lambda: now)
+        away = connect(f"http://127.0.0.1:{free_port()}/breakwater")
+        await store_calls(analytics, 0, 40, duration_ms=1000)
+        await store_calls(analytics, 40, 43, duration_ms=9000)
+        for _ in range(MAX_FAILURES - 1):
+            await watch.ask(away)
+        assert await bus.alerts() == []
+        for _ in range(MAX_FAILURES):
+            await watch.ask(away)
+        [blind] = await bus.alerts()
+        assert (blind.key, blind.change, blind.agent) == ("agent_anomaly//unwatched", "opened", "*")
+        assert blind.text.startswith("ClickHouse does not answer: ")
+        for _ in range(2):
+            await watch.ask(analytics)
+        await store_calls(analytics, 43, 46, duration_ms=1000)
+        now += 3 * MINUTE
+        await watch.ask(analytics)
+        await away.close()
+        changes = [(alert.key, alert.change) for alert in await bus.alerts()]
+    assert changes == [
+        ("agent_anomaly//unwatched", "opened"),
+        ("agent_anomaly//unwatched", "resolved"),
+        ("agent_anomaly/writer/latency", "opened"),
+        ("agent_anomaly/writer/latency", "resolved"),
+    ]
+
+
+async def test_a_database_that_lacks_the_view_is_no_answer_either(
+    own_nats_server: RunningServer, clickhouse_server: RunningServer
+) -> None:
+    config = config_of()
+    nothing = connect(f"{clickhouse_server.url.rstrip('/')}/system")
+    async with bus_of(own_nats_server.url, config) as bus:
+        watch = AnomalyWatch(nothing, config.alerts, recorder_of(bus, config), lambda: NOON)
+        for _ in range(MAX_FAILURES):
+            await watch.ask(nothing)
+        [blind] = await bus.alerts()
+    await nothing.close()
+    assert blind.text.startswith("ClickHouse refuses the query: ")
+    assert "figures_per_minute" in blind.text
+
+
+async def test_an_alerter_without_clickhouse_leaves_no_anomaly_open(own_nats_server: RunningServer) -> None:
+    config = config_of()
+    now = datetime.now(UTC)
+    place: Place = ("writer", "latency")
+    minutes = [Minute(now - number * MINUTE, 9000, 100) for number in range(1, 4)]
+    anomaly = signals({place: minutes}, {place: Baseline(1000, 100)}, (), config.alerts.anomalies, now)
+    key = "agent_anomaly/writer/execution_cost"
+    costly = Firing(key, "agent_anomaly", "Unusual", "It is.", "e1", now, fades=True)
+    async with bus_of(own_nats_server.url, config) as bus:
+        incidents = recorder_of(bus, config)
+        for signal in (*anomaly, *unwatched("ClickHouse does not answer", (), now), costly):
+            await incidents.apply(signal)
+        async with alerter(bus, config):
+            await bus.reported("resolved", times=2)
+        ended = [alert for alert in await bus.alerts() if alert.change == "resolved"]
+    assert [alert.key for alert in ended] == ["agent_anomaly/writer/latency", "agent_anomaly//unwatched"]
+    assert {alert.reason for alert in ended} == {"BREAKWATER_CLICKHOUSE_URL is not set"}
