@@ -22,12 +22,14 @@ there a skipped test must not look like a passed one.
 
 import importlib
 import os
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import pytest_asyncio
 
+from breakwater.state.connection import Redis
 from tests.server_sources import EmbeddedServers, RunningServer, Servers
 
 _DOCKER_SOCKET = Path("/var/run/docker.sock")
@@ -100,3 +102,12 @@ def own_redis_server(servers: Servers) -> Generator[RunningServer]:
     server = servers.redis()
     yield server
     server.stop()
+
+
+@pytest_asyncio.fixture
+async def redis(redis_server: RunningServer) -> AsyncGenerator[Redis]:
+    """A connection to a Redis that is empty."""
+    connection = Redis(redis_server.url)
+    await connection.client.flushall()
+    yield connection
+    await connection.close()
