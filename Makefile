@@ -52,7 +52,7 @@ types: .venv/dev.stamp ## Check the types, strictly
 
 contract: .venv/dev.stamp ## Write what is generated: proto/, NATS users and simulation of compose.yaml, the dashboards for Grafana
 	@$(BIN)/breakwater contract
-	@$(BIN)/python -m breakwater.bus.permissions > deploy/nats/users.conf
+	@$(BIN)/python -m breakwater.kernel.nats.permissions > deploy/nats/users.conf
 	@$(BIN)/python -m deploy.grafana.source
 	@$(BIN)/python -m deploy.simulate
 

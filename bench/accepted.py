@@ -10,9 +10,9 @@ import sys
 import time
 
 from breakwater.contracts.job import new_job_id
+from breakwater.kernel.redis.connection import Redis
 from breakwater.state import executions
 from breakwater.state.accepted import Accepted
-from breakwater.state.connection import Redis
 from breakwater.state.executions import Claim, Executions
 from tests.server_sources import embedded_servers
 

@@ -34,16 +34,16 @@ from zoneinfo import ZoneInfo
 import uvloop
 
 from bench.counting import CountingRedis
-from breakwater.bus.broker import connection_of, make_broker
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, LiveConfig, parse_config
 from breakwater.contracts.job import Job
+from breakwater.kernel.nats.broker import connection_of, make_broker
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.redis.connection import Redis
 from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.policy.guard import Trip
 from breakwater.state.breakers import Saving
 from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.connection import Redis
 from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey, Tripped
 from services.worker.assignment import Assignment, Checkpoint, Parameters

@@ -23,9 +23,9 @@ from typing import Any
 
 from bench.console_cases import CASES, Case, Moment
 from bench.history import History, load
-from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.search import Cursor, Page
-from breakwater.analytics.window import TimeWindow
+from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.kernel.time_window import TimeWindow
 from tests.server_sources import embedded_servers
 
 RUNS = 20

@@ -9,12 +9,12 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from breakwater.analytics import events, figures, search, spend
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.search import Cursor, Filters
-from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.budgets import CostsBy
 from breakwater.contracts.events import Window as BudgetWindow
-from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.time_window import TimeWindow
+from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import period, recent_from
 from breakwater.policy.costs import CostSums, month_before
 

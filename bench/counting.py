@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from breakwater.state.connection import Redis, ScriptCall
+from breakwater.kernel.redis.connection import Redis, ScriptCall
 
 
 class CountingRedis(Redis):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import timeit
 
-from breakwater.security.encryption import OFF, Cipher, new_key
+from breakwater.kernel.security.encryption import OFF, Cipher, new_key
 
 JOB = {"agent": "writer", "job_id": "j1", "messages": [{"role": "user", "content": "word " * 400}]}
 RESULT = {"execution_id": "j1", "agent": "writer", "output": "word " * 200, "attempts": [], "metadata": {}}

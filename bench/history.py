@@ -21,10 +21,10 @@ from bench.history_events import Events
 from bench.history_fleet import AGENTS, BY_HOUR, BY_WEEKDAY, NIGHT, TENANT_WEIGHTS, TENANTS
 from bench.history_jobs import Job, Jobs, outages
 from breakwater.analytics import schema
-from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
 from breakwater.analytics.rows import StoredRow
-from breakwater.contracts.types import ms_from_time
+from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.kernel.types import ms_from_time
 
 HOUR_MS = 3_600_000
 LONGEST_MS = 10 * 60_000

@@ -16,8 +16,8 @@ from breakwater.analytics import rows, schema
 from breakwater.analytics.rows import StoredRow
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
-from breakwater.contracts.subjects import encode_token
-from breakwater.contracts.types import time_from_ms
+from breakwater.kernel.nats.subjects import encode_token
+from breakwater.kernel.types import time_from_ms
 from breakwater.policy.alert_rules import Reminders
 from breakwater.policy.incidents import IncidentRules, acknowledge, decide, resolve
 from breakwater.policy.signals import signals_of

@@ -20,7 +20,7 @@ from bench.history_fleet import (
 )
 from breakwater.analytics.rows import StoredRow
 from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
-from breakwater.contracts.types import format_time, time_from_ms
+from breakwater.kernel.types import format_time, time_from_ms
 from breakwater.policy.runs import run_id
 
 NO_ERROR: ErrorCells = (None,) * 7

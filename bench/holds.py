@@ -33,7 +33,7 @@ from aiohttp import web
 
 from bench.local_stack import UP
 from bench.plane import publish_job
-from breakwater.contracts import subjects
+from breakwater.kernel.nats import subjects
 
 RETRY_AFTER_S, GATES_MS = 1, 10
 ANSWER = {

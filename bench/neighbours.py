@@ -34,7 +34,7 @@ from aiohttp import web
 from nats.aio.client import Client
 
 from bench.local_stack import UP
-from breakwater.bus.permissions import inbox_prefix
+from breakwater.kernel.nats.permissions import inbox_prefix
 
 ANSWER_S, SLOW_S = 0.1, 20.0
 PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "2"}

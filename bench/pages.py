@@ -28,17 +28,17 @@ from playwright.async_api import Page, async_playwright
 
 from bench.history import History, load
 from bench.history_fleet import AGENTS
-from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.figures import Spender
 from breakwater.contracts.budgets import CostsListQuery
-from breakwater.contracts.types import format_time
 from breakwater.embedded.ports import free_port
+from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.kernel.http.operations import ApiRequest
+from breakwater.kernel.process.settings import Settings
+from breakwater.kernel.types import format_time
 from breakwater.policy.budget import Caps, CapTable, period
 from breakwater.policy.callers import person
 from breakwater.policy.costs import month_before
-from breakwater.runtime.settings import Settings
 from services.request.costs import CostRoutes
-from services.request.operations import ApiRequest
 from tests.browser.conftest import OPTIONS, PROGRAM
 from tests.cli.api_stub import KEY, Stub, serving
 from tests.server_sources import embedded_servers

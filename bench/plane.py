@@ -32,9 +32,9 @@ import psutil
 import redis
 from nats.js import JetStreamContext
 
-from breakwater.bus.permissions import inbox_prefix
-from breakwater.contracts import subjects
-from breakwater.contracts.subjects import Header
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.permissions import inbox_prefix
+from breakwater.kernel.nats.subjects import Header
 
 SERVERS = {
     "nats-server": "nats", "valkey-server": "redis", "embedded.clickhouse": "clickhouse",

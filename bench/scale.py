@@ -24,8 +24,8 @@ from pathlib import Path
 import psutil
 
 from bench.plane import load
-from breakwater.analytics.client import connect
 from breakwater.analytics.migrations import migrate
+from breakwater.kernel.clickhouse.client import connect
 from tests.flow.kit import Plane, model, running_plane
 from tests.server_sources import RunningServer, embedded_servers
 

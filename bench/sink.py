@@ -23,9 +23,9 @@ import psutil
 import uvloop
 from clickhouse_connect.driver import create_async_client
 
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.rows import StoredRow
 from breakwater.analytics.schema import Table
+from breakwater.kernel.clickhouse.client import Analytics
 from services.sink import records
 from services.sink.app import BATCH_SIZE
 from tests.analytics.samples import NOON, attempt, execution, new_database

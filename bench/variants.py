@@ -32,8 +32,8 @@ import aiohttp
 import nats
 
 from bench.plane import PROVIDER, cpu_ms, load, redis_commands, url_of_request
-from breakwater.contracts.subjects import Stream
 from breakwater.embedded.ports import free_port
+from breakwater.kernel.nats.subjects import Stream
 from tests.flow.kit import PRICE, USAGE, config_for
 
 SETTLE_S = 3.0

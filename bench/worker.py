@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.trace_job import ProviderInAThread, running_worker
-from breakwater.contracts import subjects
-from breakwater.contracts.subjects import Header
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.subjects import Header
 from tests.server_sources import embedded_servers
 
 

@@ -21,11 +21,11 @@ import uvloop
 from pydantic import ValidationError
 
 from breakwater.config import Config, ConfigError, load_config, require_reloadable
-from breakwater.runtime import background, prctl
-from breakwater.runtime.files import write_private
-from breakwater.runtime.settings import Settings
-from breakwater.telemetry import metrics, tracing
-from breakwater.telemetry.logs import configure_logging
+from breakwater.kernel.process import background, prctl
+from breakwater.kernel.process.files import write_private
+from breakwater.kernel.process.settings import Settings
+from breakwater.kernel.telemetry import metrics, tracing
+from breakwater.kernel.telemetry.logs import configure_logging
 
 NAMES = ("request", "worker", "breaker", "budget", "alerter", "sink", "console")
 ALIVE_EVERY_S = 5.0

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from breakwater.analytics.rows import attempt_row, execution_row
 from breakwater.bus.records import is_result_of
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Execution, Result
+from breakwater.kernel.nats import subjects
 from breakwater.policy.chat_chunks import Assembly, rest_of
 from breakwater.policy.chat_completions import completion_of
 from breakwater.policy.dialects.embeddings import answer_of

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from breakwater.runtime.files import raise_file_limit
-from breakwater.runtime.http_server import MAX_CONNECTIONS
+from breakwater.kernel.http.server import MAX_CONNECTIONS
+from breakwater.kernel.process.files import raise_file_limit
 
 ATTACKERS = MAX_CONNECTIONS + 100
 

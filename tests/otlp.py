@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 
-from breakwater.telemetry import tracing
+from breakwater.kernel.telemetry import tracing
 from tests import semconv
 
 Value = str | int | float | bool | tuple[str, ...]

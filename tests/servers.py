@@ -29,7 +29,7 @@ from types import ModuleType
 import pytest
 import pytest_asyncio
 
-from breakwater.state.connection import Redis
+from breakwater.kernel.redis.connection import Redis
 from tests.server_sources import EmbeddedServers, RunningServer, Servers
 
 _DOCKER_SOCKET = Path("/var/run/docker.sock")

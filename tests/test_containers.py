@@ -27,14 +27,14 @@ from nats.js.api import PubAck
 from nats.js.errors import APIError
 
 from breakwater import __version__
-from breakwater.bus.broker import ServiceApp, make_broker
-from breakwater.bus.core import unhealthy_servers
-from breakwater.bus.permissions import GRANTS, inbox_prefix
-from breakwater.bus.provision import provision
-from breakwater.bus.topology import Plan
 from breakwater.config import Config, load_config, unreadable_secrets
 from breakwater.config.load import SECRETS_OF
-from breakwater.runtime.settings import Settings
+from breakwater.kernel.nats.broker import ServiceApp, make_broker
+from breakwater.kernel.nats.core import unhealthy_servers
+from breakwater.kernel.nats.permissions import GRANTS, inbox_prefix
+from breakwater.kernel.nats.provision import provision
+from breakwater.kernel.nats.topology import Plan
+from breakwater.kernel.process.settings import Settings
 from deploy.simulate.__main__ import HERE as SIMULATION
 from deploy.simulate.__main__ import files as simulation_files
 from services.__main__ import NAMES, run
@@ -276,7 +276,7 @@ def test_the_image_leaves_the_local_stack_out() -> None:
 
 def test_the_users_of_the_cluster_are_those_of_the_code() -> None:
     rendered = subprocess.run(
-        [sys.executable, "-m", "breakwater.bus.permissions"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "breakwater.kernel.nats.permissions"], capture_output=True, text=True, check=True
     ).stdout
     assert (ROOT / "deploy/nats/users.conf").read_text() == rendered, "run `make contract`"
 

@@ -18,10 +18,10 @@ import pytest
 import yaml
 
 from breakwater.analytics import schema
-from breakwater.analytics.client import Analytics, ResultSet
 from breakwater.analytics.figures import history
 from breakwater.analytics.migrations import migrate
-from breakwater.analytics.window import TimeWindow
+from breakwater.kernel.clickhouse.client import Analytics, ResultSet
+from breakwater.kernel.time_window import TimeWindow
 from deploy.grafana.source.__main__ import DIRECTORY, files
 from tests.analytics.made import END, connected, filled_database, made
 from tests.analytics.samples import new_database_url

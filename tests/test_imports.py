@@ -2,10 +2,8 @@
 
 import ast
 import os
-import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from breakwater.config import Config, parse_config
-from breakwater.errors import ConfigError
+from breakwater.kernel.errors import ConfigError
 from breakwater.policy.classify import NOT_SENT, RETRYABLE_CLASSES
 
 

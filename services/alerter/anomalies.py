@@ -10,14 +10,14 @@ from functools import partial
 import structlog
 
 from breakwater.analytics.anomalies import GRACE, baselines, latest_minutes
-from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import AnalyticsUnavailableError, QueryError
-from breakwater.bus.errors import BusError
 from breakwater.config import Alerts
 from breakwater.contracts.alerts import Alert
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.process.outage import Outage
 from breakwater.policy.anomaly import Baseline, Place, signals, turned_off, unwatched
 from breakwater.policy.signals import Signal
-from breakwater.runtime.outage import Outage
 from services.alerter.bus import IncidentRecorder
 
 MINUTE_S = 60.0

@@ -19,27 +19,27 @@ from uuid import uuid4
 import structlog
 from pydantic import ValidationError
 
-from breakwater.analytics.client import Analytics, connect
-from breakwater.bus.broker import Batches, ServiceApp, connection_of, make_broker, on_request, publisher_of
-from breakwater.bus.delivery import Delivery
-from breakwater.bus.errors import BusError
 from breakwater.bus.incidents import IncidentLog
-from breakwater.bus.leader_lease import LeaderLease
-from breakwater.bus.pull import Pull
-from breakwater.bus.topology import ALERTER_DEAD_LETTERS, ALERTER_EVENTS, ALERTER_EXECUTIONS, ALERTER_REPLAYS
 from breakwater.config import Alerts, Config
 from breakwater.contracts.alerts import Alert, AlertDigest, IncidentStatus
 from breakwater.contracts.channels import ALERTS, BREAKERS, BUDGETS, DEAD_LETTERS, GUARDS
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
-from breakwater.contracts.subjects import ALERTER_LEADER, CHANNEL_TESTS, Header, Stream
+from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, on_request, publisher_of
+from breakwater.kernel.nats.delivery import Delivery
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.leader_lease import LeaderLease
+from breakwater.kernel.nats.pull import Pull
+from breakwater.kernel.nats.subjects import ALERTER_LEADER, CHANNEL_TESTS, Header, Stream
+from breakwater.kernel.nats.topology import ALERTER_DEAD_LETTERS, ALERTER_EVENTS, ALERTER_EXECUTIONS, ALERTER_REPLAYS
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
+from breakwater.kernel.process.settings import Settings
+from breakwater.kernel.telemetry.metrics import INCIDENTS, AlerterMetrics, GaugeCollector, Readings
 from breakwater.policy.alert_rules import SEVERITY_OF, began_with, highest_severity
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.outbox import ChannelRules
 from breakwater.policy.redact import Redactor
-from breakwater.runtime import background
-from breakwater.runtime.outage import Outage
-from breakwater.runtime.settings import Settings
-from breakwater.telemetry.metrics import INCIDENTS, AlerterMetrics, GaugeCollector, Readings
 from services.alerter.anomalies import AnomalyWatch
 from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
 from services.alerter.channel import AlertSender

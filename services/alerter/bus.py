@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import structlog
 from pydantic import ValidationError
 
-from breakwater.bus.errors import PublishRefusedError
 from breakwater.bus.incidents import IncidentLog, Incidents
-from breakwater.bus.lookup import ClientGetter, Lookup
-from breakwater.bus.publisher import Publisher
-from breakwater.contracts import subjects
-from breakwater.contracts.subjects import Stream
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import PublishRefusedError
+from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Stream
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.signals import Signal
 from services.alerter.channel import AlertSender

@@ -20,13 +20,13 @@ from pydantic import JsonValue
 from standardwebhooks import Webhook
 
 from breakwater.contracts.alerts import Alert, AlertDigest
-from breakwater.contracts.types import format_time
-from breakwater.errors import BreakwaterError
-from breakwater.policy.addresses import IpNetwork
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.security.addresses import IpNetwork
+from breakwater.kernel.security.guarded_http import AddressRefusedError, RedirectError, guarded_session
+from breakwater.kernel.types import format_time
 from breakwater.policy.classify import retry_after_s
 from breakwater.policy.outbox import message_id
 from breakwater.providers.local import Shown
-from breakwater.security.guarded_http import AddressRefusedError, RedirectError, guarded_session
 
 Notify = Callable[[str, dict[str, JsonValue]], Any]
 Link = Callable[[str, datetime], str]

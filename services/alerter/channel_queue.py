@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from breakwater.bus.delivery import Delivery
 from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.contracts.events import DeadLetter
-from breakwater.contracts.subjects import Header
+from breakwater.kernel.nats.delivery import Delivery
+from breakwater.kernel.nats.subjects import Header
 from breakwater.policy.alert_rules import UNDELIVERABLE
 from breakwater.policy.outbox import ChannelMessage, ChannelRules, Held, message_id, next_message
 from services.alerter.channel import AlertSender, SendError

@@ -12,17 +12,17 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from breakwater.bus.errors import BusError
 from breakwater.config import AlertChannel, Alerts, ConfigError, SlackChannel, WebhookChannel
 from breakwater.config.alerts import AlertLinks
 from breakwater.contracts.alerts import Alert, ChannelTest
-from breakwater.contracts.subjects import decode_token
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.subjects import decode_token
+from breakwater.kernel.process.callables import load_callable
+from breakwater.kernel.security.guarded_http import usable_url
+from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.policy.links import incident_link
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.providers.local import Shown
-from breakwater.runtime.callables import load_callable
-from breakwater.security.guarded_http import usable_url
-from breakwater.security.secret_refs import SecretRef
 from services.alerter.bus import AlerterBus, SentMessages
 from services.alerter.channel import AlertSender, Link, PythonCallable, SendError, SignedWebhook
 from services.alerter.slack import SlackApp, SlackBot, SlackWebhook

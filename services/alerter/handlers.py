@@ -12,15 +12,17 @@ from datetime import datetime
 import structlog
 from pydantic import ValidationError
 
-from breakwater.bus.delivery import Delivery, dead_letter, heartbeat, report_in_progress
-from breakwater.bus.errors import BusError
-from breakwater.bus.publisher import Publisher
-from breakwater.bus.pull import BUSY, Pull
 from breakwater.bus.records import read_record
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.execution import Execution
-from breakwater.contracts.subjects import Header
+from breakwater.kernel.nats.delivery import Delivery, dead_letter, heartbeat, report_in_progress
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.pull import BUSY, Pull
+from breakwater.kernel.nats.subjects import Header
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
 from breakwater.policy.alert_rules import AnomalyRules
 from breakwater.policy.incidents import due, due_at
 from breakwater.policy.signals import (
@@ -33,8 +35,6 @@ from breakwater.policy.signals import (
     of_quotas,
     signals_of,
 )
-from breakwater.runtime import background
-from breakwater.runtime.outage import Outage
 from services.alerter.bus import IncidentRecorder
 from services.alerter.clock import Clock
 

@@ -13,17 +13,17 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
-from breakwater.bus.delivery import Delivery, give_back, keep, report_in_progress
-from breakwater.bus.errors import BusError, EventStreamFullError
-from breakwater.bus.pull import Pull
-from breakwater.bus.topology import ALERTS_HELD, alert_consumer
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.subjects import Stream
+from breakwater.kernel.nats.delivery import Delivery, give_back, keep, report_in_progress
+from breakwater.kernel.nats.errors import BusError, EventStreamFullError
+from breakwater.kernel.nats.pull import Pull
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.nats.topology import ALERTS_HELD, alert_consumer
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
+from breakwater.kernel.telemetry.metrics import ChannelMetrics
 from breakwater.policy.outbox import ChannelMessage, ChannelRules, message_id
 from breakwater.policy.signals import channel_works
-from breakwater.runtime import background
-from breakwater.runtime.outage import Outage
-from breakwater.telemetry.metrics import ChannelMetrics
 from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
 from services.alerter.channel import AlertSender, SendError
 from services.alerter.channel_queue import DEFAULT_SCHEDULE, IDLE_S, ChannelQueue, Composed, Schedule

@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 
 from breakwater.config.alerts import AlertTemplate
 from breakwater.contracts.alerts import Alert, AlertDigest, AlertEvent, HeldBack
+from breakwater.kernel.formats import moment, sentence
 from breakwater.policy.alert_rules import SEVERITIES, fill
-from breakwater.policy.formats import moment, sentence
 from services.alerter.channel import Link
 
 SHOWN_TITLES = 20

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from breakwater.bus.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
-from breakwater.bus.delivery import Delivery
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.pull import BUSY
 from breakwater.config import Config
 from breakwater.contracts.channels import ATTEMPTS, BREAKERS
 from breakwater.contracts.execution import Attempt
-from breakwater.runtime.settings import Settings
+from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
+from breakwater.kernel.nats.delivery import Delivery
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.pull import BUSY
+from breakwater.kernel.process.settings import Settings
+from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.telemetry.metrics import BreakerMetrics, GaugeCollector
 from breakwater.state.breakers import Breakers
-from breakwater.state.connection import Redis
 from breakwater.state.health import Healths
 from breakwater.state.tasks import Tasks
-from breakwater.telemetry.metrics import BreakerMetrics, GaugeCollector
 from services.breaker.handlers import BreakerHandler
 from services.breaker.rebuild import Heartbeat, Rebuild
 

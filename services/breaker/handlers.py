@@ -10,20 +10,20 @@ from typing import get_args
 
 import structlog
 
-from breakwater.bus.delivery import Delivery, heartbeat
-from breakwater.bus.publisher import Publisher
 from breakwater.bus.records import read_record
 from breakwater.config import Config, breakers_of
 from breakwater.contracts.events import BreakerState
 from breakwater.contracts.execution import Attempt
-from breakwater.contracts.types import ms_from_time
 from breakwater.coordination.breaker_events import Seen, decide, observation_of, publish_saved
+from breakwater.kernel.nats.delivery import Delivery, heartbeat
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.process.outage import Outages
+from breakwater.kernel.telemetry.metrics import BREAKER_STATE, OTHER, BreakerMetrics, Readings, one_of
+from breakwater.kernel.types import ms_from_time
 from breakwater.policy.breaker import ALL, BreakerKey
 from breakwater.policy.health import failed, out_of_budget
-from breakwater.runtime.outage import Outages
 from breakwater.state.breakers import Breakers
 from breakwater.state.health import EndedCall, Healths
-from breakwater.telemetry.metrics import BREAKER_STATE, OTHER, BreakerMetrics, Readings, one_of
 
 _WORST: tuple[BreakerState, ...] = ("isolated", "open", "half_open", "closed")
 

@@ -14,19 +14,19 @@ from datetime import UTC, datetime, timedelta
 
 import structlog
 
-from breakwater.bus.errors import BusError, BusUnavailableError
-from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.bus.records import read_record
 from breakwater.config import Config
 from breakwater.contracts.events import BreakerTransition, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution
-from breakwater.contracts.subjects import Stream
-from breakwater.contracts.types import ms_from_time
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError
+from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage, Outages
+from breakwater.kernel.types import ms_from_time
 from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.guard import Trip, outcome_of
 from breakwater.policy.health import recalled
-from breakwater.runtime import background
-from breakwater.runtime.outage import Outage, Outages
 from breakwater.state.breakers import Breakers, Loaded, Saving
 from breakwater.state.health import Healths
 from breakwater.state.tasks import TaskKey, Tasks, Tripped

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from breakwater.analytics.client import connect
-from breakwater.bus.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
-from breakwater.bus.delivery import Delivery
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.pull import BUSY
 from breakwater.config import Config, LiveConfig
 from breakwater.contracts.channels import ATTEMPTS, BUDGETS
 from breakwater.contracts.execution import Attempt
 from breakwater.coordination.reconciliation import RecordedSpend
-from breakwater.runtime.settings import Settings
+from breakwater.kernel.clickhouse.client import connect
+from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
+from breakwater.kernel.nats.delivery import Delivery
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.pull import BUSY
+from breakwater.kernel.process.settings import Settings
+from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.telemetry.metrics import BudgetMetrics, GaugeCollector
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets
-from breakwater.state.connection import Redis
-from breakwater.telemetry.metrics import BudgetMetrics, GaugeCollector
 from services.budget.gauges import BudgetGauges
 from services.budget.handlers import BudgetHandler
 from services.budget.reconciler import Reconciler

@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import QueryError
 from breakwater.analytics.spend import spent_since
-from breakwater.contracts.types import NANO_PER_USD, ms_from_time, time_from_ms
-from breakwater.errors import UnavailableError
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.clickhouse.errors import QueryError
+from breakwater.kernel.errors import UnavailableError
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
+from breakwater.kernel.telemetry.metrics import BUDGET_FORECAST, BUDGET_LIMIT, BUDGET_RESERVED, BUDGET_SPENT, Readings
+from breakwater.kernel.types import NANO_PER_USD, ms_from_time, time_from_ms
 from breakwater.policy.budget import CapTable, forecast, periods_at, recent_from
 from breakwater.policy.ledger import AttemptSums, BudgetPlace
-from breakwater.runtime import background
-from breakwater.runtime.outage import Outage
 from breakwater.state.budget_counters import BudgetCounters, Snapshot
-from breakwater.telemetry.metrics import BUDGET_FORECAST, BUDGET_LIMIT, BUDGET_RESERVED, BUDGET_SPENT, Readings
 
 FORECAST_EVERY_S = 300.0
 """The interval of forecasts while Prometheus scrapes: they sum up days of attempts in ClickHouse."""

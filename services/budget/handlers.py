@@ -8,22 +8,22 @@ from typing import Any
 
 import structlog
 
-from breakwater.bus.delivery import Delivery, heartbeat
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.publisher import Publisher
 from breakwater.bus.records import read_record
-from breakwater.contracts import subjects
 from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.execution import Attempt
-from breakwater.contracts.subjects import Stream
-from breakwater.contracts.types import time_from_ms
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import Delivery, heartbeat
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.process.outage import Outages
+from breakwater.kernel.telemetry.metrics import BudgetMetrics
+from breakwater.kernel.types import time_from_ms
 from breakwater.policy.budget import CapTable, Counter, Period, effective_limit, periods_at, reached, threshold
 from breakwater.policy.ledger import charged_at
 from breakwater.policy.refusals import for_operators
-from breakwater.runtime.outage import Outages
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets, NotFilledError, Settlement, Totals
-from breakwater.telemetry.metrics import BudgetMetrics
 
 
 class BudgetHandler:

@@ -9,21 +9,21 @@ from functools import partial
 
 import structlog
 
-from breakwater.analytics.errors import AnalyticsUnavailableError, QueryError
-from breakwater.bus.errors import BusError
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.publisher import Publisher
-from breakwater.contracts import subjects
-from breakwater.contracts.subjects import Stream
 from breakwater.coordination.reconciliation import BudgetComparison, RecordedSpend, added, at_least, compare
+from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
+from breakwater.kernel.formats import money
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage, Outages
+from breakwater.kernel.telemetry.metrics import BudgetMetrics
 from breakwater.policy.budget import CapTable
-from breakwater.policy.formats import money
 from breakwater.policy.ledger import AttemptSums, BudgetPlace
-from breakwater.runtime import background
-from breakwater.runtime.outage import Outage, Outages
 from breakwater.state.budget_counters import BudgetCounters, Filled
 from breakwater.state.budgets import NotFilledError
-from breakwater.telemetry.metrics import BudgetMetrics
 from services.budget.handlers import event_of
 
 CHECK_EVERY_S = 1.0

@@ -21,17 +21,18 @@ from breakwater.contracts.alerts import AlertList
 from breakwater.contracts.breakers import AgentHealth, BreakerList
 from breakwater.contracts.budgets import BudgetList
 from breakwater.contracts.execution import ExecutionSummary
-from breakwater.contracts.http import AgentQueue, Queues
-from breakwater.contracts.types import is_identifier
-from breakwater.policy import formats
-from breakwater.policy.formats import counted
+from breakwater.kernel import formats
+from breakwater.kernel.formats import counted
+from breakwater.kernel.http.contract import AgentQueue, Queues
+from breakwater.kernel.pages import words
+from breakwater.kernel.pages.time_range import BY_DATA
+from breakwater.kernel.types import is_identifier
 from breakwater.views.executions import COLUMNS
-from services.console import tiles, words
+from services.console import tiles
 from services.console.history import history_charts
 from services.console.overall_health import queue_of, spent
 from services.console.pages import Fetched, PageContext, fetched, problems_of
 from services.console.tiles import Tile
-from services.console.time_range import BY_DATA
 from services.console.visits import NotFound, PartReader, ReadModels, Visit, page, summed
 
 T = TypeVar("T")

@@ -19,14 +19,15 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from breakwater.analytics.client import connect
 from breakwater.client import ApiClient, ApiError, ApiKeyRefusedError
 from breakwater.config import Config, cipher_of
 from breakwater.contracts.access import OPENID_CALLBACK
-from breakwater.runtime.http_server import HttpServer, PortTakenError, listen
-from breakwater.runtime.settings import Settings
-from breakwater.telemetry.http_metrics import CountRequests
-from breakwater.telemetry.metrics import HttpMetrics
+from breakwater.kernel.clickhouse.client import connect
+from breakwater.kernel.http.server import HttpServer, PortTakenError, listen
+from breakwater.kernel.pages.charts import LIBRARY_FOLDER, LIBRARY_PACKAGE
+from breakwater.kernel.process.settings import Settings
+from breakwater.kernel.telemetry.http_metrics import CountRequests
+from breakwater.kernel.telemetry.metrics import HttpMetrics
 from services.console import (
     agents,
     alerts,
@@ -41,7 +42,6 @@ from services.console import (
     plans,
 )
 from services.console.auth import LINK, OPENID, RequireSignIn, SignIn, to_sign_in
-from services.console.charts import LIBRARY_FOLDER, LIBRARY_PACKAGE
 from services.console.operator_actions import FormError
 from services.console.pages import HEADERS, PageContext, PageRenderer
 from services.console.sessions import KnownSessions

@@ -11,13 +11,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.analytics.events import MOST, audit_events, audit_names
-from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.events import AuditEvent
-from breakwater.views.columns import Column
+from breakwater.kernel.columns import Column
+from breakwater.kernel.pages.tables import PageTable
+from breakwater.kernel.pages.time_range import WINDOWS, window_links, window_of
+from breakwater.kernel.time_window import TimeWindow
 from services.console.pages import Fetched, PageContext, fetched
 from services.console.sessions import session_of
-from services.console.tables import PageTable
-from services.console.time_range import WINDOWS, window_links, window_of
 from services.console.visits import ReadModels, Visit, shown
 
 COLUMNS: tuple[Column[AuditEvent], ...] = (

@@ -24,9 +24,9 @@ from breakwater.contracts.access import (
     OpenIdCallback,
     OpenIdRedirect,
 )
+from breakwater.kernel.http.server import OPEN_BODY_BYTES, OPEN_BODY_S, Shares, vouch
 from breakwater.policy.callers import is_link, is_session
 from breakwater.policy.sign_in import SignInLimits, TooManySignInsError
-from breakwater.runtime.http_server import OPEN_BODY_BYTES, OPEN_BODY_S, Shares, vouch
 from services.console.operator_actions import read_form
 from services.console.pages import PageRenderer
 from services.console.sessions import (

@@ -9,7 +9,7 @@ from contextlib import suppress
 from breakwater.client import ApiClient, ApiKeyRefusedError
 from breakwater.contracts.alerts import AlertList
 from breakwater.contracts.dead_letters import DeadLetterList
-from breakwater.policy.formats import counted
+from breakwater.kernel.formats import counted
 from services.console.pages import fetched
 from services.console.sessions import Badge, KnownSession, Session
 

@@ -11,18 +11,18 @@ from urllib.parse import quote, urlencode
 from starlette.routing import Route
 
 from breakwater.analytics.events import MOST, Opening, OperatorAction, openings, operator_actions, transitions
-from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.breakers import BreakerList, BreakerStatus, StoppedTasks
 from breakwater.contracts.events import BreakerTransition
-from breakwater.contracts.types import ms_from_time
+from breakwater.kernel.columns import Column, lifted
+from breakwater.kernel.pages.charts import Series
+from breakwater.kernel.pages.tables import PageTable
+from breakwater.kernel.pages.time_range import BY_DATA
+from breakwater.kernel.time_window import TimeWindow
+from breakwater.kernel.types import ms_from_time
 from breakwater.views.breakers import COLUMNS as BREAKERS
 from breakwater.views.breakers import ORDER, TASKS
-from breakwater.views.columns import Column, lifted
-from services.console.charts import Series
 from services.console.operator_actions import Fields, action
 from services.console.pages import Fetched, PageContext, fetched
-from services.console.tables import PageTable
-from services.console.time_range import BY_DATA
 from services.console.visits import NotFound, ReadModels, Visit, page
 
 

@@ -14,23 +14,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.spend import Burn, burn, spent_since
 from breakwater.client import ApiError, ApiKeyRefusedError
 from breakwater.contracts.budgets import BudgetList, BudgetStatus
 from breakwater.contracts.events import Reconciliation, Window
-from breakwater.contracts.types import ms_from_time, nano_from_usd, time_from_ms
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.columns import Column, lifted
+from breakwater.kernel.formats import money
+from breakwater.kernel.pages import charts
+from breakwater.kernel.pages.tables import PageTable
+from breakwater.kernel.pages.words import segment
+from breakwater.kernel.types import ms_from_time, nano_from_usd, time_from_ms
 from breakwater.policy.budget import WINDOWS, Forecast, Period, forecast, periods_at, recent_from
-from breakwater.policy.formats import money
 from breakwater.views.budgets import COLUMNS as BUDGETS
 from breakwater.views.budgets import RECONCILIATION, no_cap_text, tone, used_share
-from breakwater.views.columns import Column, lifted
-from services.console import charts
 from services.console.operator_actions import back_to, reason_of, submitted
 from services.console.pages import API_CLICKHOUSE_S, CLICKHOUSE_AWAY, Fetched, PageContext, fetched
-from services.console.tables import PageTable
 from services.console.visits import NotFound, ReadModels, Visit, page, shown
-from services.console.words import segment
 
 CHARTS = 2
 """Budgets that are drawn on the page of all: those nearest to their caps."""

@@ -12,12 +12,12 @@ from typing import Literal
 from pydantic import JsonValue
 
 from breakwater.contracts.execution import Attempt, Execution
-from breakwater.policy import formats
+from breakwater.kernel import formats
+from breakwater.kernel.columns import Column, with_display
+from breakwater.kernel.formats import counted
+from breakwater.kernel.pages import words
 from breakwater.policy.chat_messages import FILES
-from breakwater.policy.formats import counted
-from breakwater.views.columns import Column, with_display
 from breakwater.views.executions import FACTS, cost
-from services.console import words
 from services.console.messages import media_part
 
 MAX_LINES = 2_000

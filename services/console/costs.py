@@ -16,21 +16,22 @@ from starlette.routing import Route
 
 from breakwater.analytics.spend import SpendHistory, spend_history
 from breakwater.contracts.budgets import CostLine, Costs
+from breakwater.kernel.columns import Column, lifted
+from breakwater.kernel.formats import counted
+from breakwater.kernel.pages import charts, words
+from breakwater.kernel.pages.charts import Series
+from breakwater.kernel.pages.tables import csv_headers
+from breakwater.kernel.pages.time_range import between
+from breakwater.kernel.pages.words import segment
 from breakwater.policy.budget import period
 from breakwater.policy.costs import month_before
-from breakwater.policy.formats import counted
-from breakwater.views.columns import Column, lifted
 from breakwater.views.costs import BY, cap_text, columns, tone
-from services.console import charts, tiles, words
-from services.console.charts import Series
+from services.console import tiles
 from services.console.overall_health import MUCH_WASTED
 from services.console.pages import API_CLICKHOUSE_S, HEADERS, PART_TIMEOUT_S, Fetched, PageContext
 from services.console.sessions import session_of
-from services.console.tables import csv_headers
 from services.console.tiles import Colour, Tile
-from services.console.time_range import between
 from services.console.visits import ReadModels, Visit, page, visit_of
-from services.console.words import segment
 
 MOST = 200
 """Lines on the page; the CSV has all."""

@@ -20,16 +20,16 @@ from breakwater.contracts.dead_letters import (
     DeadLetterReplays,
     ListedDeadLetter,
 )
-from breakwater.contracts.types import format_time
+from breakwater.kernel.columns import Column
+from breakwater.kernel.pages.tables import PageTable
+from breakwater.kernel.pages.time_range import WINDOWS, window_links, window_of
+from breakwater.kernel.pages.words import segment
+from breakwater.kernel.types import format_time
 from breakwater.policy.classify import error_identity
-from breakwater.views.columns import Column
 from breakwater.views.dead_letters import COLUMNS
 from services.console.operator_actions import Fields, FormError, act, back_to, reason_of, submitted, whole_number
 from services.console.pages import HEADERS, Fetched, PageContext, fetched
-from services.console.tables import PageTable
-from services.console.time_range import WINDOWS, window_links, window_of
 from services.console.visits import NotFound, ReadModels, Visit, page
-from services.console.words import segment
 
 PAGE = 100
 """Dead letters that are shown."""

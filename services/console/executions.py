@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.search import (
     Cursor,
     Facets,
@@ -27,13 +26,14 @@ from breakwater.analytics.search import (
     search_runs,
     steps,
 )
-from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.execution import ExecutionSummary, Status
-from breakwater.contracts.types import NANO_PER_USD
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.pages.tables import PageTable, csv_headers, csv_text
+from breakwater.kernel.pages.time_range import BY_DATA
+from breakwater.kernel.time_window import TimeWindow
+from breakwater.kernel.types import NANO_PER_USD
 from breakwater.views.executions import COLUMNS, RUNS, STEPS, Step, as_tree
 from services.console.pages import HEADERS, Fetched, PageContext, fetched
-from services.console.tables import PageTable, csv_headers, csv_text
-from services.console.time_range import BY_DATA
 from services.console.visits import PartReader, ReadModels, Visit, shown, visit_of
 
 _Page = Page[Any]

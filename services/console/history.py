@@ -10,9 +10,9 @@ from functools import partial
 from markupsafe import Markup
 
 from breakwater.analytics.figures import WindowTotals
-from breakwater.analytics.window import TimeWindow
-from services.console import charts
-from services.console.charts import Series
+from breakwater.kernel.pages import charts
+from breakwater.kernel.pages.charts import Series
+from breakwater.kernel.time_window import TimeWindow
 
 
 @dataclass(frozen=True, slots=True)

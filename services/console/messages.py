@@ -14,12 +14,12 @@ from markupsafe import Markup
 from pydantic import JsonValue
 
 from breakwater.contracts.execution import Execution
+from breakwater.kernel.formats import counted, visible
+from breakwater.kernel.json_values import NoJsonError, parse_json
+from breakwater.kernel.pages.markdown import markdown
+from breakwater.kernel.pages.words import json_text, size
 from breakwater.policy.chat_messages import FILES, content_of, payload_of
 from breakwater.policy.conversation import PartPlace, tool_pairs
-from breakwater.policy.formats import counted, visible
-from breakwater.policy.json_values import NoJsonError, parse_json
-from services.console.markdown import markdown
-from services.console.words import json_text, size
 
 LONG_CHARACTERS, LONG_LINES = 4_000, 60
 """A longer text is folded."""

@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from breakwater.client import ApiError, ApiKeyRefusedError
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
 from services.console.sessions import Session, session_of
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from breakwater.client import ApiClient
 from breakwater.contracts.alerts import AlertList
 from breakwater.contracts.breakers import AgentHealth, BreakerList
 from breakwater.contracts.budgets import BudgetList, BudgetStatus
-from breakwater.contracts.http import AgentQueue, Queues, ServiceQueue
-from services.console import words
+from breakwater.kernel.http.contract import AgentQueue, Queues, ServiceQueue
+from breakwater.kernel.pages import words
 from services.console.pages import Fetched, fetched, problems_of
 
 Tone = Literal["", "good", "warn", "bad"]

@@ -11,18 +11,18 @@ from starlette.routing import Route
 
 from breakwater.analytics import figures
 from breakwater.analytics.figures import History, Spender, SpendLine
-from breakwater.bus import topology
 from breakwater.contracts.breakers import AgentHealth
-from breakwater.contracts.http import ServiceQueue
-from breakwater.contracts.subjects import decode_token
+from breakwater.kernel.http.contract import ServiceQueue
+from breakwater.kernel.nats import topology
+from breakwater.kernel.nats.subjects import decode_token
+from breakwater.kernel.pages.time_range import BY_DATA, TimeRange
+from breakwater.kernel.pages.words import segment
 from breakwater.policy.health import Verdict, combined
 from services.console import tiles
 from services.console.history import history_charts
 from services.console.overall_health import Live, behind, live, overall_health
 from services.console.pages import Fetched, PageContext, problems_of
-from services.console.time_range import BY_DATA, TimeRange
 from services.console.visits import Visit, page, summed
-from services.console.words import segment
 
 CAUSES, SHOWN = 3, 5
 """Rows of the tables of failures and waste, and of spenders."""

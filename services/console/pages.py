@@ -15,11 +15,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import AnalyticsUnavailableError, QueryError
 from breakwater.client import ApiError, ApiKeyRefusedError, ApiUnavailableError
-from breakwater.security.encryption import OFF, Cipher
-from services.console import charts, words
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
+from breakwater.kernel.pages import charts, words
+from breakwater.kernel.security.encryption import OFF, Cipher
 from services.console.sessions import SESSION, Session
 
 T = TypeVar("T")

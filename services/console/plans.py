@@ -7,9 +7,9 @@ from typing import Any
 from starlette.routing import Route
 
 from breakwater.contracts.submission import PlanList
+from breakwater.kernel.pages.tables import PageTable
 from breakwater.views.plans import COLUMNS
 from services.console.pages import API_CLICKHOUSE_S, Fetched, PageContext, fetched
-from services.console.tables import PageTable
 from services.console.visits import Visit, page
 
 MOST = 50

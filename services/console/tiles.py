@@ -9,9 +9,10 @@ from typing import Literal
 from breakwater.analytics.figures import WindowTotals
 from breakwater.contracts.alerts import Alert, AlertList
 from breakwater.contracts.budgets import BudgetStatus
-from breakwater.policy.formats import counted
+from breakwater.kernel.formats import counted
+from breakwater.kernel.pages import words
+from breakwater.kernel.pages.time_range import TimeRange
 from breakwater.views.alerts import NO_CHANNEL
-from services.console import words
 from services.console.overall_health import (
     MANY_FAIL,
     MUCH_WASTED,
@@ -21,7 +22,6 @@ from services.console.overall_health import (
     spent,
     stuck,
 )
-from services.console.time_range import TimeRange
 
 Colour = Literal["", "warn", "bad"]
 

@@ -17,14 +17,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.figures import first_begun
 from breakwater.client import ApiClient
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.pages.tables import PageTable, TableUrl, csv_headers, csv_text
+from breakwater.kernel.pages.time_range import BY_DATA, WINDOWS, TimeRange, time_range_of
 from services.console import badges
 from services.console.pages import Fetched, PageContext, fetched, pending
 from services.console.sessions import Session, session_of
-from services.console.tables import PageTable, TableUrl, csv_headers, csv_text
-from services.console.time_range import BY_DATA, WINDOWS, TimeRange, time_range_of
 
 T = TypeVar("T")
 

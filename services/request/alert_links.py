@@ -23,22 +23,22 @@ from pydantic import Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.bus.errors import BusError
 from breakwater.bus.incidents import IncidentLog, Incidents
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.http import ReasonText
-from breakwater.contracts.types import Message, format_time
-from breakwater.contracts.validation import problems
+from breakwater.kernel.formats import moment, sentence
+from breakwater.kernel.http.contract import ReasonText
+from breakwater.kernel.http.operations import utc_now
+from breakwater.kernel.http.parsing import read_open_body
+from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.types import Message, format_time
+from breakwater.kernel.validation import problems
 from breakwater.policy.alert_rules import began_with, highest_severity
-from breakwater.policy.formats import moment, sentence
 from breakwater.policy.incidents import acknowledge, resolve
 from breakwater.policy.links import link_objection
 from breakwater.policy.redact import Redactor
 from services.request.alerts import decided
 from services.request.audit import Actor, AuditLog
-from services.request.operations import utc_now
-from services.request.parsing import read_open_body
-from services.request.problems import RequestError
 
 _MAX_FIELDS = 10
 _STATE = {

@@ -12,12 +12,7 @@ from itertools import islice
 
 from pydantic import ValidationError
 
-from breakwater.bus.core import ask
-from breakwater.bus.errors import AlreadyDecidedError, BusError, NoRespondersError
 from breakwater.bus.incidents import IncidentLog, Incidents
-from breakwater.bus.lookup import ClientGetter, Found, Lookup
-from breakwater.bus.publisher import Publisher
-from breakwater.contracts import subjects
 from breakwater.contracts.alerts import (
     Alert,
     AlertList,
@@ -32,15 +27,20 @@ from breakwater.contracts.alerts import (
     UndeliveredList,
     UndeliveredQuery,
 )
-from breakwater.contracts.subjects import Header, Stream
-from breakwater.contracts.types import Event, Message
-from breakwater.contracts.validation import FieldError
+from breakwater.kernel.http.operations import NATS_UNAVAILABLE, PERHAPS_DONE, ApiRequest, operation, utc_now
+from breakwater.kernel.http.parsing import suggestion
+from breakwater.kernel.http.problems import RequestError, unavailable, unknown
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.core import ask
+from breakwater.kernel.nats.errors import AlreadyDecidedError, BusError, NoRespondersError
+from breakwater.kernel.nats.lookup import ClientGetter, Found, Lookup
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Header, Stream
+from breakwater.kernel.types import Event, Message
+from breakwater.kernel.validation import FieldError
 from breakwater.policy.alert_rules import began_with
 from breakwater.policy.incidents import acknowledge, resolve
 from services.request.dead_letters import StoredDeadLetter, read_dead_letter
-from services.request.operations import NATS_UNAVAILABLE, PERHAPS_DONE, ApiRequest, operation, utc_now
-from services.request.parsing import suggestion
-from services.request.problems import RequestError, unavailable, unknown
 
 LEAST_OF_ID = len("inc_") + 6
 """The shortest prefix that names an incident."""

@@ -24,29 +24,34 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from breakwater.analytics.client import connect
-from breakwater.bus.broker import Broker, make_broker, publisher_of, subscribed
-from breakwater.bus.errors import BusUnavailableError
 from breakwater.bus.incidents import IncidentLog
-from breakwater.bus.lookup import Lookup
 from breakwater.bus.response_log import ResponseLog
 from breakwater.config import Config, ConsoleSettings, LiveConfig, OpenId, cipher_of
 from breakwater.contracts import channels
 from breakwater.contracts.access import OPENID_CALLBACK
 from breakwater.contracts.events import Reconciliation
-from breakwater.contracts.subjects import AGENTS, AGENTS_BY_USER, CANCELS_BY_USER
 from breakwater.coordination.plans import PlanLog
 from breakwater.coordination.reconciliation import RecordedSpend, compare
+from breakwater.kernel.clickhouse.client import connect
+from breakwater.kernel.http.event_stream import OpenStreams
+from breakwater.kernel.http.operations import as_routed, routes_of
+from breakwater.kernel.http.problems import RequestError, unavailable
+from breakwater.kernel.http.server import HttpServer, PortTakenError, Shares, listen
+from breakwater.kernel.nats.broker import Broker, make_broker, publisher_of, subscribed
+from breakwater.kernel.nats.errors import BusUnavailableError
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.subjects import AGENTS, AGENTS_BY_USER, CANCELS_BY_USER
+from breakwater.kernel.process import background
+from breakwater.kernel.process.settings import Settings
+from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.security.encryption import DecryptionError
+from breakwater.kernel.telemetry.http_metrics import CountRequests
+from breakwater.kernel.telemetry.metrics import GaugeCollector, HttpMetrics, StreamMetrics
 from breakwater.policy.redact import Redactor
-from breakwater.runtime import background
-from breakwater.runtime.http_server import HttpServer, PortTakenError, Shares, listen
-from breakwater.runtime.settings import Settings
 from breakwater.security.api_keys import KeyRing
-from breakwater.security.encryption import DecryptionError
 from breakwater.state.accepted import Accepted
 from breakwater.state.breakers import Breakers
 from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.connection import Redis
 from breakwater.state.deployments import Deployments
 from breakwater.state.executions import Executions
 from breakwater.state.health import Healths
@@ -55,8 +60,6 @@ from breakwater.state.plans import Plans
 from breakwater.state.response_room import ResponseRoom
 from breakwater.state.sessions import PersonSession, Sessions, SignIns
 from breakwater.state.tasks import Tasks
-from breakwater.telemetry.http_metrics import CountRequests
-from breakwater.telemetry.metrics import GaugeCollector, HttpMetrics, StreamMetrics
 from services.request.alert_links import LinkRoutes
 from services.request.alerts import ChannelRoutes, IncidentRoutes
 from services.request.audit import AuditLog
@@ -76,7 +79,6 @@ from services.request.dialects.models import ModelRoutes
 from services.request.dialects.response_store import ResponseStore
 from services.request.dialects.responses import ResponsesRoutes
 from services.request.dialects.stored_responses import MAX_FOLLOWED, StoredResponseRoutes
-from services.request.event_stream import OpenStreams
 from services.request.events import EventLog, EventRoutes
 from services.request.executions import ExecutionRoutes
 from services.request.guards import GuardRoutes
@@ -85,9 +87,7 @@ from services.request.job_queue import JobQueue, QueueQuota
 from services.request.jobs import JobRoutes
 from services.request.observe import RequestGauges, ServiceRoutes, StreamFill
 from services.request.openapi import documentation
-from services.request.operations import as_routed, routes_of
 from services.request.plans import PlanRoutes
-from services.request.problems import RequestError, unavailable
 from services.request.progress import ProgressRoutes
 from services.request.queues import QueueRoutes
 from services.request.results import JobLookup, ResultReader, Waiters

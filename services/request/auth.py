@@ -15,7 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from breakwater.config import OpenId
 from breakwater.contracts.access import KeyScope
-from breakwater.contracts.types import time_from_ms
+from breakwater.kernel.http.problems import OPENAI, RequestError, is_openai, not_read
+from breakwater.kernel.http.server import Shares, vouch
+from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.types import time_from_ms
 from breakwater.policy.callers import (
     OPEN_TO_ALL,
     Caller,
@@ -27,11 +30,8 @@ from breakwater.policy.callers import (
     roles_that_may,
     scopes_for,
 )
-from breakwater.runtime.http_server import Shares, vouch
 from breakwater.security.api_keys import KeyRing
-from breakwater.state.connection import StateUnavailableError
 from breakwater.state.sessions import KeySession, PersonSession, Sessions
-from services.request.problems import OPENAI, RequestError, is_openai, not_read
 
 GUARDED = ("/api", "/metrics", OPENAI)
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from breakwater.bus.errors import BusError
-from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, breaker_of, breakers_of
 from breakwater.config.pricing import unaffordable
 from breakwater.contracts.breakers import (
@@ -24,9 +22,15 @@ from breakwater.contracts.breakers import (
     UnchangedBreaker,
 )
 from breakwater.contracts.events import BreakerTransition
-from breakwater.contracts.types import Message, format_time, time_from_ms
-from breakwater.contracts.validation import FieldError
 from breakwater.coordination.breaker_events import dumped, publish_saved
+from breakwater.kernel.http.operations import PERHAPS_DONE, REDIS_UNAVAILABLE, ApiRequest, operation
+from breakwater.kernel.http.parsing import suggestion
+from breakwater.kernel.http.problems import RequestError, unavailable, unknown
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.types import Message, format_time, time_from_ms
+from breakwater.kernel.validation import FieldError
 from breakwater.policy.breaker import (
     ALL,
     Breaker,
@@ -49,12 +53,8 @@ from breakwater.policy.health import (
     transition,
 )
 from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Saving
-from breakwater.state.connection import StateUnavailableError
 from breakwater.state.deployments import Deployments
 from breakwater.state.health import Healths
-from services.request.operations import PERHAPS_DONE, REDIS_UNAVAILABLE, ApiRequest, operation
-from services.request.parsing import suggestion
-from services.request.problems import RequestError, unavailable, unknown
 from services.request.submission import Submission
 
 PROBE_WAIT_S = 2.0

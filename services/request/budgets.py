@@ -7,10 +7,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from typing import get_args
 
-from breakwater.analytics.errors import QueryError
-from breakwater.bus.errors import BusError
-from breakwater.bus.publisher import Publisher
-from breakwater.contracts import subjects
 from breakwater.contracts.budgets import (
     BudgetList,
     BudgetQuery,
@@ -20,17 +16,21 @@ from breakwater.contracts.budgets import (
     UnchangedBudget,
 )
 from breakwater.contracts.events import BudgetEvent, CapRaise, Reconciliation, Scope
-from breakwater.contracts.types import Message, is_identifier, ms_from_time, time_from_ms, usd_from_nano
-from breakwater.contracts.validation import FieldError
-from breakwater.errors import UnavailableError
+from breakwater.kernel.clickhouse.errors import QueryError
+from breakwater.kernel.errors import UnavailableError
+from breakwater.kernel.formats import exact_money
+from breakwater.kernel.http.operations import REDIS_UNAVAILABLE, ApiRequest, operation
+from breakwater.kernel.http.parsing import suggestion
+from breakwater.kernel.http.problems import RequestError, unavailable, unknown
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.types import Message, is_identifier, ms_from_time, time_from_ms, usd_from_nano
+from breakwater.kernel.validation import FieldError
 from breakwater.policy.budget import OTHERS, WINDOWS, CapTable, Counter, Period, periods_at, threshold
-from breakwater.policy.formats import exact_money
 from breakwater.policy.ledger import AttemptSums, is_reached
 from breakwater.state.budget_counters import BudgetCounters, PeriodCounters, Snapshot
 from breakwater.state.budgets import NotFilledError
-from services.request.operations import REDIS_UNAVAILABLE, ApiRequest, operation
-from services.request.parsing import suggestion
-from services.request.problems import RequestError, unavailable, unknown
 
 _SCOPES: tuple[Scope, ...] = get_args(Scope)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from breakwater.config import Config
-from breakwater.contracts import subjects
-from breakwater.contracts.subjects import AGENTS, PROGRAM
 from breakwater.contracts.submission import CallableAgent, CallableAgents
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.subjects import AGENTS, PROGRAM
 
 
 class CallableAgentTable:

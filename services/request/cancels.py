@@ -18,28 +18,28 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.bus.delivery import wake_early
-from breakwater.bus.errors import BusError, BusUnavailableError, PublishRefusedError
-from breakwater.bus.lookup import ClientGetter, Lookup
-from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, NatsProgram
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Cancellation, PendingCancel
-from breakwater.contracts.http import ErrorBody, ErrorDetails
-from breakwater.contracts.subjects import PROGRAM, decode_token
 from breakwater.contracts.submission import CancelledJob, CancelRequest, SubmitQuery
-from breakwater.contracts.types import is_full_id
+from breakwater.kernel.http.contract import ErrorBody, ErrorDetails
+from breakwater.kernel.http.operations import PERHAPS_DONE, TOO_MANY, operation
+from breakwater.kernel.http.parsing import A_REQUEST, MAX_BYTES, read_body, read_command, wait_s_of
+from breakwater.kernel.http.problems import RequestError, not_done, unknown_job
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import wake_early
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError, PublishRefusedError
+from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import PROGRAM, decode_token
+from breakwater.kernel.process import background
+from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.security.encryption import DecryptionError
+from breakwater.kernel.types import is_full_id
 from breakwater.policy.ownership import forbidden_field, is_generated_id, scope_in, scoped
 from breakwater.policy.redact import Redactor
-from breakwater.runtime import background
-from breakwater.security.encryption import DecryptionError
-from breakwater.state.connection import StateUnavailableError
 from breakwater.state.executions import MAX_UNSEEN, Executions
 from services.request.audit import AuditLog, actor_of
 from services.request.auth import caller_of
-from services.request.operations import PERHAPS_DONE, TOO_MANY, operation
-from services.request.parsing import A_REQUEST, MAX_BYTES, read_body, read_command, wait_s_of
-from services.request.problems import RequestError, not_done, unknown_job
 from services.request.results import JobLookup
 
 CLIENT = "client"

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.spend import budget_notes, month_costs
 from breakwater.contracts.budgets import CostLine, Costs, CostsListQuery, CostsQuery
-from breakwater.contracts.types import ms_from_time, time_from_ms, usd_from_nano
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.formats import csv_text
+from breakwater.kernel.http.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest, operation
+from breakwater.kernel.types import ms_from_time, time_from_ms, usd_from_nano
 from breakwater.policy.budget import CapTable, period
 from breakwater.policy.costs import CostSums, cap_of, cost_line, month_before, month_of, raises_of, scope_of
-from breakwater.policy.formats import csv_text
 from services.request.executions import answered
-from services.request.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest, operation
 
 _AMOUNTS = ("spend", "wasted", "estimated", "previous", "cap", "daily_cap", "forecast")
 _COUNTS = ("calls", "failed_calls", "calls_of_unknown_cost", "input_tokens", "output_tokens", "cached_tokens")

@@ -21,11 +21,7 @@ import structlog
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json, to_json
 
-from breakwater.bus.errors import AlreadyDecidedError, BusError
-from breakwater.bus.lookup import Found, Lookup
-from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, validate_job
-from breakwater.contracts import subjects
 from breakwater.contracts.dead_letters import (
     MAX_DEAD_LETTERS,
     DeadLetterCount,
@@ -43,16 +39,20 @@ from breakwater.contracts.dead_letters import (
 from breakwater.contracts.events import DeadLetter, ReplayNote
 from breakwater.contracts.execution import Status
 from breakwater.contracts.job import Job, ScopedJob
-from breakwater.contracts.subjects import PROGRAM, Header, Stream, decode_token, encode_token
-from breakwater.contracts.types import Event, FullId, Message, format_time
+from breakwater.kernel.http.operations import NATS_UNAVAILABLE, ApiRequest, operation, utc_now
+from breakwater.kernel.http.parsing import read_job, suggestion
+from breakwater.kernel.http.problems import RequestError, not_done, unavailable, unknown
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import AlreadyDecidedError, BusError
+from breakwater.kernel.nats.lookup import Found, Lookup
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import PROGRAM, Header, Stream, decode_token, encode_token
+from breakwater.kernel.security.encryption import LEFT_OUT, OFF, Cipher, DecryptionError
+from breakwater.kernel.surrogates import read_whole
+from breakwater.kernel.types import Event, FullId, Message, format_time
 from breakwater.policy.ownership import longest_job, scope_in, scope_references, scoped
 from breakwater.policy.redact import Redactor
-from breakwater.policy.surrogates import read_whole
-from breakwater.security.encryption import LEFT_OUT, OFF, Cipher, DecryptionError
 from services.request.job_queue import JobQueue
-from services.request.operations import NATS_UNAVAILABLE, ApiRequest, operation, utc_now
-from services.request.parsing import read_job, suggestion
-from services.request.problems import RequestError, not_done, unavailable, unknown
 from services.request.submission import Submission
 
 ALL_DEAD_LETTERS = "bw.dlq.>"

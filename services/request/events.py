@@ -18,20 +18,20 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.bus.errors import BusError
-from breakwater.bus.lookup import ClientGetter, Found, Lookup
 from breakwater.bus.records import read_record
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution, ExecutionSummary
-from breakwater.contracts.http import EventGap, EventQuery
-from breakwater.contracts.subjects import Stream
-from breakwater.runtime import background
-from breakwater.runtime.outage import Outage
-from services.request.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment, server_sent
-from services.request.operations import operation
-from services.request.parsing import read_query
-from services.request.problems import RequestError
+from breakwater.kernel.http.contract import EventGap, EventQuery
+from breakwater.kernel.http.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment, server_sent
+from breakwater.kernel.http.operations import operation
+from breakwater.kernel.http.parsing import read_query
+from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.lookup import ClientGetter, Found, Lookup
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
 
 _ID = re.compile(r"(\d{1,19})-(\d{1,19})\Z", re.ASCII)
 

@@ -8,15 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import AnalyticsUnavailableError, QueryError
 from breakwater.analytics.search import Cursor, Filters, find_execution, search, search_runs
 from breakwater.contracts.execution import Execution, ExecutionList, ExecutionQuery, RunList
-from breakwater.contracts.types import Message
-from breakwater.contracts.validation import FieldError
-from breakwater.security.encryption import Cipher, DecryptionError
-from services.request.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest, operation
-from services.request.problems import RequestError
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
+from breakwater.kernel.http.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest, operation
+from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.security.encryption import Cipher, DecryptionError
+from breakwater.kernel.types import Message
+from breakwater.kernel.validation import FieldError
 
 ANSWER_WITHIN_S = 20.0
 

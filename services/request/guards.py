@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from breakwater.bus.publisher import Publisher
-from breakwater.contracts import subjects
 from breakwater.contracts.breakers import GuardRequest, StoppedTask, StoppedTasks
 from breakwater.contracts.events import GuardEvent
-from breakwater.contracts.types import Message, ms_from_time, time_from_ms
+from breakwater.kernel.http.operations import REDIS_UNAVAILABLE, ApiRequest, operation
+from breakwater.kernel.http.parsing import suggestion
+from breakwater.kernel.http.problems import RequestError, unknown
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.types import Message, ms_from_time, time_from_ms
 from breakwater.policy.guard import Task
 from breakwater.state.tasks import TaskKey, Tasks, Tripped
-from services.request.operations import REDIS_UNAVAILABLE, ApiRequest, operation
-from services.request.parsing import suggestion
-from services.request.problems import RequestError, unknown
 
 NO_AGENT = "*"
 """In place of the agent if no job tripped the task."""

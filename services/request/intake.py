@@ -17,14 +17,19 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.bus.errors import BusError, BusUnavailableError
 from breakwater.config import Config, validate_job
-from breakwater.contracts import subjects
 from breakwater.contracts.job import Job
-from breakwater.contracts.subjects import REPLIES
-from breakwater.contracts.validation import FieldError
 from breakwater.coordination.plans import PlanLog, PlanSource
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.http.parsing import invalid_job, suggestion, with_field
+from breakwater.kernel.http.problems import RequestError, unavailable
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError
+from breakwater.kernel.nats.subjects import REPLIES
+from breakwater.kernel.process import background
+from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.telemetry import tracing
+from breakwater.kernel.validation import FieldError
 from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import (
     for_own_tenant,
@@ -35,15 +40,10 @@ from breakwater.policy.ownership import (
     scope_of,
     scoped_execution,
 )
-from breakwater.runtime import background
 from breakwater.state.accepted import JobStatus
-from breakwater.state.connection import StateUnavailableError
 from breakwater.state.plans import NotedJob
-from breakwater.telemetry import tracing
 from services.request.breakers import AgentAvailability
 from services.request.job_queue import JobQueue
-from services.request.parsing import invalid_job, suggestion, with_field
-from services.request.problems import RequestError, unavailable
 from services.request.results import JobLookup, ReceivedResult, disconnected, status_of
 from services.request.submission import Submission, submission
 

@@ -14,16 +14,16 @@ from contextlib import asynccontextmanager, suppress
 
 import structlog
 
-from breakwater.bus.errors import BusError, BusUnavailableError, PublishRefusedError
-from breakwater.bus.lookup import Facts, Lookup
-from breakwater.bus.publisher import PUBLISH_TIMEOUT_S, Publisher, Stored
-from breakwater.contracts import subjects
-from breakwater.contracts.subjects import PROGRAM, Header, Stream
+from breakwater.kernel.http.problems import unavailable
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError, PublishRefusedError
+from breakwater.kernel.nats.lookup import Facts, Lookup
+from breakwater.kernel.nats.publisher import PUBLISH_TIMEOUT_S, Publisher, Stored
+from breakwater.kernel.nats.subjects import PROGRAM, Header, Stream
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
 from breakwater.policy.ownership import has_scoped_ids
-from breakwater.runtime import background
-from breakwater.runtime.outage import Outage
 from breakwater.state.accepted import Accepted
-from services.request.problems import unavailable
 from services.request.submission import Submission
 
 ACCEPT_TIMEOUT_S = 8.0

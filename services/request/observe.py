@@ -13,17 +13,19 @@ import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from breakwater.bus.delivery import queued_at, trusted_headers
-from breakwater.bus.errors import BusError
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.topology import NEARLY_FULL, WHEN_FULL
-from breakwater.contracts import subjects
 from breakwater.contracts.events import Health
-from breakwater.contracts.http import AgentQueue, ServiceStatus
-from breakwater.contracts.subjects import Stream
-from breakwater.runtime.outage import Outage
-from breakwater.telemetry import metrics, tracing
-from breakwater.telemetry.metrics import (
+from breakwater.kernel.http.contract import AgentQueue, ServiceStatus
+from breakwater.kernel.http.operations import operation
+from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import queued_at, trusted_headers
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.nats.topology import NEARLY_FULL, WHEN_FULL
+from breakwater.kernel.process.outage import Outage
+from breakwater.kernel.telemetry import metrics, tracing
+from breakwater.kernel.telemetry.metrics import (
     AGENT_HEALTH,
     CONSUMER_IN_PROGRESS,
     CONSUMER_WAITING,
@@ -35,8 +37,6 @@ from breakwater.telemetry.metrics import (
     one_of,
 )
 from services.request.breakers import AgentRoutes
-from services.request.operations import operation
-from services.request.problems import RequestError
 from services.request.queues import QueueRoutes
 
 CHECK_EVERY_S = 30.0

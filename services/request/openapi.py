@@ -24,9 +24,11 @@ from breakwater.contracts.alerts import Alert
 from breakwater.contracts.anthropic import AnthropicErrorBody
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, ExecutionSummary, Progress
-from breakwater.contracts.http import ErrorBody, EventGap
 from breakwater.contracts.openai import OpenAIErrorBody
-from breakwater.contracts.types import Event, Message
+from breakwater.kernel.http.contract import ErrorBody, EventGap
+from breakwater.kernel.http.operations import Operation, operations_of
+from breakwater.kernel.http.problems import is_messages, is_openai
+from breakwater.kernel.types import Event, Message
 from breakwater.policy.callers import scopes_for
 from services.request.alerts import ChannelRoutes, IncidentRoutes
 from services.request.auth import is_guarded
@@ -46,9 +48,7 @@ from services.request.executions import ExecutionRoutes
 from services.request.guards import GuardRoutes
 from services.request.jobs import JobRoutes
 from services.request.observe import ServiceRoutes
-from services.request.operations import Operation, operations_of
 from services.request.plans import PlanRoutes
-from services.request.problems import is_messages, is_openai
 from services.request.progress import ProgressRoutes
 from services.request.queues import QueueRoutes
 from services.request.sign_in import OpenIdRoutes, SessionRoutes

@@ -28,12 +28,12 @@ from yarl import URL
 
 from breakwater.config import OpenId
 from breakwater.config.console import secure_url
-from breakwater.contracts.types import Event
-from breakwater.policy.addresses import ANYWHERE
+from breakwater.kernel.http.problems import RequestError, unavailable
+from breakwater.kernel.security.addresses import ANYWHERE
+from breakwater.kernel.security.guarded_http import AddressRefusedError, RedirectError, guarded_session
+from breakwater.kernel.surrogates import whole_value
+from breakwater.kernel.types import Event
 from breakwater.policy.sign_in import SignInFlow
-from breakwater.policy.surrogates import whole_value
-from breakwater.security.guarded_http import AddressRefusedError, RedirectError, guarded_session
-from services.request.problems import RequestError, unavailable
 
 TIMEOUT_S = 5.0
 """For each request."""

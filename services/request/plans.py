@@ -13,31 +13,31 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.search import ended_jobs, newest_plans, plan_changes
-from breakwater.bus.errors import BusError
-from breakwater.bus.lookup import ClientGetter, Lookup
-from breakwater.contracts import subjects
-from breakwater.contracts.subjects import Stream
 from breakwater.contracts.submission import AcceptedPlan, PlanJob, PlanList, PlanQuery, PlanRequest, PlanStatus
-from breakwater.contracts.types import Message
-from breakwater.contracts.validation import FieldError
 from breakwater.coordination.plans import PlanLog, PlanSource
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.http.operations import TOO_MANY, ApiRequest, operation
+from breakwater.kernel.http.parsing import invalid_job, read_body, read_command
+from breakwater.kernel.http.problems import RequestError, not_done
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.telemetry import tracing
+from breakwater.kernel.types import Message
+from breakwater.kernel.validation import FieldError
 from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import may_see, names_of, shown, shown_to
 from breakwater.policy.plans import circle_among, plan_of
 from breakwater.policy.redact import id_objection
-from breakwater.state.connection import StateUnavailableError
 from breakwater.state.plans import MAX_ANNOUNCED, KnownPlan, NotedJob, TooManyPlansError
-from breakwater.telemetry import tracing
 from services.request.auth import caller_of
 from services.request.breakers import AgentAvailability
 from services.request.executions import answered
 from services.request.intake import JobIntake
 from services.request.observe import submitting
-from services.request.operations import TOO_MANY, ApiRequest, operation
-from services.request.parsing import invalid_job, read_body, read_command
-from services.request.problems import RequestError, not_done
 from services.request.submission import Submission, make_job_id
 
 AT_ONCE = 50

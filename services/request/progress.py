@@ -18,18 +18,18 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.bus.core import hearing
-from breakwater.bus.errors import BusError
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Progress
-from breakwater.contracts.types import Event, Timestamp, is_full_id
+from breakwater.kernel.http.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment, end, server_sent
+from breakwater.kernel.http.operations import operation
+from breakwater.kernel.http.problems import unknown_job
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.core import hearing
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.types import Event, Timestamp, is_full_id
 from breakwater.policy.ownership import names_of
 from breakwater.policy.record import PROGRESS_IDS, steps_of
 from breakwater.state.accepted import JobStatus
 from services.request.auth import caller_of
-from services.request.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment, end, server_sent
-from services.request.operations import operation
-from services.request.problems import unknown_job
 from services.request.results import JobLookup, job_is_of, shown_result, status_of
 
 LOOK_S = 5.0

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import cast
 
-from breakwater.bus.errors import BusError
-from breakwater.bus.lookup import Backlog, ClientGetter, Lookup
-from breakwater.bus.topology import PARKED_CONSUMER, Plan, consumers, worker_consumer
-from breakwater.contracts.http import AgentQueue, Queues, ReadingService, ServiceQueue
-from breakwater.contracts.subjects import Stream
-from breakwater.contracts.types import Message, ms_from_time, time_from_ms
-from services.request.operations import NATS_UNAVAILABLE, ApiRequest, operation
+from breakwater.kernel.http.contract import AgentQueue, Queues, ReadingService, ServiceQueue
+from breakwater.kernel.http.operations import NATS_UNAVAILABLE, ApiRequest, operation
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.lookup import Backlog, ClientGetter, Lookup
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.nats.topology import PARKED_CONSUMER, Plan, consumers, worker_consumer
+from breakwater.kernel.types import Message, ms_from_time, time_from_ms
 
 KEPT_S = 1.0
 """Age up to which a response is used again: many open pages cost NATS no more than one."""

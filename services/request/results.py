@@ -13,18 +13,18 @@ from typing import Any
 import orjson
 from starlette.types import Receive
 
-from breakwater.bus.core import hearing
-from breakwater.bus.errors import BusError, BusUnavailableError
-from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.bus.records import is_result_of, read_record
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt
-from breakwater.contracts.subjects import Stream
+from breakwater.kernel.http.parsing import with_field
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.core import hearing
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError
+from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.security.encryption import OFF, Cipher, DecryptionError
 from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import document_as_chosen, may_see, names_of, shown_to
-from breakwater.security.encryption import OFF, Cipher, DecryptionError
 from breakwater.state.accepted import LINGER_S, Accepted, JobStatus
-from services.request.parsing import with_field
 
 CHECK_S = 2.0
 """Interval at which a waiting request looks for a lost connection, which may have lost the result."""

@@ -29,15 +29,15 @@ from breakwater.contracts.access import (
     OpenIdCallback,
     OpenIdRedirect,
 )
-from breakwater.contracts.types import Event, Message, time_from_ms
+from breakwater.kernel.http.operations import REDIS_UNAVAILABLE, ApiRequest, operation
+from breakwater.kernel.http.parsing import read_command, read_open_body
+from breakwater.kernel.http.problems import RequestError, not_done
+from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.types import Event, Message, time_from_ms
 from breakwater.policy.callers import claim_values, name_of, roles_of
 from breakwater.policy.sign_in import ENTROPY_BYTES, LASTS_S, SignInFlow, SignInLimits, SignInTry, TooManySignInsError
-from breakwater.state.connection import StateUnavailableError
 from breakwater.state.sessions import KeySession, PersonSession, Sessions, SignIns
 from services.request.audit import Actor, AuditLog, actor_of
-from services.request.operations import REDIS_UNAVAILABLE, ApiRequest, operation
-from services.request.parsing import read_command, read_open_body
-from services.request.problems import RequestError, not_done
 
 if TYPE_CHECKING:
     from services.request.openid_provider import OpenIdProvider, SignedIn

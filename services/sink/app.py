@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from breakwater.analytics.client import connect
-from breakwater.bus.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
-from breakwater.bus.delivery import Delivery
 from breakwater.config import Config
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.channels import (
@@ -22,8 +19,11 @@ from breakwater.contracts.channels import (
 )
 from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
 from breakwater.contracts.execution import Attempt, Execution
-from breakwater.runtime.settings import Settings
-from breakwater.telemetry.metrics import SinkMetrics
+from breakwater.kernel.clickhouse.client import connect
+from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
+from breakwater.kernel.nats.delivery import Delivery
+from breakwater.kernel.process.settings import Settings
+from breakwater.kernel.telemetry.metrics import SinkMetrics
 from services.sink.comparison import LogComparer
 from services.sink.handlers import Sink
 

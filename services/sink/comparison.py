@@ -18,8 +18,6 @@ from typing import cast
 
 import structlog
 
-from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import AnalyticsUnavailableError, QueryError, UnstorableError
 from breakwater.analytics.log_comparison import (
     MARGIN,
     LogComparison,
@@ -29,12 +27,14 @@ from breakwater.analytics.log_comparison import (
 )
 from breakwater.analytics.rows import StoredRow
 from breakwater.analytics.schema import Table
-from breakwater.bus.errors import BusError, BusUnavailableError
-from breakwater.bus.lookup import ClientGetter, Lookup
-from breakwater.contracts.subjects import Stream
-from breakwater.runtime import background
-from breakwater.runtime.outage import Outage
-from breakwater.telemetry.metrics import SinkMetrics
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError, UnstorableError
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError
+from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
+from breakwater.kernel.telemetry.metrics import SinkMetrics
 from services.sink import records
 from services.sink.handlers import insert_but_rejected
 

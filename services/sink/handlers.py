@@ -15,15 +15,15 @@ from typing import TypeVar
 
 import structlog
 
-from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import RowsRejectedError, UnstorableError
 from breakwater.analytics.rows import StoredRow
 from breakwater.analytics.schema import Table
-from breakwater.bus.delivery import Delivery, dead_letter, heartbeat
-from breakwater.bus.errors import EventStreamFullError
-from breakwater.bus.publisher import Publisher
-from breakwater.runtime.outage import Outages, StoppedWaitingError
-from breakwater.telemetry.metrics import SinkMetrics
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.clickhouse.errors import RowsRejectedError, UnstorableError
+from breakwater.kernel.nats.delivery import Delivery, dead_letter, heartbeat
+from breakwater.kernel.nats.errors import EventStreamFullError
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.process.outage import Outages, StoppedWaitingError
+from breakwater.kernel.telemetry.metrics import SinkMetrics
 from services.sink import records
 
 REFUSED_DELAY_S = 300.0

@@ -9,14 +9,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from breakwater.analytics import rows, schema
-from breakwater.analytics.errors import UnstorableError
 from breakwater.analytics.rows import StoredRow
 from breakwater.bus.records import problem_of
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
 from breakwater.contracts.execution import Attempt, Execution
-from breakwater.contracts.subjects import decode_token
-from breakwater.contracts.types import Event
+from breakwater.kernel.clickhouse.errors import UnstorableError
+from breakwater.kernel.nats.subjects import decode_token
+from breakwater.kernel.types import Event
 
 _Row = Callable[[Any, int, datetime], StoredRow]
 

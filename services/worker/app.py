@@ -8,16 +8,17 @@ from functools import partial
 
 import structlog
 
-from breakwater.bus.broker import Batches, Each, ServiceApp, connection_of, make_broker, publisher_of
-from breakwater.bus.delivery import DELAYED_BATCH, DELAYED_LINGER_S, DelayedQueue, Delivery
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.topology import PARKED_CONSUMER, worker_consumer
 from breakwater.config import Config, LiveConfig, cipher_of
-from breakwater.contracts import channels, subjects
+from breakwater.contracts import channels
 from breakwater.contracts.job import Job
-from breakwater.runtime import background
-from breakwater.runtime.settings import Settings
-from breakwater.state.connection import Redis, StateUnavailableError
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.broker import Batches, Each, ServiceApp, connection_of, make_broker, publisher_of
+from breakwater.kernel.nats.delivery import DELAYED_BATCH, DELAYED_LINGER_S, DelayedQueue, Delivery
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.topology import PARKED_CONSUMER, worker_consumer
+from breakwater.kernel.process import background
+from breakwater.kernel.process.settings import Settings
+from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from services.worker.config_versions import ConfigVersions, ProviderPool
 from services.worker.consumers import ConsumerWatch
 from services.worker.context import context_for

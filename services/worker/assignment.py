@@ -16,8 +16,8 @@ from pydantic import JsonValue
 from breakwater.config import Agent
 from breakwater.contracts.execution import Attempt, Cancellation, Cause, Choice, ErrorInfo, Reason
 from breakwater.contracts.job import Job, NativeRequest
-from breakwater.contracts.types import Count, Event, Timestamp
-from breakwater.contracts.validation import FieldError
+from breakwater.kernel.types import Count, Event, Timestamp
+from breakwater.kernel.validation import FieldError
 from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules
 from breakwater.policy.dialects import DIALECTS, chat_form, conversation_of, for_chat, params_of
 from breakwater.policy.dialects.embeddings import native_body

@@ -13,7 +13,8 @@ from pydantic import JsonValue
 
 from breakwater.contracts.execution import Attempt, ErrorInfo, Reason
 from breakwater.contracts.job import CallApi
-from breakwater.contracts.types import usd_from_nano
+from breakwater.kernel.telemetry import tracing
+from breakwater.kernel.types import usd_from_nano
 from breakwater.policy.breaker import caller_of
 from breakwater.policy.classify import WORKER_LOST
 from breakwater.policy.parameters import RefusedParams, refused_params
@@ -31,7 +32,6 @@ from breakwater.policy.refusals import for_operators, retry_budget_spent
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
 from breakwater.providers.base import Answer
 from breakwater.state.executions import ClaimLostError, SavedProgress
-from breakwater.telemetry import tracing
 from services.worker.assignment import Assignment, Checkpoint, Deferred, Finished, InFlight
 from services.worker.call import Ended, answered, attempt_of, call, record
 from services.worker.conclude import cancelled, stopped

@@ -17,13 +17,15 @@ import structlog
 from pydantic import JsonValue
 from pydantic_core import to_json
 
-from breakwater.bus.errors import AlreadyDecidedError
 from breakwater.config.pricing import Pricing
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Cancellation, Choice, CostBasis, ErrorInfo, Outcome
-from breakwater.contracts.subjects import Stream
-from breakwater.contracts.types import MAX_COUNTED
-from breakwater.errors import UnavailableError
+from breakwater.kernel.errors import UnavailableError
+from breakwater.kernel.json_values import TOO_DEEP, is_too_deep
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import AlreadyDecidedError
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.telemetry import tracing
+from breakwater.kernel.types import MAX_COUNTED
 from breakwater.policy.chat_messages import fields
 from breakwater.policy.classify import (
     UNSUPPORTED,
@@ -37,7 +39,6 @@ from breakwater.policy.classify import (
 )
 from breakwater.policy.dialects import repaired_body
 from breakwater.policy.dialects.embeddings import MAX_VECTOR_BYTES, dimensions_of, form_refused
-from breakwater.policy.json_values import TOO_DEEP, is_too_deep
 from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.parameters import field_of
 from breakwater.policy.price import estimate_input_tokens, limited, size_of_messages
@@ -46,7 +47,6 @@ from breakwater.policy.record import error_of
 from breakwater.policy.usage import Usage, credible, with_estimated_usage
 from breakwater.providers.base import Answer, Call, CallError, refused
 from breakwater.state.executions import ClaimLostError
-from breakwater.telemetry import tracing
 from services.worker.assignment import Assignment, InFlight
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import Refused

@@ -17,13 +17,13 @@ from typing import cast
 import structlog
 from pydantic import JsonValue
 
-from breakwater.bus.delivery import dead_letter
-from breakwater.bus.errors import AlreadyDecidedError, MessageTooLargeError, PublishRefusedError
 from breakwater.bus.records import is_result_of
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Cancellation, ErrorInfo, Execution, Reason, Result
 from breakwater.contracts.job import Job
-from breakwater.contracts.subjects import Stream
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import dead_letter
+from breakwater.kernel.nats.errors import AlreadyDecidedError, MessageTooLargeError, PublishRefusedError
+from breakwater.kernel.nats.subjects import Stream
 from breakwater.policy.dialects import conversation_of, input_of, params_of
 from breakwater.policy.ownership import document_as_chosen, shown
 from breakwater.policy.record import error_of, status_of, totals, why_unanswered, without_figures

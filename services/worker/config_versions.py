@@ -9,8 +9,8 @@ from functools import partial
 
 import structlog
 
-from breakwater.bus.delivery import Delivery
 from breakwater.config import Config, ConfigError, LiveConfig, parse_config
+from breakwater.kernel.nats.delivery import Delivery
 from breakwater.providers.base import Provider
 from breakwater.state.configs import Configs
 from services.worker.assignment import Checkpoint

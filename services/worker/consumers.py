@@ -8,17 +8,17 @@ from datetime import UTC, datetime
 
 import structlog
 
-from breakwater.bus.errors import BusError
 from breakwater.bus.incidents import IncidentLog
-from breakwater.bus.lookup import ClientGetter
-from breakwater.bus.provision import ConsumerCheck
-from breakwater.bus.publisher import Publisher
-from breakwater.bus.topology import Plan
 from breakwater.config import Config
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.lookup import ClientGetter
+from breakwater.kernel.nats.provision import ConsumerCheck
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.topology import Plan
+from breakwater.kernel.process.outage import Outage
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.redact import Redactor
 from breakwater.policy.signals import consumer_deleted, consumer_restored
-from breakwater.runtime.outage import Outage
 from services.worker.config_versions import ConfigVersions
 
 LOOK_EVERY_S = 5.0, 15.0

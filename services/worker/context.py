@@ -11,12 +11,16 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.publisher import Publisher
 from breakwater.config import Agent, Config
 from breakwater.contracts.job import CallApi
-from breakwater.contracts.types import is_identifier
 from breakwater.coordination.plans import PlanLog
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.process.outage import Outages
+from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.security.encryption import OFF, Cipher
+from breakwater.kernel.telemetry.metrics import WorkerMetrics
+from breakwater.kernel.types import is_identifier
 from breakwater.policy.budget import CapTable
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.provider_state import StateRepair
@@ -24,19 +28,15 @@ from breakwater.policy.provider_words import known_or_hash
 from breakwater.policy.redact import Redactor
 from breakwater.policy.redact_scanner import holds_key
 from breakwater.providers.base import Provider
-from breakwater.runtime.outage import Outages
-from breakwater.security.encryption import OFF, Cipher
 from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets, LiveReservation
 from breakwater.state.cache import AnswerCache
-from breakwater.state.connection import Redis
 from breakwater.state.deployments import Deployments
 from breakwater.state.executions import Executions
 from breakwater.state.plans import Plans
 from breakwater.state.rate_limits import RateLimits
 from breakwater.state.response_room import ResponseRoom
 from breakwater.state.tasks import Tasks
-from breakwater.telemetry.metrics import WorkerMetrics
 from services.worker import process
 from services.worker.leases import Leases
 from services.worker.outcomes import Outcomes

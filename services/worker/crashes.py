@@ -9,12 +9,12 @@ from functools import partial
 
 import structlog
 
-from breakwater.bus.delivery import Delivery, dead_letter, park
 from breakwater.config import Agent
 from breakwater.contracts.execution import ErrorInfo
-from breakwater.errors import BreakwaterError, UnavailableError
-from breakwater.runtime.outage import StoppedWaitingError
-from breakwater.security.encryption import DecryptionError
+from breakwater.kernel.errors import BreakwaterError, UnavailableError
+from breakwater.kernel.nats.delivery import Delivery, dead_letter, park
+from breakwater.kernel.process.outage import StoppedWaitingError
+from breakwater.kernel.security.encryption import DecryptionError
 from services.worker.conclude import end_without_run, reply_of, result_without_run
 from services.worker.context import WorkerContext
 from services.worker.parsing import JobDelivery, execution_id_of, unread_job

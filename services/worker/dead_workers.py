@@ -13,18 +13,18 @@ from time import monotonic
 
 import structlog
 
-from breakwater.bus.core import Presence
-from breakwater.bus.delivery import Delivery, held_deliveries
-from breakwater.bus.errors import BusUnavailableError
-from breakwater.bus.lookup import ClientGetter
-from breakwater.bus.topology import worker_consumer
-from breakwater.contracts import subjects
-from breakwater.contracts.subjects import Stream
-from breakwater.errors import UnavailableError
+from breakwater.kernel.errors import UnavailableError
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.core import Presence
+from breakwater.kernel.nats.delivery import Delivery, held_deliveries
+from breakwater.kernel.nats.errors import BusUnavailableError
+from breakwater.kernel.nats.lookup import ClientGetter
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.nats.topology import worker_consumer
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
+from breakwater.kernel.security.encryption import DecryptionError, may_be_encrypted
 from breakwater.policy.workers import LATEST_S, MISSED_S, Silence, is_dead
-from breakwater.runtime import background
-from breakwater.runtime.outage import Outage
-from breakwater.security.encryption import DecryptionError, may_be_encrypted
 from breakwater.state.workers import LateWorker, Workers
 from services.worker import process
 from services.worker.context import WorkerContext

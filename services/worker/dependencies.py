@@ -8,10 +8,10 @@ from functools import partial
 
 import structlog
 
-from breakwater.bus.delivery import wake_early
-from breakwater.bus.errors import BusUnavailableError, PublishRefusedError
 from breakwater.bus.records import decided
 from breakwater.contracts.execution import ErrorInfo
+from breakwater.kernel.nats.delivery import wake_early
+from breakwater.kernel.nats.errors import BusUnavailableError, PublishRefusedError
 from breakwater.policy.ownership import shown
 from breakwater.policy.plans import Dependency, dependency_failure, look_again_in
 from breakwater.state.accepted import Accepted

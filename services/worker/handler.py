@@ -11,24 +11,24 @@ from time import monotonic
 
 import structlog
 
-from breakwater.bus.delivery import Delivery, park, parked_execution
-from breakwater.bus.errors import PublishRefusedError
 from breakwater.bus.records import decided
 from breakwater.config import Agent
 from breakwater.contracts.execution import ErrorInfo, Result
 from breakwater.contracts.job import Job
-from breakwater.contracts.subjects import PROGRAM, Header
+from breakwater.kernel.nats.delivery import Delivery, park, parked_execution
+from breakwater.kernel.nats.errors import PublishRefusedError
+from breakwater.kernel.nats.subjects import PROGRAM, Header
+from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.security.encryption import DecryptionError, may_be_encrypted
+from breakwater.kernel.telemetry import tracing
 from breakwater.policy.dialects import params_of
 from breakwater.policy.dialects.embeddings import inputs_of
 from breakwater.policy.job_rules import JobRules
 from breakwater.policy.ledger import cost_tags
 from breakwater.policy.ownership import is_generated_id, scope_references, shown
 from breakwater.policy.runs import run_id, run_of
-from breakwater.security.encryption import DecryptionError, may_be_encrypted
 from breakwater.state.accepted import Accepted
-from breakwater.state.connection import StateUnavailableError
 from breakwater.state.executions import Claim, Claimed, ClaimLostError, Conflict, SavedProgress, Taken
-from breakwater.telemetry import tracing
 from services.worker import crashes
 from services.worker.assignment import Assignment, Checkpoint, Deferred, Finished, Parameters
 from services.worker.attempts import Attempts, dry_run

@@ -14,17 +14,17 @@ from time import monotonic
 
 import structlog
 
-from breakwater.bus.core import hearing
-from breakwater.bus.delivery import Delivery, report_in_progress
-from breakwater.bus.errors import BusUnavailableError
-from breakwater.bus.lookup import ClientGetter
-from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts.execution import Cancellation, PendingCancel
-from breakwater.contracts.subjects import CANCEL_REQUESTS
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.nats.core import hearing
+from breakwater.kernel.nats.delivery import Delivery, report_in_progress
+from breakwater.kernel.nats.errors import BusUnavailableError
+from breakwater.kernel.nats.lookup import ClientGetter
+from breakwater.kernel.nats.subjects import CANCEL_REQUESTS
+from breakwater.kernel.nats.topology import ACK_WAIT_S
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage, Outages
 from breakwater.policy.record import cancelled_by
-from breakwater.runtime import background
-from breakwater.runtime.outage import Outage, Outages
 from breakwater.state.executions import (
     CLAIM_LEASE_MS,
     Claim,

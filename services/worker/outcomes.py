@@ -18,11 +18,11 @@ import structlog
 
 from breakwater.contracts.execution import Attempt
 from breakwater.coordination.breaker_events import AS_OF_NOW, Seen, decide, observation_of
+from breakwater.kernel.process.outage import Outages, StoppedWaitingError
+from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError
 from breakwater.policy.breaker import BreakerKey, BreakerRules, caller_of
 from breakwater.policy.price import OBSERVED
-from breakwater.runtime.outage import Outages, StoppedWaitingError
 from breakwater.state.breakers import Breakers
-from breakwater.state.connection import Redis, ScriptCall, StateUnavailableError
 from services.worker.assignment import Assignment
 from services.worker.targets import Target
 

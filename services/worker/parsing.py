@@ -9,14 +9,17 @@ from typing import NamedTuple
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json
 
-from breakwater.bus.delivery import Delivery, parked_execution
 from breakwater.config import Agent, Config, NatsProgram, validate_job
-from breakwater.contracts import subjects
 from breakwater.contracts.job import Job, ScopedJob
-from breakwater.contracts.subjects import PROGRAM, Header, decode_token
-from breakwater.contracts.types import is_full_id, is_identifier
-from breakwater.contracts.validation import ambiguity, explain
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import Delivery, parked_execution
+from breakwater.kernel.nats.subjects import PROGRAM, Header, decode_token
+from breakwater.kernel.security.encryption import Cipher
+from breakwater.kernel.surrogates import read_whole
+from breakwater.kernel.telemetry import tracing
+from breakwater.kernel.types import is_full_id, is_identifier
+from breakwater.kernel.validation import ambiguity, explain
 from breakwater.policy.ownership import (
     for_own_tenant,
     forbidden_field,
@@ -31,9 +34,6 @@ from breakwater.policy.ownership import (
 from breakwater.policy.redact import Redactor, id_objection
 from breakwater.policy.redact_scanner import holds_key
 from breakwater.policy.runs import run_of
-from breakwater.policy.surrogates import read_whole
-from breakwater.security.encryption import Cipher
-from breakwater.telemetry import tracing
 
 MAX_HEADERS = 32 * 1024
 """The most characters of a job's headers, which count towards the size limit of each message about the job."""

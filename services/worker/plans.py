@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from breakwater.contracts.execution import Reason
-from breakwater.contracts.subjects import Header
 from breakwater.coordination.plans import PlanSource
+from breakwater.kernel.nats.subjects import Header
+from breakwater.kernel.telemetry import tracing
 from breakwater.policy.ownership import shown
 from breakwater.state.plans import NotedJob, Stage
-from breakwater.telemetry import tracing
 from services.worker.context import WorkerContext
 from services.worker.parsing import JobDelivery
 

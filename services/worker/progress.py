@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Notification, Progress
+from breakwater.kernel.nats import subjects
 from breakwater.policy.record import error_details, steps_of
 from services.worker.context import WorkerContext
 from services.worker.parsing import JobDelivery

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from breakwater.contracts.execution import Attempt, Cause, Notification
-from breakwater.contracts.types import Count, Event
+from breakwater.kernel.types import Count, Event
 from breakwater.policy.classify import UNFAMILIAR, Classification
 from breakwater.policy.context_overflow import keep_ratio_from, most_output_in, output_limit_from
 from breakwater.policy.conversation import JsonMessage, prune_orphans, trim

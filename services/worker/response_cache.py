@@ -8,9 +8,9 @@ from datetime import datetime
 import structlog
 
 from breakwater.config import CacheRules
+from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.policy.ownership import cache_key
 from breakwater.state.cache import Cached, Follower, Leader
-from breakwater.state.connection import StateUnavailableError
 from services.worker.assignment import Assignment, Finished
 from services.worker.context import WorkerContext
 

@@ -8,10 +8,8 @@ from typing import cast
 from pydantic import JsonValue
 
 from breakwater.contracts.execution import Attempt, Result
-from breakwater.policy.provider_words import hashed, known_or_hash
-from breakwater.providers.base import Answer, HttpSettings
-from breakwater.telemetry import tracing
-from breakwater.telemetry.tracing.messages import (
+from breakwater.kernel.telemetry import tracing
+from breakwater.kernel.telemetry.tracing.messages import (
     JsonObject,
     fitted,
     input_messages,
@@ -20,6 +18,8 @@ from breakwater.telemetry.tracing.messages import (
     system_instructions,
     text_message,
 )
+from breakwater.policy.provider_words import hashed, known_or_hash
+from breakwater.providers.base import Answer, HttpSettings
 from services.worker.assignment import Assignment, InFlight
 from services.worker.context import WorkerContext
 from services.worker.repairs import JsonMessage

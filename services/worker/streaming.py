@@ -16,10 +16,10 @@ from typing import Any
 import orjson
 from pydantic import JsonValue
 
-from breakwater.bus.errors import AlreadyDecidedError, BusUnavailableError
 from breakwater.bus.response_log import DELETED, ChunksDroppedError, ResponseLog
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import AlreadyDecidedError, BusUnavailableError
 from breakwater.policy.chat_chunks import CONTINUE, OBJECT, Assembly, Chunk, Join
 from breakwater.policy.chat_messages import THOUGHT, encoded
 from breakwater.policy.ownership import shown, store_share

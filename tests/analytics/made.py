@@ -11,11 +11,11 @@ from functools import cache
 
 from bench.history import History
 from breakwater.analytics import rows, schema
-from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
 from breakwater.analytics.rows import StoredRow
-from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.execution import Attempt, Execution
+from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.kernel.time_window import TimeWindow
 from tests.analytics.samples import new_database_url
 
 END = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -10,8 +10,8 @@ import pytest
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.anomalies import GRACE, baselines, latest_minutes
-from breakwater.analytics.client import Analytics
 from breakwater.contracts.execution import Execution
+from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.policy.alert_rules import AnomalyRules
 from breakwater.policy.anomaly import LAPSE, NEW_NORMAL, Baseline, Minute
 from tests.analytics.samples import NOON, attempt, attempt_row, execution

@@ -4,9 +4,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from breakwater.analytics import rows, schema
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.events import openings, operator_actions, transitions
-from breakwater.analytics.window import TimeWindow
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.time_window import TimeWindow
 from tests.analytics import samples
 
 NOON = samples.NOON

@@ -5,8 +5,8 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from breakwater.analytics import schema
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.spend import burn, spent_since
+from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.policy.budget import period
 from tests.analytics import samples
 

@@ -9,9 +9,9 @@ from aiohttp import web
 from pydantic import SecretStr
 
 from breakwater.analytics import schema
-from breakwater.analytics.client import Analytics, connect
-from breakwater.analytics.errors import AnalyticsUnavailableError, QueryError, RowsRejectedError
 from breakwater.embedded.ports import free_port
+from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError, RowsRejectedError
 from tests.analytics import samples
 from tests.server_sources import PASSWORD, RunningServer
 

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from breakwater.analytics import schema
-from breakwater.analytics.client import Analytics, ResultSet, connect
-from breakwater.analytics.errors import SchemaMismatchError
 from breakwater.analytics.migrations import MIGRATIONS, VIEWS, create_view, migrate, migrations, script
 from breakwater.analytics.schema import ATTEMPTS, TABLES, Layout
+from breakwater.kernel.clickhouse.client import Analytics, ResultSet, connect
+from breakwater.kernel.clickhouse.errors import SchemaMismatchError
 
 CLUSTER = Layout("main", {"attempts": 90})
 PATH = "'/clickhouse/tables/{shard}/{database}/{table}', '{replica}'"

@@ -4,9 +4,9 @@ from datetime import timedelta
 from typing import Any
 
 from breakwater.analytics import rows, schema
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.events import cursor_of, incident_changes, incidents
-from breakwater.analytics.window import TimeWindow
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.time_window import TimeWindow
 from tests.analytics import samples
 
 WINDOW = TimeWindow(samples.NOON - timedelta(hours=1), samples.NOON + timedelta(hours=1), 60)

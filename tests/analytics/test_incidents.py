@@ -4,8 +4,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from breakwater.analytics import rows, schema
-from breakwater.analytics.client import Analytics
 from breakwater.contracts.alerts import Alert
+from breakwater.kernel.clickhouse.client import Analytics
 from tests.analytics import samples
 
 OPENED = samples.alert()

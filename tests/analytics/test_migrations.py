@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from breakwater.analytics import migrations, rows, schema
-from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import MIGRATIONS, Migration, migrate, missing, retention
 from breakwater.analytics.schema import Layout
+from breakwater.kernel.clickhouse.client import Analytics, connect
 from tests.analytics import samples
 from tests.server_sources import RunningServer
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.analytics import figures, rows, schema, search
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.figures import History, WindowTotals
-from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.execution import Attempt, Execution
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.time_window import TimeWindow
 from breakwater.policy.record import totals
 from tests.analytics.made import END, SOME, Made, connected, filled_database, known, made, quantile
 from tests.analytics.samples import RATE_LIMITED, attempt, attempt_row, execution

@@ -6,8 +6,8 @@ from decimal import Decimal
 import pytest
 
 from breakwater.analytics import figures, rows, schema, search
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.figures import AgentSummary
+from breakwater.kernel.clickhouse.client import Analytics
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, attempt_row, execution
 
 DAY = timedelta(days=1)

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from breakwater.analytics.client import Analytics, BrokenOffError, whole
-from breakwater.analytics.errors import QueryError
+from breakwater.kernel.clickhouse.client import Analytics, BrokenOffError, whole
+from breakwater.kernel.clickhouse.errors import QueryError
 
 
 async def pieces(data: bytes, size: int) -> AsyncIterator[bytes]:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breakwater.analytics import rows, schema, search
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.search import Cursor, Filters
 from breakwater.contracts.execution import Execution, ExecutionSummary
+from breakwater.kernel.clickhouse.client import Analytics
 from tests.analytics.made import END, Made, connected, filled_database, known, made
 from tests.analytics.samples import NOON, RATE_LIMITED, execution, new_database
 from tests.server_sources import RunningServer

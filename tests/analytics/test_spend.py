@@ -8,12 +8,12 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from breakwater.analytics import schema
-from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import QueryError
 from breakwater.analytics.rows import attempt_row, budget_row
 from breakwater.analytics.spend import budget_notes, spend, stored_upto
 from breakwater.contracts.execution import Attempt
-from breakwater.contracts.types import time_from_ms
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.clickhouse.errors import QueryError
+from breakwater.kernel.types import time_from_ms
 from breakwater.policy.budget import Period, period, periods_since
 from breakwater.policy.ledger import AttemptSums, Ledger, charged_at, ledger
 from tests.analytics.samples import attempt, budget_event, full_budget_event, repair

@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 
 from breakwater.analytics import rows, schema, tree
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.tree import MAX_LEVELS, MAX_NODES, Subtree, Tree, TreeNode, execution_tree
 from breakwater.contracts.execution import Execution
+from breakwater.kernel.clickhouse.client import Analytics
 from tests.analytics.samples import NOON, execution
 
 FAMILY = [

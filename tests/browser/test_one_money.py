@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts.types import nano_from_usd
-from breakwater.policy.formats import exact_money, money, moneys, percent
+from breakwater.kernel.formats import exact_money, money, moneys, percent
+from breakwater.kernel.types import nano_from_usd
 from tests.browser.conftest import RunningPlane
 from tests.finished_demo import FinishedDemo
 

@@ -11,13 +11,13 @@ import pytest
 from nats.aio.client import Client
 
 from breakwater.bus import incidents as incidents_module
-from breakwater.bus.errors import BusUnavailableError
 from breakwater.bus.incidents import IncidentLog
-from breakwater.bus.provision import provision
-from breakwater.bus.publisher import Publisher
-from breakwater.bus.topology import Plan
-from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert, AlertEvent
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import BusUnavailableError
+from breakwater.kernel.nats.provision import provision
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.topology import Plan
 from breakwater.policy.alert_rules import Reminders
 from breakwater.policy.incidents import IncidentRules, acknowledge, resolve
 from breakwater.policy.redact import RedactionRules, Redactor

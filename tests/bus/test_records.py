@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from breakwater.bus.records import is_result_of, problem_of
-from breakwater.contracts import subjects
+from breakwater.kernel.nats import subjects
 from tests.analytics import samples
 from tests.helpers import FIRST
 

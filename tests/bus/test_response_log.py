@@ -11,14 +11,14 @@ import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 
-from breakwater.bus.errors import AlreadyDecidedError, BusUnavailableError
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.provision import provision
-from breakwater.bus.publisher import Publisher
 from breakwater.bus.response_log import DELETED, ResponseLog
-from breakwater.bus.topology import Plan
 from breakwater.contracts.stored_response import StoredResponse
-from breakwater.security.encryption import OFF
+from breakwater.kernel.nats.errors import AlreadyDecidedError, BusUnavailableError
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.provision import provision
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.topology import Plan
+from breakwater.kernel.security.encryption import OFF
 from tests.helpers import nats_client
 from tests.servers import RunningServer
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from breakwater.contracts.types import nano_from_usd
+from breakwater.kernel.types import nano_from_usd
 
 Outcome = Literal["accepted", "answered", "failed", "refused", "unknown"]
 

@@ -24,8 +24,8 @@ import nats.errors
 import nats.js.errors
 from aiohttp import web
 
-from breakwater.contracts import subjects
-from breakwater.contracts.types import nano_from_usd
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.types import nano_from_usd
 from tests.chaos.checker import Breaker, Evidence, Operation, Outcome, ProviderCall, violations
 from tests.chaos.clock import JumpingClock
 from tests.chaos.faults import LEADER, SERVERS, SERVICES, SHORT_STOP_S, Fault, Kind

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import aiohttp
 
-from breakwater.contracts.types import nano_from_usd
+from breakwater.kernel.types import nano_from_usd
 from tests.chaos.plane import Chaos, chaos_plane, serving
 from tests.flow.kit import model
 from tests.server_sources import Servers

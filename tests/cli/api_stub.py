@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from breakwater.contracts.types import format_time
+from breakwater.kernel.types import format_time
 
 KEY = "bw_stub_key"
 

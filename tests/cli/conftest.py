@@ -16,10 +16,10 @@ import pytest
 import typer.main
 
 from breakwater.analytics import rows, schema
-from breakwater.analytics.client import Analytics
 from breakwater.cli import main as cli
-from breakwater.cli import output
 from breakwater.contracts.execution import Execution
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.commands import output
 from tests.analytics.samples import attempt_row, new_database
 from tests.cli.api_stub import KEY, Stub, serving
 from tests.server_sources import RunningServer

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from breakwater.cli.alerts import short_ids
-from breakwater.cli.errors import ExitCode
-from breakwater.cli.formats import clock
-from breakwater.contracts.types import format_time
+from breakwater.kernel.commands.errors import ExitCode
+from breakwater.kernel.commands.formats import clock
+from breakwater.kernel.types import format_time
 from tests.cli.api_stub import Stub, problem
 from tests.cli.conftest import Run, Terminal, in_thread
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.cli.errors import ExitCode
+from breakwater.kernel.commands.errors import ExitCode
 from tests.cli.api_stub import Stub, problem
 from tests.cli.conftest import Run, in_thread
 

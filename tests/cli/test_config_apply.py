@@ -8,11 +8,11 @@ import nats
 import pytest
 from pydantic import SecretStr
 
-from breakwater.analytics.client import Analytics
 from breakwater.cli.reload import apply_to_servers
 from breakwater.config import ConfigError, parse_config
 from breakwater.contracts.alerts import Alert
-from breakwater.runtime.settings import Settings
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.process.settings import Settings
 from tests.servers import RunningServer
 
 TEXT = """

@@ -14,17 +14,16 @@ import jsonschema
 import pytest
 import yaml
 
-from breakwater.bus import topology
-from breakwater.bus.topology import Plan
 from breakwater.cli.contract import config_schema, files
 from breakwater.config import parse_config
-from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert, AlertDigest, HeldBack, WebhookEnvelope
 from breakwater.contracts.channels import CHANNELS
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution, Progress, Result
 from breakwater.contracts.schemas import ON_WEBHOOKS
-from breakwater.contracts.types import Event
+from breakwater.kernel.nats import subjects, topology
+from breakwater.kernel.nats.topology import Plan
+from breakwater.kernel.types import Event
 from services.alerter.channel import envelope
 from tests.cli.conftest import Run
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from breakwater.cli.demo import command
-from breakwater.cli.errors import ExitCode
+from breakwater.kernel.commands.errors import ExitCode
 from tests.cli.conftest import Run
 from tests.finished_demo import JOBS, FinishedDemo
 from tests.helpers import wait_until

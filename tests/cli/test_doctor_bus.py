@@ -2,8 +2,8 @@
 
 import pytest
 
-from breakwater.bus.provision import ConsumerFound
 from breakwater.cli.doctor_nats import held_finding
+from breakwater.kernel.nats.provision import ConsumerFound
 
 
 @pytest.mark.parametrize(

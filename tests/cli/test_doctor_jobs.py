@@ -8,16 +8,16 @@ import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 
-from breakwater.bus.provision import provision
-from breakwater.bus.topology import Plan
 from breakwater.cli import doctor_nats
 from breakwater.cli.doctor_findings import Finding
 from breakwater.cli.doctor_nats import job_findings
 from breakwater.cli.plane import PlaneLocation
-from breakwater.contracts import subjects
-from breakwater.contracts.subjects import Header
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.provision import provision
+from breakwater.kernel.nats.subjects import Header
+from breakwater.kernel.nats.topology import Plan
+from breakwater.kernel.redis.connection import Redis
 from breakwater.state.accepted import Accepted
-from breakwater.state.connection import Redis
 from breakwater.state.executions import Claim, Executions
 from tests.helpers import FIRST
 from tests.servers import RunningServer

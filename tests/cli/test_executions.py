@@ -8,9 +8,9 @@ from datetime import timedelta
 
 import pytest
 
-from breakwater.analytics.client import Analytics
 from breakwater.cli import executions
-from breakwater.cli.errors import ExitCode
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.commands.errors import ExitCode
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, execution
 from tests.cli.conftest import Run, in_thread, store
 

@@ -17,10 +17,10 @@ import pytest
 from clickhouse_connect.driver import create_async_client
 
 from breakwater.analytics import rows, schema
-from breakwater.analytics.client import Analytics
 from breakwater.cli import export
-from breakwater.cli.errors import ExitCode
-from breakwater.contracts.types import format_time
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.commands.errors import ExitCode
+from breakwater.kernel.types import format_time
 from tests.analytics.samples import (
     NOON,
     attempt,

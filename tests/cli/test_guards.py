@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from breakwater.cli.errors import ExitCode
-from breakwater.cli.formats import clock
-from breakwater.contracts.types import format_time
+from breakwater.kernel.commands.errors import ExitCode
+from breakwater.kernel.commands.formats import clock
+from breakwater.kernel.types import format_time
 from tests.cli.api_stub import Stub
 from tests.cli.conftest import Run, in_thread
 

@@ -15,9 +15,9 @@ import typer
 from aiohttp import web
 
 from breakwater.cli import init
-from breakwater.cli.errors import ExitCode
 from breakwater.config import load_config
 from breakwater.config.pricing import pricing_of
+from breakwater.kernel.commands.errors import ExitCode
 from breakwater.policy.guard import GuardRules
 from tests.cli.conftest import Run, in_thread
 

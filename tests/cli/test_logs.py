@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from breakwater.cli import logs
-from breakwater.cli.errors import ExitCode
+from breakwater.kernel.commands.errors import ExitCode
 from tests.cli.conftest import Run
 
 NOW = datetime.now(UTC).replace(microsecond=421_000)

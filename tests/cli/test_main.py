@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from breakwater import __version__
-from breakwater.cli.errors import ExitCode
 from breakwater.cli.main import COMMANDS, every_command, main
 from breakwater.embedded.datadir import DataDir, Endpoints
+from breakwater.kernel.commands.errors import ExitCode
 from tests.cli.conftest import Run
 
 LIVE = [

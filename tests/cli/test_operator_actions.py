@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from breakwater.cli.errors import ExitCode
+from breakwater.kernel.commands.errors import ExitCode
 from tests.cli.api_stub import Stub, problem
 from tests.cli.conftest import Run, in_thread
 from tests.operator_cases import OPERATOR_CASES, OperatorCase

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from breakwater.cli import formats, output
-from breakwater.cli.errors import CliError, show
-from breakwater.cli.output import Column
+from breakwater.kernel.commands import formats, output
+from breakwater.kernel.commands.errors import CliError, show
+from breakwater.kernel.commands.output import Column
 from tests.cli.conftest import Terminal
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.cli.errors import ExitCode
+from breakwater.kernel.commands.errors import ExitCode
 from tests.cli.api_stub import Stub
 from tests.cli.conftest import Run, in_thread
 

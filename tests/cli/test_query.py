@@ -1,6 +1,6 @@
 """What `breakwater query` writes for spreadsheets."""
 
-from breakwater.analytics.client import Analytics
+from breakwater.kernel.clickhouse.client import Analytics
 from tests.cli.conftest import Run, in_thread
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from breakwater.cli.errors import ExitCode
+from breakwater.kernel.commands.errors import ExitCode
 from tests.cli.conftest import Run
 
 CONFIG = "providers: {p: {base_url: 'http://x'}}\nagents: {a: {model: m}}\nclickhouse: {cluster: main}\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import aiohttp
 
-from breakwater.cli.errors import ExitCode
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.provider import SimulatedProvider
+from breakwater.kernel.commands.errors import ExitCode
 from tests.cli.conftest import Ran, Run
 from tests.cli.test_main import endpoints
 from tests.embedded.provider_kit import MODEL, post, script

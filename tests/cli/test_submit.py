@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from breakwater.cli.api import api_errors
-from breakwater.cli.errors import CliError, ExitCode
 from breakwater.cli.submit import note_if_recorded
 from breakwater.client import ApiError, ApiKeyRefusedError, ApiRefusedError, UnexpectedResponseError
 from breakwater.contracts.execution import Result
+from breakwater.kernel.commands.errors import CliError, ExitCode
 from tests.cli.conftest import Run
 
 Sent = Callable[..., dict[str, Any]]

@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from breakwater.cli.up import link_to_show
 from breakwater.embedded.datadir import Endpoints
-from breakwater.telemetry.metrics import PLANE_GAUGES
+from breakwater.kernel.telemetry.metrics import PLANE_GAUGES
 from tests.helpers import wait_until
 from tests.servers import RunningServer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from breakwater.config.load import parse_config
-from breakwater.errors import ConfigError
+from breakwater.kernel.errors import ConfigError
 
 WHOLE = """
 providers:

@@ -11,7 +11,7 @@ import yaml
 
 from breakwater.config import Config, parse_config, validate_job
 from breakwater.contracts.job import Job
-from breakwater.errors import ConfigError
+from breakwater.kernel.errors import ConfigError
 from breakwater.policy.price import max_output_of
 
 CAP = {"daily_usd": 1, "enforcement": "hard"}

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from breakwater.contracts.execution import Attempt, ErrorInfo
 from breakwater.contracts.job import Job
-from breakwater.contracts.types import format_time, ms_from_time, nano_from_usd, time_from_ms, usd_from_nano
-from breakwater.contracts.validation import explain, problems
+from breakwater.kernel.types import format_time, ms_from_time, nano_from_usd, time_from_ms, usd_from_nano
+from breakwater.kernel.validation import explain, problems
 
 
 @given(st.integers(min_value=-(2**53), max_value=2**53))

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from breakwater.analytics import rows, schema
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.migrations import VIEWS
 from breakwater.config import RetentionDays, parse_config
 from breakwater.contracts.execution import Attempt, Execution
+from breakwater.kernel.clickhouse.client import Analytics
 from tests.analytics import samples
 from tests.docs.markdown import ROOT, Block, blocks
 from tests.docs.markdown import rows as table_rows

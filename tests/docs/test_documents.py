@@ -12,14 +12,14 @@ import pytest
 import yaml
 from pydantic import SecretStr
 
-from breakwater.bus.topology import Plan, streams
-from breakwater.cli.errors import ExitCode
 from breakwater.cli.executions import ListsOrShows
 from breakwater.cli.main import every_command
 from breakwater.contracts.channels import CHANNELS
 from breakwater.contracts.events import Scope
+from breakwater.kernel.commands.errors import ExitCode
+from breakwater.kernel.nats.topology import Plan, streams
+from breakwater.kernel.process.settings import Settings
 from breakwater.policy.breaker import BreakerRules
-from breakwater.runtime.settings import Settings
 from services.__main__ import NAMES
 from services.request.openapi import document
 from tests.docs.markdown import (

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from breakwater.config import parse_config
-from breakwater.runtime.settings import Settings
+from breakwater.kernel.process.settings import Settings
 from services.__main__ import NAMES
 from services.request.openapi import document
 from tests.compose import COMPOSE, OURS, ROOT, SERVICES, size

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from tests.bus.test_attacks import APART, every_request, may, victims
 from tests.docs.markdown import README, ROOT, headings, rows, section
 from tests.embedded.test_clickhouse_access import BY_ANYONE, BY_READERS
+from tests.kernel.nats.test_attacks import APART, every_request, may, victims
 
 PAGE = ROOT / "docs" / "security.md"
 TABLE = section(PAGE, "Attacks, by promise")

@@ -16,8 +16,6 @@ import pytest
 from testcontainers.core.container import DockerContainer
 
 from breakwater.analytics.anomalies import baselines, latest_minutes
-from breakwater.analytics.client import connect
-from breakwater.analytics.errors import QueryError
 from breakwater.analytics.migrations import migrate
 from breakwater.analytics.rows import execution_row
 from breakwater.analytics.schema import ATTEMPTS, EXECUTIONS
@@ -33,6 +31,8 @@ from breakwater.embedded.clickhouse.access import (
 )
 from breakwater.embedded.clickhouse.statements import ClickHouseError
 from breakwater.embedded.ports import free_port, http_ready
+from breakwater.kernel.clickhouse.client import connect
+from breakwater.kernel.clickhouse.errors import QueryError
 from breakwater.policy.alert_rules import AnomalyRules
 from tests import servers
 from tests.analytics.samples import NOON, attempt, attempt_row, execution

@@ -15,7 +15,6 @@ import pytest
 import redis.asyncio as redis
 from nats.aio.client import Client
 
-from breakwater.bus.permissions import GRANTS
 from breakwater.embedded.ports import free_port, http_ready, nats_ready, redis_ready, standard_port
 from breakwater.embedded.servers import (
     ServerNotFoundError,
@@ -27,6 +26,7 @@ from breakwater.embedded.servers import (
     require_clickhouse,
 )
 from breakwater.embedded.supervisor import Supervisor
+from breakwater.kernel.nats.permissions import GRANTS
 
 NASTY = 'a"b\\c $d #e {f} ü\t€; \x01'
 PASSWORDS = {grant.user: f"{grant.user}-pass" for grant in GRANTS}

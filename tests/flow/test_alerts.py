@@ -24,17 +24,17 @@ from pydantic import SecretStr
 from standardwebhooks import Webhook
 from structlog.testing import capture_logs
 
-from breakwater.bus.broker import ServiceApp
-from breakwater.bus.core import close
-from breakwater.bus.provision import provision
-from breakwater.bus.publisher import Publisher
-from breakwater.bus.topology import alert_consumer
 from breakwater.cli.setup import bus_plan
 from breakwater.config import load_config
-from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition
-from breakwater.runtime.settings import Settings
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.broker import ServiceApp
+from breakwater.kernel.nats.core import close
+from breakwater.kernel.nats.provision import provision
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.topology import alert_consumer
+from breakwater.kernel.process.settings import Settings
 from services.alerter import notifier
 from services.alerter.app import build
 from tests.flow import alert_callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis.asyncio as aioredis
 
-from breakwater.contracts import subjects
+from breakwater.kernel.nats import subjects
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import COST, COST_NANO, model
 from tests.helpers import until

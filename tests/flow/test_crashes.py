@@ -11,9 +11,9 @@ import nats.errors
 import nats.js.errors
 import pytest
 
-from breakwater.bus.topology import ACK_WAIT_S
-from breakwater.contracts.types import format_time
-from breakwater.runtime.background import stop
+from breakwater.kernel.nats.topology import ACK_WAIT_S
+from breakwater.kernel.process.background import stop
+from breakwater.kernel.types import format_time
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import model, seconds_between
 from tests.helpers import until

@@ -9,7 +9,7 @@ import signal
 import pytest
 from nats.aio.msg import Msg
 
-from breakwater.state.connection import Redis
+from breakwater.kernel.redis.connection import Redis
 from breakwater.state.workers import Workers
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model

@@ -14,7 +14,7 @@ import redis.asyncio as aioredis
 
 from breakwater.analytics.schema import TABLES
 from breakwater.analytics.search import find_execution
-from breakwater.security.encryption import Cipher, new_key
+from breakwater.kernel.security.encryption import Cipher, new_key
 from tests.flow.kit import model
 from tests.flow.test_plane import ALL, Whole, start_whole
 from tests.helpers import until

@@ -17,16 +17,16 @@ import nats.errors
 import nats.js.errors
 import pytest
 
-from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Cancellation, PendingCancel
-from breakwater.contracts.types import format_time, usd_from_nano
 from breakwater.coordination.reconciliation import BudgetComparison, RecordedSpend, compare
+from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.types import format_time, usd_from_nano
 from breakwater.policy.ledger import AttemptSums, ledger
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import NotFilledError
-from breakwater.state.connection import Redis
 from breakwater.state.executions import Executions
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model, seconds_between

@@ -15,12 +15,12 @@ import pytest
 from nats.aio.client import Client
 
 from breakwater.bus.incidents import IncidentLog
-from breakwater.bus.permissions import GRANTS, inbox_prefix, render
-from breakwater.bus.provision import provision
-from breakwater.bus.publisher import Publisher
-from breakwater.bus.topology import Plan
 from breakwater.contracts.alerts import Alert
 from breakwater.embedded.ports import free_port
+from breakwater.kernel.nats.permissions import GRANTS, inbox_prefix, render
+from breakwater.kernel.nats.provision import provision
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.topology import Plan
 from breakwater.policy import incidents
 from breakwater.policy.alert_rules import Reminders
 from breakwater.policy.incidents import IncidentRules

@@ -19,7 +19,7 @@ import pytest
 from breakwater.cli.setup import prepare
 from breakwater.config import load_config
 from breakwater.embedded.ports import free_port
-from breakwater.runtime.settings import Settings
+from breakwater.kernel.process.settings import Settings
 from breakwater.security.api_keys import create_key
 from tests.flow.kit import model, running_plane
 from tests.helpers import ZONE, accepts, until

@@ -13,9 +13,9 @@ from urllib.parse import quote
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from breakwater.analytics.client import connect
 from breakwater.analytics.migrations import migrate
 from breakwater.embedded.ports import free_port
+from breakwater.kernel.clickhouse.client import connect
 from breakwater.security.api_keys import create_key
 from tests.analytics.samples import new_database_url
 from tests.flow.fixtures import StartPlane

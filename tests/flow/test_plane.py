@@ -17,15 +17,15 @@ import aiohttp
 import pytest
 import redis.asyncio as aioredis
 
-from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
 from breakwater.analytics.schema import TABLES
 from breakwater.cli.doctor_checks import encryption_findings
 from breakwater.cli.plane import PlaneLocation
 from breakwater.config import load_config
-from breakwater.contracts import subjects
-from breakwater.contracts.types import NANO_PER_USD
 from breakwater.embedded.ports import free_port
+from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.types import NANO_PER_USD
 from breakwater.security.api_keys import create_key
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import COST_NANO, Plane, model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from breakwater.contracts import subjects
+from breakwater.kernel.nats import subjects
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
 from tests.helpers import until

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.types import format_time
+from breakwater.kernel.types import format_time
 from breakwater.policy.alert_rules import AnomalyRules, Reminders
 from breakwater.policy.anomaly import (
     FIGURES,

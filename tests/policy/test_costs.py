@@ -12,10 +12,10 @@ import pytest
 
 from breakwater.config import parse_config
 from breakwater.contracts.budgets import CostLine
-from breakwater.contracts.types import NANO_PER_USD, ms_from_time
+from breakwater.kernel.formats import csv_text
+from breakwater.kernel.types import NANO_PER_USD, ms_from_time
 from breakwater.policy.budget import period
 from breakwater.policy.costs import Cap, CostSums, cap_of, cost_line, month_before, month_of, raises_of, scope_of
-from breakwater.policy.formats import csv_text
 from tests.analytics.samples import budget_event
 
 BERLIN, KOLKATA = ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Kolkata")

@@ -5,7 +5,7 @@ from typing import Any, get_args
 import pytest
 
 from breakwater.contracts.events import GuardRule
-from breakwater.policy.formats import failures_in_words
+from breakwater.kernel.formats import failures_in_words
 from breakwater.policy.guard import Task, Trip
 from breakwater.policy.health import of_breaker, of_task
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from breakwater.contracts.events import BreakerState, Health
 from breakwater.contracts.execution import Attempt, ErrorInfo, ErrorKind, Outcome
-from breakwater.contracts.types import time_from_ms
+from breakwater.kernel.types import time_from_ms
 from breakwater.policy.budget import NEVER_FITS, OWN_CAP
 from breakwater.policy.health import (
     LAST_CALLS,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.contracts.job import RulesPart
-from breakwater.contracts.validation import FieldError
+from breakwater.kernel.validation import FieldError
 from breakwater.policy.breaker import PRESETS, BreakerRules
 from breakwater.policy.guard import GuardRules
 from breakwater.policy.job_rules import ALLOWED, Allowed, JobRules, bound_problem, job_rules

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.contracts.events import Window
-from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import WINDOWS, period, periods_at, periods_since
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -8,7 +8,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from breakwater.contracts.job import Job, new_job_id
-from breakwater.contracts.types import is_full_id, is_identifier
+from breakwater.kernel.types import is_full_id, is_identifier
 from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import (
     as_chosen,

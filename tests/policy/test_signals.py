@@ -9,9 +9,9 @@ import pytest
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerState, BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution
-from breakwater.contracts.types import nano_from_usd
+from breakwater.kernel.formats import moment
+from breakwater.kernel.types import nano_from_usd
 from breakwater.policy.alert_rules import Reminders, severity_of
-from breakwater.policy.formats import moment
 from breakwater.policy.incidents import IncidentRules, decide
 from breakwater.policy.signals import (
     Firing,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from breakwater.errors import ConfigError
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.providers.http import Credential
-from breakwater.security.secret_refs import SecretRef
 
 OLD, NEW = "sk-old-secret-1", "sk-new-secret-2"
 PRINT = """

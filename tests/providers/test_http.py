@@ -13,13 +13,13 @@ from pydantic import ValidationError
 
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.provider import SimulatedProvider
-from breakwater.errors import ConfigError
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, NothingSaid, TransportFailure, classify
 from breakwater.policy.redact import RedactionRules
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import CallError
 from breakwater.providers.http import MAX_ANSWER_BYTES
-from breakwater.security.secret_refs import SecretRef
 from tests.flow.kit import model
 from tests.providers.kit import KEY, KINDS, answering, call, failure, perform, saying, settings, silent
 

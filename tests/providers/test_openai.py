@@ -7,11 +7,11 @@ import pytest
 from aiohttp import web
 
 from breakwater.embedded.provider import SimulatedProvider
+from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, NothingSaid
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, Streaming
 from breakwater.providers.openai import ChatCompletions, OpenAISettings
-from breakwater.security.secret_refs import SecretRef
 from tests.flow.kit import USAGE, model
 from tests.providers.kit import KEY, answering, call, failure, perform, saying, settings
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from breakwater.errors import ConfigError
+from breakwater.kernel.errors import ConfigError
 from breakwater.policy.classify import Classification, classify
 from breakwater.policy.redact import RedactionRules
 from breakwater.policy.usage import Usage

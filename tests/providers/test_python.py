@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from breakwater.errors import ConfigError
+from breakwater.kernel.errors import ConfigError
 from breakwater.policy.classify import Classification, classify
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, CallError, Provider

@@ -9,7 +9,7 @@ from typing import TypeVar
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
 
-from breakwater.state.connection import Redis
+from breakwater.kernel.redis.connection import Redis
 
 Answer = TypeVar("Answer")
 

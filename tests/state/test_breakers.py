@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from breakwater.contracts.execution import FailureStatistics
+from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.policy.breaker import (
     Breaker,
     BreakerKey,
@@ -18,7 +19,6 @@ from breakwater.policy.breaker import (
     reset,
 )
 from breakwater.state.breakers import ALIVE_MS, KEEP_MS, BreakerAdmitted, BreakerRefused, Breakers, Loaded, Saving
-from breakwater.state.connection import Redis, StateUnavailableError
 
 KEY = BreakerKey("an agent", "org/model:1.5")
 OTHER = BreakerKey("*", "provider/*")

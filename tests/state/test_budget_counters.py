@@ -10,12 +10,12 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from breakwater.contracts.events import CapRaise
-from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import Period, periods_at
 from breakwater.policy.ledger import AttemptSums, BudgetPlace
 from breakwater.state.budget_counters import BudgetCounters, Filled, Notes, Repair
 from breakwater.state.budgets import BLOCK, Budgets, block_key, period_key
-from breakwater.state.connection import Redis
 from tests.state.test_budgets import (
     LOG,
     ZONE,

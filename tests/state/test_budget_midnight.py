@@ -9,13 +9,13 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import WINDOWS, Period, Periods, periods_since
 from breakwater.policy.ledger import AttemptSums, BudgetPlace, ledger
 from breakwater.state import budget_counters, budgets
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets, OverBudget, PeriodChanged, Reserved, Settlement
-from breakwater.state.connection import Redis
 from tests.contracts.test_messages import attempt
 from tests.state.test_budgets import LOG, against, caps, redis_time, settlement
 

@@ -19,13 +19,13 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.kernel.process.background import stop
+from breakwater.kernel.redis.connection import Redis, ScriptCall
+from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import WINDOWS, Caps, CapTable, Counter
 from breakwater.policy.ledger import AttemptSums, ledger
-from breakwater.runtime.background import stop
 from breakwater.state.budget_counters import BudgetCounters, Snapshot
 from breakwater.state.budgets import Budgets, PeriodChanged, Reserved, Settlement
-from breakwater.state.connection import Redis, ScriptCall
 
 if TYPE_CHECKING:  # the processes start faster without
     from tests.servers import RunningServer

@@ -13,7 +13,8 @@ import pytest
 from redis.exceptions import ResponseError
 
 from breakwater.contracts.events import CapRaise, Enforcement, Window
-from breakwater.contracts.types import ms_from_time
+from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.types import ms_from_time
 from breakwater.policy.budget import WINDOWS, Caps, CapTable, Counter, period
 from breakwater.policy.ledger import AttemptSums, Ledger
 from breakwater.state.budget_counters import BudgetCounters
@@ -28,7 +29,6 @@ from breakwater.state.budgets import (
     Reserved,
     Settlement,
 )
-from breakwater.state.connection import Redis
 
 ZONE = ZoneInfo("UTC")
 LOG = "log"

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 import pytest
 from pydantic import JsonValue
 
+from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.state.cache import MAX_ANSWER_BYTES, AnswerCache, Cached, Follower, Leader
-from breakwater.state.connection import Redis, StateUnavailableError
 
 KEY = "5f1d"
 LEASE_MS = 30_000

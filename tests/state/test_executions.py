@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from breakwater.contracts.execution import Cancellation, PendingCancel
-from breakwater.state.connection import Redis, StateUnavailableError
+from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.state.executions import (
     CLAIM_LEASE_MS,
     GRACE_MS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from breakwater.state.connection import Redis
+from breakwater.kernel.redis.connection import Redis
 from breakwater.state.in_flight_requests import KEEP_S, InFlightRequests
 
 ASKED = "0123:digest"

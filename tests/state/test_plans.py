@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from breakwater.kernel.redis.connection import Redis
 from breakwater.policy.plans import plan_state, state_by_stages
-from breakwater.state.connection import Redis
 from breakwater.state.plans import NotedJob, PlanMove, Plans, TooManyPlansError
 
 NOTED = NotedJob(datetime(2026, 11, 28, tzinfo=UTC), "writer", None, "app")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from redis.exceptions import ConnectionError as Away
 
+from breakwater.kernel.redis.connection import Redis, Script, ScriptCall, StateUnavailableError
 from breakwater.policy.rate_limit import WINDOW_MS, RateLimit
-from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailableError
 from breakwater.state.rate_limits import SLICES, Limited, OverLimit, RateLimits
 from tests.servers import RunningServer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from breakwater.state.connection import Redis
+from breakwater.kernel.redis.connection import Redis
 from breakwater.state.response_room import NoRoom, ResponseRoom
 
 MIB = 1024**2

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.policy.guard import GuardRules, JobOutcome, Task, Trip, after_job, before_call
-from breakwater.state.connection import Redis, StateUnavailableError
 from breakwater.state.tasks import (
     IN_USE_MS,
     KEEP_DONE_MS,

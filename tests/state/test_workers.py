@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from breakwater.state.connection import Redis
+from breakwater.kernel.redis.connection import Redis
 from breakwater.state.executions import Claim, Claimed, Executions, Taken
 from breakwater.state.workers import FORGET_MS, LATE_MS, Workers
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from breakwater.analytics.client import Analytics, statements
+from breakwater.kernel.clickhouse.client import Analytics, statements
 from breakwater.policy.alert_rules import AnomalyRules
 from breakwater.policy.anomaly import LAPSE, LEARNED_FROM, NEW_NORMAL, Baseline, Minute, Place
 

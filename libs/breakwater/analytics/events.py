@@ -10,12 +10,12 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from breakwater.analytics.client import Analytics, statements
 from breakwater.analytics.rows import alert_of, audit_event_of
-from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import AuditEvent, BreakerTransition
-from breakwater.contracts.types import ms_from_time
+from breakwater.kernel.clickhouse.client import Analytics, statements
+from breakwater.kernel.time_window import TimeWindow
+from breakwater.kernel.types import ms_from_time
 
 SQL = statements(__file__)
 MOST = 200

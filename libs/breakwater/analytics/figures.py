@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, Literal
 
-from breakwater.analytics.client import Analytics, statements
-from breakwater.analytics.window import TimeWindow
-from breakwater.contracts.types import ms_from_time
+from breakwater.kernel.clickhouse.client import Analytics, statements
+from breakwater.kernel.time_window import TimeWindow
+from breakwater.kernel.types import ms_from_time
 
 SQL = statements(__file__)
 EPOCH = datetime.fromtimestamp(0, UTC)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.schema import (
     ATTEMPTS,
     BREAKER_TRANSITIONS,
@@ -20,6 +19,7 @@ from breakwater.analytics.schema import (
     TIME_OR_NULL,
     Table,
 )
+from breakwater.kernel.clickhouse.client import Analytics
 
 LOG_COMPARISONS = Table(
     "log_comparisons",

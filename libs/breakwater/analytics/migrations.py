@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from breakwater.analytics.client import Analytics, database_ddl, quoted, without_comments
-from breakwater.analytics.errors import SchemaMismatchError
 from breakwater.analytics.log_comparison import LOG_COMPARISONS
 from breakwater.analytics.schema import PLAIN, TABLES, Layout
+from breakwater.kernel.clickhouse.client import Analytics, database_ddl, quoted, without_comments
+from breakwater.kernel.clickhouse.errors import SchemaMismatchError
 
 VIEWS = {
     file.name.removesuffix(".sql"): without_comments(file.read_text("utf-8"))

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from pydantic_core import from_json, to_json
 
-from breakwater.analytics.errors import UnstorableError
 from breakwater.analytics.schema import (
     ALERTS,
     ATTEMPTS,
@@ -34,6 +33,7 @@ from breakwater.analytics.schema import (
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
+from breakwater.kernel.clickhouse.errors import UnstorableError
 from breakwater.policy.alert_rules import began_with, highest_severity
 from breakwater.policy.refusals import for_operators
 from breakwater.policy.runs import run_id

@@ -17,13 +17,13 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
-from breakwater.analytics.client import Analytics, statements
 from breakwater.analytics.rows import attempt_of, execution_of
-from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.events import PlanChange
 from breakwater.contracts.execution import Execution, ExecutionSummary, RunSummary
 from breakwater.contracts.submission import PlanJob
-from breakwater.contracts.types import is_identifier, ms_from_time, time_from_ms
+from breakwater.kernel.clickhouse.client import Analytics, statements
+from breakwater.kernel.time_window import TimeWindow
+from breakwater.kernel.types import is_identifier, ms_from_time, time_from_ms
 
 Line = TypeVar("Line", ExecutionSummary, RunSummary)
 

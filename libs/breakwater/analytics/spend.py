@@ -20,13 +20,13 @@ from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from breakwater.analytics.client import Analytics, statements
 from breakwater.analytics.rows import budget_of
 from breakwater.analytics.schema import ATTEMPTS, BUDGET_EVENTS
-from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.budgets import CostsBy
 from breakwater.contracts.events import BudgetEvent
-from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.kernel.clickhouse.client import Analytics, statements
+from breakwater.kernel.time_window import TimeWindow
+from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import Period, period, recent_from, scope_keys
 from breakwater.policy.costs import CostSums
 from breakwater.policy.ledger import AttemptSums, BudgetPlace

@@ -13,8 +13,8 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Literal
 
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.search import SQL
+from breakwater.kernel.clickhouse.client import Analytics
 
 MAX_NODES = 1_000
 MAX_LEVELS = 50

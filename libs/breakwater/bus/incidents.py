@@ -15,12 +15,12 @@ from contextlib import aclosing
 import structlog
 from pydantic import ValidationError
 
-from breakwater.bus.errors import AlreadyDecidedError
-from breakwater.bus.lookup import ClientGetter, Lookup
-from breakwater.bus.publisher import Publisher
-from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.subjects import Stream
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import AlreadyDecidedError
+from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Stream
 from breakwater.policy.incidents import IncidentRules, decide
 from breakwater.policy.redact import Redactor
 from breakwater.policy.signals import Resolved, Signal

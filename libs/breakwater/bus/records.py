@@ -9,11 +9,11 @@ import pydantic_core
 import structlog
 from pydantic import ValidationError
 
-from breakwater.bus.delivery import Delivery
-from breakwater.bus.lookup import Found, Lookup
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Execution, Result
-from breakwater.contracts.subjects import Header, Stream
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import Delivery
+from breakwater.kernel.nats.lookup import Found, Lookup
+from breakwater.kernel.nats.subjects import Header, Stream
 
 RecordT = TypeVar("RecordT", Attempt, Execution)
 

@@ -11,7 +11,9 @@ from typing import Any, cast
 
 import orjson
 
-from breakwater.bus.errors import (
+from breakwater.contracts.stored_response import StoredResponse
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import (
     AlreadyDecidedError,
     BusError,
     BusUnavailableError,
@@ -19,12 +21,10 @@ from breakwater.bus.errors import (
     NoStreamError,
     StreamFullError,
 )
-from breakwater.bus.lookup import Found, Lookup
-from breakwater.bus.publisher import Publisher, Stored
-from breakwater.contracts import subjects
-from breakwater.contracts.stored_response import StoredResponse
-from breakwater.contracts.subjects import Header, Stream
-from breakwater.security.encryption import Cipher
+from breakwater.kernel.nats.lookup import Found, Lookup
+from breakwater.kernel.nats.publisher import Publisher, Stored
+from breakwater.kernel.nats.subjects import Header, Stream
+from breakwater.kernel.security.encryption import Cipher
 
 _CHUNKS, _BODY = ("chunks",), ("body",)
 """The fields that hold texts."""

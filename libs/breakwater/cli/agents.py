@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from breakwater.cli import connect, formats, output
 from breakwater.cli.api import Api, DefaultListGroup, api_command
-from breakwater.cli.connect import run
-from breakwater.cli.errors import CliError, ExitCode, as_cli_error, replacing_file, usage_error
-from breakwater.cli.formats import breakwater_command, usd
 from breakwater.cli.init import StartingAgent, with_agent
 from breakwater.cli.plane import (
     DEFAULT_DATA,
@@ -29,10 +25,14 @@ from breakwater.cli.plane import (
 )
 from breakwater.client import ApiError
 from breakwater.contracts.breakers import AgentHealth
+from breakwater.kernel.columns import Cell, Column, Value
+from breakwater.kernel.commands import connect, formats, output
+from breakwater.kernel.commands.connect import run
+from breakwater.kernel.commands.errors import CliError, ExitCode, as_cli_error, replacing_file, usage_error
+from breakwater.kernel.commands.formats import breakwater_command, usd
+from breakwater.kernel.formats import money
 from breakwater.policy.breaker import GUARD_PRESETS
-from breakwater.policy.formats import money
 from breakwater.views.agents import HEALTH
-from breakwater.views.columns import Cell, Column, Value
 
 if TYPE_CHECKING:
     from breakwater.analytics.figures import AgentSummary

@@ -15,13 +15,13 @@ from typing import Annotated, Any, TypeVar
 import typer
 import typer.core
 
-from breakwater.cli import output
-from breakwater.cli.connect import run
-from breakwater.cli.errors import CliError, ExitCode, unreachable
-from breakwater.cli.given import check_sendable
-from breakwater.cli.output import Column
 from breakwater.cli.plane import ApiKeyOption, DataOption, JsonOption, PlaneLocation, UrlOption
 from breakwater.client import ApiClient, ApiError, ApiRefusedError, ApiUnavailableError, Form, parse
+from breakwater.kernel.commands import output
+from breakwater.kernel.commands.connect import run
+from breakwater.kernel.commands.errors import CliError, ExitCode, unreachable
+from breakwater.kernel.commands.given import check_sendable
+from breakwater.kernel.commands.output import Column
 
 ReasonOption = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Reason; it is recorded.")]
 

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from breakwater.cli import output
 from breakwater.cli.api import Api, DefaultListGroup, ReasonOption, api_command
 from breakwater.contracts.breakers import BreakerList, BreakerStatus, StoppedTask, StoppedTasks, UnchangedBreaker
 from breakwater.contracts.events import BreakerTransition, GuardEvent
-from breakwater.policy.formats import counted, money
+from breakwater.kernel.commands import output
+from breakwater.kernel.formats import counted, money
 from breakwater.views.breakers import COLUMNS, TASKS
 
 NO_BREAKER_SERVICE = "no breaker service is running, so no breaker opens or closes; see `breakwater doctor`"

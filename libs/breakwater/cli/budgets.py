@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from breakwater.cli import output
 from breakwater.cli.api import Api, DefaultListGroup, api_command
-from breakwater.cli.errors import ExitCode
 from breakwater.contracts.budgets import BudgetList, BudgetStatus, UnchangedBudget
 from breakwater.contracts.events import BudgetEvent, Reconciliation
-from breakwater.policy.formats import counted, exact_money, money, moneys, typed_money
+from breakwater.kernel.columns import clock, with_display
+from breakwater.kernel.commands import output
+from breakwater.kernel.commands.errors import ExitCode
+from breakwater.kernel.formats import counted, exact_money, money, moneys, typed_money
 from breakwater.views.budgets import COLUMNS, RECONCILIATION, differs
-from breakwater.views.columns import clock, with_display
 
 NOT_FILLED = "the counters are being rebuilt: the figures are meaningless, and hard caps refuse calls until then"
 

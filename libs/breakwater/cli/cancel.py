@@ -8,14 +8,14 @@ from urllib.parse import quote
 
 import typer
 
-from breakwater.cli import formats, output
 from breakwater.cli.api import Api, api_command, api_errors
-from breakwater.cli.connect import run
-from breakwater.cli.errors import ExitCode, usage_error
-from breakwater.cli.given import check_sendable
-from breakwater.cli.output import Column
 from breakwater.client import ApiClient, ApiError, parse
 from breakwater.contracts.submission import CancelledJob
+from breakwater.kernel.commands import formats, output
+from breakwater.kernel.commands.connect import run
+from breakwater.kernel.commands.errors import ExitCode, usage_error
+from breakwater.kernel.commands.given import check_sendable
+from breakwater.kernel.commands.output import Column
 
 DEFAULT_WAIT_S = 5.0
 LONGEST_WAIT_S = 300.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from breakwater.cli import connect, output
-from breakwater.cli.errors import CliError
 from breakwater.cli.plane import DataOption, PlaneLocation
 from breakwater.embedded.datadir import Endpoints
+from breakwater.kernel.commands import connect, output
+from breakwater.kernel.commands.errors import CliError
 from breakwater.policy.callers import split
 from breakwater.state.sessions import Sessions
 

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from breakwater.cli import output
 from breakwater.cli.api import Api, api_command
-from breakwater.cli.errors import usage_error
 from breakwater.contracts.budgets import Costs
-from breakwater.policy.formats import money
+from breakwater.kernel.commands import output
+from breakwater.kernel.commands.errors import usage_error
+from breakwater.kernel.formats import money
 from breakwater.views.costs import BY, columns
 
 

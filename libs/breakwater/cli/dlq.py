@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from breakwater.cli import formats, output
 from breakwater.cli.api import Api, DefaultListGroup, api_command
-from breakwater.cli.errors import CliError, ExitCode, usage_error
 from breakwater.contracts.dead_letters import DeadLetterCount, DeadLetterDetails, DeadLetterList, DeadLetterReplays
-from breakwater.contracts.types import format_time
-from breakwater.policy.formats import counted, visible
-from breakwater.views.columns import Column
+from breakwater.kernel.columns import Column
+from breakwater.kernel.commands import formats, output
+from breakwater.kernel.commands.errors import CliError, ExitCode, usage_error
+from breakwater.kernel.formats import counted, visible
+from breakwater.kernel.types import format_time
 from breakwater.views.dead_letters import COLUMNS, FACTS
 
 MAX_NUMBERS = 10

@@ -15,11 +15,8 @@ from zoneinfo import ZoneInfo
 import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
-from breakwater.analytics.errors import QueryError
 from breakwater.analytics.log_comparison import last_comparison
 from breakwater.analytics.migrations import MIGRATIONS, missing
-from breakwater.bus.lookup import Lookup
-from breakwater.cli import connect, formats
 from breakwater.cli.doctor_findings import (
     CONNECT_TIMEOUT_S,
     SETUP,
@@ -33,16 +30,19 @@ from breakwater.cli.doctor_findings import (
 from breakwater.cli.plane import PlaneLocation
 from breakwater.client import ApiError, ApiKeyRefusedError
 from breakwater.config import Config, OpenId, cipher_of, named_secrets, unusable_programs
-from breakwater.contracts.subjects import Stream
-from breakwater.errors import ConfigError
-from breakwater.policy.addresses import ANYWHERE
+from breakwater.kernel.clickhouse.errors import QueryError
+from breakwater.kernel.commands import connect, formats
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.redis.inspect import inspect
+from breakwater.kernel.security.addresses import ANYWHERE
+from breakwater.kernel.security.encryption import key_of_document
+from breakwater.kernel.security.guarded_http import AddressRefusedError, guarded_session
+from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.providers.base import HttpSettings
-from breakwater.security.encryption import key_of_document
-from breakwater.security.guarded_http import AddressRefusedError, guarded_session
-from breakwater.security.secret_refs import SecretRef
 from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets
-from breakwater.state.inspect import inspect
 from breakwater.state.workers import Workers
 
 ANSWER_TIMEOUT_S = 5.0

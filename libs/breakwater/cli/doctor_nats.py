@@ -13,19 +13,18 @@ from datetime import UTC, datetime, timedelta
 import nats.errors
 from nats.aio.client import Client
 
-from breakwater.bus import topology
-from breakwater.bus.core import RESTART, unhealthy_servers
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.provision import ConsumerFound, StreamFound, Survey, survey
-from breakwater.cli import connect, formats
 from breakwater.cli.doctor_findings import SETUP, Finding, Findings, answers, clock, timed
 from breakwater.cli.plane import PlaneLocation
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Alerts, Config
-from breakwater.contracts import subjects
-from breakwater.contracts.subjects import Header, Stream
+from breakwater.kernel.commands import connect, formats
+from breakwater.kernel.nats import subjects, topology
+from breakwater.kernel.nats.core import RESTART, unhealthy_servers
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.provision import ConsumerFound, StreamFound, Survey, survey
+from breakwater.kernel.nats.subjects import Header, Stream
+from breakwater.kernel.process.settings import Settings
 from breakwater.policy.alert_rules import Route
-from breakwater.runtime.settings import Settings
 from breakwater.state.accepted import RememberedJob, lately_accepted, unclaimed
 
 READER_RETRY_S = 1.0

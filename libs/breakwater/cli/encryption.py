@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import typer
 
-from breakwater.cli import output
-from breakwater.cli.errors import CliError
 from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
-from breakwater.security import encryption
-from breakwater.security.encryption import DecryptionError
+from breakwater.kernel.commands import output
+from breakwater.kernel.commands.errors import CliError
+from breakwater.kernel.security import encryption
+from breakwater.kernel.security.encryption import DecryptionError
 
 app = typer.Typer(help="Keys that encrypt stored texts, and decryption of such texts.", no_args_is_help=True)
 

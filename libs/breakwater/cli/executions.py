@@ -13,21 +13,21 @@ import typer.core
 
 from breakwater.analytics.search import Filters, find_execution, search, search_runs, steps
 from breakwater.analytics.tree import MAX_LEVELS, MAX_NODES, Subtree, Tree, TreeExecution, TreeNode, execution_tree
-from breakwater.cli import connect, formats, output
-from breakwater.cli.errors import CliError, usage_error
 from breakwater.cli.export import Status, export
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.contracts.execution import Execution, ExecutionSummary
-from breakwater.errors import ConfigError
-from breakwater.security.encryption import DecryptionError
-from breakwater.views.columns import Column
+from breakwater.kernel.columns import Column
+from breakwater.kernel.commands import connect, formats, output
+from breakwater.kernel.commands.errors import CliError, usage_error
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.security.encryption import DecryptionError
 from breakwater.views.executions import ATTEMPTS, COLUMNS, FACTS, RUNS, STEPS, as_tree
 
 if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree as RichTree
 
-    from breakwater.analytics.client import Analytics
+    from breakwater.kernel.clickhouse.client import Analytics
 
 
 T = TypeVar("T")

@@ -14,10 +14,10 @@ from typing import Annotated, BinaryIO
 import typer
 
 from breakwater.analytics.rows import EXPORT_SETTINGS, ExportedRecords, ExportFormat, export_statement, exported_rows
-from breakwater.cli import connect, formats, output
-from breakwater.cli.errors import CliError, replacing_file, unreachable, usage_error
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.contracts.execution import Status
+from breakwater.kernel.commands import connect, formats, output
+from breakwater.kernel.commands.errors import CliError, replacing_file, unreachable, usage_error
 
 SILENCE_S = 120.0
 """Longest silence, before the first byte or between two. A server that hangs looks like one that works."""

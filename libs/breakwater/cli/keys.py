@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from breakwater.cli import output
-from breakwater.cli.errors import usage_error
-from breakwater.cli.given import check_no_spaces
-from breakwater.cli.output import Column
 from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
 from breakwater.contracts.access import KEY_SCOPES, KeyScope
+from breakwater.kernel.commands import output
+from breakwater.kernel.commands.errors import usage_error
+from breakwater.kernel.commands.given import check_no_spaces
+from breakwater.kernel.commands.output import Column
 from breakwater.policy.callers import ApiKey
 from breakwater.security.api_keys import create_key, list_keys, revoke_key
 

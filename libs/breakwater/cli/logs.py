@@ -13,10 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from breakwater.cli import formats, output
-from breakwater.cli.errors import CliError, usage_error
 from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
-from breakwater.telemetry.logs import line_for_people
+from breakwater.kernel.commands import formats, output
+from breakwater.kernel.commands.errors import CliError, usage_error
+from breakwater.kernel.telemetry.logs import line_for_people
 
 CHECK_EVERY_S = 0.3
 

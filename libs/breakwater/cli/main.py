@@ -11,8 +11,8 @@ import typer
 import typer.core
 
 from breakwater import __version__
-from breakwater.cli import errors, interrupts
-from breakwater.cli.errors import EXIT_CODES, CliError, ExitCode
+from breakwater.kernel.commands import errors, interrupts
+from breakwater.kernel.commands.errors import EXIT_CODES, CliError, ExitCode
 
 COMMANDS = {
     "Run": {

@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 
 import typer
 
-from breakwater.cli.errors import CliError, ExitCode, usage_error
+from breakwater.kernel.commands.errors import CliError, ExitCode, usage_error
 
 if TYPE_CHECKING:
     from breakwater.client import ApiClient
     from breakwater.config import Config
     from breakwater.embedded.datadir import Endpoints
-    from breakwater.security.encryption import Cipher
+    from breakwater.kernel.security.encryption import Cipher
 
 DEFAULT_DATA = Path(".breakwater")
 

@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 import typer
 
-from breakwater.cli import output
 from breakwater.cli.api import Api, DefaultListGroup, api_command
 from breakwater.contracts.submission import PlanList, PlanStatus
+from breakwater.kernel.commands import output
 from breakwater.views import plans
 
 app = typer.Typer(cls=DefaultListGroup, help="List plans and their states. Without a command it lists them.")

@@ -15,11 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from breakwater.bus.errors import BusError
 from breakwater.bus.incidents import IncidentLog
-from breakwater.bus.publisher import Publisher
-from breakwater.cli import connect, output
-from breakwater.cli.errors import CliError
 from breakwater.cli.setup import prepare
 from breakwater.config import (
     Config,
@@ -37,13 +33,17 @@ from breakwater.embedded.process import for_service
 from breakwater.embedded.simulation import Simulation
 from breakwater.embedded.stack import Stack, nats_server
 from breakwater.embedded.supervisor import ProcessEvent, Supervisor
+from breakwater.kernel.commands import connect, output
+from breakwater.kernel.commands.errors import CliError
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.process import background
+from breakwater.kernel.process.files import write_private
+from breakwater.kernel.process.outage import Outage
+from breakwater.kernel.process.settings import Settings
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.redact import Redactor
 from breakwater.policy.signals import config_applied
-from breakwater.runtime import background
-from breakwater.runtime.files import write_private
-from breakwater.runtime.outage import Outage
-from breakwater.runtime.settings import Settings
 from breakwater.state.configs import Configs
 
 CHECK_EVERY_S = 1.0

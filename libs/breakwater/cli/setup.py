@@ -8,18 +8,18 @@ import nats.errors
 import typer
 from pydantic import SecretStr
 
-from breakwater.analytics.client import connect as analytics_at
 from breakwater.analytics.migrations import migrate, script
 from breakwater.analytics.schema import Layout
-from breakwater.bus.provision import provision
-from breakwater.bus.topology import Plan
-from breakwater.cli import connect, output
-from breakwater.cli.connect import run
-from breakwater.cli.errors import CliError, ExitCode, unreachable
 from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
 from breakwater.config import Config
-from breakwater.contracts.subjects import Stream
-from breakwater.runtime.settings import Settings
+from breakwater.kernel.clickhouse.client import connect as analytics_at
+from breakwater.kernel.commands import connect, output
+from breakwater.kernel.commands.connect import run
+from breakwater.kernel.commands.errors import CliError, ExitCode, unreachable
+from breakwater.kernel.nats.provision import provision
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.nats.topology import Plan
+from breakwater.kernel.process.settings import Settings
 
 
 def setup(

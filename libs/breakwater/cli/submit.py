@@ -13,15 +13,15 @@ from urllib.parse import quote
 
 import typer
 
-from breakwater.cli import connect, formats, output
 from breakwater.cli.api import Api, api_command, api_errors
-from breakwater.cli.errors import ExitCode, usage_error
-from breakwater.cli.given import check_no_spaces, check_sendable, read_file, read_stdin
-from breakwater.cli.output import Column
 from breakwater.cli.plane import PlaneLocation
 from breakwater.client import ApiClient
 from breakwater.contracts.execution import FailureStatistics
 from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
+from breakwater.kernel.commands import connect, formats, output
+from breakwater.kernel.commands.errors import ExitCode, usage_error
+from breakwater.kernel.commands.given import check_no_spaces, check_sendable, read_file, read_stdin
+from breakwater.kernel.commands.output import Column
 from breakwater.policy.refusals import joined
 
 DEFAULT_WAIT_S = 30.0

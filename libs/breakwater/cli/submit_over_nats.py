@@ -10,19 +10,19 @@ from typing import Any
 from nats.aio.msg import Msg
 from pydantic import ValidationError
 
-from breakwater.bus.errors import BusUnavailableError, PublishRefusedError
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.publisher import Publisher
-from breakwater.cli import connect
-from breakwater.cli.errors import CliError, ExitCode, unreachable
 from breakwater.cli.plane import PlaneLocation
-from breakwater.contracts import subjects
 from breakwater.contracts.job import Job
-from breakwater.contracts.subjects import Header, Stream
-from breakwater.contracts.validation import explain
-from breakwater.errors import ConfigError
+from breakwater.kernel.commands import connect
+from breakwater.kernel.commands.errors import CliError, ExitCode, unreachable
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import BusUnavailableError, PublishRefusedError
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Header, Stream
+from breakwater.kernel.security.encryption import OFF
+from breakwater.kernel.validation import explain
 from breakwater.policy.ownership import scoped_execution
-from breakwater.security.encryption import OFF
 
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.1, 2.0
 """Between two looks for a result; each pause is twice the last one."""

@@ -14,14 +14,14 @@ from typing import Annotated, Any
 import typer
 from nats.aio.client import Client
 
-from breakwater.bus.lookup import Found, Lookup
-from breakwater.cli import connect, formats, output
-from breakwater.cli.connect import run
-from breakwater.cli.errors import usage_error
-from breakwater.cli.output import Cell, state
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
-from breakwater.contracts.subjects import Stream, encode_token
-from breakwater.errors import ConfigError
+from breakwater.kernel.commands import connect, formats, output
+from breakwater.kernel.commands.connect import run
+from breakwater.kernel.commands.errors import usage_error
+from breakwater.kernel.commands.output import Cell, state
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.nats.lookup import Found, Lookup
+from breakwater.kernel.nats.subjects import Stream, encode_token
 
 KINDS = ("attempts", "executions", "breakers", "budgets", "guards", "alerts", "progress")
 

@@ -15,10 +15,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from breakwater.bus.core import unhealthy_servers
-from breakwater.cli import connect, formats, output
 from breakwater.cli.console import sign_in_link
-from breakwater.cli.errors import CliError, usage_error
 from breakwater.cli.init import simulated_config
 from breakwater.cli.plane import DEFAULT_DATA
 from breakwater.cli.reload import ConfigFollower, StackEvents, require_usable
@@ -29,12 +26,15 @@ from breakwater.embedded.process import ProcessSpec
 from breakwater.embedded.simulation import simulated
 from breakwater.embedded.stack import Stack, plan_stack
 from breakwater.embedded.supervisor import Supervisor
-from breakwater.runtime import background, prctl
-from breakwater.runtime.background import run_together
-from breakwater.runtime.files import write_private
-from breakwater.runtime.settings import Settings
+from breakwater.kernel.commands import connect, formats, output
+from breakwater.kernel.commands.errors import CliError, usage_error
+from breakwater.kernel.nats.core import unhealthy_servers
+from breakwater.kernel.process import background, prctl
+from breakwater.kernel.process.background import run_together
+from breakwater.kernel.process.files import write_private
+from breakwater.kernel.process.settings import Settings
+from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.security.api_keys import create_key, list_keys
-from breakwater.state.connection import StateUnavailableError
 
 LOOK_AT_DISK_EVERY_S = 5.0
 

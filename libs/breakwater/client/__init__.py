@@ -42,7 +42,7 @@ from breakwater.contracts.execution import Execution, ExecutionList, ExecutionQu
 from breakwater.contracts.job import ID_ENTROPY_BYTES, ChatMessage, Job, new_job_id
 from breakwater.contracts.openai import CallOptions
 from breakwater.contracts.submission import AcceptedJob, AcceptedPlan, CancelledJob, PlanRequest, PlanStatus
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
 
 __all__ = [
     "AcceptedPlan",

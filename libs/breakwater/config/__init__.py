@@ -28,8 +28,8 @@ from breakwater.config.models import (
     breakers_of,
     validate_job,
 )
-from breakwater.errors import ConfigError
-from breakwater.security.secret_refs import SecretRef
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.security.secret_refs import SecretRef
 
 __all__ = [
     "Agent",

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Self, get_args
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from breakwater.contracts.alerts import AlertEvent
-from breakwater.contracts.types import Message, Name
-from breakwater.errors import ConfigError
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.security.secret_refs import Secret
+from breakwater.kernel.types import Message, Name
 from breakwater.policy.alert_rules import PLACEHOLDERS, AnomalyRules, Demanding, Reminders, Route
 from breakwater.policy.links import LEAST_SECRET
 from breakwater.providers.base import HttpUrl
-from breakwater.security.secret_refs import Secret
 
 
 def _network(setting: object) -> IPv4Network | IPv6Network:

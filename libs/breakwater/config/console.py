@@ -9,9 +9,9 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from breakwater.config.alerts import NetworkSetting
 from breakwater.contracts.access import PersonRole
-from breakwater.contracts.types import Identifier, Message
-from breakwater.errors import ConfigError
-from breakwater.security.secret_refs import Secret
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.security.secret_refs import Secret
+from breakwater.kernel.types import Identifier, Message
 
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 _OPENID_SCOPE = r"^[\x21\x23-\x5b\x5d-\x7e]+$"

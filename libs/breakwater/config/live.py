@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from breakwater.config.models import Config
-from breakwater.errors import ConfigError
+from breakwater.kernel.errors import ConfigError
 from breakwater.policy.budget import Caps, CapTable
 
 

@@ -13,13 +13,13 @@ from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
 from breakwater.config.models import Config, hint
-from breakwater.contracts.validation import about_controls
-from breakwater.errors import ConfigError
-from breakwater.policy.surrogates import whole_value
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.process.callables import load_callable
+from breakwater.kernel.security.encryption import Cipher
+from breakwater.kernel.security.secret_refs import SecretRef
+from breakwater.kernel.surrogates import whole_value
+from breakwater.kernel.validation import about_controls
 from breakwater.providers.registry import KINDS
-from breakwater.runtime.callables import load_callable
-from breakwater.security.encryption import Cipher
-from breakwater.security.secret_refs import SecretRef
 
 SECRETS_OF = {
     "worker": ("providers.", "encryption."),

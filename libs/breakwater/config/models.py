@@ -24,9 +24,10 @@ from pydantic import (
 from breakwater.config.alerts import Alerts
 from breakwater.config.console import ConsoleSettings
 from breakwater.contracts.job import CallApi, ChatMessage, Job, NativeRequest
-from breakwater.contracts.subjects import DUPLICATE_WINDOW_S
-from breakwater.contracts.types import NO_CONTROLS, Identifier, Message, ModelId, Name, Off, UsdAmount
-from breakwater.contracts.validation import FieldError
+from breakwater.kernel.nats.subjects import DUPLICATE_WINDOW_S
+from breakwater.kernel.security.secret_refs import EnvName, Secret
+from breakwater.kernel.types import NO_CONTROLS, Identifier, Message, ModelId, Name, Off, UsdAmount
+from breakwater.kernel.validation import FieldError
 from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules, take_preset
 from breakwater.policy.budget import OTHERS, Caps, CapTable
 from breakwater.policy.classify import RETRYABLE_CLASSES
@@ -52,7 +53,6 @@ from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.redact import RedactionRules, id_objection
 from breakwater.policy.retry import RetryBudgetRules, RetryPolicy, is_known
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
-from breakwater.security.secret_refs import EnvName, Secret
 
 MIB = 1024**2
 GIB = 1024**3

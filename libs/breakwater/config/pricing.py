@@ -9,8 +9,8 @@ from decimal import ROUND_HALF_UP, Decimal
 from typing import TYPE_CHECKING, Protocol
 
 from breakwater.config import Config, ModelSettings
-from breakwater.contracts.types import NANO_PER_USD
-from breakwater.policy.formats import moneys
+from breakwater.kernel.formats import moneys
+from breakwater.kernel.types import NANO_PER_USD
 from breakwater.policy.price import Cost, InputSize, Rates, Tariff, max_output_of
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import LocalSettings

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, StringConstraints
 
-from breakwater.contracts.types import Event, Identifier, Message, Timestamp
+from breakwater.kernel.types import Event, Identifier, Message, Timestamp
 
 KeyScope = Literal["submit", "read", "operate", "approve", "audit"]
 """Uses of an API key: `submit` jobs and read their results; `read` the state of everything, redacted; `operate`: act as

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, StringConstraints
 
-from breakwater.contracts.http import Limit, OperatorRequest
-from breakwater.contracts.types import NO_CONTROLS, Count, Event, Identifier, Message, ModelId, Timestamp
+from breakwater.kernel.http.contract import Limit, OperatorRequest
+from breakwater.kernel.types import NO_CONTROLS, Count, Event, Identifier, Message, ModelId, Timestamp
 
 AlertEvent = Literal[
     "breaker_open",

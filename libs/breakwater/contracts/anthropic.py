@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 
 from breakwater.contracts.openai import CallOptions
-from breakwater.contracts.types import NO_CONTROLS, Event, Message
+from breakwater.kernel.types import NO_CONTROLS, Event, Message
 
 _Model = Annotated[str, StringConstraints(min_length=1, max_length=400, pattern=NO_CONTROLS)]
 

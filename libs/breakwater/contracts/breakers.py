@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from breakwater.contracts.events import BreakerState, GuardRule, Health
-from breakwater.contracts.http import OperatorRequest
-from breakwater.contracts.types import Count, Event, FullId, Identifier, ModelId, Timestamp
+from breakwater.kernel.http.contract import OperatorRequest
+from breakwater.kernel.types import Count, Event, FullId, Identifier, ModelId, Timestamp
 
 
 class BreakerRequest(OperatorRequest):

@@ -19,8 +19,8 @@ from breakwater.contracts.events import (
 )
 from breakwater.contracts.execution import AnswerChunks, Attempt, Execution, Progress, Result
 from breakwater.contracts.job import Job
-from breakwater.contracts.subjects import Stream
 from breakwater.contracts.submission import CallableAgents, CancelRequest
+from breakwater.kernel.nats.subjects import Stream
 
 AGENT = "The agent's name."
 EXECUTION = "The execution's id, which is the job's."

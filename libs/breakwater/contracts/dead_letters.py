@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, JsonValue, StringConstraints, model_validator
 
 from breakwater.contracts.execution import Status
-from breakwater.contracts.http import Limit, Moment, ReasonText
-from breakwater.contracts.types import NO_CONTROLS, Count, Event, FullId, Identifier, Message, Timestamp
+from breakwater.kernel.http.contract import Limit, Moment, ReasonText
+from breakwater.kernel.types import NO_CONTROLS, Count, Event, FullId, Identifier, Message, Timestamp
 
 MAX_DEAD_LETTERS = 1_000
 """The most dead letters that one request lists, or looks at to replay them, so that it is answered within seconds."""

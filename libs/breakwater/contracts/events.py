@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from breakwater.contracts.execution import Encrypted
-from breakwater.contracts.types import Count, Event, FullId, Identifier, ModelId, Money, Timestamp
+from breakwater.kernel.types import Count, Event, FullId, Identifier, ModelId, Money, Timestamp
 
 BreakerState = Literal["closed", "open", "half_open", "isolated"]
 BreakerRule = Literal["errors", "consecutive_failures", "same_error", "failure_rate", "probe_failed"]

@@ -7,9 +7,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AliasChoices, Field, JsonValue, StringConstraints, model_validator
 
-from breakwater.contracts.http import Moment
 from breakwater.contracts.job import CallApi
-from breakwater.contracts.types import (
+from breakwater.kernel.http.contract import Moment
+from breakwater.kernel.types import (
     NO_CONTROLS,
     Count,
     Event,

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, StringConstraints, field_validator, model_validator
 
-from breakwater.contracts.subjects import is_reply_subject
-from breakwater.contracts.types import NO_CONTROLS, FullId, Identifier, Message, ModelId
+from breakwater.kernel.nats.subjects import is_reply_subject
+from breakwater.kernel.types import NO_CONTROLS, FullId, Identifier, Message, ModelId
 
 ID_ENTROPY_BYTES = 10
 MAX_DEPENDENCIES = 100

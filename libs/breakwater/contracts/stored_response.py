@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, JsonValue
 
-from breakwater.contracts.types import Event, Timestamp
+from breakwater.kernel.types import Event, Timestamp
 
 
 class StoredResponse(Event):

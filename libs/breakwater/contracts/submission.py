@@ -8,9 +8,9 @@ from pydantic import Field
 
 from breakwater.contracts.events import PlanChange, PlanState
 from breakwater.contracts.execution import Attempt, Cancellation, CostBasis, Reason, Status
-from breakwater.contracts.http import ReasonText
 from breakwater.contracts.job import Job
-from breakwater.contracts.types import Count, Event, FullId, Identifier, Message, ModelId, Money, Timestamp
+from breakwater.kernel.http.contract import ReasonText
+from breakwater.kernel.types import Count, Event, FullId, Identifier, Message, ModelId, Money, Timestamp
 
 
 class SubmitQuery(Message):

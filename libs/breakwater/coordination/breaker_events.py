@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from breakwater.bus.publisher import Publisher
-from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.execution import Attempt
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.publisher import Publisher
 from breakwater.policy.breaker import (
     Breaker,
     BreakerKey,

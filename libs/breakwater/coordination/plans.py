@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from breakwater.bus.publisher import Publisher
-from breakwater.contracts import subjects
 from breakwater.contracts.events import PlanChange
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.publisher import Publisher
 from breakwater.state.plans import NotedJob, PlanMove, Plans, Stage
 
 

@@ -18,15 +18,15 @@ from zoneinfo import ZoneInfo
 
 import structlog
 
-from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import AnalyticsUnavailableError, QueryError
 from breakwater.analytics.spend import budget_notes, spend, stored_attempts, stored_upto
-from breakwater.bus.lookup import ClientGetter, Facts, Lookup
 from breakwater.bus.records import read_record
 from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
 from breakwater.contracts.execution import Attempt
-from breakwater.contracts.subjects import Stream
-from breakwater.contracts.types import ms_from_time
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
+from breakwater.kernel.nats.lookup import ClientGetter, Facts, Lookup
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.types import ms_from_time
 from breakwater.policy.budget import Period, scope_key, threshold
 from breakwater.policy.ledger import AttemptSums, BudgetPlace, Ledger, figures_of, places_of
 from breakwater.state.budget_counters import BudgetCounters, Notes, Repair, Snapshot

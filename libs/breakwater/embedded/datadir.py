@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer
 
-from breakwater.contracts.types import format_time
-from breakwater.errors import BreakwaterError
-from breakwater.runtime.files import write_private
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.process.files import write_private
+from breakwater.kernel.types import format_time
 
 _LOCK, _SECRETS, _ENDPOINTS = "up.lock", "secrets", "endpoints.json"
 _SECRET_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")

@@ -26,8 +26,8 @@ from typing import Any, cast
 
 from breakwater.embedded import process
 from breakwater.embedded.stack import SERVICES
-from breakwater.errors import BreakwaterError
-from breakwater.runtime import prctl
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.process import prctl
 
 SUPPORTED = sys.platform == "linux"
 _CONTEXT = get_context("forkserver")

@@ -10,7 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
 
 Probe = Callable[[], Awaitable[bool]]
 

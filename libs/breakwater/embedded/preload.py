@@ -6,7 +6,7 @@ service when the server ends.
 
 import os
 
-from breakwater.runtime import prctl
+from breakwater.kernel.process import prctl
 
 SERVER_PID = os.getpid()
 

@@ -13,12 +13,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from breakwater.bus.permissions import GRANTS, Grant, render
 from breakwater.embedded.ports import LOOPBACK, http_ready, nats_ready, redis_ready
 from breakwater.embedded.process import ProcessSpec
-from breakwater.errors import BreakwaterError
-from breakwater.policy.vulnerabilities import Version, known_vulnerabilities, read_version
-from breakwater.runtime.files import write_private
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.nats.permissions import GRANTS, Grant, render
+from breakwater.kernel.process.files import write_private
+from breakwater.kernel.redis.vulnerabilities import Version, known_vulnerabilities, read_version
 
 _OLDEST = (6, 2)
 _INSTALL = "install it with `pip install 'breakwater-plane[embedded]'`"

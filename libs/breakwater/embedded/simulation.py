@@ -12,11 +12,11 @@ import yaml
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from breakwater.config import ConfigError, ModelSettings, load_config
-from breakwater.contracts.types import usd_from_nano
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.ports import LOOPBACK, free_port, http_ready
 from breakwater.embedded.process import ProcessSpec
-from breakwater.runtime.files import write_private
+from breakwater.kernel.process.files import write_private
+from breakwater.kernel.types import usd_from_nano
 
 AMOUNTS = (
     "input_usd_per_mtok",

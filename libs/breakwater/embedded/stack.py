@@ -15,14 +15,14 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import SecretStr
 
-from breakwater.bus.permissions import GRANTS, program
 from breakwater.config import Config, parse_config, read_config, variables_of
 from breakwater.embedded.datadir import DataDir, Endpoints
 from breakwater.embedded.ports import LOOPBACK, Probe, free_port, http_ready, standard_port
 from breakwater.embedded.process import ProcessSpec, for_service
 from breakwater.embedded.servers import clickhouse_spec, nats_spec, redis_spec
-from breakwater.runtime.files import write_private
-from breakwater.runtime.settings import Settings
+from breakwater.kernel.nats.permissions import GRANTS, program
+from breakwater.kernel.process.files import write_private
+from breakwater.kernel.process.settings import Settings
 
 HTTP_PORT, CONSOLE_PORT = 8080, 8081
 IN_FORCE = "config-in-force.yaml"

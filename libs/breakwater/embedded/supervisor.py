@@ -24,8 +24,8 @@ from breakwater.embedded.process import (
     spawn,
     until_ended,
 )
-from breakwater.errors import BreakwaterError
-from breakwater.runtime.background import run_together
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.process.background import run_together
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import Field, field_validator, model_validator
 
 from breakwater.contracts.alerts import Alert, AlertEvent, Severity
-from breakwater.contracts.types import Identifier, Message, Off, UsdAmount
-from breakwater.policy.formats import moment
+from breakwater.kernel.formats import moment
+from breakwater.kernel.types import Identifier, Message, Off, UsdAmount
 
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 """Severities, the least first."""

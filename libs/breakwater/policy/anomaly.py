@@ -25,10 +25,10 @@ from typing import Literal, NamedTuple
 from pydantic import JsonValue
 
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.subjects import decode_token, encode_token
-from breakwater.contracts.types import format_time, ms_from_time, usd_from_nano
+from breakwater.kernel.formats import counted, moment, money, sentence
+from breakwater.kernel.nats.subjects import decode_token, encode_token
+from breakwater.kernel.types import format_time, ms_from_time, usd_from_nano
 from breakwater.policy.alert_rules import AnomalyRules
-from breakwater.policy.formats import counted, moment, money, sentence
 from breakwater.policy.refusals import command
 from breakwater.policy.signals import Firing, Resolved, Signal, key_of
 

@@ -27,9 +27,9 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import Field, model_validator
 
 from breakwater.contracts.events import BreakerRule, BreakerScope, BreakerState
-from breakwater.contracts.subjects import encode_token
-from breakwater.contracts.types import Message, Off
-from breakwater.policy.formats import counted
+from breakwater.kernel.formats import counted
+from breakwater.kernel.nats.subjects import encode_token
+from breakwater.kernel.types import Message, Off
 
 ALL = "*"
 """The agent in the name of a breaker that all agents share."""

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 
 from breakwater.contracts.events import BudgetEvent, Enforcement, Scope, Window
 from breakwater.contracts.execution import Attempt
-from breakwater.contracts.types import Message, UsdAmount, ms_from_time, time_from_ms
+from breakwater.kernel.types import Message, UsdAmount, ms_from_time, time_from_ms
 
 WINDOWS: tuple[Window, Window] = ("daily", "monthly")
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Self, cast, get_args
 from pydantic import AfterValidator, Field, model_validator
 
 from breakwater.contracts.access import KEY_SCOPES, CallerKind, KeyScope, PersonRole
-from breakwater.contracts.types import Identifier, Message, Timestamp, is_identifier
+from breakwater.kernel.types import Identifier, Message, Timestamp, is_identifier
 
 PREFIX = "bw"
 SESSION_PREFIX = "bws"

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import orjson
 
+from breakwater.kernel.surrogates import whole_escapes
 from breakwater.policy.chat_messages import (
     INTERRUPTED,
     ORDER,
@@ -22,7 +23,6 @@ from breakwater.policy.chat_messages import (
     objects,
     parts_of,
 )
-from breakwater.policy.surrogates import whole_escapes
 from breakwater.policy.usage import highest
 
 Chunk = Mapping[str, Any]

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import orjson
 
-from breakwater.policy.formats import words
+from breakwater.kernel.formats import words
 
 _THINKING = ("thinking", "reasoning")
 THOUGHT = "reasoning_content"

@@ -17,11 +17,11 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from breakwater.contracts.events import GuardRule
 from breakwater.contracts.execution import Execution, Reason
-from breakwater.contracts.types import Message, Off, UsdAmount
+from breakwater.kernel.formats import beyond, counted, money, moneys
+from breakwater.kernel.json_values import NoJsonError, find_json
+from breakwater.kernel.types import Message, Off, UsdAmount
 from breakwater.policy.breaker import Preset, take_preset
 from breakwater.policy.budget import fits
-from breakwater.policy.formats import beyond, counted, money, moneys
-from breakwater.policy.json_values import NoJsonError, find_json
 from breakwater.policy.rate_limit import RateLimit
 
 

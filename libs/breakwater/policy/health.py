@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from breakwater.contracts.events import BreakerState, BreakerTransition, GuardRule, Health
 from breakwater.contracts.execution import Attempt, ErrorKind, FailureStatistics
-from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.policy.breaker import (
     Breaker,
     BreakerChange,

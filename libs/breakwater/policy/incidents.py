@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from breakwater.contracts.alerts import Alert, AlertChange, AlertEvent, IncidentStatus
+from breakwater.kernel.formats import moment, sentence
 from breakwater.policy.alert_rules import SEVERITIES, Reminders, began_with, highest_severity, severity_of
-from breakwater.policy.formats import moment, sentence
 from breakwater.policy.signals import Firing, Resolved, Signal
 
 

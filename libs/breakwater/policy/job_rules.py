@@ -13,9 +13,9 @@ from typing import Any, Literal, cast
 from pydantic import JsonValue, ValidationError
 
 from breakwater.contracts.job import RulesPart
-from breakwater.contracts.validation import FieldError, explain, problems
+from breakwater.kernel.formats import money
+from breakwater.kernel.validation import FieldError, explain, problems
 from breakwater.policy.breaker import BreakerRules, with_preset
-from breakwater.policy.formats import money
 from breakwater.policy.guard import GuardRules
 from breakwater.policy.retry import RetryPolicy
 

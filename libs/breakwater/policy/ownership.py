@@ -17,8 +17,8 @@ from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
 from breakwater.contracts.job import Job
-from breakwater.contracts.subjects import PROGRAM
-from breakwater.contracts.types import MAX_SCOPE
+from breakwater.kernel.nats.subjects import PROGRAM
+from breakwater.kernel.types import MAX_SCOPE
 from breakwater.policy.callers import Caller
 
 _DIGEST_BYTES = 16

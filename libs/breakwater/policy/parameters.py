@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from breakwater.kernel.formats import words
 from breakwater.policy.classify import INSTEAD, NOT_SENT, UNSUPPORTED, Classification, says_unsupported
 from breakwater.policy.context_overflow import most_output_in
-from breakwater.policy.formats import words
 from breakwater.policy.price import OUTPUT_LIMITS
 
 MAX_LEFT_OUT = 8

@@ -14,9 +14,9 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from breakwater.contracts.job import ChatMessage
-from breakwater.contracts.validation import FieldError
+from breakwater.kernel.formats import words
+from breakwater.kernel.validation import FieldError
 from breakwater.policy.chat_messages import FILES
-from breakwater.policy.formats import words
 from breakwater.policy.price import CHOICES, MAX_CHOICES, MAX_OUTPUT_TOKENS, OUTPUT_LIMITS
 
 RESERVED_PARAMS = {

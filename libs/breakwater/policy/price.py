@@ -25,7 +25,8 @@ from typing import Any, cast
 import orjson
 from pydantic import Field, JsonValue
 
-from breakwater.contracts.types import Message, UsdAmount
+from breakwater.kernel.formats import words
+from breakwater.kernel.types import Message, UsdAmount
 from breakwater.policy.chat_messages import (
     FILES,
     IMAGES,
@@ -36,7 +37,6 @@ from breakwater.policy.chat_messages import (
     fields,
     payload_of,
 )
-from breakwater.policy.formats import words
 from breakwater.policy.usage import STANDARD_TERMS, Usage
 
 TOKENS_PER_PRICE = 1_000_000

@@ -18,11 +18,11 @@ from typing import Any, cast
 import orjson
 from pydantic import JsonValue
 
+from breakwater.kernel.formats import words
+from breakwater.kernel.json_values import is_too_deep
 from breakwater.policy.chat_chunks import Assembly
 from breakwater.policy.chat_messages import OTHERS, THOUGHT, encoded, fields, objects
 from breakwater.policy.conversation import JsonMessage
-from breakwater.policy.formats import words
-from breakwater.policy.json_values import is_too_deep
 
 StateRepair = str
 """A change of the state in a request that a provider refused.

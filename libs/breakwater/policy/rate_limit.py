@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from breakwater.contracts.types import Message
+from breakwater.kernel.types import Message
 
 LimitPeriod = Literal["minute", "hour", "day"]
 WINDOW_MS = 60_000

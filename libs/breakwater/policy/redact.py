@@ -28,7 +28,8 @@ from typing import Any, Literal, Self, cast
 import orjson
 from pydantic import Field, JsonValue, field_validator
 
-from breakwater.contracts.types import Message
+from breakwater.kernel.surrogates import whole_text
+from breakwater.kernel.types import Message
 from breakwater.policy.redact_scanner import (
     LONGEST,
     NO_KEY_IN_ID,
@@ -41,7 +42,6 @@ from breakwater.policy.redact_scanner import (
     holds_key,
     squash_name,
 )
-from breakwater.policy.surrogates import whole_text
 
 OptionalForm = Literal["iban", "phone"]
 

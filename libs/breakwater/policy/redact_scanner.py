@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import re2
 
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
 
 Pattern = re.Pattern[bytes]
 """A pattern of RE2, whose wrapper has the interface of `re`, and no types."""

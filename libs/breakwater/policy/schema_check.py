@@ -18,7 +18,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012, SchemaRegistry
 
-from breakwater.policy.json_values import flaw_of, levels, subschemas
+from breakwater.kernel.json_values import flaw_of, levels, subschemas
 
 _Schema = dict[str, JsonValue]
 

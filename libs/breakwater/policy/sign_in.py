@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import Self
 
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
 
 LASTS_S = 600
 """Time that a person may take at the provider."""

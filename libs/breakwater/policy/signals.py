@@ -21,12 +21,12 @@ from pydantic import BaseModel, JsonValue
 from breakwater.contracts.alerts import Alert, AlertEvent
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, Enforcement, GuardEvent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
-from breakwater.contracts.subjects import Header, encode_token
-from breakwater.contracts.types import format_time, is_identifier
+from breakwater.kernel.formats import counted, moment, money, moneys, percent, sentence
+from breakwater.kernel.nats.subjects import Header, encode_token
+from breakwater.kernel.types import format_time, is_identifier
 from breakwater.policy.alert_rules import UNDELIVERABLE
 from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.budget import NEVER_FITS, scope_key
-from breakwater.policy.formats import counted, moment, money, moneys, percent, sentence
 from breakwater.policy.rate_limit import HELD
 from breakwater.policy.refusals import (
     ISOLATED,

@@ -11,15 +11,15 @@ from pydantic import Field, JsonValue
 
 from breakwater.contracts.execution import Choice
 from breakwater.contracts.job import CallApi
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.formats import words
+from breakwater.kernel.surrogates import whole_escapes
 from breakwater.policy.chat_chunks import Assembly
 from breakwater.policy.chat_messages import OTHERS, arguments_text, fields, finish_reason, objects
 from breakwater.policy.dialects.messages import without_lone_thinking, without_thinking
-from breakwater.policy.formats import words
 from breakwater.policy.price import max_tokens_of
 from breakwater.policy.provider_state import plain_id
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
-from breakwater.policy.surrogates import whole_escapes
 from breakwater.policy.tool_schemas import anthropic_tool
 from breakwater.policy.usage import Usage, of_message
 from breakwater.providers.anthropic_stream import MessageEvents, text_of

@@ -14,13 +14,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from breakwater.contracts.execution import Choice
 from breakwater.contracts.job import CallApi
-from breakwater.contracts.types import Message, UsdAmount
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.security.secret_refs import Secret
+from breakwater.kernel.types import Message, UsdAmount
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.classify import CallFailure, NotSent
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.policy.usage import Usage
-from breakwater.security.secret_refs import Secret
 
 STALL_S = 1.0
 """A limit that is noticed so late is noticed after a stall, of this process or of its machine."""

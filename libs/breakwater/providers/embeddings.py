@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from breakwater.contracts.execution import Choice
+from breakwater.kernel.json_values import flaw_of
 from breakwater.policy.chat_chunks import Assembly
 from breakwater.policy.dialects.embeddings import BrokenEmbeddingsError, EmbeddingsTooLargeError, packed, summary
-from breakwater.policy.json_values import flaw_of
 from breakwater.policy.usage import Usage, model_of, of_embeddings
 from breakwater.providers.base import AnswerTooLargeError, Call, StreamReader, UnusableAnswerError
 

@@ -17,12 +17,12 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from breakwater.kernel.json_values import MAX_DEPTH, TOO_DEEP, is_too_deep
+from breakwater.kernel.surrogates import EventJoiner, read_whole, whole_json
 from breakwater.policy.chat_messages import fields
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure, status_in_words
 from breakwater.policy.delays import duration_s, moment_in, spoken_delay_s
-from breakwater.policy.json_values import MAX_DEPTH, TOO_DEEP, is_too_deep
 from breakwater.policy.redact import cut
-from breakwater.policy.surrogates import EventJoiner, read_whole, whole_json
 from breakwater.providers.server_sent import EventReader, EventTooLargeError
 
 MAX_ERROR_TEXT = 16_000

@@ -16,11 +16,12 @@ from yarl import URL
 
 from breakwater.contracts.execution import Choice
 from breakwater.contracts.job import CallApi
-from breakwater.errors import ConfigError
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.json_values import TOO_DEEP
+from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.chat_messages import INTERRUPTED, encoded, fields
 from breakwater.policy.classify import BrokenAnswer, CallFailure, NothingSaid, TransportFailure
-from breakwater.policy.json_values import TOO_DEEP
 from breakwater.policy.redact import KnownSecrets, RedactionRules
 from breakwater.policy.tool_names import long_names, shortened, with_long_names
 from breakwater.policy.usage import Usage, model_of
@@ -50,7 +51,6 @@ from breakwater.providers.failures import (
     transport_failure,
 )
 from breakwater.providers.http_stream import StreamBrokenError, assembled, is_of_events, receive
-from breakwater.security.secret_refs import SecretRef
 
 
 class Credential:

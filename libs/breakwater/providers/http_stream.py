@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import aiohttp
 
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.json_values import TOO_DEEP
+from breakwater.kernel.surrogates import EventJoiner, whole_text, whole_value
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.classify import CallFailure
-from breakwater.policy.json_values import TOO_DEEP
 from breakwater.policy.redact import KnownSecrets
-from breakwater.policy.surrogates import EventJoiner, whole_text, whole_value
 from breakwater.providers.base import (
     MAX_ANSWER_BYTES,
     AnswerTimeout,

@@ -19,11 +19,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, JsonValue, StrictInt, StringConstraints, ValidationError
 from pydantic_core import from_json, to_json
 
-from breakwater.contracts.types import Message
-from breakwater.errors import ConfigError
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.security.secret_refs import EnvName, SecretRef
+from breakwater.kernel.surrogates import read_halves, read_whole
+from breakwater.kernel.types import Message
 from breakwater.policy.classify import ProgramFailure, TransportFailure
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
-from breakwater.policy.surrogates import read_halves, read_whole
 from breakwater.providers.base import (
     Answer,
     AnswerTimeout,
@@ -37,7 +38,6 @@ from breakwater.providers.base import (
 from breakwater.providers.child import STDERR_KEPT, Child
 from breakwater.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
 from breakwater.providers.orphans import OrphanGuard
-from breakwater.security.secret_refs import EnvName, SecretRef
 
 INHERITED = ("PATH", "HOME", "LANG", "TMPDIR")
 MIB = 1024 * 1024

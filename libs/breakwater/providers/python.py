@@ -15,13 +15,13 @@ import structlog
 from pydantic import Field, JsonValue, ValidationError
 from pydantic_core import from_json
 
-from breakwater.errors import BreakwaterError, ConfigError
+from breakwater.kernel.errors import BreakwaterError, ConfigError
+from breakwater.kernel.process.callables import load_callable
+from breakwater.kernel.surrogates import read_whole
 from breakwater.policy.classify import ProgramFailure, TransportFailure
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
-from breakwater.policy.surrogates import read_whole
 from breakwater.providers.base import Answer, Call, CallError, LocalSettings, Provider, silence
 from breakwater.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
-from breakwater.runtime.callables import load_callable
 
 GRACE_S = 0.05
 """Time that a cancelled callable may take to end before it is abandoned."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 _MARK = b"\xef\xbb\xbf"

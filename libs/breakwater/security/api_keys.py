@@ -13,11 +13,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from breakwater.contracts.access import KEY_SCOPES, KeyScope
-from breakwater.contracts.types import Message
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.process.files import write_private
+from breakwater.kernel.process.outage import Outage
+from breakwater.kernel.types import Message
 from breakwater.policy.callers import ENTROPY_BYTES, ApiKey, mint, opens, split
-from breakwater.runtime.files import write_private
-from breakwater.runtime.outage import Outage
 
 
 class ApiKeysError(BreakwaterError):

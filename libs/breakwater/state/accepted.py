@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, cast
 
-from breakwater.contracts.types import ms_from_time, time_from_ms
-from breakwater.runtime import background
-from breakwater.runtime.outage import Outage
-from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailableError
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
+from breakwater.kernel.redis.connection import Redis, Script, ScriptCall, StateUnavailableError
+from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.state.executions import SPAN_S, Claim, accepted_key
 
 KEEP_S = 24 * 3600

@@ -11,10 +11,10 @@ from typing import cast
 
 from breakwater.contracts.events import BreakerState
 from breakwater.contracts.execution import FailureStatistics
-from breakwater.contracts.subjects import decode_token
+from breakwater.kernel.nats.subjects import decode_token
+from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError, scripts_of
 from breakwater.policy.breaker import Breaker, BreakerKey, CountedFailure, Slice, consecutive_failures
 from breakwater.policy.health import of_breaker
-from breakwater.state.connection import Redis, ScriptCall, StateUnavailableError, scripts_of
 
 KEEP_MS = 7 * 24 * 3_600_000
 """A breaker that sees no call for a week expires, which closes it; not one that was isolated."""

@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 from redis.exceptions import ResponseError
 
 from breakwater.contracts.events import CapRaise
+from breakwater.kernel.redis.connection import Argument, Redis, ScriptCall, StateUnavailableError, read_hashes
 from breakwater.policy.budget import Counter, Period, effective_limit, periods_since, scope_keys
 from breakwater.policy.ledger import FIGURES, AttemptSums, BudgetPlace, Ledger
 from breakwater.state.budgets import (
@@ -31,7 +32,6 @@ from breakwater.state.budgets import (
     raised_cap,
     reservation,
 )
-from breakwater.state.connection import Argument, Redis, ScriptCall, StateUnavailableError, read_hashes
 
 KEEP = timedelta(milliseconds=KEEP_MS)
 KEEP_COPIES_MS = 600_000

@@ -18,11 +18,11 @@ from zoneinfo import ZoneInfo
 
 from breakwater.contracts.events import Window
 from breakwater.contracts.execution import Attempt
-from breakwater.contracts.types import ms_from_time, time_from_ms
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.redis.connection import Argument, Redis, ScriptCall, scripts_of
+from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import WINDOWS, Counter, OverBudget, Period, Periods, period, periods_at, scope_keys
 from breakwater.policy.ledger import AttemptSums, charged_at, figures_of
-from breakwater.state.connection import Argument, Redis, ScriptCall, scripts_of
 
 KEEP_MS = 3 * 24 * 3_600_000
 """Counters outlive their period by the longest job and then some, so that late calls still find them."""

@@ -12,9 +12,9 @@ from typing import cast
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from breakwater.contracts.execution import Choice
-from breakwater.contracts.types import Timestamp
-from breakwater.security.encryption import OFF, Cipher, DecryptionError
-from breakwater.state.connection import Redis, Script, ScriptCall
+from breakwater.kernel.redis.connection import Redis, Script, ScriptCall
+from breakwater.kernel.security.encryption import OFF, Cipher, DecryptionError
+from breakwater.kernel.types import Timestamp
 
 MAX_ANSWER_BYTES = 1_000_000
 """Of an answer as JSON. Redis holds all of them in memory, next to data that the plane can't do without."""

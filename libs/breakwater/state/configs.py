@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from breakwater.state.connection import Redis, read_hashes
+from breakwater.kernel.redis.connection import Redis, read_hashes
 
 KEEP_S = 30 * 86_400
 

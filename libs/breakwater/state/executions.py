@@ -8,9 +8,9 @@ from secrets import token_hex
 from typing import Any, Literal, cast
 
 from breakwater.contracts.execution import PendingCancel
-from breakwater.errors import BreakwaterError
-from breakwater.security.encryption import OFF, Cipher
-from breakwater.state.connection import Redis, ScriptCall, scripts_of
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.redis.connection import Redis, ScriptCall, scripts_of
+from breakwater.kernel.security.encryption import OFF, Cipher
 
 CLAIM_LEASE_MS = 12_000
 """A worker renews its claims every three seconds."""

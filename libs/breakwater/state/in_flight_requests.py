@@ -6,7 +6,7 @@ call is cancelled with its client only where no other request waits for it, at a
 
 from __future__ import annotations
 
-from breakwater.state.connection import Redis, Script, ScriptCall
+from breakwater.kernel.redis.connection import Redis, Script, ScriptCall
 
 KEEP_S = 900
 """Longer than a client waits before it tries again: OpenAI's give up a call after ten minutes."""

@@ -14,10 +14,10 @@ from datetime import datetime
 from typing import Any, Literal
 
 from breakwater.contracts.events import PlanState
-from breakwater.contracts.types import ms_from_time, time_from_ms
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.redis.connection import Redis, ScriptCall, read_hashes, scripts_of
+from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.policy.plans import state_by_stages
-from breakwater.state.connection import Redis, ScriptCall, read_hashes, scripts_of
 
 KEEP_S = 72 * 3600
 MAX_ANNOUNCED = 1_000

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from breakwater.contracts.subjects import encode_token
+from breakwater.kernel.nats.subjects import encode_token
+from breakwater.kernel.redis.connection import ScriptCall, scripts_of
 from breakwater.policy.rate_limit import MINUTES, WINDOW_MS, LimitPeriod, RateLimit
-from breakwater.state.connection import ScriptCall, scripts_of
 
 SLICES = 100
 """Slices in a window."""

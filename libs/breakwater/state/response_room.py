@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from breakwater.state.connection import Redis, ScriptCall, scripts_of
+from breakwater.kernel.redis.connection import Redis, ScriptCall, scripts_of
 
 SHARE = 1 / 4
 """Of the stream: what one owner may store within ten minutes, and while any response is under way."""

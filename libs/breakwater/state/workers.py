@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, cast
 
-from breakwater.state.connection import Redis, Script, ScriptCall, read_hashes
+from breakwater.kernel.redis.connection import Redis, Script, ScriptCall, read_hashes
 from breakwater.state.executions import KEPT_SINCE
 
 LATE_MS = 1_500

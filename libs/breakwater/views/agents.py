@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from breakwater.contracts.breakers import AgentHealth, ModelHealth
+from breakwater.kernel.columns import Cell, Column, tone_of
 from breakwater.views.breakers import open_until
-from breakwater.views.columns import Cell, Column, tone_of
 
 
 def _name(row: AgentHealth | ModelHealth) -> Cell:

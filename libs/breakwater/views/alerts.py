@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 
 from breakwater.contracts.alerts import Alert, UndeliveredAlert
+from breakwater.kernel.columns import Column, clock
+from breakwater.kernel.formats import counted
 from breakwater.policy.alert_rules import began_with, highest_severity
-from breakwater.policy.formats import counted
-from breakwater.views.columns import Column, clock
 
 NO_CHANNEL = (
     "Alerts are not sent to anyone: the config has no channel. Add one under `alerts.channels`, such as Slack or a "

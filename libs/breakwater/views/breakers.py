@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 from breakwater.contracts.breakers import BreakerStatus, StoppedTask
 from breakwater.contracts.events import BreakerState
-from breakwater.policy.formats import duration
-from breakwater.views.columns import Column, clock
+from breakwater.kernel.columns import Column, clock
+from breakwater.kernel.formats import duration
 
 ORDER = {"isolated": 0, "open": 1, "half_open": 2, "closed": 3}
 """The sort order of breaker states: the most restrictive first."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from breakwater.contracts.budgets import BudgetStatus
 from breakwater.contracts.events import BudgetReconciliation
-from breakwater.policy.formats import at_least, exact_money, money, percent
-from breakwater.views.columns import Cell, Column, time_until
+from breakwater.kernel.columns import Cell, Column, time_until
+from breakwater.kernel.formats import at_least, exact_money, money, percent
 
 WARN_PERCENT = 80
 """A budget that has used a larger share of its cap is a warning."""

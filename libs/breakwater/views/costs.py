@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from breakwater.contracts.budgets import CostLine, Costs
-from breakwater.policy.formats import at_least, money
-from breakwater.views.columns import Cell, Column
+from breakwater.kernel.columns import Cell, Column
+from breakwater.kernel.formats import at_least, money
 
 BY = {"agent": "agent", "tenant": "tenant", "model": "model", "provider": "provider", "key": "API key"}
 """The groupings of costs, each with its heading."""

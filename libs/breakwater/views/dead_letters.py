@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from breakwater.contracts.dead_letters import DeadLetterDetails, ListedDeadLetter
-from breakwater.views.columns import Cell, Column, clock, tone_of
+from breakwater.kernel.columns import Cell, Column, clock, tone_of
 
 
 def replay_state(dead_letter: ListedDeadLetter) -> Cell:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from breakwater.contracts.execution import Attempt, Execution, ExecutionSummary, RunSummary
-from breakwater.policy.formats import failures_in_words, money
-from breakwater.views.columns import Column, humanized
+from breakwater.kernel.columns import Column, humanized
+from breakwater.kernel.formats import failures_in_words, money
 from breakwater.views.plans import basis
 
 _ERROR_WIDTH = 60

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from breakwater.contracts.events import PlanChange
 from breakwater.contracts.submission import PlanJob, PlanStatus
-from breakwater.policy.formats import money
-from breakwater.views.columns import Column, humanized
+from breakwater.kernel.columns import Column, humanized
+from breakwater.kernel.formats import money
 
 
 def jobs(plan: PlanStatus) -> str:

@@ -21,22 +21,25 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
-from breakwater.bus.core import hearing
-from breakwater.bus.errors import BusError, BusUnavailableError
-from breakwater.bus.lookup import ClientGetter
 from breakwater.config import Config
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Cancellation, PendingCancel
 from breakwater.contracts.job import Job
 from breakwater.contracts.openai import CallOptions
-from breakwater.contracts.validation import FieldError, problems
+from breakwater.kernel.http.operations import TOO_MANY
+from breakwater.kernel.http.parsing import invalid_job, read_body
+from breakwater.kernel.http.problems import REQUEST_ID, RequestError, is_messages, is_openai, unavailable
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.core import hearing
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError
+from breakwater.kernel.nats.lookup import ClientGetter
+from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.surrogates import whole_escapes
+from breakwater.kernel.validation import FieldError, problems
 from breakwater.policy.chat_completions import error_of, with_error_as_answer
 from breakwater.policy.dialects import chat_form, dropped_fields, params_of
 from breakwater.policy.ownership import shown
 from breakwater.policy.parameters import own_params
 from breakwater.policy.record import ends_with_client
-from breakwater.policy.surrogates import whole_escapes
-from breakwater.state.connection import StateUnavailableError
 from breakwater.state.in_flight_requests import InFlightRequests
 from services.request.auth import caller_of
 from services.request.cancels import Cancels
@@ -44,9 +47,6 @@ from services.request.dialects.models import ModelNameTable
 from services.request.dialects.streams import ChunkInbox, EncodedStream, Encoder
 from services.request.intake import FollowedJob, JobIntake
 from services.request.observe import submitting
-from services.request.operations import TOO_MANY
-from services.request.parsing import invalid_job, read_body
-from services.request.problems import REQUEST_ID, RequestError, is_messages, is_openai, unavailable
 from services.request.submission import Submission, make_job_id
 
 LONGEST_CALL_S = 90_000.0

@@ -11,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.contracts.openai import ChatCompletion, ChatCompletionRequest
-from breakwater.contracts.validation import FieldError
+from breakwater.kernel.http.operations import operation
+from breakwater.kernel.http.parsing import read_command
+from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.validation import FieldError
 from breakwater.policy.chat_chunks import OBJECT, Assembly, rest_of
 from breakwater.policy.chat_completions import completion_of, is_usage, job_of
 from services.request.dialects.calls import OPENAI_ERRORS, Calls, ParsedCall, options_of
-from services.request.operations import operation
-from services.request.parsing import read_command
-from services.request.problems import RequestError
 from services.request.submission import Submission
 
 _OF_ALL = ("id", "created", "model", "system_fingerprint")

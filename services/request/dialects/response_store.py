@@ -12,17 +12,20 @@ import orjson
 import structlog
 from pydantic import JsonValue
 
-from breakwater.bus.core import hearing
-from breakwater.bus.errors import BusError
-from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.bus.records import is_result_of
 from breakwater.bus.response_log import ResponseLog
 from breakwater.config import Config
-from breakwater.contracts import subjects
 from breakwater.contracts.stored_response import StoredResponse
-from breakwater.contracts.subjects import Stream
-from breakwater.contracts.types import is_full_id
-from breakwater.contracts.validation import FieldError
+from breakwater.kernel.http.problems import RequestError, not_read, unavailable
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.core import hearing
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.security.encryption import Cipher, DecryptionError
+from breakwater.kernel.types import is_full_id
+from breakwater.kernel.validation import FieldError
 from breakwater.policy.callers import Caller
 from breakwater.policy.chat_completions import with_error_as_answer
 from breakwater.policy.chat_messages import encoded, fields
@@ -36,10 +39,7 @@ from breakwater.policy.dialects.responses_answer import (
     response_of,
 )
 from breakwater.policy.ownership import may_see, names_of, shown, store_share
-from breakwater.security.encryption import Cipher, DecryptionError
-from breakwater.state.connection import StateUnavailableError
 from breakwater.state.response_room import SHARE, NoRoom, ResponseRoom
-from services.request.problems import RequestError, not_read, unavailable
 from services.request.results import JobLookup
 from services.request.submission import Submission
 

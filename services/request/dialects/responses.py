@@ -15,7 +15,10 @@ from starlette.responses import Response
 
 from breakwater.contracts.job import Job, NativeRequest
 from breakwater.contracts.openai import ResponseObject, ResponsesRequest
-from breakwater.contracts.validation import FieldError
+from breakwater.kernel.http.operations import operation
+from breakwater.kernel.http.parsing import read_command
+from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.validation import FieldError
 from breakwater.policy.chat_completions import is_overflow
 from breakwater.policy.chat_messages import encoded
 from breakwater.policy.dialects.responses_answer import Asked, response_of
@@ -25,9 +28,6 @@ from services.request.auth import caller_of
 from services.request.dialects.calls import OPENAI_ERRORS, Calls, ParsedCall, options_of
 from services.request.dialects.response_store import input_of
 from services.request.dialects.stored_responses import StoredResponseRoutes
-from services.request.operations import operation
-from services.request.parsing import read_command
-from services.request.problems import RequestError
 from services.request.submission import Submission
 
 OF_PLANE = frozenset(

@@ -17,20 +17,24 @@ from pydantic import Field, JsonValue
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.bus.errors import BusUnavailableError
 from breakwater.bus.response_log import DELETED
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Cancellation, PendingCancel
 from breakwater.contracts.job import Job
 from breakwater.contracts.openai import ResponseObject
 from breakwater.contracts.stored_response import StoredResponse
-from breakwater.contracts.types import Event, Message
+from breakwater.kernel.http.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment
+from breakwater.kernel.http.operations import TOO_MANY, operation
+from breakwater.kernel.http.parsing import read_query
+from breakwater.kernel.http.problems import RequestError, not_done, not_read
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import BusUnavailableError
+from breakwater.kernel.security.encryption import DecryptionError
+from breakwater.kernel.types import Event, Message
 from breakwater.policy.callers import Caller
 from breakwater.policy.chat_messages import encoded
 from breakwater.policy.dialects.responses_answer import Asked, pending_response, response_of
 from breakwater.policy.dialects.responses_stream import ContradictionError, ResponseEvent, ResponseEvents, event_bytes
 from breakwater.policy.ownership import shown
-from breakwater.security.encryption import DecryptionError
 from services.request.audit import AuditLog, actor_of
 from services.request.auth import caller_of
 from services.request.cancels import Cancels
@@ -42,10 +46,6 @@ from services.request.dialects.response_store import (
     listed_items,
     readable,
 )
-from services.request.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment
-from services.request.operations import TOO_MANY, operation
-from services.request.parsing import read_query
-from services.request.problems import RequestError, not_done, not_read
 from services.request.results import ReceivedResult
 from services.request.submission import Submission
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Protocol
 import orjson
 from starlette.types import Receive, Scope, Send
 
+from breakwater.kernel.http import event_stream
+from breakwater.kernel.http.event_stream import EventStream, send_part
 from breakwater.policy.chat_completions import with_error_as_answer
-from services.request import event_stream
-from services.request.event_stream import EventStream, send_part
 
 MAX_UNSENT = 1_000
 """Messages that a client may be behind. Beyond, it gets the rest with the result."""

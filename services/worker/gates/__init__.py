@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from breakwater.config import Agent
-from breakwater.state.connection import ScriptCall
+from breakwater.kernel.redis.connection import ScriptCall
 from breakwater.state.executions import ClaimLostError
 from services.worker.assignment import InFlight
 from services.worker.context import WorkerContext

@@ -9,17 +9,17 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from breakwater.config import Agent
-from breakwater.contracts import subjects
-from breakwater.contracts.types import time_from_ms
+from breakwater.kernel.formats import moment
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
+from breakwater.kernel.redis.connection import ScriptCall, StateUnavailableError
+from breakwater.kernel.telemetry.metrics import WorkerMetrics
+from breakwater.kernel.types import time_from_ms
 from breakwater.policy.breaker import BreakerKey, BreakerRules, caller_of, task_of
-from breakwater.policy.formats import moment
 from breakwater.policy.health import half_opened
 from breakwater.policy.refusals import ISOLATED, breaker_open
-from breakwater.runtime import background
-from breakwater.runtime.outage import Outage
 from breakwater.state.breakers import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
-from breakwater.state.connection import ScriptCall, StateUnavailableError
-from breakwater.telemetry.metrics import WorkerMetrics
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import Gate, GateVerdict, Refused, WaitForCapacity
 

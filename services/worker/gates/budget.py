@@ -15,11 +15,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from breakwater.contracts.execution import Attempt
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
+from breakwater.kernel.redis.connection import ScriptCall, StateUnavailableError
 from breakwater.policy import refusals
 from breakwater.policy.budget import MAX_TENANTS, OWN_CAP, Counter, OverBudget, fits, spent_by
 from breakwater.policy.ledger import figures_of
-from breakwater.runtime import background
-from breakwater.runtime.outage import Outage
 from breakwater.state.budgets import (
     CountersLost,
     LiveReservation,
@@ -27,7 +28,6 @@ from breakwater.state.budgets import (
     Reserved,
     TooManyTenants,
 )
-from breakwater.state.connection import ScriptCall, StateUnavailableError
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import POLL_S, Gate, Refused, WaitForCapacity
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from breakwater.contracts.execution import Attempt
+from breakwater.kernel.redis.connection import ScriptCall
 from breakwater.policy.breaker import caller_of
 from breakwater.policy.rate_limit import after_hold_s, waits_for_hold
 from breakwater.policy.refusals import model_held
 from breakwater.policy.retry import failures_on, hold_s
-from breakwater.state.connection import ScriptCall
 from breakwater.state.deployments import HoldProbe
 from services.worker.gates.gate import Gate, Refused, WaitForCapacity
 

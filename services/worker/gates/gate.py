@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from breakwater.config import Agent
 from breakwater.contracts.execution import Attempt, ErrorInfo, FailureStatistics, Reason
-from breakwater.state.connection import ScriptCall
+from breakwater.kernel.redis.connection import ScriptCall
 from breakwater.state.executions import ClaimLostError
 from services.worker.assignment import Assignment, Checkpoint, InFlight
 from services.worker.context import WorkerContext

@@ -10,9 +10,9 @@ from typing import Any
 
 from breakwater.config import Agent
 from breakwater.contracts.execution import Attempt
-from breakwater.contracts.subjects import encode_token
+from breakwater.kernel.nats.subjects import encode_token
+from breakwater.kernel.redis.connection import ScriptCall
 from breakwater.policy.refusals import over_rate_limit
-from breakwater.state.connection import ScriptCall
 from breakwater.state.rate_limits import Limited, OverLimit
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import POLL_S, Gate, Refused, WaitForCapacity

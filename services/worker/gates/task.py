@@ -16,20 +16,20 @@ import structlog
 
 from breakwater.bus.records import decided
 from breakwater.config import Agent
-from breakwater.contracts import subjects
 from breakwater.contracts.events import GuardEvent
 from breakwater.contracts.execution import FailureStatistics, Result
 from breakwater.contracts.job import Job
-from breakwater.contracts.types import time_from_ms
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
+from breakwater.kernel.redis.connection import ScriptCall, StateUnavailableError
+from breakwater.kernel.security.encryption import DecryptionError
+from breakwater.kernel.types import time_from_ms
 from breakwater.policy.budget import spent_by
 from breakwater.policy.guard import GuardRules, Task, TaskBudgetHeld, Trip, after_job, before_call, near_cap, outcome_of
 from breakwater.policy.health import of_task
 from breakwater.policy.ownership import scope_in, scoped
 from breakwater.policy.refusals import task_budget_held, task_stopped
-from breakwater.runtime import background
-from breakwater.runtime.outage import Outage
-from breakwater.security.encryption import DecryptionError
-from breakwater.state.connection import ScriptCall, StateUnavailableError
 from breakwater.state.executions import ClaimLostError
 from breakwater.state.tasks import Entered, TaskKey, Tripped
 from services.worker.assignment import Assignment, Checkpoint

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from openai.types.responses import Response
 
 from breakwater.contracts.job import NativeRequest
+from breakwater.kernel.formats import words
 from breakwater.policy.dialects import DIALECTS, chat_form, dropped_fields
 from breakwater.policy.dialects.forms import InvalidBodyError
 from breakwater.policy.dialects.responses import size_of
@@ -22,7 +23,6 @@ from breakwater.policy.dialects.responses_answer import (
     pending_response,
     response_of,
 )
-from breakwater.policy.formats import words
 from breakwater.policy.price import GENERIC, LINKED_FILE_TOKENS, estimate_input_tokens
 from tests.any_answers import JSON
 from tests.policy.dialects.test_responses_stream import ASKED, result

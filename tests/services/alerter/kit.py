@@ -17,16 +17,16 @@ from nats.js.api import DeliverPolicy
 from pydantic import SecretStr
 from standardwebhooks import Webhook
 
-from breakwater.bus.provision import provision
-from breakwater.bus.publisher import Publisher
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, parse_config
-from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
-from breakwater.contracts.types import Event
 from breakwater.embedded.ports import free_port
-from breakwater.runtime.settings import Settings
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.provision import provision
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.process.settings import Settings
+from breakwater.kernel.types import Event
 from services.alerter.app import build
 from services.alerter.clock import Clock
 from tests.helpers import until

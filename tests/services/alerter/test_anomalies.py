@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from breakwater.analytics import schema
-from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.rows import execution_row
 from breakwater.bus.incidents import IncidentLog
-from breakwater.bus.publisher import Publisher
 from breakwater.config import Config
 from breakwater.embedded.ports import free_port
+from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.kernel.nats.publisher import Publisher
 from breakwater.policy.anomaly import Baseline, Minute, Place, signals, unwatched
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.redact import RedactionRules, Redactor

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from breakwater.bus.publisher import Publisher
-from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.execution import Execution
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.publisher import Publisher
 from services.alerter import handlers
 from tests.analytics.samples import attempt
 from tests.server_sources import RunningServer

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from breakwater.bus.publisher import Publisher
-from breakwater.contracts import subjects
 from breakwater.contracts.alerts import ChannelTest
-from breakwater.contracts.subjects import Stream
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Stream
 from services.alerter.bus import AlerterBus
 from tests.helpers import until
 from tests.policy.test_outbox import alert

@@ -12,23 +12,23 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from breakwater.bus.delivery import Delivery
 from breakwater.bus.incidents import IncidentLog
-from breakwater.bus.publisher import Publisher
-from breakwater.bus.pull import Pull
-from breakwater.bus.topology import ACK_WAIT_S, alert_consumer
-from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert, AlertChange, AlertDigest
 from breakwater.contracts.events import DeadLetter
-from breakwater.contracts.subjects import Stream
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import Delivery
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.pull import Pull
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.nats.topology import ACK_WAIT_S, alert_consumer
+from breakwater.kernel.process import background
+from breakwater.kernel.telemetry.metrics import AlerterMetrics
 from breakwater.policy import outbox
 from breakwater.policy.alert_rules import Route
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.outbox import ChannelMessage, ChannelRules, message_id
 from breakwater.policy.redact import RedactionRules, Redactor
 from breakwater.policy.signals import of_dead_letter
-from breakwater.runtime import background
-from breakwater.telemetry.metrics import AlerterMetrics
 from services.alerter import notifier as notifier_module
 from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
 from services.alerter.channel import AlertSender, SendError

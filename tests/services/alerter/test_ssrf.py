@@ -20,8 +20,8 @@ import pytest
 import uvloop
 
 from breakwater.config import ConfigError
-from breakwater.policy.addresses import IpNetwork, refusal
-from breakwater.security.guarded_http import guarded_session
+from breakwater.kernel.security.addresses import IpNetwork, refusal
+from breakwater.kernel.security.guarded_http import guarded_session
 from services.alerter.channel import AlertSender, SendError
 from services.alerter.configured_channels import channels_of
 from tests.services.alerter.kit import AT, SECRET, Answer, Receiver, config_of

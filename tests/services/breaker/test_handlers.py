@@ -11,15 +11,15 @@ import redis.asyncio as aioredis
 from faststream.nats import TestNatsBroker
 from pydantic import SecretStr
 
-from breakwater.bus.publisher import Publisher, Stored
 from breakwater.config import parse_config
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt
-from breakwater.contracts.subjects import Stream
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.publisher import Publisher, Stored
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.process.settings import Settings
+from breakwater.kernel.redis.connection import Redis
 from breakwater.policy.breaker import BreakerKey
-from breakwater.runtime.settings import Settings
 from breakwater.state.breakers import UNSAVED, Breakers
-from breakwater.state.connection import Redis
 from breakwater.state.health import Healths
 from services.breaker.app import build
 from services.breaker.handlers import BreakerHandler

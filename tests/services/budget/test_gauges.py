@@ -8,14 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import AnalyticsUnavailableError
 from breakwater.contracts.events import CapRaise
-from breakwater.contracts.types import NANO_PER_USD
-from breakwater.policy.budget import Caps, CapTable, Period
-from breakwater.policy.ledger import AttemptSums
-from breakwater.state.budget_counters import BudgetCounters, Filled, Notes, PeriodCounters, Snapshot
-from breakwater.telemetry.metrics import (
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError
+from breakwater.kernel.telemetry.metrics import (
     BUDGET_FORECAST,
     BUDGET_LIMIT,
     BUDGET_RESERVED,
@@ -23,6 +19,10 @@ from breakwater.telemetry.metrics import (
     PlaneGauge,
     Readings,
 )
+from breakwater.kernel.types import NANO_PER_USD
+from breakwater.policy.budget import Caps, CapTable, Period
+from breakwater.policy.ledger import AttemptSums
+from breakwater.state.budget_counters import BudgetCounters, Filled, Notes, PeriodCounters, Snapshot
 from services.budget.gauges import FORECAST_EVERY_S, FORECAST_KEPT_S, BudgetGauges
 from tests.helpers import until
 

@@ -12,12 +12,12 @@ from nats.js.errors import APIError
 from pydantic import SecretStr
 
 from breakwater.config import parse_config
-from breakwater.contracts import subjects
-from breakwater.contracts.subjects import Stream
-from breakwater.contracts.types import format_time, usd_from_nano
-from breakwater.runtime.settings import Settings
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.process.settings import Settings
+from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.types import format_time, usd_from_nano
 from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.connection import Redis
 from services.budget.app import build
 from services.budget.reconciler import Reconciler
 from tests.flow.fixtures import StartPlane

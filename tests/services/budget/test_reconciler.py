@@ -18,23 +18,23 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from breakwater.analytics import schema
-from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.rows import attempt_row
-from breakwater.bus.lookup import Found, Lookup
-from breakwater.bus.provision import provision
-from breakwater.bus.publisher import Publisher
-from breakwater.bus.topology import Plan
-from breakwater.contracts import subjects
 from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.execution import Attempt
-from breakwater.contracts.subjects import Stream
 from breakwater.coordination.reconciliation import BudgetComparison, RecordedSpend, compare
+from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.lookup import Found, Lookup
+from breakwater.kernel.nats.provision import provision
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.nats.topology import Plan
+from breakwater.kernel.process import background
+from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.telemetry.metrics import BudgetMetrics
 from breakwater.policy.budget import Caps, CapTable, Period, periods_at
-from breakwater.runtime import background
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets, NotFilledError, Reserved, Settlement, period_key
-from breakwater.state.connection import Redis
-from breakwater.telemetry.metrics import BudgetMetrics
 from services.budget import reconciler as reconciler_module
 from services.budget.handlers import BudgetHandler
 from services.budget.reconciler import Reconciler

@@ -10,17 +10,17 @@ from zoneinfo import ZoneInfo
 import pytest
 from prometheus_client import CollectorRegistry
 
-from breakwater.bus.delivery import Delivery
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.publisher import Publisher
-from breakwater.contracts import subjects
 from breakwater.contracts.events import BudgetEvent, CapRaise
 from breakwater.contracts.execution import Attempt
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import Delivery
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.telemetry.metrics import BudgetMetrics
 from breakwater.policy.budget import Caps, CapTable, periods_at
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets
-from breakwater.state.connection import Redis
-from breakwater.telemetry.metrics import BudgetMetrics
 from services.budget.handlers import BudgetHandler
 from tests.contracts.test_messages import attempt
 from tests.helpers import FIRST

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from breakwater.contracts.types import format_time
+from breakwater.kernel.types import format_time
 from tests.cli.api_stub import Stub
 
 AT = "2026-11-21T10:00:00.000Z"

@@ -18,12 +18,12 @@ import pytest
 import pytest_asyncio
 from yarl import URL
 
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.migrations import migrate
 from breakwater.config import parse_config
 from breakwater.embedded.ports import free_port
-from breakwater.runtime.settings import Settings
-from breakwater.security.encryption import new_key
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.process.settings import Settings
+from breakwater.kernel.security.encryption import new_key
 from services.console.app import ConsoleService
 from tests.analytics.made import connected
 from tests.analytics.samples import empty, new_database_url

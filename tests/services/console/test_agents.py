@@ -7,16 +7,16 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from breakwater.analytics.client import connect
 from breakwater.analytics.figures import History, RefusalLine, RetryFigures
 from breakwater.contracts.breakers import AgentHealth
-from breakwater.contracts.http import AgentQueue
 from breakwater.embedded.ports import free_port
+from breakwater.kernel.clickhouse.client import connect
+from breakwater.kernel.http.contract import AgentQueue
+from breakwater.kernel.pages.tables import PageTable, TableUrl
+from breakwater.kernel.pages.time_range import yesterday
+from breakwater.kernel.pages.words import refused_by
 from services.console.agent import helped
 from services.console.agents import COLUMNS, AgentRow
-from services.console.tables import PageTable, TableUrl
-from services.console.time_range import yesterday
-from services.console.words import refused_by
 from tests.cli.api_stub import Stub, problem
 from tests.services.console.answers import answer, breaker, budget, health, incident, model, queue
 from tests.services.console.conftest import Console, visiting

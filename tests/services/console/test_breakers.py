@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from breakwater.analytics import rows, schema
-from breakwater.contracts.types import format_time
+from breakwater.kernel.types import format_time
 from tests.analytics import samples
 from tests.cli.api_stub import problem
 from tests.services.console.conftest import Console, key_with

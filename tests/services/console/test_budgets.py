@@ -8,7 +8,7 @@ import pytest
 
 from breakwater.analytics import schema
 from breakwater.contracts.budgets import BudgetStatus
-from breakwater.contracts.types import NANO_PER_USD, format_time, ms_from_time, time_from_ms
+from breakwater.kernel.types import NANO_PER_USD, format_time, ms_from_time, time_from_ms
 from breakwater.policy.budget import Forecast, period
 from breakwater.views.budgets import no_cap_text
 from services.console.budgets import budget_row, outlook

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.console import charts
-from services.console.charts import Series
+from breakwater.kernel.pages import charts
+from breakwater.kernel.pages.charts import Series
 from services.console.waterfall import Drawn, WaterfallRow
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -15,8 +15,8 @@ from yarl import URL
 from breakwater.analytics import rows, schema
 from breakwater.client import ApiClient, Query
 from breakwater.contracts.execution import Cancellation, Execution, FailureStatistics
+from breakwater.kernel.security.encryption import Cipher, new_key
 from breakwater.policy.record import error_of
-from breakwater.security.encryption import Cipher, new_key
 from services.console.sessions import MAX_WATCHED
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, execution
 from tests.cli.api_stub import KEY, Stub, problem

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.console.markdown import MAX_BRACKETS, MAX_CELLS, MAX_CHARACTERS, markdown
+from breakwater.kernel.pages.markdown import MAX_BRACKETS, MAX_CELLS, MAX_CHARACTERS, markdown
 from tests.services.console.inert import check_markdown
 
 

@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 from yarl import URL
 
-from breakwater.analytics.client import connect
 from breakwater.embedded.ports import free_port
-from breakwater.runtime.settings import Settings
+from breakwater.kernel.clickhouse.client import connect
+from breakwater.kernel.process.settings import Settings
 from services.console.sessions import Notice, pack
 from tests.cli.api_stub import KEY, Stub, problem
 from tests.held_connections import held, received

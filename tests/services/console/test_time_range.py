@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
-from breakwater.analytics.window import TimeWindow
-from breakwater.contracts.types import time_from_ms
-from services.console.tables import TableUrl
-from services.console.time_range import TimeRange, time_range_of
+from breakwater.kernel.pages.tables import TableUrl
+from breakwater.kernel.pages.time_range import TimeRange, time_range_of
+from breakwater.kernel.time_window import TimeWindow
+from breakwater.kernel.types import time_from_ms
 
 NOW = datetime(2026, 11, 22, 12, 7, 3, tzinfo=UTC)
 MOMENTS = st.integers(1_700_000_000, 1_800_000_000).map(lambda second: time_from_ms(second * 1000))

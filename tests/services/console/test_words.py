@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from services.console import words
+from breakwater.kernel.pages import words
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

@@ -23,28 +23,27 @@ from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 from yarl import URL
 
-from breakwater.bus import topology
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.provision import provision
-from breakwater.bus.publisher import Publisher
-from breakwater.bus.topology import Plan
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, parse_config
-from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert, AlertEvent
 from breakwater.contracts.execution import Result
 from breakwater.contracts.job import Job
-from breakwater.contracts.subjects import Header, Stream, decode_token
 from breakwater.embedded.ports import free_port
+from breakwater.kernel.nats import subjects, topology
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.provision import provision
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Header, Stream, decode_token
+from breakwater.kernel.nats.topology import Plan
+from breakwater.kernel.process.settings import Settings
+from breakwater.kernel.redis.connection import Redis
 from breakwater.policy.alert_rules import Reminders
 from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.policy.incidents import IncidentRules, decide
 from breakwater.policy.ownership import job_digest
 from breakwater.policy.signals import Firing
-from breakwater.runtime.settings import Settings
 from breakwater.security.api_keys import create_key
 from breakwater.state.breakers import Breakers, Saving
-from breakwater.state.connection import Redis
 from services.request.app import build
 from tests.helpers import FIRST, nats_client, share_event_loop, until
 from tests.server_sources import RunningServer, Servers

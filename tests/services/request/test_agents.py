@@ -4,9 +4,9 @@ import re
 
 from breakwater.contracts.execution import Result
 from breakwater.contracts.submission import AcceptedJob, UndecidedJob
-from breakwater.contracts.types import format_time, time_from_ms
+from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.types import format_time, time_from_ms
 from breakwater.policy.breaker import Breaker
-from breakwater.state.connection import Redis
 from breakwater.state.health import EndedCall, Healths
 from services.request.openapi import document
 from tests.services.request.conftest import HttpApi, put_breaker, redis_ms

@@ -14,18 +14,18 @@ import pytest_asyncio
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.permissions import GRANTS, inbox_prefix, render
-from breakwater.bus.provision import provision
-from breakwater.bus.publisher import Publisher
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
-from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert, AlertDigest, ChannelTest, HeldBack
 from breakwater.contracts.events import DeadLetter
-from breakwater.contracts.subjects import Header, Stream
-from breakwater.contracts.types import Event, format_time
 from breakwater.embedded.ports import free_port
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.permissions import GRANTS, inbox_prefix, render
+from breakwater.kernel.nats.provision import provision
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Header, Stream
+from breakwater.kernel.types import Event, format_time
 from breakwater.security.api_keys import create_key
 from services.request import alerts
 from tests.nats_node import start_nats

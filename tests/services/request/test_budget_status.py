@@ -8,12 +8,12 @@ from zoneinfo import ZoneInfo
 from breakwater.config import parse_config
 from breakwater.contracts.budgets import BudgetStatus, EstimateAccuracy
 from breakwater.contracts.events import CapRaise
-from breakwater.contracts.types import NANO_PER_USD
+from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.types import NANO_PER_USD
 from breakwater.policy.budget import CapTable, periods_at
 from breakwater.policy.ledger import AttemptSums, Ledger
 from breakwater.state.budget_counters import BudgetCounters, Notes
 from breakwater.state.budgets import Budgets
-from breakwater.state.connection import Redis
 from services.request.budgets import current, known_keys, statuses
 
 CAPS = parse_config("""

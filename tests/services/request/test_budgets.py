@@ -10,21 +10,21 @@ import pytest
 import pytest_asyncio
 import structlog.testing
 
-from breakwater.analytics.errors import AnalyticsUnavailableError, QueryError
-from breakwater.bus.errors import BusUnavailableError
-from breakwater.bus.publisher import Publisher
 from breakwater.config import parse_config
-from breakwater.contracts import subjects
 from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
-from breakwater.contracts.types import NANO_PER_USD
+from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
+from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import BusUnavailableError
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.redis.connection import Redis, StateUnavailableError
+from breakwater.kernel.types import NANO_PER_USD
 from breakwater.policy.budget import Periods, periods_at
 from breakwater.policy.ledger import AttemptSums, Ledger
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import FILLED, NotFilledError
-from breakwater.state.connection import Redis, StateUnavailableError
 from services.request.budgets import BudgetRoutes
 from services.request.openapi import document
-from services.request.problems import RequestError
 from tests.services.request.conftest import HttpApi, StartApi
 
 BERLIN = ZoneInfo("Europe/Berlin")

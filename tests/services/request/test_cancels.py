@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.publisher import Publisher
 from breakwater.config import parse_config
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import PendingCancel
-from breakwater.contracts.subjects import Header, Stream, encode_token
-from breakwater.contracts.types import format_time
+from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Header, Stream, encode_token
+from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.types import format_time
 from breakwater.policy.redact import RedactionRules, Redactor
 from breakwater.security.api_keys import create_key
 from breakwater.state import executions
 from breakwater.state.accepted import Accepted
-from breakwater.state.connection import Redis
 from breakwater.state.executions import Claim, Claimed, Executions
 from services.request import cancels
 from services.request.cancels import CancelRequests, Cancels, _user_and_job
-from services.request.problems import RequestError
 from services.request.results import JobLookup, ResultReader, Waiters
 from services.request.submission import make_job_id
 from tests.helpers import until

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from services.request import content_coding
-from services.request.parsing import A_REQUEST, read_body
-from services.request.problems import RequestError
+from breakwater.kernel.http import content_coding
+from breakwater.kernel.http.parsing import A_REQUEST, read_body
+from breakwater.kernel.http.problems import RequestError
 from tests.services.request.conftest import HttpApi
 from tests.services.request.test_scopes import operations
 

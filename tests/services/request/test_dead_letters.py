@@ -13,22 +13,22 @@ import pytest
 import pytest_asyncio
 from nats.js.api import StreamConfig
 
-from breakwater.bus.delivery import DelayedQueue
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.permissions import GRANTS, inbox_prefix, render
-from breakwater.bus.provision import provision
-from breakwater.bus.publisher import Publisher
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
-from breakwater.contracts import subjects
 from breakwater.contracts.dead_letters import MAX_DEAD_LETTERS
 from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.execution import Execution
-from breakwater.contracts.subjects import Header, Stream
-from breakwater.contracts.types import format_time
 from breakwater.embedded.ports import free_port
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import DelayedQueue
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.permissions import GRANTS, inbox_prefix, render
+from breakwater.kernel.nats.provision import provision
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Header, Stream
+from breakwater.kernel.security.encryption import OFF, Cipher, new_key
+from breakwater.kernel.types import format_time
 from breakwater.security.api_keys import create_key
-from breakwater.security.encryption import OFF, Cipher, new_key
 from services.request import dead_letters as routes
 from tests.helpers import FIRST
 from tests.nats_node import start_nats
@@ -463,7 +463,7 @@ async def test_a_job_that_was_given_up_while_it_slept_can_be_replayed(api: HttpA
     info = await js.stream_info("JOBS")
     await js.update_stream(_without(info.config, "bw.jobs.writer"))
     subscription = await js.pull_subscribe_bind("worker-parked", "PARKED")
-    from breakwater.bus.delivery import Delivery
+    from breakwater.kernel.nats.delivery import Delivery
 
     [message] = await subscription.fetch(1, timeout=60)
     await DelayedQueue(Publisher(lambda: api.bus, "worker"), ()).handle(Delivery(message))

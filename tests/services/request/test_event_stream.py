@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from services.request import event_stream
+from breakwater.kernel.http import event_stream
 from services.request.dialects import stored_responses, streams
 from services.request.dialects.chat import ChatEvents
 

@@ -8,11 +8,11 @@ import pytest
 
 from breakwater.config import Config, breakers_of, parse_config
 from breakwater.contracts.breakers import AgentHealth
-from breakwater.contracts.types import time_from_ms
+from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.types import time_from_ms
 from breakwater.policy.breaker import Breaker, BreakerKey, CountedFailure
 from breakwater.policy.health import UNCALLED
 from breakwater.state.breakers import Breakers, Loaded, Saving
-from breakwater.state.connection import Redis
 from breakwater.state.deployments import Deployments
 from breakwater.state.health import EndedCall, Healths
 from services.request.breakers import agents_health, breaker_statuses, refused_until

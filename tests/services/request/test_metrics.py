@@ -6,12 +6,12 @@ from typing import get_args
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from breakwater.contracts import subjects
 from breakwater.contracts.events import Health
-from breakwater.contracts.subjects import Header
-from breakwater.contracts.types import format_time
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.subjects import Header
+from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.types import format_time
 from breakwater.security.api_keys import revoke_key
-from breakwater.state.connection import Redis
 from tests.helpers import until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, new_id
@@ -108,7 +108,7 @@ async def test_queues_and_agents_are_shown_with_how_old_the_oldest_job_is(
     own_nats_server: RunningServer, redis: Redis, api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of several HTTP APIs in a process the one that was started last is shown.
-    monkeypatch.setattr("breakwater.telemetry.metrics.KEPT_S", 0.0)
+    monkeypatch.setattr("breakwater.kernel.telemetry.metrics.KEPT_S", 0.0)
     stream = api.bus.jetstream()
     hour_ago = format_time(datetime.now(UTC) - timedelta(hours=1))
     await stream.publish(subjects.job("writer"), b"{}", headers={Header.QUEUED_AT.value: hour_ago})
@@ -136,7 +136,7 @@ async def test_queues_and_agents_are_shown_with_how_old_the_oldest_job_is(
 async def test_without_nats_the_queues_are_missing_and_all_else_is_shown(
     own_nats_server: RunningServer, api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("breakwater.telemetry.metrics.KEPT_S", 0.0)
+    monkeypatch.setattr("breakwater.kernel.telemetry.metrics.KEPT_S", 0.0)
     own_nats_server.kill()
 
     async def missing() -> bool:

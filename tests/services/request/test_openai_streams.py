@@ -22,11 +22,11 @@ from openai.lib.streaming.chat import ChunkEvent
 from breakwater.config import load_config
 from breakwater.contracts.execution import AnswerChunks, PendingCancel
 from breakwater.embedded.ports import free_port
-from breakwater.policy.surrogates import whole_escapes
+from breakwater.kernel.http import event_stream
+from breakwater.kernel.process import background
+from breakwater.kernel.surrogates import whole_escapes
 from breakwater.providers import http_stream
-from breakwater.runtime import background
 from breakwater.security.api_keys import create_key
-from services.request import event_stream
 from services.request.cancels import Cancels
 from services.request.dialects import streams
 from services.request.dialects.chat import ChatEvents
@@ -317,7 +317,7 @@ async def test_a_program_that_writes_lines_streams(plane: OpenAIPlane) -> None:
 
 
 async def test_what_is_silent_is_kept_open(plane: OpenAIPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.request.event_stream.KEEP_ALIVE_S", 0.1)
+    monkeypatch.setattr("breakwater.kernel.http.event_stream.KEEP_ALIVE_S", 0.1)
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {plane.key()}"}) as session:
         asked = session.post(f"{plane.api.url}/v1/chat/completions", json={"model": "late", **ASK})
         async with asked as response:

@@ -19,8 +19,8 @@ from yarl import URL
 from breakwater.config import parse_config
 from breakwater.contracts.access import PersonRole
 from breakwater.embedded.ports import free_port
+from breakwater.kernel.redis.connection import Redis
 from breakwater.policy.sign_in import SignInFlow
-from breakwater.state.connection import Redis
 from services.request.openapi import document as openapi
 from tests.helpers import until
 from tests.openid_provider import (

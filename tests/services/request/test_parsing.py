@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from breakwater.kernel.http.parsing import MAX_DETAILS, read_job, with_field
+from breakwater.kernel.http.problems import RequestError, openai_param
 from breakwater.policy.redact import RedactionRules
-from services.request.parsing import MAX_DETAILS, read_job, with_field
-from services.request.problems import RequestError, openai_param
 from services.request.submission import submission
 
 NEW_ID = "019aa8f2-0000-7000-8000-000000000000"

@@ -12,15 +12,15 @@ import pytest
 import pytest_asyncio
 
 from breakwater.analytics import rows, schema
-from breakwater.analytics.client import Analytics
-from breakwater.bus.provision import provision
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
-from breakwater.contracts import subjects
 from breakwater.contracts.events import PlanChange
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.provision import provision
+from breakwater.kernel.redis.connection import Redis
 from breakwater.policy.breaker import Breaker
 from breakwater.security.api_keys import create_key
-from breakwater.state.connection import Redis
 from breakwater.state.plans import Plans
 from tests.analytics import samples
 from tests.server_sources import RunningServer, Servers

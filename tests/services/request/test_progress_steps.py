@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from breakwater.contracts.execution import ErrorInfo, Notification, Progress
+from breakwater.kernel.http.event_stream import server_sent
 from breakwater.policy.record import steps_of
 from breakwater.state.accepted import JobStatus
-from services.request.event_stream import server_sent
 from services.request.progress import SentSteps, decision, steps_of_undecided
 from tests.services.request.test_progress import attempt_of
 

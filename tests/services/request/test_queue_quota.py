@@ -6,8 +6,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from breakwater.bus.lookup import Lookup
-from breakwater.telemetry.metrics import StreamMetrics
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.telemetry.metrics import StreamMetrics
 from services.request import job_queue
 from services.request.job_queue import QueueQuota
 from services.request.observe import StreamFill

@@ -7,9 +7,9 @@ import pytest
 from nats.aio.client import Client
 from nats.js.errors import NotFoundError
 
-from breakwater.bus.topology import worker_consumer
-from breakwater.contracts import subjects
-from breakwater.contracts.http import Queues
+from breakwater.kernel.http.contract import Queues
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.topology import worker_consumer
 from services.request.openapi import document
 from services.request.queues import KEPT_S, QueueRoutes
 from tests.helpers import until

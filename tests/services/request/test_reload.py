@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from breakwater.bus.provision import provision
 from breakwater.cli.setup import bus_plan
 from breakwater.config import ConfigError, parse_config
+from breakwater.kernel.nats.provision import provision
 from breakwater.security.api_keys import create_key
 from services.request.app import build
 from tests.helpers import until

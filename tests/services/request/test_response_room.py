@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from breakwater.config import load_config
-from breakwater.contracts.subjects import Stream
+from breakwater.kernel.nats.subjects import Stream
 from breakwater.security.api_keys import create_key
 from tests.flow.kit import PLANE_KEY, model
 from tests.helpers import until

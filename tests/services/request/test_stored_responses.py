@@ -16,7 +16,7 @@ import pytest_asyncio
 from pydantic import SecretStr
 
 from breakwater.config import load_config
-from breakwater.contracts import subjects
+from breakwater.kernel.nats import subjects
 from breakwater.security.api_keys import create_key
 from tests.flow.kit import PLANE_KEY, model
 from tests.helpers import until

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from breakwater.contracts import subjects
 from breakwater.contracts.job import Job
+from breakwater.kernel.nats import subjects
 from tests.services.request.conftest import ODD_AGENT, HttpApi, new_id
 
 JOB = {"agent": "writer", "prompt": "x"}

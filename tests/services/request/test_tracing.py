@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from breakwater.contracts.subjects import Header
+from breakwater.kernel.nats.subjects import Header
 from tests.otlp import collecting, tracing_to
 from tests.services.request.conftest import ODD_AGENT, HttpApi, new_id
 

@@ -8,9 +8,9 @@ import nats
 import pytest
 import redis.asyncio
 
-from breakwater.bus.errors import BusUnavailableError
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.state.accepted import recent_keys
 from services.request.results import ResultReader, Waiters
 from tests.helpers import FIRST, until

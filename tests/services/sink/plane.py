@@ -13,13 +13,13 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 from pydantic import SecretStr
 
-from breakwater.analytics.client import Analytics
-from breakwater.bus.provision import provision
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Execution
-from breakwater.runtime.settings import Settings
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.provision import provision
+from breakwater.kernel.process.settings import Settings
 from services.sink.app import build
 from tests.helpers import FIRST, ServiceProcess, all_acknowledged, nats_client, start_service, until
 from tests.server_sources import RunningServer

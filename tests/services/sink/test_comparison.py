@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry
 
 from breakwater.analytics.log_comparison import LogComparison, last_comparison
 from breakwater.analytics.migrations import migrate
-from breakwater.bus.lookup import Lookup
-from breakwater.contracts import subjects
-from breakwater.contracts.subjects import Stream
-from breakwater.telemetry.metrics import SinkMetrics
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.telemetry.metrics import SinkMetrics
 from services.sink import comparison
 from services.sink.comparison import LogComparer
 from tests.analytics import samples

@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from breakwater.analytics import schema
-from breakwater.bus.delivery import Delivery
-from breakwater.bus.publisher import Publisher
-from breakwater.contracts.types import usd_from_nano
 from breakwater.embedded.ports import free_port
-from breakwater.telemetry.metrics import SinkMetrics
+from breakwater.kernel.nats.delivery import Delivery
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.telemetry.metrics import SinkMetrics
+from breakwater.kernel.types import usd_from_nano
 from services.sink.app import BATCH_SIZE
 from services.sink.handlers import Sink
 from tests.analytics import samples

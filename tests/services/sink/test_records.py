@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 
 from breakwater.analytics import schema
-from breakwater.analytics.errors import UnstorableError
-from breakwater.contracts import subjects
+from breakwater.kernel.clickhouse.errors import UnstorableError
+from breakwater.kernel.nats import subjects
 from services.sink import records
 from tests.analytics import samples
 from tests.helpers import FIRST

@@ -12,13 +12,13 @@ import pytest
 from nats.js.api import ConsumerConfig
 from prometheus_client import CollectorRegistry
 
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.rows import StoredRow
 from breakwater.analytics.schema import TABLES
-from breakwater.bus.delivery import Delivery
-from breakwater.bus.publisher import Publisher
-from breakwater.contracts import subjects
-from breakwater.telemetry.metrics import SinkMetrics
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import Delivery
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.telemetry.metrics import SinkMetrics
 from services.sink import records
 from services.sink.handlers import Sink
 from tests.analytics import samples

@@ -14,13 +14,13 @@ from structlog.testing import capture_logs
 
 from breakwater.analytics import schema
 from breakwater.analytics.rows import budget_of
-from breakwater.bus.delivery import Delivery
-from breakwater.bus.publisher import Publisher
 from breakwater.config import parse_config
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt
-from breakwater.contracts.subjects import Stream
-from breakwater.telemetry.metrics import SinkMetrics
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import Delivery
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.telemetry.metrics import SinkMetrics
 from services.sink.app import build
 from services.sink.handlers import Sink
 from tests.analytics import samples

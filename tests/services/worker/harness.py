@@ -28,18 +28,18 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from breakwater.bus.delivery import DelayedQueue, Delivery
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.provision import provision
-from breakwater.bus.publisher import Publisher
-from breakwater.bus.topology import PARKED_CONSUMER, Plan, worker_consumer
 from breakwater.cli.setup import bus_plan
 from breakwater.config import LiveConfig, cipher_of, load_config
-from breakwater.contracts.subjects import Stream
 from breakwater.embedded.provider import SimulatedProvider
+from breakwater.kernel.nats.delivery import DelayedQueue, Delivery
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.provision import provision
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.nats.topology import PARKED_CONSUMER, Plan, worker_consumer
+from breakwater.kernel.process import background
+from breakwater.kernel.redis.connection import Redis
 from breakwater.providers.base import Answer, Call, Provider
-from breakwater.runtime import background
-from breakwater.state.connection import Redis
 from breakwater.state.executions import ClaimLostError
 from services.worker.context import WorkerContext, context_for
 from services.worker.handler import JobHandler

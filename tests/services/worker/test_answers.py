@@ -11,9 +11,9 @@ from typing import Any
 from prometheus_client import REGISTRY
 
 from breakwater.analytics.rows import attempt_row, execution_row
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Execution, Result
-from breakwater.contracts.types import nano_from_usd
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.types import nano_from_usd
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, Call
 from tests.flow.kit import COST, COST_NANO, model

@@ -6,7 +6,7 @@ import base64
 import json
 from datetime import datetime, timedelta
 
-from breakwater.contracts import subjects
+from breakwater.kernel.nats import subjects
 from tests.flow.kit import COST, model
 from tests.services.worker.conftest import StartWorker
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts.subjects import Header
+from breakwater.kernel.nats.subjects import Header
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import HELD
 from tests.flow.kit import model, until

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from breakwater.bus.delivery import wake_early
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Cancellation, PendingCancel
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import wake_early
 from services.worker import attempts
 from services.worker.leases import CancelSignal, JobCancelledError
 from tests.flow.kit import model, seconds_between

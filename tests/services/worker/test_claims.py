@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts import subjects
+from breakwater.kernel.nats import subjects
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, Call
 from breakwater.state.executions import Claim

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from breakwater.bus.broker import Each, ServiceApp, make_broker
-from breakwater.bus.delivery import Delivery
-from breakwater.bus.errors import BusUnavailableError
 from breakwater.bus.incidents import IncidentLog
-from breakwater.bus.provision import provision, survey
-from breakwater.bus.publisher import Publisher
-from breakwater.bus.topology import Plan, worker_consumer
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
-from breakwater.contracts import subjects
 from breakwater.contracts.channels import JOBS
 from breakwater.contracts.job import Job
-from breakwater.contracts.subjects import Stream
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.broker import Each, ServiceApp, make_broker
+from breakwater.kernel.nats.delivery import Delivery
+from breakwater.kernel.nats.errors import BusUnavailableError
+from breakwater.kernel.nats.provision import provision, survey
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.nats.topology import Plan, worker_consumer
 from breakwater.policy.redact import Redactor
 from services.worker.consumers import ConsumerWatch
 from tests.helpers import nats_client

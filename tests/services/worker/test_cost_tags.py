@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from breakwater.contracts.subjects import Header
+from breakwater.kernel.nats.subjects import Header
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker
 

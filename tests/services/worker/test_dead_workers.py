@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.cli.doctor_checks import redis_findings
 from breakwater.cli.plane import PlaneLocation
 from breakwater.embedded.ports import free_port
+from breakwater.kernel.nats.topology import ACK_WAIT_S
+from breakwater.kernel.process import background
 from breakwater.policy.workers import LATEST_S
-from breakwater.runtime import background
 from breakwater.state.executions import Claim
 from breakwater.state.workers import Workers
 from services.worker.dead_workers import DeadWorkers

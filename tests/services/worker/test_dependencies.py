@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts.subjects import Header, encode_token
+from breakwater.kernel.nats.subjects import Header, encode_token
 from breakwater.policy.breaker import Breaker
 from tests.flow.kit import model
 from tests.helpers import until

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from breakwater.contracts.job import Job
-from breakwater.policy.json_values import MAX_DEPTH
+from breakwater.kernel.json_values import MAX_DEPTH
 from tests.any_answers import check_that_all_read_it
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker

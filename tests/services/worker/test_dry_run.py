@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts.subjects import Header
+from breakwater.kernel.nats.subjects import Header
 from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.guard import Trip
 from breakwater.policy.ledger import AttemptSums

@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 import pytest
 
-from breakwater.contracts.subjects import Stream
-from breakwater.runtime import background
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.process import background
 from breakwater.state.executions import KEPT_SINCE, Claim
 from services.worker import attempts, leases
 from services.worker.assignment import Checkpoint

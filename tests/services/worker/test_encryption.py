@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from breakwater.kernel.security.encryption import LEFT_OUT, Cipher, new_key
 from breakwater.providers.base import Answer, Usage
-from breakwater.security.encryption import LEFT_OUT, Cipher, new_key
 from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey
 from services.worker import attempts, crashes

@@ -17,14 +17,14 @@ from bench.counting import CountingRedis
 from breakwater.config import LiveConfig, parse_config
 from breakwater.contracts.execution import ErrorInfo
 from breakwater.contracts.job import Job
+from breakwater.kernel.redis.connection import Script, ScriptCall, StateUnavailableError, scripts_of
+from breakwater.kernel.telemetry.metrics import WorkerMetrics
 from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.guard import Trip
 from breakwater.state.breakers import Saving
-from breakwater.state.connection import Script, ScriptCall, StateUnavailableError, scripts_of
 from breakwater.state.executions import Claim
 from breakwater.state.rate_limits import Limited
 from breakwater.state.tasks import TaskKey
-from breakwater.telemetry.metrics import WorkerMetrics
 from services.worker.assignment import Assignment, Checkpoint, Parameters
 from services.worker.attempts import request_for
 from services.worker.context import context_for

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts.subjects import Header
+from breakwater.kernel.nats.subjects import Header
 from tests.flow.kit import PRICE, model, seconds_between
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker

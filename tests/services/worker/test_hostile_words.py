@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from prometheus_client import REGISTRY, generate_latest
 
-from breakwater.contracts import subjects
+from breakwater.kernel.nats import subjects
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.providers.kit import answering

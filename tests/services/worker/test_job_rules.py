@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts import subjects
+from breakwater.kernel.nats import subjects
 from breakwater.policy.breaker import BreakerKey, CountedFailure
 from breakwater.state.breakers import Saving
 from tests.flow.kit import Plane, model

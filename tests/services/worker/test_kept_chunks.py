@@ -10,12 +10,12 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 
-from breakwater.bus.errors import AlreadyDecidedError
 from breakwater.bus.response_log import ResponseLog
-from breakwater.contracts import subjects
 from breakwater.contracts.stored_response import StoredResponse
-from breakwater.contracts.subjects import Stream
-from breakwater.security.encryption import new_key
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import AlreadyDecidedError
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.security.encryption import new_key
 from breakwater.state.executions import ClaimLostError
 from tests.flow.kit import model
 from tests.helpers import until

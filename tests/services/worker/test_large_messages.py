@@ -17,12 +17,12 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 
-from breakwater.bus.errors import PublishRefusedError
-from breakwater.bus.permissions import GRANTS, STREAMS_ACCOUNT, inbox_prefix, program, render
 from breakwater.embedded.ports import free_port
+from breakwater.kernel.nats.errors import PublishRefusedError
+from breakwater.kernel.nats.permissions import GRANTS, STREAMS_ACCOUNT, inbox_prefix, program, render
+from breakwater.kernel.security.encryption import new_key
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer
-from breakwater.security.encryption import new_key
 from services.worker import crashes, handler, parsing
 from tests.flow.kit import model
 from tests.helpers import until

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 from zoneinfo import ZoneInfo
 
+from breakwater.kernel.redis.connection import Redis
 from breakwater.policy.budget import Caps, CapTable
 from breakwater.policy.ledger import AttemptSums
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import RESERVATIONS, Budgets, LiveReservation, Reservation, Reserved, Settlement
-from breakwater.state.connection import Redis
 from services.worker.gates.budget import LiveReservations
 
 ZONE = ZoneInfo("UTC")

@@ -8,7 +8,7 @@ from typing import Any
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from breakwater.contracts import subjects
+from breakwater.kernel.nats import subjects
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Cancellation, PendingCancel
+from breakwater.kernel.nats import subjects
 from services.request.submission import make_job_id
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from breakwater.contracts import subjects
+from breakwater.kernel.nats import subjects
 from breakwater.policy.classify import HttpFailure, classify
 from breakwater.policy.parameters import refused_params
 from breakwater.policy.usage import Usage

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts import subjects
+from breakwater.kernel.nats import subjects
 from tests.flow.kit import COST, Plane, model
 from tests.helpers import FIRST, until
 from tests.services.worker.conftest import StartWorker

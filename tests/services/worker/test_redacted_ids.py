@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.security.encryption import Cipher
+from breakwater.kernel.security.encryption import Cipher
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker
 

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from breakwater.contracts import subjects
+from breakwater.kernel.nats import subjects
 from tests.flow.kit import PRICE, model
 from tests.providers.kit import answering
 from tests.server_sources import RunningServer, Servers

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from breakwater.bus.delivery import Delivery
 from breakwater.config import LiveConfig, load_config
-from breakwater.contracts import subjects
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import Delivery
 from breakwater.policy.breaker import BreakerKey
 from breakwater.state.breakers import Saving
 from services.worker.config_versions import ConfigVersions, ProviderPool

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 from faststream.nats import TestNatsBroker
 
-from breakwater.bus.delivery import DelayedQueue, Delivery
 from breakwater.config import parse_config
-from breakwater.contracts import subjects
-from breakwater.contracts.subjects import Stream
-from breakwater.runtime.settings import Settings
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import DelayedQueue, Delivery
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.process.settings import Settings
 from services.worker.app import build
 from services.worker.config_versions import ConfigVersions
 from tests.helpers import deliver

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts import subjects
 from breakwater.contracts.execution import Cancellation, PendingCancel
-from breakwater.contracts.subjects import Header
-from breakwater.contracts.types import nano_from_usd, usd_from_nano
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.subjects import Header
+from breakwater.kernel.types import nano_from_usd, usd_from_nano
 from breakwater.policy.classify import TransportFailure
 from breakwater.policy.guard import Task
 from breakwater.policy.usage import Usage

@@ -11,13 +11,13 @@ from typing import Annotated
 
 import typer
 
-from breakwater.cli import formats, interrupts, output
-from breakwater.cli.connect import run
 from breakwater.cli.demo.report import DemoReport
 from breakwater.cli.demo.run import run_demo
-from breakwater.cli.errors import ExitCode, usage_error
 from breakwater.cli.plane import JsonOption
 from breakwater.embedded.datadir import DataDir
+from breakwater.kernel.commands import formats, interrupts, output
+from breakwater.kernel.commands.connect import run
+from breakwater.kernel.commands.errors import ExitCode, usage_error
 
 
 def demo(

@@ -8,17 +8,17 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from breakwater.analytics.client import Analytics
 from breakwater.analytics.figures import AgentSummary, agent_summaries
 from breakwater.analytics.rows import attempt_of, execution_of
-from breakwater.cli import output
 from breakwater.cli.demo.reconciliation import ComparedFigure, LedgerComparison
 from breakwater.cli.demo.scenario import BURST, RETRY_AFTER_S, STORY, trouble_at
-from breakwater.cli.formats import counted, duration, exact, exact_money, money
-from breakwater.cli.output import Cell, Column
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.contracts.job import Job
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.commands import output
+from breakwater.kernel.commands.formats import counted, duration, exact, exact_money, money
+from breakwater.kernel.commands.output import Cell, Column
 
 BreakerRecord = Mapping[str, Any]
 """A row of `BREAKERS`: the changes of a breaker, its state now, and why it opened first."""

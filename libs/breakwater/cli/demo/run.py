@@ -21,14 +21,10 @@ from aiohttp import web
 from nats.aio.client import Client
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from breakwater.bus.provision import survey
-from breakwater.bus.topology import Plan
-from breakwater.cli import connect, formats, output
 from breakwater.cli.console import sign_in_link
 from breakwater.cli.demo import report, scenario
 from breakwater.cli.demo.reconciliation import ProviderCall, compare
 from breakwater.cli.demo.report import Delivered, DemoCheck, DemoReport, DemoRun
-from breakwater.cli.errors import unreachable
 from breakwater.cli.setup import bus_plan
 from breakwater.cli.up import start_stack
 from breakwater.client import ApiError, AsyncClient, JobFailedError
@@ -40,8 +36,12 @@ from breakwater.embedded.ports import free_port
 from breakwater.embedded.simulation import SCRIPT, provider_process
 from breakwater.embedded.stack import Stack, plan_stack
 from breakwater.embedded.supervisor import ProcessEvent, Supervisor
+from breakwater.kernel.commands import connect, formats, output
+from breakwater.kernel.commands.errors import unreachable
+from breakwater.kernel.nats.provision import survey
+from breakwater.kernel.nats.topology import Plan
+from breakwater.kernel.process.files import write_private
 from breakwater.policy.budget import periods_since
-from breakwater.runtime.files import write_private
 from breakwater.state.budget_counters import BudgetCounters
 
 CONFIG = "breakwater.yaml"

@@ -14,7 +14,7 @@ from breakwater.embedded.clickhouse.access import EngineRole
 from breakwater.embedded.clickhouse.engine import DataDirectoryError, Engine
 from breakwater.embedded.clickhouse.http import Users, application
 from breakwater.embedded.ports import LOOPBACK
-from breakwater.runtime.files import raise_file_limit
+from breakwater.kernel.process.files import raise_file_limit
 
 _STOP_SECONDS = 3.0  # for answers to be finished
 _ENGINE_STOP_SECONDS = 0.5  # for statements whose client is gone

@@ -36,8 +36,8 @@ from breakwater.embedded.clickhouse.access import (
 )
 from breakwater.embedded.clickhouse.statements import ClickHouseError, Statement
 from breakwater.embedded.process import until_readable
-from breakwater.errors import BreakwaterError
-from breakwater.runtime.files import write_private
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.process.files import write_private
 
 T = TypeVar("T")
 

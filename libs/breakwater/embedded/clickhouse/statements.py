@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from enum import IntEnum
 
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
 
 
 class ErrorCode(IntEnum):

@@ -20,7 +20,6 @@ import structlog
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from breakwater.contracts.types import format_time
 from breakwater.embedded.provider.anthropic import Anthropic, CountTokens
 from breakwater.embedded.provider.behaviour import Decision, ModelPlan, decide, make_plans
 from breakwater.embedded.provider.embeddings import AzureEmbeddings, Embeddings
@@ -29,6 +28,7 @@ from breakwater.embedded.provider.openai import Azure, OpenAI, RequestRefusedErr
 from breakwater.embedded.provider.reply import JSON, WireReply, reply_to
 from breakwater.embedded.provider.responses import Responses
 from breakwater.embedded.provider.script import ErrorText, Fault, ProviderScript, ScriptError, build_script, mistakes
+from breakwater.kernel.types import format_time
 
 MAX_BODY_BYTES = 64 * 2**20
 NO_MODEL = "-"

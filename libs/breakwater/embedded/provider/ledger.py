@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any
 
-from breakwater.contracts.types import format_time
 from breakwater.embedded.provider.behaviour import Decision
+from breakwater.kernel.types import format_time
 
 KEPT_CALLS = 1_000_000
 """Number of the newest calls that are kept; all of them are in the totals."""

@@ -22,7 +22,7 @@ from breakwater.embedded.provider.script import (
     ScriptedToolCall,
     mistakes,
 )
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
 
 
 class RequestRefusedError(BreakwaterError):

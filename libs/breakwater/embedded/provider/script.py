@@ -19,8 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from breakwater.contracts.types import Message, UsdAmount
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.types import Message, UsdAmount
 
 EFFECTS = ("status", "hang_s", "kind", "answer", "stream")
 """Effects of a fault: it has exactly one of these."""

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from pydantic import JsonValue
 
-from breakwater.contracts.validation import FieldError
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.validation import FieldError
 from breakwater.policy.price import InputSize
 
 Body = Mapping[str, JsonValue]

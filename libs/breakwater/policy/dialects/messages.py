@@ -14,7 +14,9 @@ import orjson
 from pydantic import JsonValue
 from pydantic_core import from_json
 
-from breakwater.contracts.validation import FieldError
+from breakwater.kernel.formats import words
+from breakwater.kernel.surrogates import whole_escapes
+from breakwater.kernel.validation import FieldError
 from breakwater.policy.chat_completions import completion_of, first_choice
 from breakwater.policy.chat_messages import (
     ORDER,
@@ -28,7 +30,6 @@ from breakwater.policy.chat_messages import (
     objects,
 )
 from breakwater.policy.dialects.forms import EMPTY, Body, ChatForm, InvalidBodyError
-from breakwater.policy.formats import words
 from breakwater.policy.ownership import shown
 from breakwater.policy.params import is_run_by_client
 from breakwater.policy.price import InputSize, size_of_messages, size_of_params
@@ -45,7 +46,6 @@ from breakwater.policy.provider_state import (
     state_of_calls,
     token_of,
 )
-from breakwater.policy.surrogates import whole_escapes
 from breakwater.policy.tool_schemas import anthropic_tool
 from breakwater.policy.usage import ESTIMATED, figure, is_estimated, of_completion
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from breakwater.kernel.surrogates import whole_escapes
 from breakwater.policy.chat_chunks import Chunk
 from breakwater.policy.chat_messages import THOUGHT, arguments_text, fields, objects
 from breakwater.policy.dialects.messages import (
@@ -32,7 +33,6 @@ from breakwater.policy.dialects.messages import (
     written,
 )
 from breakwater.policy.provider_state import AUTHOR, CarriedState, is_token, plain_id
-from breakwater.policy.surrogates import whole_escapes
 
 MessageEvent = dict[str, Any]
 

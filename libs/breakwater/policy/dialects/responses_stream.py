@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from breakwater.errors import BreakwaterError
+from breakwater.kernel.errors import BreakwaterError
 from breakwater.policy.chat_chunks import Assembly, Chunk, rest_of
 from breakwater.policy.chat_completions import completion_of, first_choice, is_overflow
 from breakwater.policy.chat_messages import THOUGHT, encoded, fields, is_end, objects

@@ -1,0 +1,28 @@
+"""The root of all exceptions, and those that more than one room raises.
+
+BreakwaterError
+├── ConfigError                     the config file, the environment or a secret is wrong
+└── UnavailableError                a server does not answer
+    ├── BusUnavailableError         NATS; in kernel/nats/errors.py
+    ├── StateUnavailableError       Redis; in kernel/redis/connection.py
+    └── AnalyticsUnavailableError   ClickHouse; in kernel/clickhouse/errors.py
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class BreakwaterError(Exception):
+    """Root of every exception that Breakwater raises itself."""
+
+
+class ConfigError(BreakwaterError):
+    """Something in the config file, the environment or a secret can't be used. Says what, where and what to do."""
+
+
+class UnavailableError(BreakwaterError):
+    """A server does not answer, or can't serve now: the same call may work later, and may have been carried out."""
+
+    server: ClassVar[str]
+    """The server's name in the log and in metrics."""

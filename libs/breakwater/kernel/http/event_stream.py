@@ -1,0 +1,204 @@
+"""Responses that are server-sent events: their number, their format, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from typing import Any
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from breakwater.kernel.http.problems import RequestError, not_read
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.process import background
+from breakwater.kernel.redis.connection import StateUnavailableError
+from services.request.auth import caller_of, refusal
+from services.request.results import disconnected
+
+MAX_STREAMS = 200
+MAX_OF_A_KEY = 50
+"""So that no program can take all streams."""
+
+KEEP_ALIVE_S = 15.0
+"""Proxies close what is silent for a minute."""
+
+EARLY_S = 0.005
+"""Time by which a timer may fire early: uvloop's count whole milliseconds."""
+
+SEND_TIMEOUT_S = 60.0
+"""For a client to take anything at all."""
+
+KEY_LOOK_S = 15.0
+"""Interval at which the key that opened a stream is checked: it may be revoked meanwhile."""
+
+FAREWELL_S = 1.0
+
+_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+Ending = asyncio.Future[str]
+"""The reason why a stream is to end."""
+
+
+class OpenStreams:
+    """The streams of this process that are open."""
+
+    def __init__(self, most: int | None = None) -> None:
+        """Takes the most open streams, all of which one key may have; None for the default limits."""
+        self._limit = most
+        self._open: dict[Ending, str] = {}
+        self._released = False
+
+    @contextmanager
+    def open(self, request: Request) -> Generator[Ending]:
+        """A place for one more stream of the request's key while the block runs.
+
+        Raises:
+            RequestError: 429, the key has its share; 503, all are taken.
+        """
+        key_id = caller_of(request).id
+        most = self._limit or MAX_STREAMS
+        most_of_a_key = self._limit or MAX_OF_A_KEY
+        if sum(holder == key_id for holder in self._open.values()) >= most_of_a_key:
+            message = f"this API key has {most_of_a_key} streams open here, the most for a key; close one"
+            raise RequestError(429, "too_many_streams", message, headers={"Retry-After": "5"})
+        if len(self._open) >= most:
+            message = f"{most} streams are open here, which is the most; close one, or ask again later"
+            raise RequestError(503, "too_many_streams", message, headers={"Retry-After": "5"})
+        ending: Ending = asyncio.get_running_loop().create_future()
+        self._open[ending] = key_id
+        try:
+            if self._released:
+                end(ending, "the service stops; connect again")
+            yield ending
+        finally:
+            del self._open[ending]
+
+    def release(self) -> None:
+        """Ends all streams, now and from now on: the process stops."""
+        self._released = True
+        for ending in self._open:
+            end(ending, "the service stops; connect again")
+
+
+def end(ending: Ending, why: str) -> None:
+    """Ends a stream, with a message for its reader."""
+    if not ending.done():
+        ending.set_result(why)
+
+
+class EventStream(Response):
+    """The headers of an event stream, without a length. A subclass sends the events."""
+
+    def __init__(self, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(headers={**_HEADERS, **(headers or {})})
+        self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
+
+    async def begin(self, send: Send) -> None:
+        """Sends the status and the headers."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+
+class StreamSilence:
+    """The time for which nothing was sent on a stream. A comment ends it before a proxy closes the stream."""
+
+    def __init__(self) -> None:
+        self._comment_at = 0.0
+
+    def end(self) -> None:
+        """Notes that something was sent."""
+        self._comment_at = time.monotonic() + KEEP_ALIVE_S
+
+    def comment_due_s(self) -> float:
+        """Seconds until a comment is due: 0 once a timer for it may have fired, and before the first `end`."""
+        due_s = self._comment_at - time.monotonic()
+        return due_s if due_s > EARLY_S else 0.0
+
+
+class Sender:
+    """Sends to a reader, and knows when a comment is due."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.silence = StreamSilence()
+
+    async def send(self, data: bytes, *, more: bool = True) -> None:
+        """Sends, and waits for a slow reader. Raises TimeoutError: it takes nothing at all."""
+        async with asyncio.timeout(SEND_TIMEOUT_S):
+            await send_part(self._send, data, more=more)
+        self.silence.end()
+
+    async def send_due_comment(self) -> None:
+        """Sends a comment if it is due."""
+        if not self.silence.comment_due_s():
+            await self.send(comment("still here"))
+
+
+class FollowedStream(EventStream):
+    """The stream of one reader. Problems before it has begun become error responses."""
+
+    def __init__(self, streams: OpenStreams, request: Request) -> None:
+        super().__init__()
+        self._streams = streams
+        self._request = request
+
+    def opened(self, ending: Ending) -> AbstractAsyncContextManager[Callable[[Sender], Coroutine[Any, Any, None]]]:
+        """Opens the source of the stream; gives the function that writes it."""
+        raise NotImplementedError
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the stream until it is done, its reader leaves or is too slow, its key is revoked, or it is ended."""
+        with self._streams.open(self._request) as ending:
+            try:
+                async with self.opened(ending) as write:
+                    await self.begin(send)
+                    if scope["method"] == "HEAD":
+                        await send_part(send, b"", more=False)
+                    else:
+                        await self._send(write(Sender(send)), ending, receive, send)
+            except (BusError, StateUnavailableError) as error:
+                raise not_read(error) from error
+
+    async def _send(self, writes: Coroutine[Any, Any, None], ending: Ending, receive: Receive, send: Send) -> None:
+        async def watch_key() -> None:
+            end(ending, await refusal(self._request, KEY_LOOK_S))
+
+        writing = asyncio.create_task(writes)
+        left = asyncio.create_task(disconnected(receive))
+        watching = asyncio.create_task(watch_key())
+        try:
+            await asyncio.wait([writing, left, ending], return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                try:
+                    writing.result()
+                except TimeoutError:
+                    # It takes nothing, not even a farewell: its connection breaks off, and only the log says why.
+                    key_id = caller_of(self._request).id
+                    structlog.get_logger().warning("stream_cut", path=self._request.url.path, key_id=key_id)
+            elif not left.done():
+                # Between two events: only waiting can be cancelled.
+                await background.stop(writing)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(FAREWELL_S):
+                        await send_part(send, comment(ending.result()), more=False)
+        finally:
+            await background.stop(writing, left, watching)
+
+
+async def send_part(send: Send, data: bytes, *, more: bool = True) -> None:
+    """Sends a part of the body. Waits for a client that is slow, for as long as the caller's timeout lets it."""
+    await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def server_sent(event: str, data: bytes, event_id: object) -> bytes:
+    """One event of a stream. `data`: JSON on one line."""
+    return b"event: %b\ndata: %b\nid: %b\n\n" % (event.encode(), data, str(event_id).encode())
+
+
+def comment(text: str) -> bytes:
+    """A comment, which readers skip."""
+    return f": {text}\n\n".encode()

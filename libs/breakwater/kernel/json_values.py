@@ -1,0 +1,238 @@
+"""JSON in the texts of models, found in time linear in the text; the depth of values, and schemas within schemas."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.surrogates import whole_escapes
+
+MAX_DEPTH = 100
+"""Deeper JSON has no use here, and other programs refuse it: pydantic reads 200 levels, with those that are put around
+an answer, and writes 255."""
+MAX_CANDIDATES = 100
+"""Parts of a text that are tried. Who writes a hundred that look like JSON and are none has no answer."""
+
+
+class NoJsonError(BreakwaterError, ValueError):
+    """There is no JSON in the text, or none that may be used. The text says why, without what the answer says."""
+
+
+def find_json(text: str, *, strict: bool, openers: str = "{[") -> JsonValue:
+    """The JSON value of an answer: all of its text, or a fenced block.
+
+    Args:
+        text: of the answer.
+        strict: true if nothing may be around it; otherwise the first fenced block that is JSON counts, or the first
+            object or array in the text.
+        openers: what an object or array in the text may begin with.
+
+    Raises:
+        NoJsonError: there is none. A value that is written in full but is wrong is not looked into for others.
+    """
+    text = text.strip().strip("\ufeff")
+    if not text:
+        raise NoJsonError("is empty")
+    first: NoJsonError | None = None
+    for candidate in islice(_candidates(text, strict=strict, openers=openers), MAX_CANDIDATES):
+        try:
+            return parse_json(candidate)
+        except NoJsonError as error:
+            first = first or error
+    if text[0] in '{["' or text.startswith("```"):
+        assert first is not None
+        raise first
+    raise NoJsonError("is not JSON" if strict else "has no JSON in it")
+
+
+def parse_json(text: str) -> JsonValue:
+    """One JSON value, as RFC 8259 has it, and no key twice in an object.
+
+    Raises:
+        NoJsonError: it is none, or is one that can't be written down again.
+    """
+    try:
+        value = json.loads(whole_escapes(text), object_pairs_hook=_object)
+    except NoJsonError:
+        raise
+    except json.JSONDecodeError as error:
+        problem = error.msg[:1].lower() + error.msg[1:]
+        raise NoJsonError(f"is not JSON: {problem} (line {error.lineno}, column {error.colno})") from None
+    except ValueError:
+        raise NoJsonError("has a number with too many digits") from None
+    except RecursionError:
+        raise NoJsonError(TOO_DEEP) from None
+    if (flaw := flaw_of(value)) is not None:
+        raise NoJsonError(flaw)
+    return cast(JsonValue, value)
+
+
+TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
+
+
+def flaw_of(value: object) -> str | None:
+    """Reason why a value can't be written as JSON, or shouldn't be; None where it can."""
+    for depth, level in enumerate(levels(value)):
+        if depth > MAX_DEPTH:
+            return TOO_DEEP
+        for item in level:
+            if isinstance(item, float) and not math.isfinite(item):
+                return "has a number that JSON does not know, such as NaN or Infinity"
+            if isinstance(item, str) and not item.isascii() and _SURROGATE.search(item):
+                return "has half of a surrogate pair in a string"
+    return None
+
+
+def is_too_deep(value: object) -> bool:
+    """True if a value is nested deeper than all who read it on the way take, with what holds it."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        below: list[Any] = []
+        for item in level:
+            if type(item) in _LEAVES:
+                continue
+            if isinstance(item, dict):
+                below += cast(dict[Any, Any], item).values()
+            elif isinstance(item, list | tuple):
+                below += cast(list[Any], item)
+        if not below:
+            return False
+        level = below
+    return True
+
+
+_LEAVES = frozenset({str, int, float, bool, type(None)})
+
+
+def levels(value: object) -> Iterator[list[Any]]:
+    """The content of a JSON value, level by level: first itself, then its keys and items, then theirs."""
+    level: list[Any] = [value]
+    while level:
+        yield level
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(cast(dict[Any, Any], item).keys())
+                below.extend(cast(dict[Any, Any], item).values())
+            elif isinstance(item, list | tuple):
+                below.extend(cast(list[Any], item))
+        level = below
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise NoJsonError(f"has the property {twice[:40]!r} twice in one object")
+    return found
+
+
+def _candidates(text: str, *, strict: bool, openers: str) -> Iterator[str]:
+    yield text
+    if text.startswith("```") and text.endswith("```") and len(text) >= 6:
+        yield _inside(text[3:-3])
+    if not strict:
+        yield from _fenced_blocks(text)
+        yield from _balanced(text, openers)
+
+
+def _fenced_blocks(text: str) -> Iterator[str]:
+    end = 0
+    while (start := text.find("```", end)) >= 0:
+        line_end = text.find("\n", start)
+        line_end = len(text) if line_end < 0 else line_end
+        close = text.rfind("```", start + 3, line_end)
+        if close < 0:
+            # No string of JSON has a line break in it, so a fence that begins a line is none of the content.
+            closing = _FENCE.search(text, line_end)
+            if closing is None:
+                return
+            close = closing.start()
+            end = closing.end()
+        else:
+            end = close + 3
+        yield _inside(text[start + 3 : close])
+
+
+_FENCE = re.compile(r"\n[ \t]*```")
+_LANGUAGE = re.compile(r"[A-Za-z][\w+-]*(?=[\s{\[\"])")
+
+
+def _inside(block: str) -> str:
+    """The content of a fenced block, without the name of its language."""
+    language = _LANGUAGE.match(block)
+    return block[language.end() :] if language is not None else block
+
+
+def _balanced(text: str, openers: str) -> Iterator[str]:
+    """Objects and arrays in a text, one after the other, none of them within another one."""
+    end = 0
+    begins = re.compile("|".join(_BEGINNINGS[opener] for opener in openers))
+    while (start := begins.search(text, end)) is not None:
+        close = _closing(text, start.start())
+        if close is None:
+            return  # cut off: a part of it is not the answer
+        yield text[start.start() : close]
+        end = close
+
+
+_BEGINNINGS = {"{": r'\{\s*["}]', "[": r"\[\s*[\[{\]\"\-0-9tfn]"}
+"""Beginnings that prose does not have by chance."""
+_STRUCTURE = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[{}\[\]]', re.S)
+
+
+def _closing(text: str, start: int) -> int | None:
+    """The end of what begins at `start`; None where there is none."""
+    depth = 0
+    for token in _STRUCTURE.finditer(text, start):
+        if token[0] in "{[":
+            depth += 1
+        elif token[0] in "}]":
+            depth -= 1
+            if depth == 0:
+                return token.end()
+    return None
+
+
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_LISTED = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_SINGLE = frozenset(
+    {
+        "items", "contains", "additionalProperties", "propertyNames", "unevaluatedItems", "unevaluatedProperties",
+        "not", "if", "then", "else", "contentSchema",
+    }
+)  # fmt: skip
+
+
+def subschemas(
+    schema: dict[str, JsonValue], path: str = "$", but: str | None = None
+) -> Iterator[tuple[str, dict[str, JsonValue]]]:
+    """Every schema within a schema, itself first, with its path. What is data in it, such as `enum`, is passed over.
+
+    Args:
+        schema: the outermost.
+        path: of it.
+        but: a keyword whose schema is passed over, too.
+    """
+    yield path, schema
+    for keyword, value in schema.items():
+        if keyword in _NAMED and isinstance(value, dict):
+            below = [(f"{path}.{keyword}.{name}", item) for name, item in value.items()]
+        elif keyword in _LISTED and isinstance(value, list):
+            below = [(f"{path}.{keyword}[{index}]", item) for index, item in enumerate(value)]
+        else:
+            below = [(f"{path}.{keyword}", value)] if keyword in _SINGLE and keyword != but else []
+        for place, item in below:
+            if isinstance(item, dict):
+                yield from subschemas(item, place, but)

@@ -1,0 +1,289 @@
+"""FastStream's broker and application, by which a service is on the bus, with the reason for each override (ADR 0006).
+
+FastStream connects, begins and ends what is registered with it in order, serves requests, and runs the handlers of what
+is read. Jobs and events come by our own subscriber (`breakwater.kernel.nats.subscriber`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, cast
+
+import nats.errors
+import structlog
+from faststream import FastStream
+from faststream.exceptions import IncorrectState
+from faststream.nats import NatsBroker, NatsMessage, NatsSecurity
+from faststream.specification import AsyncAPI
+
+from breakwater.contracts.channels import CHANNELS, Channel
+from breakwater.kernel.nats.core import give_up, tls_options
+from breakwater.kernel.nats.lookup import ClientGetter
+from breakwater.kernel.nats.permissions import inbox_prefix
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.pull import RETRY_S, STOP_S
+from breakwater.kernel.nats.subscriber import Batches, Declaration, Each, PullSubscriber, receives, registered
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
+from breakwater.kernel.security.encryption import OFF, Cipher
+from breakwater.kernel.telemetry.metrics import GaugeCollector
+
+MAX_PENDING_BYTES = 16 * 1024 * 1024
+PING_S = 1.0
+
+
+class Broker(NatsBroker):
+    """The broker of one service."""
+
+    def __init__(self, url: str, service: str, **options: Any) -> None:
+        """Takes FastStream's options."""
+        super().__init__(url, **options)
+        self.service = service
+
+    def subscriber(  # pyright: ignore[reportIncompatibleMethodOverride]  # it takes channels too
+        self, *channels: Channel | str, pull_sub: Batches | Each | None = None, **options: Any
+    ) -> Any:
+        """Overridden to declare a subscriber of a durable consumer that is read by our own pull.
+
+        Args:
+            channels: what is read; of one stream. One, or a subject, for a subscriber of FastStream's own.
+            pull_sub: how it is read; None for a subscriber of FastStream's own.
+            options: `durable`, the consumer's name, and `filters`, its subjects, if they are not all of the channels';
+                otherwise FastStream's.
+        """
+        if not isinstance(pull_sub, Batches | Each):
+            match channels:
+                case [Channel() as channel]:
+                    channels = (channel.address,)
+                    options |= {"title": receives(self.service, channel), "description": channel.summary}
+                case _:
+                    pass
+            return super().subscriber(*channels, pull_sub=pull_sub or False, **options)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        return self._pull_subscriber([one for one in channels if isinstance(one, Channel)], pull_sub, **options)
+
+    def _pull_subscriber(
+        self, channels: Sequence[Channel], source: Batches | Each, *, durable: str, filters: Sequence[str] = ()
+    ) -> PullSubscriber:
+        wildcards = [re.sub(r"{\w+}", "*", channel.address) for channel in channels]
+        declaration = Declaration(self.service, channels, durable, filters or wildcards)
+        return registered(self, PullSubscriber(cast(Any, self.config), declaration, source))
+
+    @property
+    def pull_subscribers(self) -> list[PullSubscriber]:
+        """Those of durable consumers."""
+        return [one for one in self.subscribers if isinstance(one, PullSubscriber)]
+
+    async def stop(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_val: BaseException | None = None,
+        exc_tb: TracebackType | None = None,
+    ) -> None:
+        """Overridden, as FastStream's never ends while the server is away."""
+        with suppress(IncorrectState):  # it has no connection yet
+            give_up(self.connection)
+        await super().stop(exc_type, exc_val, exc_tb)
+
+
+def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> Broker:
+    """A broker that never gives up on its server, and logs an outage once.
+
+    Raises:
+        ConfigError: a file of `BREAKWATER_TLS_*` can't be used.
+    """
+    tls = tls_options(url)
+    outage = Outage("nats")
+    logged: set[str] = set()
+
+    async def lost() -> None:
+        # Also called when we close it ourselves.
+        if not (broker.connection.is_draining or broker.connection.is_closed):
+            outage.failed("connection lost; reconnecting")
+
+    async def regained() -> None:
+        outage.worked()
+
+    async def failed(error: Exception) -> None:
+        # While the connection is lost every try to regain it fails here. Before the first one, and for what the server
+        # denies, each text is logged once.
+        if not outage.lasting and str(error) not in logged:
+            logged.add(str(error))
+            structlog.get_logger().warning("nats_error", error=str(error) or repr(error))
+
+    async def closed() -> None:
+        # On some errors of protocol the client gives up for good, whatever its settings. Without a bus nothing can be
+        # finished or acknowledged, so nothing is stopped gracefully: the supervisor restarts this process.
+        if broker.running:
+            structlog.get_logger().error("nats_connection_closed", what_happens="the process ends")
+            os._exit(os.EX_SOFTWARE)
+
+    broker = Broker(
+        url,
+        service,
+        specification_url="nats://127.0.0.1:4222",
+        description="NATS with JetStream; `.breakwater/endpoints.json` has the address and the password.",
+        name=f"breakwater-{service}",
+        inbox_prefix=inbox_prefix(service),
+        max_reconnect_attempts=-1,
+        reconnect_time_wait=1,
+        connect_timeout=5,
+        ping_interval=10,
+        max_outstanding_pings=2,
+        pending_size=MAX_PENDING_BYTES,
+        allow_reconnect=True,
+        graceful_timeout=graceful_timeout_s,
+        disconnected_cb=lost,
+        reconnected_cb=regained,
+        error_cb=failed,
+        closed_cb=closed,
+        security=NatsSecurity(ssl_context=tls["tls"], tls_handshake_first=tls["tls_handshake_first"]),
+        logger=None,
+    )
+    return broker
+
+
+class ServiceApp(FastStream):
+    """The application around a broker: runs until SIGTERM or SIGINT, and reports when it is ready."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker, logger=None)
+        self._broker = broker
+        self._ready = False
+        self._ended = asyncio.Event()
+        self.reload: Callable[[Any], Awaitable[None]] = nothing_to_reload
+        """Takes over another config; raises ConfigError where that can't be, and has changed nothing then."""
+
+    async def start(self, **run_extra_options: Any) -> None:
+        """Overridden, as it is ready only when NATS has all subscriptions, which FastStream does not wait for.
+
+        Of consumers, those of batches: a worker that has no queue of one agent serves the others.
+        """
+        await super().start(**run_extra_options)
+        await subscribed(self._broker)
+        for one in self._broker.pull_subscribers:
+            if one.pull_sub.batch:
+                await one.answered.wait()
+        self._ready = True
+        structlog.get_logger().info("service_ready")
+
+    async def run(self, *_: object, **__: object) -> None:
+        """Overridden, as FastStream's polls ten times a second whether it is to end, and ends only once it has started.
+
+        This `run` is woken by a signal or by `exit`.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.exit)
+        starting, ending = asyncio.create_task(self.start()), asyncio.create_task(self._ended.wait())
+        try:
+            await asyncio.wait((starting, ending), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                await starting
+                await ending
+            await self.stop()
+        finally:
+            await background.stop(starting, ending)
+
+    async def start_subscribers(self) -> None:
+        """Starts those that were declared since the application started."""
+        for one in self._broker.pull_subscribers:
+            await one.start()
+
+    async def end_subscribers(self, *, drain_s: float = STOP_S) -> None:
+        """Returns when the consumers are read no more, and what was read is handled; cancels handlers after `drain_s`.
+
+        FastStream's broker does so too, but after the hooks by which that ends which handlers may wait for.
+        """
+        await asyncio.gather(*(one.stop(drain_s=drain_s) for one in self._broker.pull_subscribers))
+
+    def run_alongside(
+        self, work: Callable[[], Coroutine[Any, Any, None]], gauges: GaugeCollector | None = None
+    ) -> None:
+        """Does work, and shows gauges, for as long as the application runs and its last batches are handled."""
+        running: list[asyncio.Task[None]] = []
+
+        @self.after_startup
+        async def start() -> None:
+            running.append(asyncio.create_task(background.keep_doing(work)))
+            if gauges is not None:
+                gauges.start()
+
+        @self.on_shutdown
+        async def stop() -> None:
+            await self.end_subscribers()
+            if gauges is not None:
+                gauges.stop()
+            await background.stop(*running)
+
+    def exit(self) -> None:
+        """Overridden to wake `run`."""
+        self._ended.set()
+
+    async def is_alive(self) -> bool:
+        """True if it is ready, and connected now."""
+        return self._ready and await self._broker.ping(timeout=PING_S)
+
+
+async def nothing_to_reload(_config: object) -> None:
+    """The reload of a service that does not depend on the config."""
+
+
+async def subscribed(broker: NatsBroker) -> None:
+    """Returns when NATS has all subscriptions: it handles what a connection sends in its order, and answers a ping."""
+    while True:
+        try:
+            await broker.connection.flush()
+        except (TimeoutError, nats.errors.Error):
+            await asyncio.sleep(RETRY_S)  # lost meanwhile; it is regained with its subscriptions
+        else:
+            return
+
+
+def connection_of(broker: NatsBroker) -> ClientGetter:
+    """The broker's connection, once it has one."""
+    return partial(getattr, broker, "connection")
+
+
+def on_request(broker: NatsBroker, subject: str, queue: str, answer: Callable[[str], Awaitable[bytes]]) -> None:
+    """Answers requests on core NATS, each by one member of the queue group. `answer` is given the request's subject."""
+
+    @broker.subscriber(subject, queue=queue, max_workers=4, include_in_schema=False)
+    async def receive(message: NatsMessage) -> bytes:
+        try:
+            return await answer(message.raw_message.subject)
+        except Exception:
+            # FastStream has no logger here, and would drop it.
+            structlog.get_logger().exception("handler_failed")
+            raise
+
+
+def specification(*brokers: Broker, **about: Any) -> dict[str, Any]:
+    """FastStream's AsyncAPI document of what services read and publish."""
+    return AsyncAPI(*brokers, **about).to_specification().to_jsonable()
+
+
+def publisher_of(
+    broker: Broker, *channels: Channel, cipher: Cipher = OFF, connection: ClientGetter | None = None
+) -> Publisher:
+    """The publisher of a service, which declares with FastStream what it publishes; it refuses other events.
+
+    Events are published by our own publisher: FastStream's waits for no acknowledgement that names a sequence, and
+    takes no headers by which the first writer wins.
+    """
+    for channel in channels:
+        broker.publisher(
+            channel.address,
+            schema=channel.message,
+            title=f"{broker.service}.send.{channel.name}",
+            description=channel.summary,
+            include_in_schema=channel in CHANNELS,
+        )
+    messages = [channel.message for channel in channels]
+    return Publisher(connection or connection_of(broker), broker.service, cipher, publishes=messages)

@@ -1,0 +1,59 @@
+"""Errors of the bus.
+
+BusError
+├── BusUnavailableError         no server, no answer in time: try again later, with the same message id
+│   └── EventStreamFullError    the stream of an event is full: the same
+├── PublishRefusedError         the stream does not take it: full, or too large
+│   ├── MessageTooLargeError    over the server's limit for a message
+│   ├── NoStreamError           no stream takes the subject: an agent that is not configured
+│   └── StreamFullError         a queue is full
+├── AlreadyDecidedError         another writer was first (wrong last sequence on its own subject): read it back
+└── NoRespondersError           the service that answers a request is not running
+"""
+
+from __future__ import annotations
+
+from breakwater.kernel.errors import BreakwaterError, UnavailableError
+
+
+class BusError(BreakwaterError):
+    """Root of what this room raises."""
+
+
+class BusUnavailableError(BusError, UnavailableError):
+    """NATS does not answer. The message may or may not have been stored."""
+
+    server = "nats"
+
+
+class EventStreamFullError(BusUnavailableError):
+    """The stream of an event is full. What the plane has to record waits for room, and nothing goes to make it."""
+
+
+class PublishRefusedError(BusError):
+    """The stream refused the message, which is not stored."""
+
+
+class MessageTooLargeError(PublishRefusedError):
+    """The message is over the server's limit."""
+
+
+class NoStreamError(PublishRefusedError):
+    """No stream takes the subject."""
+
+
+class StreamFullError(PublishRefusedError):
+    """The stream, or the disk of its server, is full."""
+
+
+class AlreadyDecidedError(BusError):
+    """Another writer recorded this subject first."""
+
+
+class NoRespondersError(BusError):
+    """No service is subscribed to the subject of a request."""
+
+
+def unavailable(what: str, error: Exception) -> BusUnavailableError:
+    """BusUnavailable with the words of the error that nats-py or the network raised."""
+    return BusUnavailableError(f"{what}: {str(error).strip() or type(error).__name__}")

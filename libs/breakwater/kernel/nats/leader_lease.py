@@ -1,0 +1,130 @@
+"""Leader election: a lease, stored as the last message on a subject, written with its expected last sequence.
+
+Clocks are not compared: a lease has lapsed when a waiting process has seen no renewal for `LEASE_S` by its own clock;
+its holder stops by its own clock sooner than that. Two may still overlap for a moment, where a machine was suspended;
+decisions that must be made once are made by the stream (see `breakwater.bus.incidents`), not by the leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from breakwater.kernel.nats.errors import AlreadyDecidedError, BusError
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Header, Stream
+from breakwater.kernel.process import background
+
+LEASE_S = 16.0
+RENEW_S = 3.0
+STOP_S = 6.0
+"""Time before the end of its lease at which a holder begins to stop: work in progress may take so long."""
+
+WATCH_S = 1.0
+_FREE = b""
+
+
+class LeaderLease:
+    """A lease that one process has at a time. The others wait, and take it over when it is released or lapses."""
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        publisher: Publisher,
+        stream: Stream,
+        subject: str,
+        holder: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lookup, self._publisher = lookup, publisher
+        self._stream, self._subject = stream, subject
+        self._holder = holder.encode()
+        self._clock = clock
+        self._sequence = 0  # of our own last message, while we have the lease
+
+    async def run(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Waits for the lease, works while it lasts, and stops the work when it is lost; until cancelled."""
+        while True:
+            await self._taken()
+            structlog.get_logger().info("leader_lease_taken", subject=self._subject)
+            task = asyncio.ensure_future(work())
+            try:
+                await self._renewed(task)
+            finally:
+                # To its end, however often we are cancelled ourselves: the lease is not released before that.
+                stopped = await _ended(task)
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    structlog.get_logger().error("leader_work_failed", subject=self._subject, exc_info=error)
+                await self._release()
+                if stopped:
+                    raise asyncio.CancelledError
+            structlog.get_logger().warning("leader_lease_lost", subject=self._subject)
+
+    async def _taken(self) -> None:
+        seen, since = -1, self._clock()
+        while True:
+            try:
+                last = await self._lookup.last(self._stream, self._subject)
+                sequence = 0 if last is None else last.sequence
+                if sequence != seen:
+                    seen, since = sequence, self._clock()
+                if last is None or last.data == _FREE or self._clock() - since >= LEASE_S:
+                    await self._write(self._holder, sequence)
+                    return
+            except BusError as error:
+                # Unavailable, or another process was quicker: the next poll finds out.
+                structlog.get_logger().debug("leader_lease_not_taken", subject=self._subject, error=str(error))
+            await asyncio.sleep(background.aligned_delay(WATCH_S))
+
+    async def _renewed(self, task: asyncio.Future[None]) -> None:
+        """Returns when the lease is lost, or the work has ended."""
+        renewed = self._clock()
+        while (left_s := renewed + LEASE_S - STOP_S - self._clock()) > 0:
+            done, _ = await asyncio.wait([task], timeout=min(RENEW_S, left_s))
+            if done:
+                return
+            before = self._clock()
+            try:
+                async with asyncio.timeout(max(renewed + LEASE_S - STOP_S - before, 0.1)):
+                    if not await self._extended():
+                        return
+                renewed = before
+            except (BusError, TimeoutError) as error:
+                structlog.get_logger().debug("leader_lease_not_renewed", subject=self._subject, error=str(error))
+
+    async def _extended(self) -> bool:
+        """Renews the lease; False where another process has it. Raises BusError."""
+        try:
+            await self._write(self._holder, self._sequence)
+        except AlreadyDecidedError:
+            # The answer to a renewal may have been lost, and the renewal itself not.
+            last = await self._lookup.last(self._stream, self._subject)
+            if last is None or last.data != self._holder:
+                return False
+            self._sequence = last.sequence
+        return True
+
+    async def _release(self) -> None:
+        try:
+            await self._write(_FREE, self._sequence)
+        except BusError as error:
+            # It lapses by itself.
+            structlog.get_logger().debug("leader_lease_not_released", subject=self._subject, error=str(error))
+
+    async def _write(self, data: bytes, after: int) -> None:
+        headers = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after)}
+        self._sequence = (await self._publisher.raw(self._subject, data, headers)).sequence
+
+
+async def _ended(task: asyncio.Future[None]) -> bool:
+    """Cancels a task, and waits until it has ended. Returns True if we were cancelled meanwhile."""
+    try:
+        await background.stop(task)
+    except asyncio.CancelledError:
+        return True
+    return False

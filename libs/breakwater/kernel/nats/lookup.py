@@ -1,0 +1,454 @@
+"""Reading what streams hold, without a consumer: single messages, and parts of a stream in batches (NATS ADR-31).
+
+In a cluster any replica answers, and one that is behind ends that much earlier: by some moments, or by all that was
+stored while it was cut off from the others. A reader that must know that nothing is missing asks for the `whole`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Self, TypeVar, cast
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerInfo, RawStreamMsg
+from nats.js.errors import APIError, NotFoundError
+from pydantic import ValidationError
+
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError, unavailable
+from breakwater.kernel.nats.subjects import Stream, covers
+from breakwater.kernel.security.encryption import Cipher
+from breakwater.kernel.types import Event
+
+LOOKUP_TIMEOUT_S = 5.0
+
+LEAST_SPAN = 128
+"""Sequences that `newest` looks at first. Each time that they hold too little, it looks at twice as many."""
+
+BATCH_MESSAGES = 1_000
+BATCH_BYTES = 4 * 1024 * 1024
+"""A batch ends with the message that goes beyond it. Memory holds two at most: one read, the next coming."""
+
+SUBJECTS_AT_ONCE = 256
+
+_OF_THE_BATCH = ("Nats-Num-Pending", "Nats-Last-Sequence")
+"""Headers that describe the batch, and so differ each time the same message is read."""
+
+_FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2262, 1, 1, tzinfo=UTC)
+"""NATS counts nanoseconds in 64 bits: a time beyond these would mean another one, of other centuries."""
+
+T = TypeVar("T")
+EventT = TypeVar("EventT", bound=Event)
+
+ClientGetter = Callable[[], Client]
+"""Gives the connection, once there is one: for services, which do not name NATS' own types."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A stored message."""
+
+    subject: str
+    data: bytes
+    sequence: int
+    headers: Mapping[str, str]
+    stored_at: datetime
+    """Time that the server took it: UTC, by the server's clock, cut to microseconds."""
+
+    @classmethod
+    def of(cls, data: bytes | None, headers: Mapping[str, str]) -> Self:
+        """The answer to a direct get, whose headers give the message's place."""
+        return cls(
+            subject=headers["Nats-Subject"],
+            data=data or b"",
+            sequence=int(headers["Nats-Sequence"]),
+            headers=headers,
+            stored_at=datetime.fromisoformat(headers["Nats-Time-Stamp"]),
+        )
+
+    def read(self, model: type[EventT]) -> EventT | None:
+        """The message as one of the contract's; None, and a line in the log, where it is none."""
+        try:
+            return model.model_validate_json(self.data)
+        except ValidationError:
+            structlog.get_logger().warning("event_unreadable", sequence=self.sequence, subject=self.subject)
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """State of a stream."""
+
+    identity: str
+    """Its time of creation: distinguishes it from a deleted stream of the same name."""
+    created: datetime
+    first: int
+    """The oldest sequence that is stored; 0 or 1 where nothing was ever removed."""
+    last: int
+    bytes: int
+    max_bytes: int
+    """-1 where there is no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """State of a durable consumer."""
+
+    waiting: int
+    """Messages that were not delivered yet."""
+    in_progress: int
+    """Messages that were delivered and not acknowledged yet."""
+    acknowledged: int
+    """The sequence up to which all its messages are acknowledged; 0 for nothing yet."""
+    delivered: int
+    """The sequence up to which it was given messages; 0 for nothing yet."""
+    deliveries: int
+    """Deliveries so far, repeated ones included."""
+
+
+@contextmanager
+def answered(what: str) -> Generator[None]:
+    """Turns what a request of JetStream raises into BusUnavailableError."""
+    try:
+        yield
+    except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
+        raise unavailable(f"NATS did not respond about {what}", error) from error
+
+
+class Lookup:
+    """Reader of streams. Direct gets are answered by any replica.
+
+    All methods raise BusUnavailableError where NATS does not answer, or has no such stream or consumer. A caller
+    that may leave the loop over `scan` or `last_on` early wraps it in `contextlib.aclosing`, which unsubscribes then.
+    """
+
+    def __init__(self, connection: ClientGetter, cipher: Cipher | None = None) -> None:
+        """Without a `cipher`, `last` and `next` return messages as they are stored, as the others always do."""
+        self._connection = connection
+        self._cipher = cipher
+
+    def as_stored(self) -> Lookup:
+        """The same without decrypting, for those who need no texts."""
+        return Lookup(self._connection)
+
+    async def last(self, stream: Stream, subject: str) -> Found | None:
+        """The last message on a subject, or None. Raises DecryptionError: with a cipher that lacks its key."""
+        return await self._found(stream, self._jetstream.get_last_msg(stream.value, subject, direct=True), subject)
+
+    async def newest_on(self, stream: Stream, subject: str) -> Found | None:
+        """The last message on a subject as the stream's leader knows it, and as it is stored; None if there is none."""
+        with answered(subject):
+            try:
+                message = await self._jetstream.get_last_msg(stream.value, subject)
+            except NotFoundError:
+                return None
+        assert message.seq is not None
+        assert message.time is not None
+        headers = cast(Mapping[str, str], message.headers or {})
+        return Found(subject, message.data or b"", message.seq, headers, message.time.astimezone(UTC))
+
+    async def winner(self, stream: Stream, subject: str) -> Found:
+        """The message on a subject that takes one, after another publish to it was refused. Raises as `last`.
+
+        Raises:
+            BusUnavailableError: the replica that was asked lags, and does not have it yet.
+        """
+        if (found := await self.last(stream, subject)) is None:
+            raise BusUnavailableError(f"{subject} is decided, but the replica that was asked lags")
+        return found
+
+    async def next(self, stream: Stream, subject_filter: str, sequence: int) -> Found | None:
+        """The first stored message from a sequence on that matches, or None. Raises as `last`."""
+        asked = self._jetstream.get_msg(stream.value, sequence, subject_filter, direct=True, next=True)
+        return await self._found(stream, asked, stream)
+
+    async def facts(self, stream: Stream) -> Facts:
+        """The state of a stream now."""
+        with answered(stream):
+            info = await self._jetstream.stream_info(stream.value)
+        identity = format(info.created.timestamp(), ".6f") if info.created else "unknown"
+        created = info.created or datetime.fromtimestamp(0, UTC)
+        state, limit = info.state, info.config.max_bytes
+        return Facts(identity, created, state.first_seq, state.last_seq, state.bytes, limit or -1)
+
+    async def counts(self, stream: Stream, subject_filter: str) -> dict[str, int]:
+        """The number of messages of each subject that matches, as the server counts them.
+
+        One answer names 100,000 subjects at most; this is for streams that have fewer.
+        """
+        with answered(stream):
+            info = await self._jetstream.stream_info(stream.value, subjects_filter=subject_filter)
+        return dict(info.state.subjects or {})
+
+    async def backlog(self, stream: Stream, durable: str) -> Backlog | None:
+        """The state of a durable consumer; None where it was never created."""
+        with answered(durable):
+            try:
+                return _backlog(await self._jetstream.consumer_info(stream.value, durable))
+            except NotFoundError:
+                return None
+
+    async def progress(self, stream: Stream, durable: str) -> Backlog:
+        """The state of a durable consumer that must be there."""
+        if (found := await self.backlog(stream, durable)) is None:
+            raise BusUnavailableError(f"NATS did not respond about {durable}: consumer not found")
+        return found
+
+    async def scan(
+        self,
+        stream: Stream,
+        subject_filter: str,
+        *,
+        start: datetime | int = 1,
+        up_to: int | None = None,
+        whole: bool = False,
+    ) -> AsyncGenerator[Found]:
+        """The stored messages that match, in the stream's order, up to the last one that was there when it began.
+
+        Args:
+            stream: where to read; it must allow direct gets.
+            subject_filter: one subject, wildcards allowed.
+            start: the first sequence, or the time (with its zone) of storing from which on to read.
+            up_to: the last sequence, where it is known; no more is read than that.
+            whole: the stream's leader names the last message, so that a replica that is behind is noticed. With
+                `up_to`, that is the leader's, of a message that need not match: the messages behind the last one that
+                does are read, too.
+
+        Raises:
+            BusUnavailableError: also where the `whole` is asked for, and a replica is behind.
+            BusError: NATS refuses the request.
+            ValueError: the time has no zone.
+        """
+        first, to_match, last = _begin(start), up_to is None, 0
+        if up_to is None:
+            end = await self._end(stream, subject_filter, whole=whole)
+            if end is None or (end[1] < start if isinstance(start, datetime) else end[0] < start):
+                return
+            up_to = end[0]
+        async with aclosing(self._walk(stream, {**first, "next_by_subj": subject_filter}, up_to=up_to)) as stored:
+            async for message in stored:
+                if (last := message.sequence) <= up_to:
+                    yield message
+                if last >= up_to:
+                    return
+        if not whole:
+            return
+        if not to_match:
+            rest = {**({"seq": last + 1} if last else first), "next_by_subj": ">"}
+            async with aclosing(self._walk(stream, rest, up_to=up_to)) as stored:
+                async for message in stored:
+                    last = message.sequence
+                    if covers(subject_filter, message.subject):
+                        yield message
+        _check_end(stream, last, up_to)
+
+    async def last_on(self, stream: Stream, subjects: Sequence[str]) -> AsyncGenerator[Found]:
+        """The newest message of each of the subjects that has one. Raises as `scan` does."""
+        for start in range(0, len(subjects), SUBJECTS_AT_ONCE):
+            wanted = {"multi_last": list(subjects[start : start + SUBJECTS_AT_ONCE]), "seq": 1}
+            async with aclosing(self._walk(stream, wanted)) as stored:
+                async for message in stored:
+                    yield message
+
+    async def last_of_each(self, stream: Stream, subject_filter: str, *, whole: bool = False) -> tuple[Found, ...]:
+        """The newest message of every subject that matches, in the stream's order. Memory holds one of each.
+
+        Up to 1024 subjects the server picks them out. Beyond, all that matches is read, which takes as long as `scan`,
+        as which it raises.
+        """
+        end = await self._end(stream, subject_filter, whole=whole)
+        if end is None:
+            return ()
+        wanted = {"multi_last": [subject_filter], "seq": 1, "up_to_seq": end[0]}
+        try:
+            latest = [message async for message in self._walk(stream, wanted)]
+        except _TooManySubjectsError:
+            newest = {message.subject: message async for message in self.scan(stream, subject_filter, whole=whole)}
+            return tuple(sorted(newest.values(), key=lambda message: message.sequence))
+        if whole:
+            _check_end(stream, latest[-1].sequence if latest else 0, end[0])
+        return tuple(latest)
+
+    async def newest(
+        self, stream: Stream, subject_filter: str, *, most: int, since: datetime, read: Callable[[Found], T | None]
+    ) -> list[T]:
+        """The content of the newest messages that match, the latest first. Reads no more of the stream than it takes.
+
+        Args:
+            stream: where to read; it must allow direct gets.
+            subject_filter: one subject, wildcards allowed.
+            most: at most so many.
+            since: only what was stored from this time (with its zone) on.
+            read: gives what is kept of a message, which memory holds no longer than this takes; None for nothing.
+
+        Raises:
+            as `scan` does.
+        """
+        wanted = {**_begin(since), "next_by_subj": subject_filter}
+        async with aclosing(self._walk(stream, wanted, batch=1)) as stored:
+            first = await anext(stored, None)
+        end = await self._end(stream, subject_filter, whole=False)
+        if first is None or end is None:
+            return []
+        found: list[T] = []
+        above, span = end[0] + 1, LEAST_SPAN
+        while first.sequence < above and len(found) < most:
+            start = max(first.sequence, above - span)
+            part: deque[T] = deque(maxlen=most - len(found))
+            async with aclosing(self.scan(stream, subject_filter, start=start, up_to=above - 1)) as stored:
+                async for message in stored:
+                    if (kept := read(message)) is not None:
+                        part.append(kept)
+            found += reversed(part)
+            above, span = start, span * 2
+        return found
+
+    async def _end(self, stream: Stream, subject_filter: str, *, whole: bool) -> tuple[int, datetime] | None:
+        """Sequence and time of the last message that matches. `whole`: as the stream's leader knows."""
+        if not whole:
+            asked = self._jetstream.get_last_msg(stream.value, subject_filter, direct=True)
+            last = await self._found(stream, asked, subject_filter, decrypt=False)
+            return None if last is None else (last.sequence, last.stored_at)
+        with answered(subject_filter):
+            try:
+                message = await self._jetstream.get_last_msg(stream.value, subject_filter)
+            except NotFoundError:
+                return None
+        assert message.seq is not None
+        assert message.time is not None
+        return message.seq, message.time.astimezone(UTC)
+
+    async def _found(
+        self, stream: Stream, asked: Coroutine[Any, Any, RawStreamMsg], what: str, *, decrypt: bool = True
+    ) -> Found | None:
+        with answered(what):
+            try:
+                message = await asked
+            except NotFoundError:
+                return None
+            except nats.errors.NoRespondersError as error:
+                raise _no_stream(stream) from error
+        stored = Found.of(message.data, cast(Mapping[str, str], message.headers or {}))
+        if self._cipher is None or not decrypt:
+            return stored
+        return replace(stored, data=self._cipher.decrypt_document(stored.data))
+
+    async def _walk(
+        self, stream: Stream, wanted: Mapping[str, object], *, up_to: int | None = None, batch: int = BATCH_MESSAGES
+    ) -> AsyncGenerator[Found]:
+        """Asks for batch after batch until nothing is pending. `up_to`: messages behind it are not wanted."""
+        async with _Inbox(self._connection(), stream) as inbox:
+            while True:
+                first = wanted.get("seq")
+                left = up_to - first + 1 if up_to is not None and isinstance(first, int) else batch
+                if left < 1:
+                    return
+                messages, pending = await inbox.batch(wanted, min(left, batch))
+                sequence = 0
+                for message in messages:
+                    headers = message.headers or {}
+                    for name in _OF_THE_BATCH:
+                        headers.pop(name, None)
+                    stored = Found.of(message.data, headers)
+                    sequence = stored.sequence
+                    yield stored
+                if not (messages and pending):
+                    return
+                wanted = {name: value for name, value in wanted.items() if name != "start_time"} | {"seq": sequence + 1}
+
+    @property
+    def _jetstream(self) -> JetStreamContext:
+        return self._connection().jetstream(timeout=LOOKUP_TIMEOUT_S)
+
+
+def _backlog(info: ConsumerInfo) -> Backlog:
+    floor, delivered = info.ack_floor, info.delivered
+    return Backlog(
+        waiting=info.num_pending or 0,
+        in_progress=info.num_ack_pending or 0,
+        acknowledged=floor.stream_seq if floor else 0,
+        delivered=delivered.stream_seq if delivered else 0,
+        deliveries=delivered.consumer_seq if delivered else 0,
+    )
+
+
+def _check_end(stream: Stream, last: int, up_to: int) -> None:
+    if last < up_to:
+        raise BusUnavailableError(f"a replica of {stream} lags: it has {last} of {up_to} messages")
+
+
+def _begin(start: datetime | int) -> dict[str, object]:
+    if isinstance(start, int):
+        return {"seq": max(start, 1)}
+    if start.tzinfo is None:
+        raise ValueError(f"the time to start from needs a zone: {start.isoformat()}")
+    return {"start_time": min(max(start, _FIRST), _LAST).astimezone(UTC).isoformat()}
+
+
+def _no_stream(stream: Stream) -> BusUnavailableError:
+    """No responder for direct gets: a stream that was never created looks the same as one that is down."""
+    return BusUnavailableError(
+        f"no server holds the stream {stream}: `breakwater setup` creates it; if it was created, wait for its servers"
+    )
+
+
+class _TooManySubjectsError(BusError):
+    """The server names the last messages of at most 1024 subjects."""
+
+
+class _Inbox:
+    """A subscription, and one batch at a time that comes to it. Waiting for each message by itself would cost more."""
+
+    def __init__(self, client: Client, stream: Stream) -> None:
+        self._client, self._stream = client, stream
+        self._name = client.new_inbox()
+        self._messages: list[Msg] = []
+        self._end: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
+
+    async def __aenter__(self) -> Self:
+        with answered(self._stream):
+            self._subscription = await self._client.subscribe(self._name, cb=self._hear)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        # A connection that is closed has no subscriptions left.
+        with suppress(nats.errors.Error):
+            await self._subscription.unsubscribe()
+
+    async def batch(self, wanted: Mapping[str, object], most: int = BATCH_MESSAGES) -> tuple[list[Msg], int]:
+        """The messages, and how many more match that come after them."""
+        self._messages, self._end = [], asyncio.get_running_loop().create_future()
+        request = {**wanted, "batch": most, "max_bytes": BATCH_BYTES}
+        with answered(self._stream):
+            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                await self._client.publish(
+                    f"$JS.API.DIRECT.GET.{self._stream}", json.dumps(request).encode(), reply=self._name
+                )
+                end = await self._end
+        match end.get("Status"):
+            case "204":
+                return self._messages, int(end["Nats-Num-Pending"])
+            case "404":
+                return [], 0
+            case "413":
+                raise _TooManySubjectsError(f"too many subjects of {self._stream} match for one response")
+            case "503":
+                raise _no_stream(self._stream)
+            case status:
+                raise BusError(f"NATS refuses to read {self._stream}: {status} {end.get('Description', '')}")
+
+    async def _hear(self, message: Msg) -> None:
+        headers = message.headers or {}
+        if "Nats-Sequence" in headers:
+            self._messages.append(message)
+        elif not self._end.done():
+            self._end.set_result(headers)

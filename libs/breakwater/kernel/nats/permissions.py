@@ -1,0 +1,418 @@
+"""Permissions on the bus, as data: one NATS user for each service, and the account that it is in.
+
+| user | for |
+|---|---|
+| `request` … `sink` | the service of that name |
+| `setup` | the administrator: creates and updates streams and consumers, reads all streams, puts dead letters back |
+| `client` | programs: publish jobs; subscribe to answers, alerts and events |
+| `program-<name>` | a program of the config's `programs`: jobs, answers and events of its own agents, and no others |
+
+NATS checks the subject of a request but not its reply subject: within an account, a user that may ask for anything can
+have the server publish the answer wherever it likes, such as on `$JS.API.STREAM.DELETE.EVENTS`. So the streams are in
+an account, `plane`, from which the account of each user imports the subjects that the user may publish to; and it
+imports the subjects that the user may hear from the accounts of those that publish them. A reply subject means nothing
+outside the account of the user that asks. Only `worker` is in the streams' account, which is trust in it (ADR 0040).
+
+Four more decisions that the grants follow:
+
+- **Replies are private.** Every user of ours has its own inbox prefix (`_INBOX_worker`), and connects with it, so that
+  no service receives replies to another one. Programs keep their library's default (`_INBOX`).
+- **A job's subject names its sender.** A job that a program publishes on `bw.jobs.<agent>` comes to JOBS on
+  `bw.jobs.<agent>.<user>`. Only services publish where the headers that name a job's owner are believed (ADR 0040).
+- **A job's `reply_to` is an inbox of the programs or lies under `bw.replies`.** The worker may publish nowhere else, so
+  a job can't make it forge an event or answer in the server's name.
+- **Programs get no right to create consumers.** A user that may create one on a stream may also change or drain those
+  of our services. Programs subscribe to events, and read what is stored by direct get. One that wants a durable
+  consumer of its own gets it from the administrator, and a user with `consumes(stream, name)`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from breakwater.kernel.nats import subjects, topology
+from breakwater.kernel.nats.subjects import (
+    AGENTS,
+    AGENTS_BY_USER,
+    CANCELS,
+    CANCELS_BY_USER,
+    CHANNEL_TESTS,
+    PROGRAM,
+    REPLIES,
+    WORKERS,
+    Stream,
+    covers,
+)
+
+CLIENT_INBOX = "_INBOX"
+
+STREAMS_ACCOUNT = "plane"
+"""The account of the streams, where a reply subject reaches JetStream."""
+
+SYSTEM_ACCOUNT = "$SYS"
+"""The account in which the servers themselves answer. It has no users, and its default name, so that nodes of a cluster
+that have not been restarted yet are in the same one."""
+
+CONNECTIONS = {"client": 256}
+"""Connections that a user of programs may have, other than those of named programs."""
+
+CONNECTIONS_OF_A_PROGRAM, SUBSCRIPTIONS = 64, 500
+"""Connections of a named program, and subscriptions of each connection of programs: one takes the server 2 kB."""
+
+HEALTH = "$SYS.REQ.SERVER.PING.HEALTHZ"
+"""The health of each server, and its error."""
+
+_INFO = "$JS.API.INFO"
+"""Imported by all, as the server gives an account that does not import it a JetStream of its own, which is off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A NATS user and the only subjects it may use."""
+
+    user: str
+    publish: tuple[str, ...] = ()
+    """Subjects of the streams, and requests to JetStream or the servers."""
+    sends: tuple[str, ...] = ()
+    """Subjects that are not stored: for all subscribers, or requests to the user that serves them."""
+    subscribe: tuple[str, ...] = ()
+    """Subjects that it hears, other than its inbox."""
+    serves: tuple[str, ...] = ()
+    """Requests that it answers, each once."""
+    publish_as: tuple[tuple[str, str], ...] = ()
+    """Pairs of subjects: the one that it publishes to, and the one, which names the user, that the stream or the
+    serving user sees."""
+    with_streams: bool = False
+    """True if it is in the streams' account, where its requests cost less and a reply subject reaches JetStream."""
+
+    @property
+    def account(self) -> str:
+        """The name of the account that the user is in."""
+        return STREAMS_ACCOUNT if self.with_streams else self.user
+
+
+def inbox_prefix(user: str) -> str:
+    """The prefix of the subjects of replies to a user: the `inbox_prefix` to connect with."""
+    if user == "client":
+        return CLIENT_INBOX
+    # An answer goes where the job's `reply_to` says, which the worker takes only below the programs' prefix.
+    return f"{CLIENT_INBOX}.{user}" if user.startswith(PROGRAM) else f"_INBOX_{user}"
+
+
+def program(name: str, agents: Iterable[str]) -> Grant:
+    """The user of a program that may use some agents only.
+
+    It does not hear `bw.results.<job>`, which names no agent, and `bw.chunks.<agent>.<execution>`, which is not
+    redacted: its own answers come to its `reply_to`, which is its inbox or a subject below
+    `bw.replies.program-<name>`. Nor does it hear `bw.attempts` and `bw.guards`, which name caps and the rest of them:
+    attempts are in the record, without these figures.
+    """
+    user, agents = f"{PROGRAM}{name}", tuple(agents)
+    tokens = [subjects.encode_token(agent) for agent in agents]
+    events = _below(*(f"{kind}.{token}" for kind in ("executions", "breakers") for token in tokens))
+    progress = _below(*(f"progress.{token}" for token in tokens))
+    # Ids of jobs name no agent: the sender of a cancel is added to it, and the worker looks at whose job it is.
+    requests = ((CANCELS, subjects.cancels_by(user)), (AGENTS, subjects.agents_by(user)))
+    return Grant(
+        user,
+        publish=tuple(f"$JS.API.DIRECT.GET.{Stream.EVENTS}.{of}" for of in events),
+        publish_as=(
+            *requests,
+            *((subjects.job(agent), subjects.job_by(agent, user)) for agent in agents),
+        ),
+        subscribe=(*events, *progress, f"{CLIENT_INBOX}.{user}.>", f"{REPLIES}{user}.>"),
+    )
+
+
+def consumes(stream: Stream, *durables: str) -> tuple[str, ...]:
+    """The subjects to publish to for pulling from durable consumers and acknowledging; `*` is all of the stream's."""
+    return tuple(
+        subject
+        for one in (f"{stream}.{durable}" for durable in durables)
+        # Newer servers write the domain and the account in front of what they acknowledge.
+        for subject in (*_progress(one), f"$JS.API.CONSUMER.MSG.NEXT.{one}", f"$JS.ACK.{one}.>", f"$JS.ACK.*.*.{one}.>")
+    )
+
+
+def reads(*streams: Stream) -> tuple[str, ...]:
+    """The subjects to publish to for direct gets: by sequence, by subject, and in batches."""
+    return tuple(f"$JS.API.DIRECT.GET.{stream}{by}" for stream in streams for by in ("", ".>"))
+
+
+def _all(template: str) -> Callable[..., tuple[str, ...]]:
+    return lambda *names: tuple(template.format(name) for name in names)
+
+
+_facts, _progress, _below = _all("$JS.API.STREAM.INFO.{}"), _all("$JS.API.CONSUMER.INFO.{}"), _all("bw.{}.>")
+
+_PARKED = f"$JS.API.DIRECT.GET.{Stream.PARKED}.>"
+"""A job that sleeps, by its id."""
+
+_EVENTS_END = f"$JS.API.STREAM.MSG.GET.{Stream.EVENTS}"
+"""The last event of a kind, as the leader knows: a direct get is answered by a replica that may be behind."""
+
+_RESPONSES_END = f"$JS.API.STREAM.MSG.GET.{Stream.RESPONSES}"
+"""The same of a stored answer's chunks."""
+
+_RECORD = (*_facts(Stream.EVENTS), _EVENTS_END, *_progress("EVENTS.sink-events", "EVENTS.budget"))
+"""The record of attempts, and up to where it is stored and counted."""
+
+GRANTS = (
+    Grant(
+        "request",
+        publish=(
+            # Jobs; breakers and tasks that an operator resets, or forces open; caps that an operator raises.
+            "bw.jobs.*",
+            *_below("breakers", "guards", "budgets", "plans"),
+            *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
+            # Stored responses, and the notes that they were deleted.
+            *_below("responses"),
+            *reads(Stream.RESPONSES),
+            _RESPONSES_END,
+            # Their fill levels; the bytes of JOBS that each agent's jobs take.
+            *_facts(Stream.JOBS, Stream.RESULTS, Stream.RESPONSES),
+            *reads(Stream.JOBS),
+            # A job that sleeps is put back into its queue when it is cancelled.
+            _PARKED,
+            # The number of dead letters, and those of them that were run again.
+            *_facts(Stream.DLQ),
+            "bw.replayed.*",
+            # Incidents that an operator acknowledges or resolves; alerts to be sent again; the audit log.
+            *_below("alerts", "alerter.replays", "audit"),
+            *_facts(Stream.ALERTS),
+            *reads(Stream.ALERTS, Stream.ALERTER),
+            # It compares the budgets with the record on request.
+            *_RECORD,
+            # Backlogs of workers and services. Agents and channels have a consumer each, of their names.
+            *_progress("JOBS.*", "ALERTS.*", f"PARKED.{topology.PARKED_CONSUMER}", "EVENTS.breaker"),
+            *_progress(f"EVENTS.{topology.ALERTER_EVENTS}", f"EVENTS.{topology.ALERTER_EXECUTIONS}"),
+            *_progress(f"DLQ.{topology.ALERTER_DEAD_LETTERS}", f"ALERTER.{topology.ALERTER_REPLAYS}"),
+            *_progress("AUDIT.sink-audit"),
+            HEALTH,
+        ),
+        sends=(*_below("cancel-requests"), CHANNEL_TESTS),
+        subscribe=_below("results", "progress", "chunks"),
+        serves=(CANCELS, CANCELS_BY_USER, AGENTS, AGENTS_BY_USER),
+    ),
+    Grant(
+        "worker",
+        with_streams=True,
+        publish=(
+            # Breakers: from open to half-open, when it takes the probe.
+            *_below("attempts", "executions", "breakers", "guards", "plans", "results", "dlq"),
+            # Chunks that are kept, and the last of them, as the leader knows.
+            "bw.responses.*.chunks",
+            *reads(Stream.RESPONSES),
+            _RESPONSES_END,
+            # All consumers of JOBS are the worker's, one for each agent: a new agent needs no new grant.
+            *consumes(Stream.JOBS, "*"),
+            # A job that has to wait for long is parked, and put back into its queue when it is due,
+            "bw.parked.>",
+            *consumes(Stream.PARKED, topology.PARKED_CONSUMER),
+            "bw.jobs.*",
+            # or when the job that it waits for has ended.
+            _PARKED,
+            # Consumers that are deleted are created again, and reported.
+            *(f"$JS.API.CONSUMER.LIST.{stream}" for stream in topology.CONSUMED),
+            *(f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.*" for stream in topology.CONSUMED),
+            *_facts(*topology.CONSUMED),
+            *_below("alerts"),
+            *reads(Stream.ALERTS),
+            # JOBS: the jobs of a worker that has died.
+            *reads(Stream.EVENTS, Stream.RESULTS, Stream.JOBS),
+            HEALTH,
+        ),
+        # The last, to see whether another worker is connected.
+        sends=(*_below("progress", "chunks"), f"{CLIENT_INBOX}.>", f"{REPLIES}>", WORKERS),
+        subscribe=(subjects.CANCEL_REQUESTS, WORKERS),
+    ),
+    Grant(
+        "breaker",
+        publish=(
+            *_below("breakers"),
+            *consumes(Stream.EVENTS, "breaker"),
+            # When Redis was emptied, it rebuilds its state from what is stored.
+            *_facts(Stream.EVENTS),
+            _EVENTS_END,
+            *reads(Stream.EVENTS),
+            HEALTH,
+        ),
+    ),
+    Grant(
+        "budget",
+        publish=(
+            *_below("budgets"),
+            *consumes(Stream.EVENTS, "budget"),
+            # When Redis was emptied, it rebuilds its state from what is stored; otherwise it compares the two.
+            *_RECORD,
+            *reads(Stream.EVENTS),
+            HEALTH,
+        ),
+    ),
+    Grant(
+        "alerter",
+        publish=(
+            *_below("alerts", "dlq"),
+            *consumes(Stream.EVENTS, topology.ALERTER_EVENTS, topology.ALERTER_EXECUTIONS),
+            *consumes(Stream.DLQ, topology.ALERTER_DEAD_LETTERS),
+            # Each channel has a consumer of its name: a new channel needs no new grant.
+            *consumes(Stream.ALERTS, "*"),
+            # Its memory: the leader, the messages that it may update.
+            subjects.ALERTER_LEADER,
+            *_below("alerter.sent", "alerter.disabled"),
+            *consumes(Stream.ALERTER, topology.ALERTER_REPLAYS),
+            *_facts(Stream.ALERTS),
+            *reads(Stream.ALERTS, Stream.ALERTER),
+            HEALTH,
+        ),
+        serves=(CHANNEL_TESTS,),
+    ),
+    Grant(
+        "sink",
+        publish=(
+            *_below("dlq"),
+            *consumes(Stream.EVENTS, "sink-events"),
+            *consumes(Stream.ALERTS, "sink-alerts"),
+            *consumes(Stream.AUDIT, "sink-audit"),
+            # It compares ClickHouse with it.
+            *_facts(Stream.EVENTS),
+            *reads(Stream.EVENTS),
+            HEALTH,
+        ),
+    ),
+    Grant(
+        "setup",
+        # Neither deletes nor purges: neither an administrator's script nor a stolen password empties a stream.
+        publish=(
+            _INFO,
+            *(f"$JS.API.STREAM.{call}" for call in ("INFO.>", "LIST", "NAMES", "CREATE.>", "UPDATE.>")),
+            *(f"$JS.API.CONSUMER.{call}.>" for call in ("INFO", "LIST", "NAMES", "CREATE", "DURABLE.CREATE")),
+            # Jobs that were dead letters; the alert that another config is effective.
+            *reads(*Stream),
+            "bw.jobs.*",
+            *_below("alerts"),
+            HEALTH,
+        ),
+    ),
+    Grant(
+        "client",
+        publish=(
+            _INFO,
+            *_facts(Stream.EVENTS, Stream.ALERTS, Stream.RESULTS),
+            *reads(Stream.EVENTS, Stream.ALERTS, Stream.RESULTS),
+        ),
+        sends=(CANCELS, AGENTS),
+        subscribe=(
+            *_below("attempts", "executions", "breakers", "budgets", "guards", "plans", "alerts", "audit"),
+            *_below("progress", "results", "chunks"),
+            f"{CLIENT_INBOX}.>",
+            f"{REPLIES}>",
+        ),
+        publish_as=(("bw.jobs.*", subjects.jobs_by("client")),),
+    ),
+)
+"""Every user of the plane."""
+
+USERS = frozenset(grant.user for grant in GRANTS)
+
+
+def render(grants: Sequence[Grant], password: Callable[[str], str]) -> str:
+    """Renders the accounts of a nats-server's config file, which takes JSON.
+
+    Args:
+        grants: the users.
+        password: gives the password of a user in the file's format: a quoted string, or `$VARIABLE`.
+    """
+    accounts: dict[str, dict[str, Any]] = {STREAMS_ACCOUNT: {"jetstream": "enabled"}}
+    for grant in grants:
+        account = accounts.setdefault(grant.account, {})
+        connections = CONNECTIONS_OF_A_PROGRAM if grant.user.startswith(PROGRAM) else CONNECTIONS.get(grant.user)
+        if connections is not None:
+            account["limits"] = {"max_connections": connections, "max_subscriptions": SUBSCRIPTIONS}
+        account.setdefault("users", []).append(_user(grant))
+    # The servers answer each for itself; batches, and the messages of a pull, are many answers to one request; a get by
+    # subject has one. The server remembers where they go for the threshold: longer than any pull waits.
+    many = re.compile(rf"{re.escape(HEALTH)}|\$JS\.API\.(DIRECT\.GET\.\w+$|CONSUMER\.MSG\.NEXT\.)")
+    exports: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for taker, own, giver, kind, given, taken in _crossings(grants):
+        answers = {"response": "stream", "threshold": "1m"} if many.match(given) else {}
+        export = exports.setdefault((giver, kind, given), {kind: given, **answers, "accounts": []})
+        export["accounts"] += [taker] if taker not in export["accounts"] else []
+        wanted = {kind: {"account": giver, "subject": taken}, **({"to": own} if own != taken else {})}
+        imports = accounts[taker].setdefault("imports", [])
+        imports += [wanted] if wanted not in imports else []
+    for (giver, *_), export in exports.items():
+        accounts.setdefault(giver, {}).setdefault("exports", []).append(export)
+    return re.sub(r'"password of (.+?)"', lambda found: password(found[1]), f"accounts: {_dump(accounts)}\n")
+
+
+def _crossings(grants: Sequence[Grant]) -> Iterator[tuple[str, str, str, str, str, str]]:
+    """The subjects that accounts take from others.
+
+    Each is the account that takes it and its name there, the account that gives it, the kind of export (`service` or
+    `stream`) and its subject, and the part of it that is taken.
+    """
+    served = [subject for grant in grants for subject in grant.serves]
+    for user in grants:
+        taker, asks = user.account, (*((subject, subject) for subject in user.sends), *user.publish_as)
+        for other in grants:
+            if (giver := other.account) == taker:
+                continue
+            for own, asked in asks:
+                if any(covers(one, asked) for one in other.serves):
+                    yield taker, own, giver, "service", asked, asked
+            for heard in user.subscribe:
+                for given in (*other.publish, *other.sends):
+                    if covers(given, heard):
+                        yield taker, heard, giver, "stream", given, heard
+        if not user.with_streams:
+            to_streams = [(one, one) for one in (_INFO, *user.publish) if one != HEALTH]
+            to_streams += [(own, one) for own, one in user.publish_as if not any(covers(of, one) for of in served)]
+            for own, asked in to_streams:
+                yield taker, own, STREAMS_ACCOUNT, "service", asked, asked
+        if HEALTH in user.publish:
+            yield taker, HEALTH, SYSTEM_ACCOUNT, "service", HEALTH, HEALTH
+
+
+def _user(grant: Grant) -> dict[str, Any]:
+    publishes = dict.fromkeys((*grant.publish, *grant.sends, *(own for own, _ in grant.publish_as)))
+    hears = dict.fromkeys((f"{inbox_prefix(grant.user)}.>", *grant.subscribe, *grant.serves))
+    permissions = {
+        # The server takes an empty list for "no restriction".
+        "publish": {"allow": list(publishes)} if publishes else {"deny": ">"},
+        "subscribe": {"allow": list(hears)},
+        **({"allow_responses": {"max": 1, "expires": "1m"}} if grant.serves else {}),
+    }
+    return {"user": grant.user, "password": f"password of {grant.user}", "permissions": permissions}
+
+
+def _dump(value: Any, indent: str = "") -> str:
+    """JSON with a line for each item of a value that is too long for one line."""
+    line, further = json.dumps(value), f"{indent}  "
+    if len(indent + line) <= 120 or not isinstance(value, dict | list):
+        return line
+    if isinstance(value, dict):
+        items = [f"{json.dumps(name)}: {_dump(one, further)}" for name, one in value.items()]
+    else:
+        items = [_dump(one, further) for one in value]
+    return f",\n{further}".join([f"{line[0]}\n{further}{items[0]}", *items[1:]]) + f"\n{indent}{line[-1]}"
+
+
+def with_variables(programs: Iterable[Grant] = ()) -> str:
+    """The users of `compose.yaml`, whose passwords are in environment variables, and those of programs."""
+    return render((*GRANTS, *programs), lambda user: f"$BW_NATS_{user.upper().replace('-', '_')}_PASSWORD")
+
+
+def main() -> None:
+    """Writes the users of `compose.yaml` to stdout; `make contract` keeps them in `deploy/nats/users.conf`."""
+    source = "libs/breakwater/kernel/nats/permissions.py"
+    sys.stdout.write(f"# GENERATED from {source} by `make contract`.\n{with_variables()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""FastStream's subscriber whose messages come by our own pull: the one file that builds on FastStream's internals.
+
+`@broker.subscriber(channel, durable=…, pull_sub=…)` declares it. What FastStream does is to parse a message, run the
+handler within its middlewares, and describe both in AsyncAPI; when messages are asked for, and when they are
+acknowledged, is decided by `breakwater.kernel.nats.pull` and the handlers (ADR 0006).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+
+import structlog
+from faststream import AckPolicy
+from faststream._internal.broker.registrator import Registrator
+from faststream._internal.endpoint.subscriber.call_item import CallsCollection
+from faststream.exceptions import SetupError
+from faststream.message import StreamMessage
+from faststream.nats import JStream, NatsBroker, PullSub
+from faststream.nats.configs import NatsBrokerConfig
+from faststream.nats.subscriber.config import NatsSubscriberConfig, NatsSubscriberSpecificationConfig
+from faststream.nats.subscriber.specification import NatsSubscriberSpecification
+from faststream.nats.subscriber.usecases.basic import DefaultSubscriber
+from faststream.specification.asyncapi.message import get_model_schema
+from faststream.specification.schema import Message, Operation, SubscriberSpec
+from faststream.specification.schema.bindings import ChannelBinding
+from faststream.specification.schema.bindings import nats as nats_bindings
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import ConsumerConfig
+from pydantic import BaseModel, create_model
+
+from breakwater.contracts.channels import CHANNELS, Channel
+from breakwater.kernel.nats.delivery import Delivery
+from breakwater.kernel.nats.errors import BusUnavailableError
+from breakwater.kernel.nats.pull import FIRST_WAIT_S, RETRY_S, STOP_S, WAIT_S, Pull
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
+
+
+class Batches(PullSub):
+    """Messages in batches, one after the other: a first one, and what comes in a time after it."""
+
+    def __init__(self, size: int, linger_s: float | Callable[[int], float]) -> None:
+        """Takes the size of a batch, at most.
+
+        `linger_s` is how late a message may be handled for the sake of larger batches; or that by the size of the last
+        batch.
+        """
+        super().__init__(batch_size=size, batch=True)
+        self._linger_s = linger_s
+        self._last = 0
+
+    def concurrency(self) -> int:
+        """One batch at a time."""
+        return 1
+
+    async def fetch(self, pull: Pull, wait_s: float, free: int) -> list[Any]:  # noqa: ARG002  as `Each.fetch`
+        """Fetches the next batch, if messages come within `wait_s`. Raises BusUnavailableError."""
+        linger_s = self._linger_s(self._last) if callable(self._linger_s) else self._linger_s
+        batch = await pull.fetch(self.batch_size, wait_s, linger_s)
+        self._last = len(batch)
+        return [batch] if batch else []
+
+
+class Each(PullSub):
+    """Messages one by one, handled in parallel."""
+
+    def __init__(self, concurrency: Callable[[], int]) -> None:
+        """Takes the most messages that are handled in parallel, as of now."""
+        super().__init__()
+        self.concurrency = concurrency
+
+    async def fetch(self, pull: Pull, wait_s: float, free: int) -> list[Any]:
+        """Fetches at most `free` messages that come within `wait_s`. Raises BusUnavailableError."""
+        # The consumer delivers no more than the concurrency: those asked for beyond the free ones come when they may.
+        return list[Any](await pull.fetch(free, wait_s, linger_s=0, ask=self.concurrency()))
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """Channels of one stream that a subscriber reads by a durable consumer."""
+
+    service: str
+    channels: Sequence[Channel]
+    durable: str
+    filters: Sequence[str]
+    """The consumer's subjects."""
+
+    @property
+    def stream(self) -> str:
+        """The stream's name."""
+        [stream] = {channel.stream for channel in self.channels}
+        assert stream is not None, "core NATS has no durable consumers"
+        return stream.value
+
+
+class ChannelSpecification(NatsSubscriberSpecification):
+    """Describes a subscriber in AsyncAPI: each channel with its own message, which is one message also in a batch."""
+
+    __slots__ = ("declaration",)
+
+    def __init__(self, config: NatsBrokerConfig, calls: CallsCollection[Any], declaration: Declaration) -> None:
+        self.declaration = declaration
+        titles = [receives(declaration.service, channel) for channel in declaration.channels]
+        super().__init__(
+            _outer_config=config,
+            calls=calls,
+            specification_config=NatsSubscriberSpecificationConfig(
+                subject="",
+                queue=None,
+                filter_subjects=[channel.address for channel in declaration.channels],
+                title_=titles[0] if len(titles) == 1 else None,
+                description_=None,
+                include_in_schema=all(channel in CHANNELS for channel in declaration.channels),
+            ),
+        )
+
+    def get_schema(self) -> dict[str, SubscriberSpec]:
+        """Overridden, as FastStream's takes the handler's parameter, a list, for the message of every channel."""
+        return {
+            receives(self.declaration.service, channel): SubscriberSpec(
+                address=channel.address,
+                description=channel.summary,
+                operation=Operation(
+                    message=Message(title=f"{channel.message.__name__}:Message", payload=_payload(channel.message)),
+                    bindings=None,
+                ),
+                bindings=ChannelBinding(nats=nats_bindings.ChannelBinding(subject=channel.address, queue=None)),
+            )
+            for channel in self.declaration.channels
+        }
+
+
+class PullSubscriber(DefaultSubscriber[Any]):
+    """Reads a durable consumer, and handles its messages in tasks. Handlers acknowledge; their errors are logged."""
+
+    def __init__(self, config: NatsBrokerConfig, declaration: Declaration, source: Batches | Each) -> None:
+        """Reads nothing yet."""
+        consumer = ConsumerConfig(durable_name=declaration.durable, filter_subjects=list(declaration.filters))
+        subscriber_config = NatsSubscriberConfig(
+            subject="", sub_config=consumer, no_reply=True, _outer_config=config, _ack_policy=AckPolicy.MANUAL
+        )
+        subscriber_config.parser = _parse_batch if source.batch else _parse
+        subscriber_config.decoder = _decode
+        calls = CallsCollection[Any]()
+        super().__init__(subscriber_config, ChannelSpecification(config, calls, declaration), calls)
+        self.declaration, self.pull_sub = declaration, source
+        self.stream = JStream(declaration.stream, declare=False)
+        self._reading: asyncio.Task[None] | None = None
+        self._handling: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+        self.answered = asyncio.Event()
+        """Set when the consumer has answered once."""
+
+    def __call__(self, func: Any = None, **options: Any) -> Any:
+        """Registers the handler. Raises SetupError: its parameter is not of the channels' messages."""
+        if func is not None:
+            _require_types(func, self.declaration, batch=self.pull_sub.batch)
+        return super().__call__(func, **options)
+
+    async def start(self) -> None:
+        """Starts to read, if it does not read already."""
+        if self._reading is None:
+            await super().start()
+
+    async def stop(self, *, drain_s: float = STOP_S) -> None:
+        """Stops reading, and returns when all read messages are handled; cancels handlers after `drain_s`."""
+        if self._reading is not None:
+            await background.stop(self._reading)
+            self._reading = None
+        if self._handling:
+            await asyncio.wait(self._handling, timeout=drain_s)
+        await background.stop(*self._handling)
+        await super().stop()
+
+    async def consume(self, msg: Any) -> None:
+        """Overridden, as FastStream's logs by a logger of its own, and swallows the errors of handlers."""
+        try:
+            if self.pull_sub.batch or self._broker_middlewares:
+                await self.process_message(msg)
+            else:
+                # All that FastStream would do here is to call it: 30 µs for each message.
+                await self.calls[0].handler(msg)
+        except Exception:  # noqa: BLE001  the next one may go well; this one is delivered again
+            structlog.get_logger().exception("handler_failed", consumer=self.declaration.durable)
+
+    async def get_one(self, *, timeout: float = 5) -> Any:  # noqa: ASYNC109  FastStream's signature
+        """Refused: only the handler reads the consumer."""
+        raise NotImplementedError
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        """Refused, as `get_one`."""
+        raise NotImplementedError
+
+    async def _create_subscription(self) -> None:
+        self._reading = asyncio.create_task(self._read())
+
+    def _client(self) -> Client:
+        return self.connection
+
+    async def _read(self) -> None:
+        pull = Pull(self._client, cast(Any, self.declaration.channels[0].stream), self.declaration.durable)
+        outage, source = Outage(self.declaration.durable), self.pull_sub
+        try:
+            while True:
+                while len(self._handling) >= source.concurrency():
+                    # Not `asyncio.wait`, which looks at all of them for each one that ends.
+                    self._ended.clear()
+                    await self._ended.wait()
+                wait_s = background.aligned_delay(WAIT_S) if self.answered.is_set() else FIRST_WAIT_S
+                try:
+                    fetched = await source.fetch(pull, wait_s, source.concurrency() - len(self._handling))
+                except BusUnavailableError as error:
+                    outage.failed(error)
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                except Exception:  # noqa: BLE001  without a reader the process would live on, and hear nothing
+                    structlog.get_logger().exception("fetch_failed", consumer=self.declaration.durable)
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                outage.worked()
+                for deliveries in fetched:
+                    task = asyncio.create_task(self.consume(deliveries))
+                    self._handling.add(task)
+                    task.add_done_callback(self._handled)
+                self.answered.set()
+        finally:
+            await pull.close()
+
+    def _handled(self, task: asyncio.Task[None]) -> None:
+        self._handling.discard(task)
+        self._ended.set()
+
+
+def registered(broker: NatsBroker, subscriber: PullSubscriber) -> PullSubscriber:
+    """Adds a subscriber to those that a broker starts and stops."""
+    Registrator.subscriber(broker, subscriber)
+    return subscriber
+
+
+def receives(service: str, channel: Channel) -> str:
+    """The name of what a service does with a channel that it reads, in AsyncAPI."""
+    return f"{service}.receive.{channel.name}"
+
+
+def _require_types(handler: Callable[..., Any], declaration: Declaration, *, batch: bool) -> None:
+    """Raises SetupError unless the handler's parameter has the type of the channels' messages."""
+    messages = {channel.message for channel in declaration.channels}
+    [parameter, *_] = [hint for name, hint in get_type_hints(handler).items() if name != "return"]
+    if batch and get_origin(parameter) is list:
+        [parameter] = get_args(parameter)
+    elif batch:
+        parameter = None
+    [declared] = get_args(parameter) if get_origin(parameter) is Delivery else (None,)
+    union = get_origin(declared) in (Union, UnionType)
+    if set(get_args(declared) if union else (declared,)) != messages:
+        expected = " | ".join(sorted(message.__name__ for message in messages))
+        form = f"list[Delivery[{expected}]]" if batch else f"Delivery[{expected}]"
+        raise SetupError(f"{declaration.service}: the handler of {declaration.durable} must take a {form}")
+
+
+def _payload(message: type[BaseModel]) -> dict[str, Any]:
+    return get_model_schema(create_model("", message=(message, ...)))
+
+
+def _delivery(message: Msg | Delivery) -> Delivery:
+    # `TestNatsBroker` hands over what is not fetched.
+    return message if isinstance(message, Delivery) else Delivery(message)
+
+
+async def _parse(message: Msg | Delivery) -> StreamMessage[Any]:
+    delivery = _delivery(message)
+    # An id of its own, or FastStream makes a random one.
+    return StreamMessage(delivery, delivery.data, correlation_id=delivery.subject)
+
+
+async def _parse_batch(messages: Sequence[Msg | Delivery]) -> StreamMessage[Any]:
+    batch = [_delivery(message) for message in messages]
+    return StreamMessage(batch, b"", correlation_id=batch[0].subject)
+
+
+async def _decode(message: StreamMessage[Any]) -> Any:
+    return message.raw_message

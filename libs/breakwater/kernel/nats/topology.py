@@ -1,0 +1,245 @@
+"""Streams and consumers as data: what exists on the bus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+    StreamSource,
+)
+
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.subjects import DUPLICATE_WINDOW_S, Stream
+
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+ACK_WAIT_S = 20.0
+"""Longest silence of a worker before its job is delivered to another one."""
+
+MIB = 1024**2
+
+PARKED_MAX_BYTES = 1024 * MIB
+"""The server reserves a stream's limit on its disk in full, and few jobs sleep. Beyond it, a job waits in JOBS."""
+
+ADVISORIES_MAX_BYTES = 64 * MIB
+
+LONGEST_JOB_S = 25 * HOUR_S
+"""Longer than a job may take: its request and its chunks are kept until its result expires."""
+
+AUDIT_MAX_BYTES = 64 * MIB
+"""Some 40,000 actions, until ClickHouse has them."""
+
+PARKED_CONSUMER = "worker-parked"
+ALERTER_EVENTS = "alerter"
+ALERTER_EXECUTIONS = "alerter-executions"
+ALERTER_DEAD_LETTERS = "alerter-dead-letters"
+ALERTER_REPLAYS = "alerter-replays"
+
+ALERTS_HELD = 1_000
+"""Alerts that a channel may hold back to send them as one message; the others wait in the stream."""
+
+
+NEARLY_FULL = 0.8
+"""From this much of a stream's limit on, people are warned."""
+
+WHEN_FULL = {
+    Stream.JOBS: "new jobs are refused",
+    Stream.PARKED: "parked jobs keep their agents' slots",
+    Stream.EVENTS: "workers make no calls until the oldest events have expired",
+    Stream.RESULTS: "workers keep their results until the oldest results have expired",
+    Stream.RESPONSES: "the oldest stored responses are dropped",
+    Stream.DLQ: "jobs to be dead-lettered wait and keep their agents' slots",
+    Stream.ALERTS: "the oldest alerts are dropped",
+    Stream.ADVISORIES: "the oldest advisories are dropped",
+    Stream.AUDIT: "the oldest actions are dropped",
+}
+"""Effect of a full stream, of those that have a limit in bytes."""
+
+DROPS_OLDEST = frozenset({Stream.RESPONSES, Stream.ALERTS, Stream.ADVISORIES, Stream.AUDIT})
+"""Streams that take new messages when they are full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The parts of the config that shape the bus."""
+
+    agents: Mapping[str, int]
+    """Each agent's concurrency over the whole fleet."""
+    alert_channels: tuple[str, ...] = ()
+    events_max_age_h: float = 72
+    results_max_age_h: float = 24
+    max_bytes: Mapping[Stream, int] = field(default_factory=dict[Stream, int])
+    """Of the streams that the config limits."""
+    jobs_max_per_agent: int | None = None
+    """The most messages of one agent and one sender in JOBS; None for any number."""
+
+
+def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
+    """Every stream of the plane. An agent that is not configured has no subject in JOBS."""
+    # Where a message that was accepted may not go for a later one, a full stream refuses new ones. The publisher of an
+    # event then waits (`EventStreamFullError`), so that calls stop and jobs stay in JOBS.
+    keeps = {"discard": DiscardPolicy.NEW}
+
+    def stream(name: Stream, subject_names: Iterable[str], max_age_s: float, **more: object) -> StreamConfig:
+        return StreamConfig(
+            name=name.value,
+            subjects=list(subject_names),
+            max_age=max_age_s,
+            storage=StorageType.FILE,
+            num_replicas=replicas,
+            allow_direct=True,
+            **{"max_bytes": plan.max_bytes.get(name), **more},  # pyright: ignore[reportArgumentType]  # keyword arguments of a vendor dataclass
+        )
+
+    return (
+        stream(
+            Stream.JOBS,
+            [subject for agent in plan.agents for subject in subjects.jobs_of(agent)],
+            0,
+            retention=RetentionPolicy.WORK_QUEUE,
+            # Ids are the callers' own, and JetStream compares those of all of them: it would drop the job of one for
+            # another's. It does not only for a stream that reads another; this one reads nothing from it (ADR 0040).
+            duplicate_window=0,
+            sources=[StreamSource(name=Stream.ADVISORIES.value, filter_subject=subjects.NOTHING)],
+            max_msgs_per_subject=plan.jobs_max_per_agent or -1,
+            discard_new_per_subject=plan.jobs_max_per_agent is not None,
+            **keeps,
+        ),
+        stream(
+            Stream.PARKED,
+            ["bw.parked.*.*"],
+            0,
+            retention=RetentionPolicy.WORK_QUEUE,
+            max_bytes=PARKED_MAX_BYTES,
+            duplicate_window=DUPLICATE_WINDOW_S,
+            **keeps,
+        ),
+        stream(
+            Stream.EVENTS,
+            ["bw.attempts.>", "bw.executions.>", "bw.breakers.>", "bw.budgets.>", "bw.guards.>", "bw.plans.>"],
+            plan.events_max_age_h * HOUR_S,
+            # Only the rare events carry a message id; attempts and records are single by their subject.
+            duplicate_window=min(DAY_S, plan.events_max_age_h * HOUR_S),
+            **keeps,
+        ),
+        # The oldest alerts go: they are delivered and in ClickHouse, and a flood of them must not silence the next.
+        stream(Stream.ALERTS, ["bw.alerts.>"], 30 * DAY_S, discard=DiscardPolicy.OLD, duplicate_window=DAY_S),
+        stream(
+            Stream.ALERTER,
+            # Not bw.alerter.test: a test expects an answer, not an acknowledgement.
+            [
+                subjects.ALERTER_LEADER,
+                *(f"bw.alerter.{kind}.>" for kind in ("sent", "disabled", "replays")),
+            ],
+            60 * DAY_S,
+            max_msgs_per_subject=1,
+            duplicate_window=120.0,
+        ),
+        stream(
+            Stream.RESULTS,
+            ["bw.results.>"],
+            plan.results_max_age_h * HOUR_S,
+            duplicate_window=DUPLICATE_WINDOW_S,
+            **keeps,
+        ),
+        # The oldest go, as readers notice: a new answer must not wait for old ones.
+        stream(
+            Stream.RESPONSES,
+            ["bw.responses.>"],
+            plan.results_max_age_h * HOUR_S + LONGEST_JOB_S,
+            discard=DiscardPolicy.OLD,
+            duplicate_window=DUPLICATE_WINDOW_S,
+            # A deleted response is replaced by the note that it was deleted.
+            allow_rollup_hdrs=True,
+        ),
+        # Replays are recorded in the stream of the dead letters, and are kept for as long as they are.
+        stream(Stream.DLQ, ["bw.dlq.>", "bw.replayed.*"], 30 * DAY_S, duplicate_window=DAY_S, **keeps),
+        # A separate stream, so that operators can act while EVENTS is full. The oldest go: they are in ClickHouse, and
+        # an operator who acts much must not keep others from acting.
+        stream(
+            Stream.AUDIT,
+            ["bw.audit.>"],
+            30 * DAY_S,
+            discard=DiscardPolicy.OLD,
+            max_bytes=AUDIT_MAX_BYTES,
+            duplicate_window=DUPLICATE_WINDOW_S,
+        ),
+        stream(
+            Stream.ADVISORIES,
+            ["$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>", "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>"],
+            30 * DAY_S,
+            discard=DiscardPolicy.OLD,
+            max_bytes=ADVISORIES_MAX_BYTES,
+            duplicate_window=120.0,
+        ),
+    )
+
+
+def worker_consumer(agent: str) -> str:
+    """The durable name of an agent's job consumer."""
+    return f"worker-{subjects.encode_token(agent)}"
+
+
+def alert_consumer(channel: str) -> str:
+    """The durable name of a channel's consumer of ALERTS."""
+    return f"alerter-channel-{subjects.encode_token(channel)}"
+
+
+def consumers(plan: Plan) -> tuple[tuple[Stream, ConsumerConfig], ...]:
+    """Every durable consumer, with the stream it reads."""
+    jobs = [
+        (Stream.JOBS, _durable(worker_consumer(name), subjects.jobs_of(name), max_ack_pending=concurrency))
+        for name, concurrency in plan.agents.items()
+    ]
+    return (
+        *jobs,
+        # Without a limit: those that sleep must not keep one from being looked at that is due sooner.
+        (Stream.PARKED, _durable(PARKED_CONSUMER, ["bw.parked.*.*"], max_ack_pending=-1)),
+        (Stream.EVENTS, _durable("breaker", ["bw.attempts.>"], max_ack_pending=10_000)),
+        (Stream.EVENTS, _durable("budget", ["bw.attempts.>"], max_ack_pending=10_000)),
+        # One at a time over the whole fleet: a breaker's closing is never handled before its opening.
+        (Stream.EVENTS, _durable(ALERTER_EVENTS, ["bw.breakers.>", "bw.guards.>", "bw.budgets.>"], max_ack_pending=1)),
+        (Stream.EVENTS, _durable(ALERTER_EXECUTIONS, ["bw.executions.>"], max_ack_pending=5_000)),
+        (Stream.DLQ, _durable(ALERTER_DEAD_LETTERS, ["bw.dlq.>"], max_ack_pending=1_000)),
+        (Stream.ALERTER, _durable(ALERTER_REPLAYS, ["bw.alerter.replays.>"], max_ack_pending=1_000)),
+        (Stream.EVENTS, _durable("sink-events", ["bw.>"], max_ack_pending=50_000)),
+        (Stream.ALERTS, _durable("sink-alerts", ["bw.alerts.>"], max_ack_pending=10_000)),
+        (Stream.AUDIT, _durable("sink-audit", ["bw.audit.>"], max_ack_pending=10_000)),
+        *(
+            # A channel that is added later is not sent the alerts of the last month.
+            (
+                Stream.ALERTS,
+                _durable(alert_consumer(name), ["bw.alerts.>"], max_ack_pending=ALERTS_HELD, begin=DeliverPolicy.NEW),
+            )
+            for name in plan.alert_channels
+        ),
+    )
+
+
+CONSUMED = (Stream.JOBS, Stream.PARKED, Stream.EVENTS, Stream.DLQ, Stream.ALERTER, Stream.ALERTS, Stream.AUDIT)
+"""The streams with durable consumers."""
+
+
+def _durable(
+    name: str, filters: list[str], *, max_ack_pending: int, begin: DeliverPolicy = DeliverPolicy.ALL
+) -> ConsumerConfig:
+    one = filters[0] if len(filters) == 1 else None
+    return ConsumerConfig(
+        durable_name=name,
+        filter_subject=one,
+        filter_subjects=None if one else filters,
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=ACK_WAIT_S,
+        # Never given up by the server, which would keep such a message and deliver it no more; we dead-letter instead.
+        max_deliver=-1,
+        max_ack_pending=max_ack_pending,
+        deliver_policy=begin,
+    )

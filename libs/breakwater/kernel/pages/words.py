@@ -1,0 +1,189 @@
+"""Values as they are written on the pages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+from markupsafe import Markup, escape
+
+from breakwater.analytics.figures import RefusalLine
+from breakwater.kernel import formats
+from breakwater.kernel.columns import humanized as humanize
+from breakwater.kernel.columns import rough_duration, tone_of
+from breakwater.kernel.formats import counted, failures_in_words, percent
+from breakwater.kernel.types import format_time
+
+
+def money(nano: int | None) -> Markup:
+    """An amount, with its exact figure as a tooltip."""
+    return Markup('<span class="money" title="{}">{}</span>').format(formats.exact_money(nano), formats.money(nano))
+
+
+def count(number: int | None) -> str:
+    """`12,345`; `–` for None."""
+    return "–" if number is None else f"{number:,}"
+
+
+def utc(moment: datetime) -> str:
+    """`2026-11-21 10:00:03 UTC`."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def ago(moment: datetime | None, now: datetime | None = None) -> Markup:
+    """The distance of a time, with the time itself as a tooltip; `–` for None."""
+    if moment is None:
+        return Markup("–")
+    seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
+    distance = rough_duration(abs(seconds))
+    text = f"{distance} ago" if seconds >= 0 else f"in {distance}"
+    return time(moment, "now" if abs(seconds) < 1 else text)
+
+
+def clock(moment: datetime | None) -> Markup:
+    """The time of day in UTC, with the date unless it is today; `–` for None."""
+    if moment is None:
+        return Markup("–")
+    at = moment.astimezone(UTC)
+    today = at.date() == datetime.now(UTC).date()
+    return time(moment, at.strftime("%H:%M:%S" if today else "%b %d %H:%M:%S"))
+
+
+def time(moment: datetime, text: str) -> Markup:
+    """A time, as an element that programs and screen readers understand."""
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(format_time(moment), utc(moment), text)
+
+
+def local(moment: datetime) -> str:
+    """In UTC, as fields of forms have it: `2026-11-21T10:00`."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M")
+
+
+def duration(ms: float | None) -> str:
+    """`850 ms`, `1.2 s`; `–` for None."""
+    return formats.duration(ms) or "–"
+
+
+def segment(text: str) -> str:
+    """A name as one segment of a path."""
+    return quote(text, safe="")
+
+
+def pretty(value: Any) -> str:
+    """JSON, indented; a text as it is. Control characters are escapes."""
+    return formats.visible(value) if isinstance(value, str) else json_text(value)
+
+
+def json_text(value: Any) -> str:
+    """JSON, indented; that of a text, too. Control characters are escapes."""
+    try:
+        text = orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    except orjson.JSONEncodeError:
+        text = json.dumps(value, ensure_ascii=False, indent=2)  # numbers beyond 64 bits are JSON, too
+    return formats.visible(text)
+
+
+def size(number: int) -> str:
+    """Bytes in their largest unit: `850 bytes`, `12 KB`, `3.4 MB`."""
+    if number < 1_000:
+        return counted(number, "byte")
+    return f"{number / 1_000:.0f} KB" if number < 1_000_000 else f"{number / 1_000_000:.1f} MB"
+
+
+def code(text: str) -> Markup:
+    """A message, with its `commands` as code."""
+    parts = str(escape(text)).split("`")
+    if len(parts) % 2 == 0:
+        return escape(text)
+    return Markup("".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts)))  # noqa: S704  escaped above
+
+
+_WASTE_CAUSES = {
+    "retry": "failed, then retried",
+    "fallback": "failed, then fell back",
+    "self_correction": "self-correction",
+    "worker_lost": "the worker died during the call",
+    "failed": "the job failed",
+    "cancelled": "the job was cancelled",
+}
+
+
+def waste_cause(cause: str) -> str:
+    """The cause of waste, in words."""
+    return _WASTE_CAUSES.get(cause, humanize(cause))
+
+
+_COST_BASES = {
+    "billed": "billed: the usage that providers reported, at their prices",
+    "estimated": ("estimated: at least one call reported no usage, or usage that is implausible or has no price"),
+    "unknown": "partly unknown: at least one call has no known price or usage",
+    "none": "no call was made",
+}
+
+
+def cost_basis(basis: str) -> str:
+    """The basis of a cost, in words."""
+    return _COST_BASES.get(basis, humanize(basis))
+
+
+_FINISH_REASONS = {
+    "stop": "stop: the model ended its answer",
+    "length": "length: truncated by the output limit",
+    "tool_calls": "tool calls: the model asks for tools",
+    "content_filter": "content filter: withheld by the provider",
+}
+
+
+def finish_reason(reason: str) -> str:
+    """The reason why a model stopped, in words."""
+    return _FINISH_REASONS.get(reason, reason)
+
+
+_OUTCOME_COLOURS = {
+    "success": "good",
+    "error": "bad",
+    "worker_lost": "bad",
+    "short_circuited": "warn",
+    "cancelled": "warn",
+}
+
+
+def outcome_colour(outcome: str) -> str:
+    """The colour of an attempt in charts."""
+    return _OUTCOME_COLOURS.get(outcome, "plain")
+
+
+def refused_by(line: RefusalLine) -> str:
+    """The limit, budget, breaker or guard that held calls back, in words."""
+    if line.called:
+        return "the provider's rate limit"
+    match line.kind:
+        case "rate_limit":
+            return f"the rate limit of {line.by.replace(':', ' ', 1)}" if line.by else "a rate limit"
+        case "budget_exceeded":
+            return f"the budget {line.by}" if line.by else "a budget"
+        case "breaker_open":
+            return "an open breaker"
+        case "retry_budget":
+            return "the retry budget"
+        case "guard_tripped":
+            return "a task's guard"
+        case kind:
+            return humanize(kind) or "the plane"
+
+
+_NAMED = (
+    ago, clock, code, cost_basis, count, counted, duration, failures_in_words, finish_reason, local, money,
+    outcome_colour, percent, pretty, refused_by, rough_duration, segment, utc,
+    waste_cause,
+)  # fmt: skip
+FILTERS: Mapping[str, Callable[..., object]] = {
+    "exact": formats.exact_money,
+    "humanize": humanize,
+    "tone": tone_of,
+    **{one.__name__: one for one in _NAMED},
+}

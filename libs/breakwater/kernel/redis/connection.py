@@ -1,0 +1,311 @@
+"""The connection to Redis, scripts, and the one error of this room."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from hashlib import sha1
+from pathlib import Path
+from typing import Any, cast
+
+import hiredis
+import redis.asyncio as aioredis
+from redis.asyncio.client import Pipeline
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from breakwater.kernel.errors import UnavailableError
+from breakwater.kernel.security.tls import tls_settings
+
+Argument = str | int
+
+MAX_CONNECTIONS = 32
+WAIT_FOR_CONNECTION_S = 10
+ANSWER_S = 5
+
+
+class StateUnavailableError(UnavailableError):
+    """Redis does not answer, or not in time. Every script may be called again: each is idempotent."""
+
+    server = "redis"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script and the digest it is called by."""
+
+    text: str
+    sha: str
+
+    @classmethod
+    def of(cls, text: str) -> Script:
+        """A script by its text."""
+        return cls(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def scripts_of(module: str) -> dict[str, Script]:
+    """Return the Lua scripts of a store, by name, from the file next to its module.
+
+    Each script begins with a line `--- <name>`.
+    The helpers above the first of these lines belong to all of them.
+    """
+    text = Path(module).with_suffix(".lua").read_text(encoding="utf-8")
+    helpers, *sections = re.split(r"(?m)^--- (\w+)\n", text)
+    return {name: Script.of(helpers + body) for name, body in zip(sections[::2], sections[1::2], strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptCall:
+    """A script with its keys and arguments."""
+
+    script: Script
+    keys: Sequence[str]
+    arguments: Sequence[Argument]
+
+    def packed(self) -> bytes:
+        """Its command. Raises TypeError, ValueError: a key or an argument is none."""
+        command = ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.arguments)
+        return hiredis.pack_command(cast(Any, command))
+
+
+class _PacksInC(aioredis.Connection):
+    """Packs commands in C.
+
+    redis-py has hiredis read for it; its asyncio side packs in Python, which for the hundred arguments of an admission
+    takes longer than Redis does for its answer.
+    """
+
+    def pack_command(self, *args: Any) -> list[bytes]:
+        # The name of a command may be two words: `SCRIPT LOAD`.
+        command = (*str(args[0]).split(), *args[1:])
+        return [hiredis.pack_command(cast(Any, command))]
+
+    def pack_commands(self, commands: Iterable[Iterable[Any]]) -> list[bytes]:
+        return [packed for command in commands for packed in self.pack_command(*command)]
+
+
+class _Client(aioredis.Redis):
+    """Raises StateUnavailableError for the errors of the client library that mean an outage."""
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        async with _translated():
+            return await super().execute_command(*args, **options)
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> _Pipeline:
+        return _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+
+
+class _Pipeline(Pipeline):
+    """The same, for several commands."""
+
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
+        async with _translated():
+            return await super().execute(raise_on_error)
+
+
+class _TlsConnection(_PacksInC, aioredis.SSLConnection):
+    """The same, encrypted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Scripts that were asked for together, and where their answers go."""
+
+    calls: Sequence[ScriptCall]
+    packed: Sequence[bytes]
+    answers: asyncio.Future[list[Any]]
+
+
+class Redis:
+    """Runs scripts, many in one round trip; for all else there is a pool of connections."""
+
+    def __init__(self, url: str) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            url: `redis://:password@host:6379/0`, or `rediss://` for TLS.
+
+        Raises:
+            ValueError: it is no such URL.
+            ConfigError: a file of `BREAKWATER_TLS_*` can't be used.
+        """
+        tls: dict[str, Any] = {}
+        if url.startswith("rediss:"):
+            settings = tls_settings()
+            tls = {"ssl_ca_certs": settings.ca, "ssl_certfile": settings.cert, "ssl_keyfile": settings.key}
+        pool = aioredis.BlockingConnectionPool.from_url(
+            url,
+            connection_class=_TlsConnection if tls else _PacksInC,
+            **tls,
+            # More only queue up in Redis, which has one thread; here they queue without a connection each.
+            max_connections=MAX_CONNECTIONS,
+            timeout=WAIT_FOR_CONNECTION_S,
+            decode_responses=True,
+            socket_timeout=ANSWER_S,
+            socket_connect_timeout=2,
+            # Once, immediately: a connection that the server closed while idle is no outage. More is up to the caller.
+            retry=Retry(NoBackoff(), 1),
+            health_check_interval=30,
+        )
+        self.client: aioredis.Redis = _Client.from_pool(pool)
+        # One time limit for a round trip; the connection's own would be a task and a timer for each write and answer.
+        connect = cast(Callable[..., aioredis.Connection], pool.connection_class)
+        self._connection = connect(**pool.connection_kwargs | {"socket_timeout": None})
+        self._waiting: list[_Request] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    async def run(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Runs scripts in one round trip, each atomic by itself: in order, but for those the server has yet to learn.
+
+        Calls that come while another round trip is under way share the next one, and nothing else: an error of a script
+        is raised to its own caller.
+
+        Raises:
+            StateUnavailableError: nothing is known of what ran; call again.
+            TypeError, ValueError: a key or an argument is none; nothing was sent.
+        """
+        if not calls:
+            return []
+        answers = self._add(calls)
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send())
+        return await answers
+
+    def run_with_next(self, calls: Sequence[ScriptCall]) -> None:
+        """Adds scripts to the next round trip, before all that is asked for later.
+
+        They may be lost: if Redis does not answer, they are not repeated.
+        """
+        # The error of one that nothing waits for is not logged.
+        self._add(calls).add_done_callback(lambda future: None if future.cancelled() else future.exception())
+
+    def _add(self, calls: Sequence[ScriptCall]) -> asyncio.Future[list[Any]]:
+        """Packs calls, so that one that can't be packed is an error of its own caller alone."""
+        request = _Request(calls, [call.packed() for call in calls], asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
+        return request.answers
+
+    async def _send(self) -> None:
+        """Sends what waits, and then what has come meanwhile, until nothing waits any more."""
+        while self._waiting:
+            requests, self._waiting = self._waiting, []
+            try:
+                answers = await self._answers(requests)
+            except Exception as error:  # noqa: BLE001  raised to each caller
+                meant = unavailable(error) or error
+                meant.__cause__ = None if meant is error else error
+                for request in requests:
+                    if not request.answers.done():  # the caller may have been cancelled
+                        request.answers.set_exception(meant)
+                continue
+            except BaseException:
+                for request in requests:
+                    request.answers.cancel()
+                raise
+            begin = 0
+            for request in requests:
+                own = answers[begin : (begin := begin + len(request.calls))]
+                failed = next((answer for answer in own if isinstance(answer, Exception)), None)
+                if request.answers.done():
+                    continue
+                if failed is None:
+                    request.answers.set_result(own)
+                else:
+                    request.answers.set_exception(unavailable(failed) or failed)
+
+    async def _answers(self, requests: Sequence[_Request]) -> list[Any]:
+        """The answers, errors of single scripts among them."""
+        packed = [command for request in requests for command in request.packed]
+        answers = await self._pipeline(packed)
+        unknown = [index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        if unknown:
+            # A fresh or flushed server: it learns the scripts once. Those that it knew have run.
+            calls = [call for request in requests for call in request.calls]
+            for script in {calls[index].script.sha: calls[index].script for index in unknown}.values():
+                await self.client.script_load(script.text)
+            for index, answer in zip(unknown, await self._pipeline([packed[index] for index in unknown]), strict=True):
+                answers[index] = answer
+        return answers
+
+    async def _pipeline(self, packed: Sequence[bytes]) -> list[Any]:
+        """Sends commands; after a broken connection once more, immediately, as by the pool."""
+        for is_last in (False, True):
+            answers: list[Any] = []
+            try:
+                # An end in the middle closes the connection, so no answer is taken for that to another command.
+                async with asyncio.timeout(ANSWER_S):
+                    try:
+                        await self._connection.send_packed_command(packed)
+                    except RuntimeError as error:  # uvloop's word for a transport that is closed
+                        raise RedisConnectionError(str(error)) from error
+                    for _ in packed:
+                        try:
+                            answers.append(await self._connection.read_response())
+                        except ResponseError as error:
+                            answers.append(error)
+            except (RedisConnectionError, OSError):
+                if is_last:
+                    raise
+            else:
+                return answers
+        raise AssertionError("the last try returns or raises")
+
+    async def ping(self) -> None:
+        """Raises StateUnavailableError when Redis does not answer."""
+        await cast(Any, self.client.ping())
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        await self._connection.disconnect()
+        await self.client.aclose()
+
+
+async def read_hashes(client: aioredis.Redis, keys: Sequence[str]) -> list[dict[str, str]]:
+    """Reads whole hashes in parts of about a thousand fields: Redis answers others in between.
+
+    Raises:
+        StateUnavailableError: Redis does not answer.
+    """
+    found: list[dict[str, str]] = [{} for _ in keys]
+    cursors = dict.fromkeys(range(len(keys)), 0)
+    while cursors:
+        async with client.pipeline(transaction=False) as pipe:
+            for index, cursor in cursors.items():
+                pipe.hscan(keys[index], cursor, count=1_000)
+            answers: list[tuple[int, dict[str, str]]] = await pipe.execute()
+        for index, (_, fields) in zip(cursors, answers, strict=True):
+            found[index] |= fields
+        cursors = {index: cursor for index, (cursor, _) in zip(cursors, answers, strict=True) if cursor}
+    return found
+
+
+@asynccontextmanager
+async def _translated() -> AsyncGenerator[None]:
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        if (translation := unavailable(error)) is None:
+            raise
+        raise translation from error
+
+
+_PASSING = re.compile(
+    "(?:^|: -)(?:LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|NOREPLICAS|READONLY|OOM|MISCONF|TRYAGAIN)(?!\\S)"
+)
+"""The codes of a server that can't serve just now; Redis 6.2 has that of a script's command within its text."""
+
+
+def unavailable(error: Exception) -> StateUnavailableError | None:
+    """The outage that an error means; None for a mistake of ours, which no second try would mend."""
+    if isinstance(error, RedisConnectionError | RedisTimeoutError | InvalidResponse | OSError):
+        return StateUnavailableError(f"Redis did not answer: {str(error) or type(error).__name__}")
+    # redis-py takes a code that it knows out of the text.
+    text = f"{getattr(error, 'status_code', None) or ''} {error}".strip()
+    passes = isinstance(error, ResponseError) and _PASSING.search(text) is not None
+    return StateUnavailableError(f"Redis does not serve: {text}") if passes else None

@@ -1,0 +1,121 @@
+"""HTTP sessions that only connect where messages may go.
+
+The check sits where a socket is made for an address that is about to be connected to. So it sees what DNS answered this
+very time, however the host was written, and each of its addresses; and nothing is resolved again after it.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable, Sequence
+from ipaddress import ip_address
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from breakwater.kernel.errors import BreakwaterError, ConfigError
+from breakwater.kernel.security.addresses import IpNetwork, refusal
+
+LONGEST_ANSWER = 64 * 1024
+"""Bytes of an answer that are read; what receivers say to a message is far shorter."""
+
+AddrInfo = tuple[Any, Any, int, str, tuple[Any, ...]]
+
+
+class AddressRefusedError(BreakwaterError, OSError):
+    """Nothing is sent to an address. Its text is always the same, so that aiohttp raises one for several addresses."""
+
+    def __init__(self, address: str, why: str) -> None:
+        super().__init__(errno.EACCES, "nothing is sent there")
+        self.address = address
+        self.why = why
+
+
+class RedirectError(BreakwaterError, aiohttp.ClientError):
+    """The receiver sends us elsewhere. Its text holds no URL."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"redirected ({status})")
+        self.status = status
+
+
+class _Answer(aiohttp.ClientResponse):
+    """A response of bounded length. aiohttp reads without a bound."""
+
+    async def read(self) -> bytes:
+        if self._body is None:
+            found = bytearray()
+            while part := await self.content.read(LONGEST_ANSWER):
+                found += part
+                if len(found) > LONGEST_ANSWER:
+                    raise aiohttp.ClientPayloadError("the response is too long")
+            self._body = bytes(found)
+        return self._body
+
+
+def guarded_session(allowed: Sequence[IpNetwork], timeout_s: float) -> aiohttp.ClientSession:
+    """A session that refuses addresses which are not public; to be made where a loop runs.
+
+    It follows no redirect, keeps no cookies, and takes nothing from the environment: through a proxy, the check would
+    see the proxy's address only, and the proxy would connect to whatever the host is there.
+
+    Args:
+        allowed: networks that are not refused.
+        timeout_s: for a whole request, its answer included.
+    """
+    tracing = aiohttp.TraceConfig()
+    tracing.on_request_redirect.append(_refuse_redirect)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(socket_factory=guard(allowed)),
+        timeout=aiohttp.ClientTimeout(total=timeout_s),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        response_class=_Answer,
+        trace_configs=[tracing],
+        trust_env=False,
+    )
+
+
+def guard(allowed: Sequence[IpNetwork]) -> Callable[[AddrInfo], socket.socket]:
+    """Makes sockets for addresses that are not refused; the factory raises AddressRefusedError for the others."""
+
+    def make(info: AddrInfo) -> socket.socket:
+        family, kind, protocol, _, where = info
+        host = str(where[0])
+        try:
+            address = ip_address(host)
+        except ValueError:
+            # Such as 0177.0.0.1: what we can't read, the system might.
+            raise AddressRefusedError(host, "neither an IPv4 nor an IPv6 address") from None
+        why = refusal(address, allowed)
+        if why is not None:
+            raise AddressRefusedError(host, why)
+        return socket.socket(family, kind, protocol)
+
+    return make
+
+
+def usable_url(url: str, setting: str) -> str:
+    """Checks a URL without showing it.
+
+    Raises:
+        ConfigError: it is not an http or https URL with a host.
+    """
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        usable = usable and url.isprintable() and " " not in url
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(f"{setting}: must be a URL that begins with https:// or http://")
+    return url
+
+
+async def _refuse_redirect(
+    _session: aiohttp.ClientSession, _context: SimpleNamespace, redirect: aiohttp.TraceRequestRedirectParams
+) -> None:
+    # slack-sdk has no option not to follow redirects, and a POST that was followed as a GET would pass for a delivery.
+    raise RedirectError(redirect.response.status)

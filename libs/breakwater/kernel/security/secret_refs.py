@@ -1,0 +1,91 @@
+"""References to secrets. The config itself never holds one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.types import Message
+
+COMMAND_TIMEOUT_S = 10.0
+
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class SecretRef(Message):
+    """Source of a secret: an environment variable, a file, or the output of a command."""
+
+    env: str | None = Field(default=None, min_length=1, description="Name of an environment variable.")
+    file: Path | None = Field(default=None, description="A file that contains only the secret.")
+    command: tuple[str, ...] | None = Field(
+        default=None, min_length=1, description="A program with its arguments, run without a shell; its output."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if sum(source is not None for source in (self.env, self.file, self.command)) != 1:
+            raise ValueError("give exactly one of env, file and command")
+        return self
+
+    def read(self) -> str:
+        """The secret itself, read again at each call. A command may take up to 10 s.
+
+        Raises:
+            ConfigError: the variable is not set, the file can't be read, the command fails, or there is nothing in it.
+        """
+        if self.env is not None:
+            value = os.environ.get(self.env, "")
+            source = f"the environment variable {self.env}"
+            if not value:
+                raise ConfigError(f"{source} is not set; it must hold a secret")
+            return value
+        if self.file is not None:
+            value = _read_file(self.file)
+            source = f"the secret file {self.file}"
+        else:
+            assert self.command is not None
+            value = _run(self.command)
+            source = f"the output of the secret command {self.command[0]}"
+        if not value:
+            raise ConfigError(f"{source} is empty")
+        return value
+
+
+def _read_file(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"the secret file {path} can't be read: {why}") from error
+
+
+def _run(command: tuple[str, ...]) -> str:
+    # Neither its output nor its complaints are shown: either may hold the secret.
+    try:
+        done = subprocess.run(  # noqa: S603  the command is the operator's own, from the config
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=True, text=True
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"the secret command {command[0]} took over {COMMAND_TIMEOUT_S:g} s") from error
+    except subprocess.CalledProcessError as error:
+        raise ConfigError(f"the secret command {command[0]} ended with {error.returncode}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "its output is not UTF-8 text"
+        raise ConfigError(f"the secret command {command[0]} can't be used: {why}") from error
+    return done.stdout.strip()
+
+
+def _secret_ref(value: object) -> object:
+    if isinstance(value, str):
+        raise ValueError(  # noqa: TRY004  pydantic reports ValueError
+            "a secret does not belong in the config; write {env: NAME}, {file: PATH} or {command: [PROGRAM, …]}"
+        )
+    return value
+
+
+Secret = Annotated[SecretRef, BeforeValidator(_secret_ref)]

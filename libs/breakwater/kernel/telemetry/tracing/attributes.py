@@ -1,0 +1,258 @@
+"""Attributes of spans.
+
+Names are those of OpenTelemetry's semantic conventions for GenAI, 0.1.0, and for HTTP, where there is one. Others begin
+with `breakwater.`, and one is Langfuse's. What is unknown is left out: it is not 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import JsonValue
+
+from breakwater.contracts.execution import Attempt, Cause, Execution
+from breakwater.kernel.telemetry.tracing.spans import Attribute
+from breakwater.kernel.types import NANO_PER_USD
+
+SpanAttributes = dict[str, Attribute]
+
+MAX_ID = 256
+"""Characters of what a provider calls its response and its model."""
+
+_ANTHROPIC = "anthropic"
+_AZURE = "azure"
+
+_HOSTS = (
+    (".api.openai.com", "openai"),
+    (".openai.azure.com", "azure.ai.openai"),
+    (".services.ai.azure.com", "azure.ai.inference"),
+    (".generativelanguage.googleapis.com", "gcp.gemini"),
+    (".aiplatform.googleapis.com", "gcp.vertex_ai"),
+    ("-aiplatform.googleapis.com", "gcp.vertex_ai"),
+    (".amazonaws.com", "aws.bedrock"),
+    (".ml.cloud.ibm.com", "ibm.watsonx.ai"),
+    (".groq.com", "groq"),
+    (".mistral.ai", "mistral_ai"),
+    (".deepseek.com", "deepseek"),
+    (".x.ai", "x_ai"),
+    (".perplexity.ai", "perplexity"),
+    (".cohere.com", "cohere"),
+    (".cohere.ai", "cohere"),
+    (".moonshot.ai", "moonshot_ai"),
+    (".moonshot.cn", "moonshot_ai"),
+)
+"""Provider by the end of its host name. The conventions require these values."""
+
+
+def provider_attributes(kind: str, base_url: str | None, name: str) -> SpanAttributes:
+    """Attributes of the provider that serves a call.
+
+    Args:
+        kind: the provider's, as in the config.
+        base_url: the provider's; None for a program or a callable.
+        name: the provider's own in the config: what it is called where the conventions have no value for it.
+    """
+    host, port = _server(base_url)
+    if kind == _ANTHROPIC:
+        known: str | None = "anthropic"
+    elif kind == _AZURE:
+        known = "azure.ai.openai"
+    else:
+        known = next((value for end, value in _HOSTS if f".{host}".endswith(end)), None)
+    return _known(
+        {
+            "gen_ai.provider.name": known or name or "unknown",
+            "server.address": host,
+            "server.port": port,
+            "breakwater.provider": name or None,
+        }
+    )
+
+
+def request_attributes(
+    params: Mapping[str, JsonValue], stop_sequences: JsonValue, *, json_schema: bool
+) -> SpanAttributes:
+    """Attributes of a job's request, except its conversation.
+
+    Args:
+        params: as they go to the provider, in OpenAI's form or Anthropic's.
+        stop_sequences: of these; None where they are not to be said.
+        json_schema: the provider is held to a schema of the answer, which no param says.
+    """
+    choices = _whole(params.get("n"))
+    max_tokens = params.get("max_completion_tokens")
+    stops = [stop_sequences] if isinstance(stop_sequences, str) else stop_sequences
+    return _known(
+        {
+            "gen_ai.request.temperature": _number(params.get("temperature")),
+            "gen_ai.request.top_p": _number(params.get("top_p")),
+            "gen_ai.request.frequency_penalty": _number(params.get("frequency_penalty")),
+            "gen_ai.request.presence_penalty": _number(params.get("presence_penalty")),
+            "gen_ai.request.max_tokens": _whole(params.get("max_tokens") if max_tokens is None else max_tokens),
+            "gen_ai.request.seed": _whole(params.get("seed")),
+            "gen_ai.request.choice.count": None if choices == 1 else choices,
+            "gen_ai.request.stop_sequences": tuple(one for one in stops if isinstance(one, str))
+            if isinstance(stops, list) and stops
+            else None,
+            "gen_ai.output.type": "json" if json_schema else _output_type(params.get("response_format")),
+        }
+    )
+
+
+def attempt_attributes(
+    params: Mapping[str, JsonValue],
+    *,
+    agent: str,
+    model: str,
+    name: str,
+    execution_id: str,
+    task_id: str | None,
+    number: int,
+    cause: Cause,
+    streaming: bool,
+    operation: str = "chat",
+) -> SpanAttributes:
+    """Attributes of an attempt at its start.
+
+    Args:
+        params: as they go to the provider. Without those of `request_attributes`.
+        agent: who calls.
+        model: its id in the config.
+        name: of the model, as the provider knows it.
+        execution_id: of the job.
+        task_id: of the job.
+        number: the attempt's, from 1.
+        cause: why it is made.
+        streaming: the answer is wanted while it is produced.
+        operation: `chat` or `embeddings`.
+    """
+    return _known(
+        {
+            "gen_ai.operation.name": operation,
+            "gen_ai.request.model": name,
+            "gen_ai.request.top_k": _whole(params.get("top_k")),
+            "gen_ai.request.reasoning.level": _short(params, "reasoning_effort"),
+            "gen_ai.request.stream": True if streaming else None,
+            "gen_ai.agent.name": agent,
+            "gen_ai.conversation.id": task_id,
+            "breakwater.execution_id": execution_id,
+            "breakwater.model": model,
+            "breakwater.attempt": number,
+            "breakwater.cause": cause,
+        }
+    )
+
+
+def outcome_attributes(
+    attempt: Attempt, response: Mapping[str, Any] | None = None, finish_reasons: tuple[str, ...] = ()
+) -> SpanAttributes:
+    """Attributes of an attempt that are known at its end.
+
+    Args:
+        attempt: as it is recorded.
+        response: the provider's own, where it sent one.
+        finish_reasons: one for each of its choices, where it gave several.
+    """
+    reasons = finish_reasons or (() if attempt.finish_reason is None else (attempt.finish_reason,))
+    if not reasons and attempt.error is not None and attempt.first_token_ms is not None:
+        reasons = ("error",)  # it broke off
+    usd = _usd(attempt.cost)
+    return _known(
+        {
+            "gen_ai.response.id": _short(response, "id"),
+            "gen_ai.response.model": _short(response, "model"),
+            "gen_ai.response.finish_reasons": reasons or None,
+            "gen_ai.response.time_to_first_chunk": None
+            if attempt.first_token_ms is None
+            else attempt.first_token_ms / 1000,
+            "gen_ai.usage.input_tokens": attempt.input_tokens,
+            "gen_ai.usage.output_tokens": attempt.output_tokens,
+            "gen_ai.usage.cache_read.input_tokens": attempt.cached_tokens,
+            "gen_ai.usage.reasoning.output_tokens": attempt.reasoning_tokens,
+            "http.response.status_code": None if attempt.error is None else attempt.error.status_code,
+            "breakwater.outcome": attempt.outcome,
+            "breakwater.error_kind": None if attempt.error is None else attempt.error.kind,
+            "breakwater.cost_usd": usd,
+            "breakwater.cost_basis": attempt.cost_basis,
+            # The conventions have no cost. Without this, Langfuse would work one out from a price list of its own.
+            "langfuse.observation.cost_details": None if usd is None else json.dumps({"total": usd}),
+        }
+    )
+
+
+def execution_attributes(*, agent: str, execution_id: str, task_id: str | None) -> SpanAttributes:
+    """Attributes of a job at the start of its run."""
+    return _known(
+        {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.agent.name": agent,
+            "gen_ai.conversation.id": task_id,
+            "breakwater.execution_id": execution_id,
+        }
+    )
+
+
+def result_attributes(record: Execution) -> SpanAttributes:
+    """Attributes of a job that are known at its end.
+
+    Its sums have names of our own: summing `gen_ai.usage.*` over a trace would count each call twice.
+    """
+    return _known(
+        {
+            "gen_ai.response.finish_reasons": None if record.finish_reason is None else (record.finish_reason,),
+            "breakwater.requested_model": record.requested_model,
+            "breakwater.chosen_model": record.chosen_model,
+            "breakwater.input_tokens": record.input_tokens,
+            "breakwater.output_tokens": record.output_tokens,
+            "breakwater.status": record.status,
+            "breakwater.reason": record.reason,
+            "breakwater.attempts": record.attempts_count,
+            "breakwater.cost_usd": _usd(record.total_cost),
+            "breakwater.wasted_cost_usd": _usd(record.wasted_cost),
+            "breakwater.cost_basis": record.cost_basis,
+            "breakwater.cache_hit": record.cache_hit,
+            "breakwater.parent_execution_id": record.parent_execution_id,
+        }
+    )
+
+
+def _known(attributes: dict[str, Attribute | None]) -> SpanAttributes:
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _usd(nano: int | None) -> float | None:
+    # A number, as text can't be summed where traces are looked at; exact sums, to the nano-dollar, are elsewhere.
+    return None if nano is None else nano / NANO_PER_USD
+
+
+def _number(value: JsonValue) -> float | None:
+    return value if isinstance(value, float) else None if (whole := _whole(value)) is None else float(whole)
+
+
+def _whole(value: JsonValue) -> int | None:
+    # OTLP's integers have 64 bits.
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
+
+
+def _output_type(response_format: JsonValue) -> str | None:
+    kind = response_format.get("type") if isinstance(response_format, dict) else None
+    return {"json_object": "json", "json_schema": "json", "text": "text"}.get(kind) if isinstance(kind, str) else None
+
+
+def _short(response: Mapping[str, Any] | None, name: str) -> str | None:
+    value = None if response is None else response.get(name)
+    return value[:MAX_ID] if isinstance(value, str) and value else None
+
+
+def _server(base_url: str | None) -> tuple[str | None, int | None]:
+    try:
+        url = urlsplit(base_url or "")
+        port = url.port
+    except ValueError:
+        return None, None
+    if url.hostname is None:
+        return None, None
+    return url.hostname, port or (443 if url.scheme == "https" else 80)

@@ -1,5 +1,0 @@
-"""Fixtures of the services' tests."""
-
-from tests.state.conftest import redis
-
-__all__ = ["redis"]
