@@ -24,7 +24,7 @@ import psutil
 
 from bench.plane import print_shares
 from breakwater.embedded.ports import free_port
-from breakwater.security.api_keys import create_key
+from breakwater.identity.api_keys import create_key
 from tests.flow.kit import Plane, model, running_plane
 from tests.server_sources import RunningServer, embedded_servers
 

@@ -21,6 +21,8 @@ from breakwater.contracts.alerts import AlertList
 from breakwater.contracts.breakers import AgentHealth, BreakerList
 from breakwater.contracts.budgets import BudgetList
 from breakwater.contracts.execution import ExecutionSummary
+from breakwater.identity.pages.pages import Fetched, PageContext, fetched, problems_of
+from breakwater.identity.pages.visits import NotFound, PartReader, ReadModels, Visit, page, summed
 from breakwater.kernel import formats
 from breakwater.kernel.formats import counted
 from breakwater.kernel.http.contract import AgentQueue, Queues
@@ -31,9 +33,7 @@ from breakwater.views.executions import COLUMNS
 from services.console import tiles
 from services.console.history import history_charts
 from services.console.overall_health import queue_of, spent
-from services.console.pages import Fetched, PageContext, fetched, problems_of
 from services.console.tiles import Tile
-from services.console.visits import NotFound, PartReader, ReadModels, Visit, page, summed
 
 T = TypeVar("T")
 

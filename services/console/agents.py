@@ -12,6 +12,8 @@ from starlette.routing import Route
 from breakwater.analytics import figures
 from breakwater.analytics.figures import History, RefusalLine, WindowTotals
 from breakwater.contracts.breakers import AgentHealth
+from breakwater.identity.pages.pages import Fetched, PageContext, fetched, problems_of
+from breakwater.identity.pages.visits import Visit, page, summed
 from breakwater.kernel.columns import Column, ColumnKind
 from breakwater.kernel.http.contract import AgentQueue, Queues
 from breakwater.kernel.pages.tables import PageTable
@@ -19,8 +21,6 @@ from breakwater.kernel.pages.time_range import BY_DATA
 from services.console import agent
 from services.console.history import sparks
 from services.console.overall_health import MANY_FAIL, SOME_FAIL, shares
-from services.console.pages import Fetched, PageContext, fetched, problems_of
-from services.console.visits import Visit, page, summed
 
 _REFUSING = ("open", "isolated")
 _WORST_FIRST = ("unhealthy", "degraded", "healthy")

@@ -18,13 +18,13 @@ from breakwater.contracts.alerts import (
     IncidentStatus,
     UndeliveredList,
 )
+from breakwater.identity.pages.operator_actions import Fields, act, action, back_to, reason_of, submitted, whole_number
+from breakwater.identity.pages.pages import Fetched, PageContext, fetched
+from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
 from breakwater.kernel.columns import Column
 from breakwater.kernel.pages.tables import PageTable
 from breakwater.kernel.pages.words import segment
 from breakwater.views.alerts import INCIDENTS, NO_CHANNEL, UNDELIVERED
-from services.console.operator_actions import Fields, act, action, back_to, reason_of, submitted, whole_number
-from services.console.pages import Fetched, PageContext, fetched
-from services.console.visits import NotFound, ReadModels, Visit, page
 
 PAGE = 50
 MAX_SAVED = 10_000

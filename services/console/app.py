@@ -21,7 +21,11 @@ from starlette.types import Scope
 
 from breakwater.client import ApiClient, ApiError, ApiKeyRefusedError
 from breakwater.config import Config, cipher_of
-from breakwater.contracts.access import OPENID_CALLBACK
+from breakwater.identity.contract import OPENID_CALLBACK
+from breakwater.identity.pages.operator_actions import FormError
+from breakwater.identity.pages.pages import HEADERS, PageContext, PageRenderer
+from breakwater.identity.pages.sessions import KnownSessions
+from breakwater.identity.pages.sign_in import LINK, OPENID, RequireSignIn, SignIn, to_sign_in
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.http.server import HttpServer, PortTakenError, listen
 from breakwater.kernel.pages.charts import LIBRARY_FOLDER, LIBRARY_PACKAGE
@@ -41,10 +45,6 @@ from services.console import (
     overview,
     plans,
 )
-from services.console.auth import LINK, OPENID, RequireSignIn, SignIn, to_sign_in
-from services.console.operator_actions import FormError
-from services.console.pages import HEADERS, PageContext, PageRenderer
-from services.console.sessions import KnownSessions
 
 PAGES = (overview, agents, executions, execution, plans, breakers, budgets, costs, alerts, dead_letters, audit)
 ANSWER_TIMEOUT_S = 20.0

@@ -12,13 +12,13 @@ from starlette.routing import Route
 
 from breakwater.analytics.events import MOST, audit_events, audit_names
 from breakwater.contracts.events import AuditEvent
+from breakwater.identity.pages.pages import Fetched, PageContext, fetched
+from breakwater.identity.pages.sessions import session_of
+from breakwater.identity.pages.visits import ReadModels, Visit, shown
 from breakwater.kernel.columns import Column
 from breakwater.kernel.pages.tables import PageTable
 from breakwater.kernel.pages.time_range import WINDOWS, window_links, window_of
 from breakwater.kernel.time_window import TimeWindow
-from services.console.pages import Fetched, PageContext, fetched
-from services.console.sessions import session_of
-from services.console.visits import ReadModels, Visit, shown
 
 COLUMNS: tuple[Column[AuditEvent], ...] = (
     Column("time", lambda one: one.at, "time"),

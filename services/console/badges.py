@@ -9,9 +9,9 @@ from contextlib import suppress
 from breakwater.client import ApiClient, ApiKeyRefusedError
 from breakwater.contracts.alerts import AlertList
 from breakwater.contracts.dead_letters import DeadLetterList
+from breakwater.identity.pages.pages import fetched
+from breakwater.identity.pages.sessions import Badge, KnownSession, Session
 from breakwater.kernel.formats import counted
-from services.console.pages import fetched
-from services.console.sessions import Badge, KnownSession, Session
 
 FRESH_S = 10.0
 """The time for which a session's figures are shown before they are read again."""

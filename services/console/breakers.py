@@ -13,6 +13,9 @@ from starlette.routing import Route
 from breakwater.analytics.events import MOST, Opening, OperatorAction, openings, operator_actions, transitions
 from breakwater.contracts.breakers import BreakerList, BreakerStatus, StoppedTasks
 from breakwater.contracts.events import BreakerTransition
+from breakwater.identity.pages.operator_actions import Fields, action
+from breakwater.identity.pages.pages import Fetched, PageContext, fetched
+from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
 from breakwater.kernel.columns import Column, lifted
 from breakwater.kernel.pages.charts import Series
 from breakwater.kernel.pages.tables import PageTable
@@ -21,9 +24,6 @@ from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import ms_from_time
 from breakwater.views.breakers import COLUMNS as BREAKERS
 from breakwater.views.breakers import ORDER, TASKS
-from services.console.operator_actions import Fields, action
-from services.console.pages import Fetched, PageContext, fetched
-from services.console.visits import NotFound, ReadModels, Visit, page
 
 
 @dataclass(frozen=True, slots=True)

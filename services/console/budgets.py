@@ -18,6 +18,9 @@ from breakwater.analytics.spend import Burn, burn, spent_since
 from breakwater.client import ApiError, ApiKeyRefusedError
 from breakwater.contracts.budgets import BudgetList, BudgetStatus
 from breakwater.contracts.events import Reconciliation, Window
+from breakwater.identity.pages.operator_actions import back_to, reason_of, submitted
+from breakwater.identity.pages.pages import API_CLICKHOUSE_S, CLICKHOUSE_AWAY, Fetched, PageContext, fetched
+from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page, shown
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.columns import Column, lifted
 from breakwater.kernel.formats import money
@@ -28,9 +31,6 @@ from breakwater.kernel.types import ms_from_time, nano_from_usd, time_from_ms
 from breakwater.policy.budget import WINDOWS, Forecast, Period, forecast, periods_at, recent_from
 from breakwater.views.budgets import COLUMNS as BUDGETS
 from breakwater.views.budgets import RECONCILIATION, no_cap_text, tone, used_share
-from services.console.operator_actions import back_to, reason_of, submitted
-from services.console.pages import API_CLICKHOUSE_S, CLICKHOUSE_AWAY, Fetched, PageContext, fetched
-from services.console.visits import NotFound, ReadModels, Visit, page, shown
 
 CHARTS = 2
 """Budgets that are drawn on the page of all: those nearest to their caps."""

@@ -16,6 +16,9 @@ from starlette.routing import Route
 
 from breakwater.analytics.spend import SpendHistory, spend_history
 from breakwater.contracts.budgets import CostLine, Costs
+from breakwater.identity.pages.pages import API_CLICKHOUSE_S, HEADERS, PART_TIMEOUT_S, Fetched, PageContext
+from breakwater.identity.pages.sessions import session_of
+from breakwater.identity.pages.visits import ReadModels, Visit, page, visit_of
 from breakwater.kernel.columns import Column, lifted
 from breakwater.kernel.formats import counted
 from breakwater.kernel.pages import charts, words
@@ -28,10 +31,7 @@ from breakwater.policy.costs import month_before
 from breakwater.views.costs import BY, cap_text, columns, tone
 from services.console import tiles
 from services.console.overall_health import MUCH_WASTED
-from services.console.pages import API_CLICKHOUSE_S, HEADERS, PART_TIMEOUT_S, Fetched, PageContext
-from services.console.sessions import session_of
 from services.console.tiles import Colour, Tile
-from services.console.visits import ReadModels, Visit, page, visit_of
 
 MOST = 200
 """Lines on the page; the CSV has all."""

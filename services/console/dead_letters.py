@@ -20,6 +20,17 @@ from breakwater.contracts.dead_letters import (
     DeadLetterReplays,
     ListedDeadLetter,
 )
+from breakwater.identity.pages.operator_actions import (
+    Fields,
+    FormError,
+    act,
+    back_to,
+    reason_of,
+    submitted,
+    whole_number,
+)
+from breakwater.identity.pages.pages import HEADERS, Fetched, PageContext, fetched
+from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
 from breakwater.kernel.columns import Column
 from breakwater.kernel.pages.tables import PageTable
 from breakwater.kernel.pages.time_range import WINDOWS, window_links, window_of
@@ -27,9 +38,6 @@ from breakwater.kernel.pages.words import segment
 from breakwater.kernel.types import format_time
 from breakwater.policy.classify import error_identity
 from breakwater.views.dead_letters import COLUMNS
-from services.console.operator_actions import Fields, FormError, act, back_to, reason_of, submitted, whole_number
-from services.console.pages import HEADERS, Fetched, PageContext, fetched
-from services.console.visits import NotFound, ReadModels, Visit, page
 
 PAGE = 100
 """Dead letters that are shown."""

@@ -23,6 +23,9 @@ from breakwater.client import ApiError, ApiKeyRefusedError, ApiRefusedError
 from breakwater.contracts.dead_letters import DeadLetterList, DeadLetterReplays
 from breakwater.contracts.execution import Execution, Progress
 from breakwater.contracts.submission import CancelledJob
+from breakwater.identity.pages.operator_actions import act, back_to, reason_of, submitted
+from breakwater.identity.pages.pages import HEADERS, Fetched, PageContext, fetched
+from breakwater.identity.pages.sessions import MAX_WATCHED, Session, session_of
 from breakwater.kernel.pages.words import humanize, segment
 from breakwater.kernel.process import background
 from breakwater.kernel.security.encryption import DecryptionError
@@ -30,9 +33,6 @@ from breakwater.policy.links import trace_url
 from breakwater.views.executions import answering_attempt, dropped_parts
 from services.console.comparison import compare
 from services.console.messages import bare_json, conversation
-from services.console.operator_actions import act, back_to, reason_of, submitted
-from services.console.pages import HEADERS, Fetched, PageContext, fetched
-from services.console.sessions import MAX_WATCHED, Session, session_of
 from services.console.waterfall import waterfall
 
 TOO_MANY = f"you are watching {MAX_WATCHED} jobs, which is the limit; close one of their pages and reload this one"

@@ -27,14 +27,14 @@ from breakwater.analytics.search import (
     steps,
 )
 from breakwater.contracts.execution import ExecutionSummary, Status
+from breakwater.identity.pages.pages import HEADERS, Fetched, PageContext, fetched
+from breakwater.identity.pages.visits import PartReader, ReadModels, Visit, shown, visit_of
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.pages.tables import PageTable, csv_headers, csv_text
 from breakwater.kernel.pages.time_range import BY_DATA
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import NANO_PER_USD
 from breakwater.views.executions import COLUMNS, RUNS, STEPS, Step, as_tree
-from services.console.pages import HEADERS, Fetched, PageContext, fetched
-from services.console.visits import PartReader, ReadModels, Visit, shown, visit_of
 
 _Page = Page[Any]
 """Of runs or of executions."""

@@ -12,6 +12,8 @@ from starlette.routing import Route
 from breakwater.analytics import figures
 from breakwater.analytics.figures import History, Spender, SpendLine
 from breakwater.contracts.breakers import AgentHealth
+from breakwater.identity.pages.pages import Fetched, PageContext, problems_of
+from breakwater.identity.pages.visits import Visit, page, summed
 from breakwater.kernel.http.contract import ServiceQueue
 from breakwater.kernel.nats import topology
 from breakwater.kernel.nats.subjects import decode_token
@@ -21,8 +23,6 @@ from breakwater.policy.health import Verdict, combined
 from services.console import tiles
 from services.console.history import history_charts
 from services.console.overall_health import Live, behind, live, overall_health
-from services.console.pages import Fetched, PageContext, problems_of
-from services.console.visits import Visit, page, summed
 
 CAUSES, SHOWN = 3, 5
 """Rows of the tables of failures and waste, and of spenders."""

@@ -7,10 +7,10 @@ from typing import Any
 from starlette.routing import Route
 
 from breakwater.contracts.submission import PlanList
+from breakwater.identity.pages.pages import API_CLICKHOUSE_S, Fetched, PageContext, fetched
+from breakwater.identity.pages.visits import Visit, page
 from breakwater.kernel.pages.tables import PageTable
 from breakwater.views.plans import COLUMNS
-from services.console.pages import API_CLICKHOUSE_S, Fetched, PageContext, fetched
-from services.console.visits import Visit, page
 
 MOST = 50
 

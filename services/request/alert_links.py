@@ -25,6 +25,7 @@ from starlette.responses import Response
 
 from breakwater.bus.incidents import IncidentLog, Incidents
 from breakwater.contracts.alerts import Alert
+from breakwater.identity.audit import Actor, AuditLog
 from breakwater.kernel.formats import moment, sentence
 from breakwater.kernel.http.contract import ReasonText
 from breakwater.kernel.http.operations import utc_now
@@ -38,7 +39,6 @@ from breakwater.policy.incidents import acknowledge, resolve
 from breakwater.policy.links import link_objection
 from breakwater.policy.redact import Redactor
 from services.request.alerts import decided
-from services.request.audit import Actor, AuditLog
 
 _MAX_FIELDS = 10
 _STATE = {

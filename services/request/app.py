@@ -28,10 +28,15 @@ from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.response_log import ResponseLog
 from breakwater.config import Config, ConsoleSettings, LiveConfig, OpenId, cipher_of
 from breakwater.contracts import channels
-from breakwater.contracts.access import OPENID_CALLBACK
 from breakwater.contracts.events import Reconciliation
 from breakwater.coordination.plans import PlanLog
 from breakwater.coordination.reconciliation import RecordedSpend, compare
+from breakwater.identity.api import OpenIdRoutes, SessionRoutes
+from breakwater.identity.api_keys import KeyRing
+from breakwater.identity.audit import AuditLog
+from breakwater.identity.auth import RequireApiKey
+from breakwater.identity.contract import OPENID_CALLBACK
+from breakwater.identity.store import PersonSession, Sessions, SignIns
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.http.event_stream import OpenStreams
 from breakwater.kernel.http.operations import as_routed, routes_of
@@ -48,7 +53,6 @@ from breakwater.kernel.security.encryption import DecryptionError
 from breakwater.kernel.telemetry.http_metrics import CountRequests
 from breakwater.kernel.telemetry.metrics import GaugeCollector, HttpMetrics, StreamMetrics
 from breakwater.policy.redact import Redactor
-from breakwater.security.api_keys import KeyRing
 from breakwater.state.accepted import Accepted
 from breakwater.state.breakers import Breakers
 from breakwater.state.budget_counters import BudgetCounters
@@ -58,12 +62,9 @@ from breakwater.state.health import Healths
 from breakwater.state.in_flight_requests import InFlightRequests
 from breakwater.state.plans import Plans
 from breakwater.state.response_room import ResponseRoom
-from breakwater.state.sessions import PersonSession, Sessions, SignIns
 from breakwater.state.tasks import Tasks
 from services.request.alert_links import LinkRoutes
 from services.request.alerts import ChannelRoutes, IncidentRoutes
-from services.request.audit import AuditLog
-from services.request.auth import RequireApiKey
 from services.request.breakers import AgentAvailability, AgentRoutes, BreakerRoutes
 from services.request.budgets import BudgetRoutes
 from services.request.callable_agents import CallableAgentTable
@@ -91,10 +92,9 @@ from services.request.plans import PlanRoutes
 from services.request.progress import ProgressRoutes
 from services.request.queues import QueueRoutes
 from services.request.results import JobLookup, ResultReader, Waiters
-from services.request.sign_in import OpenIdRoutes, SessionRoutes
 
 if TYPE_CHECKING:
-    from services.request.openid_provider import OpenIdProvider
+    from breakwater.identity.openid_provider import OpenIdProvider
 
 SLOW_START_S = 3.0
 
@@ -387,7 +387,7 @@ class _LiveApp:
 def _provider_of(console: ConsoleSettings, openid: OpenId) -> OpenIdProvider:
     """Raises ConfigError: the client's secret can't be read."""
     # Imported only for a provider: its library takes 0.13 s of CPU and 3 MB.
-    from services.request.openid_provider import OpenIdProvider
+    from breakwater.identity.openid_provider import OpenIdProvider
 
     return OpenIdProvider(openid, openid.secret(), f"{console.url}{OPENID_CALLBACK}")
 

@@ -21,6 +21,8 @@ from starlette.responses import Response
 from breakwater.config import Config, NatsProgram
 from breakwater.contracts.execution import Cancellation, PendingCancel
 from breakwater.contracts.submission import CancelledJob, CancelRequest, SubmitQuery
+from breakwater.identity.audit import AuditLog, actor_of
+from breakwater.identity.auth import caller_of
 from breakwater.kernel.http.contract import ErrorBody, ErrorDetails
 from breakwater.kernel.http.operations import PERHAPS_DONE, TOO_MANY, operation
 from breakwater.kernel.http.parsing import A_REQUEST, MAX_BYTES, read_body, read_command, wait_s_of
@@ -38,8 +40,6 @@ from breakwater.kernel.types import is_full_id
 from breakwater.policy.ownership import forbidden_field, is_generated_id, scope_in, scoped
 from breakwater.policy.redact import Redactor
 from breakwater.state.executions import MAX_UNSEEN, Executions
-from services.request.audit import AuditLog, actor_of
-from services.request.auth import caller_of
 from services.request.results import JobLookup
 
 CLIENT = "client"

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from breakwater.config import Config, validate_job
 from breakwater.contracts.job import Job
 from breakwater.coordination.plans import PlanLog, PlanSource
+from breakwater.identity.rules.callers import Caller
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.http.parsing import invalid_job, suggestion, with_field
 from breakwater.kernel.http.problems import RequestError, unavailable
@@ -30,7 +31,6 @@ from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.validation import FieldError
-from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import (
     for_own_tenant,
     forbidden_field,

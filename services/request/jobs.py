@@ -12,6 +12,8 @@ from starlette.responses import Response
 from breakwater.contracts.execution import Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.submission import AcceptedJob, SubmitQuery, UndecidedJob
+from breakwater.identity.auth import caller_of
+from breakwater.identity.rules.callers import Caller
 from breakwater.kernel.http.operations import TOO_MANY, operation
 from breakwater.kernel.http.parsing import read_body, read_job, wait_s_of
 from breakwater.kernel.http.problems import unavailable, unknown_job
@@ -19,10 +21,8 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.types import is_full_id
-from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import names_of
 from breakwater.policy.record import without_figures
-from services.request.auth import caller_of
 from services.request.intake import JobIntake, accepted_response
 from services.request.observe import submitting
 from services.request.results import JobLookup, disconnected, job_is_of, shown_result, status_of

@@ -19,19 +19,20 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from breakwater.contracts.access import KEY_SCOPES
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.anthropic import AnthropicErrorBody
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, ExecutionSummary, Progress
 from breakwater.contracts.openai import OpenAIErrorBody
+from breakwater.identity.api import OpenIdRoutes, SessionRoutes
+from breakwater.identity.auth import is_guarded
+from breakwater.identity.contract import KEY_SCOPES
+from breakwater.identity.rules.callers import scopes_for
 from breakwater.kernel.http.contract import ErrorBody, EventGap
 from breakwater.kernel.http.operations import Operation, operations_of
 from breakwater.kernel.http.problems import is_messages, is_openai
 from breakwater.kernel.types import Event, Message
-from breakwater.policy.callers import scopes_for
 from services.request.alerts import ChannelRoutes, IncidentRoutes
-from services.request.auth import is_guarded
 from services.request.breakers import AgentRoutes, BreakerRoutes
 from services.request.budgets import BudgetRoutes
 from services.request.cancels import CancelRoutes
@@ -51,7 +52,6 @@ from services.request.observe import ServiceRoutes
 from services.request.plans import PlanRoutes
 from services.request.progress import ProgressRoutes
 from services.request.queues import QueueRoutes
-from services.request.sign_in import OpenIdRoutes, SessionRoutes
 
 HANDLERS = (
     JobRoutes,

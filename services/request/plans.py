@@ -16,6 +16,8 @@ from starlette.responses import Response
 from breakwater.analytics.search import ended_jobs, newest_plans, plan_changes
 from breakwater.contracts.submission import AcceptedPlan, PlanJob, PlanList, PlanQuery, PlanRequest, PlanStatus
 from breakwater.coordination.plans import PlanLog, PlanSource
+from breakwater.identity.auth import caller_of
+from breakwater.identity.rules.callers import Caller
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.http.operations import TOO_MANY, ApiRequest, operation
 from breakwater.kernel.http.parsing import invalid_job, read_body, read_command
@@ -28,12 +30,10 @@ from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.types import Message
 from breakwater.kernel.validation import FieldError
-from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import may_see, names_of, shown, shown_to
 from breakwater.policy.plans import circle_among, plan_of
 from breakwater.policy.redact import id_objection
 from breakwater.state.plans import MAX_ANNOUNCED, KnownPlan, NotedJob, TooManyPlansError
-from services.request.auth import caller_of
 from services.request.breakers import AgentAvailability
 from services.request.executions import answered
 from services.request.intake import JobIntake

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.contracts.execution import Attempt, Progress
+from breakwater.identity.auth import caller_of
 from breakwater.kernel.http.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment, end, server_sent
 from breakwater.kernel.http.operations import operation
 from breakwater.kernel.http.problems import unknown_job
@@ -29,7 +30,6 @@ from breakwater.kernel.types import Event, Timestamp, is_full_id
 from breakwater.policy.ownership import names_of
 from breakwater.policy.record import PROGRESS_IDS, steps_of
 from breakwater.state.accepted import JobStatus
-from services.request.auth import caller_of
 from services.request.results import JobLookup, job_is_of, shown_result, status_of
 
 LOOK_S = 5.0

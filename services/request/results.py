@@ -15,6 +15,7 @@ from starlette.types import Receive
 
 from breakwater.bus.records import is_result_of, read_record
 from breakwater.contracts.execution import Attempt
+from breakwater.identity.rules.callers import Caller
 from breakwater.kernel.http.parsing import with_field
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import hearing
@@ -22,7 +23,6 @@ from breakwater.kernel.nats.errors import BusError, BusUnavailableError
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.security.encryption import OFF, Cipher, DecryptionError
-from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import document_as_chosen, may_see, names_of, shown_to
 from breakwater.state.accepted import LINGER_S, Accepted, JobStatus
 

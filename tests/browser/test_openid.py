@@ -126,7 +126,7 @@ async def person(plane: SignInPlane) -> AsyncGenerator[Person]:
 async def test_one_signs_in_at_any_console_and_stays_so_when_they_restart_until_signing_out_of_all(
     plane: SignInPlane, person: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.console.auth.CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr("breakwater.identity.pages.sign_in.CHECK_EVERY_S", 0.0)
     async with plane.console(free_port()) as other:
         other = other.replace("127.0.0.1", "localhost")
         async with plane.console(plane.port):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from breakwater.contracts.access import KEY_SCOPES
+from breakwater.identity.contract import KEY_SCOPES
 from breakwater.kernel.commands.errors import ExitCode
 from tests.cli.conftest import Run
 from tests.nats_node import nats_program

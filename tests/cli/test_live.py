@@ -24,10 +24,10 @@ from breakwater.cli.setup import prepare
 from breakwater.cli.submit import CLOCKS_DIFFER
 from breakwater.config import load_config
 from breakwater.embedded.ports import free_port
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.process.settings import Settings
-from breakwater.security.api_keys import create_key
 from tests.cli.conftest import Ran, Run, in_thread
 from tests.flow.kit import Plane, model, running_plane
 from tests.helpers import ZONE, accepts, until

@@ -19,8 +19,8 @@ import pytest
 from breakwater.cli.setup import prepare
 from breakwater.config import load_config
 from breakwater.embedded.ports import free_port
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.process.settings import Settings
-from breakwater.security.api_keys import create_key
 from tests.flow.kit import model, running_plane
 from tests.helpers import ZONE, accepts, until
 from tests.servers import RunningServer

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from breakwater.analytics.migrations import migrate
 from breakwater.embedded.ports import free_port
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.clickhouse.client import connect
-from breakwater.security.api_keys import create_key
 from tests.analytics.samples import new_database_url
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import model

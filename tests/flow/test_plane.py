@@ -23,10 +23,10 @@ from breakwater.cli.doctor_checks import encryption_findings
 from breakwater.cli.plane import PlaneLocation
 from breakwater.config import load_config
 from breakwater.embedded.ports import free_port
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.types import NANO_PER_USD
-from breakwater.security.api_keys import create_key
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import COST_NANO, Plane, model
 from tests.helpers import until

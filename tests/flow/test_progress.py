@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from breakwater.embedded.ports import free_port
-from breakwater.security.api_keys import create_key
+from breakwater.identity.api_keys import create_key
 from tests.docs.markdown import ROOT, blocks
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model

@@ -8,8 +8,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from breakwater.contracts.job import Job, new_job_id
+from breakwater.identity.rules.callers import Caller
 from breakwater.kernel.types import is_full_id, is_identifier
-from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import (
     as_chosen,
     names_of,

@@ -6,10 +6,10 @@ from urllib.parse import quote
 
 from breakwater.cli.plane import DataOption, PlaneLocation
 from breakwater.embedded.datadir import Endpoints
+from breakwater.identity.rules.callers import split
+from breakwater.identity.store import Sessions
 from breakwater.kernel.commands import connect, output
 from breakwater.kernel.commands.errors import CliError
-from breakwater.policy.callers import split
-from breakwater.state.sessions import Sessions
 
 
 def console(data: DataOption = None) -> None:

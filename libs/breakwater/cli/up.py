@@ -26,6 +26,7 @@ from breakwater.embedded.process import ProcessSpec
 from breakwater.embedded.simulation import simulated
 from breakwater.embedded.stack import Stack, plan_stack
 from breakwater.embedded.supervisor import Supervisor
+from breakwater.identity.api_keys import create_key, list_keys
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import CliError, usage_error
 from breakwater.kernel.nats.core import unhealthy_servers
@@ -34,7 +35,6 @@ from breakwater.kernel.process.background import run_together
 from breakwater.kernel.process.files import write_private
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import StateUnavailableError
-from breakwater.security.api_keys import create_key, list_keys
 
 LOOK_AT_DISK_EVERY_S = 5.0
 

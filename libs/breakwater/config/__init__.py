@@ -1,7 +1,6 @@
 """The config file: its settings, and reading and checking it."""
 
 from breakwater.config.alerts import AlertChannel, Alerts, PythonChannel, SlackChannel, WebhookChannel
-from breakwater.config.console import ConsoleSettings, OpenId
 from breakwater.config.live import LiveConfig, changes, require_reloadable
 from breakwater.config.load import (
     cipher_of,
@@ -28,6 +27,7 @@ from breakwater.config.models import (
     breakers_of,
     validate_job,
 )
+from breakwater.identity.settings import ConsoleSettings, OpenId
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.secret_refs import SecretRef
 

@@ -22,8 +22,8 @@ from pydantic import (
 )
 
 from breakwater.config.alerts import Alerts
-from breakwater.config.console import ConsoleSettings
 from breakwater.contracts.job import CallApi, ChatMessage, Job, NativeRequest
+from breakwater.identity.settings import ConsoleSettings
 from breakwater.kernel.nats.subjects import DUPLICATE_WINDOW_S
 from breakwater.kernel.security.secret_refs import EnvName, Secret
 from breakwater.kernel.types import NO_CONTROLS, Identifier, Message, ModelId, Name, Off, UsdAmount

@@ -17,9 +17,9 @@ from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
 from breakwater.contracts.job import Job
+from breakwater.identity.rules.callers import Caller
 from breakwater.kernel.nats.subjects import PROGRAM
 from breakwater.kernel.types import MAX_SCOPE
-from breakwater.policy.callers import Caller
 
 _DIGEST_BYTES = 16
 _NOT_THE_QUESTION = {"job_id", "reply_to", "session_id"}

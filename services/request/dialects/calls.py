@@ -25,6 +25,7 @@ from breakwater.config import Config
 from breakwater.contracts.execution import Cancellation, PendingCancel
 from breakwater.contracts.job import Job
 from breakwater.contracts.openai import CallOptions
+from breakwater.identity.auth import caller_of
 from breakwater.kernel.http.operations import TOO_MANY
 from breakwater.kernel.http.parsing import invalid_job, read_body
 from breakwater.kernel.http.problems import REQUEST_ID, RequestError, is_messages, is_openai, unavailable
@@ -41,7 +42,6 @@ from breakwater.policy.ownership import shown
 from breakwater.policy.parameters import own_params
 from breakwater.policy.record import ends_with_client
 from breakwater.state.in_flight_requests import InFlightRequests
-from services.request.auth import caller_of
 from services.request.cancels import Cancels
 from services.request.dialects.models import ModelNameTable
 from services.request.dialects.streams import ChunkInbox, EncodedStream, Encoder

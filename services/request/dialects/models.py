@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 from breakwater.config import Agent, Config
 from breakwater.contracts.openai import ModelName, ModelNames
+from breakwater.identity.rules.callers import Caller
 from breakwater.kernel.http.operations import ApiRequest, operation
 from breakwater.kernel.http.parsing import suggestion
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.types import Message
 from breakwater.kernel.validation import FieldError
-from breakwater.policy.callers import Caller
 
 
 class ModelNameTable:

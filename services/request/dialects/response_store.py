@@ -16,6 +16,7 @@ from breakwater.bus.records import is_result_of
 from breakwater.bus.response_log import ResponseLog
 from breakwater.config import Config
 from breakwater.contracts.stored_response import StoredResponse
+from breakwater.identity.rules.callers import Caller
 from breakwater.kernel.http.problems import RequestError, not_read, unavailable
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import hearing
@@ -26,7 +27,6 @@ from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.security.encryption import Cipher, DecryptionError
 from breakwater.kernel.types import is_full_id
 from breakwater.kernel.validation import FieldError
-from breakwater.policy.callers import Caller
 from breakwater.policy.chat_completions import with_error_as_answer
 from breakwater.policy.chat_messages import encoded, fields
 from breakwater.policy.dialects.responses_answer import (

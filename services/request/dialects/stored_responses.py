@@ -22,6 +22,9 @@ from breakwater.contracts.execution import Cancellation, PendingCancel
 from breakwater.contracts.job import Job
 from breakwater.contracts.openai import ResponseObject
 from breakwater.contracts.stored_response import StoredResponse
+from breakwater.identity.audit import AuditLog, actor_of
+from breakwater.identity.auth import caller_of
+from breakwater.identity.rules.callers import Caller
 from breakwater.kernel.http.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment
 from breakwater.kernel.http.operations import TOO_MANY, operation
 from breakwater.kernel.http.parsing import read_query
@@ -30,13 +33,10 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.security.encryption import DecryptionError
 from breakwater.kernel.types import Event, Message
-from breakwater.policy.callers import Caller
 from breakwater.policy.chat_messages import encoded
 from breakwater.policy.dialects.responses_answer import Asked, pending_response, response_of
 from breakwater.policy.dialects.responses_stream import ContradictionError, ResponseEvent, ResponseEvents, event_bytes
 from breakwater.policy.ownership import shown
-from services.request.audit import AuditLog, actor_of
-from services.request.auth import caller_of
 from services.request.cancels import Cancels
 from services.request.dialects.calls import ApiAnswer, ParsedCall
 from services.request.dialects.response_store import (

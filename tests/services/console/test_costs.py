@@ -26,13 +26,13 @@ from breakwater.config import parse_config
 from breakwater.contracts.budgets import Costs
 from breakwater.contracts.execution import Attempt
 from breakwater.embedded.ports import free_port
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.formats import exact_money, money
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.types import nano_from_usd, time_from_ms
 from breakwater.policy.budget import period
 from breakwater.policy.costs import month_before, month_of
 from breakwater.policy.ledger import ledger
-from breakwater.security.api_keys import create_key
 from services.request.app import build
 from tests.analytics import samples
 from tests.analytics.samples import attempt_row

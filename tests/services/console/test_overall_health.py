@@ -9,9 +9,9 @@ from breakwater.analytics.figures import WindowTotals
 from breakwater.contracts.alerts import AlertList
 from breakwater.contracts.breakers import AgentHealth, BreakerList
 from breakwater.contracts.budgets import BudgetList, BudgetStatus
+from breakwater.identity.pages.pages import Fetched
 from breakwater.kernel.http.contract import Queues
 from services.console.overall_health import Live, OverallHealth, overall_health, shares, spent
-from services.console.pages import Fetched
 from tests.services.console import answers
 from tests.services.console.answers import AT, breaker, budget, health, incident, queue, service
 

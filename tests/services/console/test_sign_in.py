@@ -13,9 +13,9 @@ import pytest_asyncio
 from yarl import URL
 
 from breakwater.embedded.ports import free_port
+from breakwater.identity.pages.sessions import Notice, pack
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.process.settings import Settings
-from services.console.sessions import Notice, pack
 from tests.cli.api_stub import KEY, Stub, problem
 from tests.held_connections import held, received
 from tests.services.console.conftest import Console, Page, key_with, running, visiting
@@ -202,7 +202,7 @@ async def test_who_sends_half_a_form_without_end_keeps_nobody_out(visited: Conso
 async def test_a_form_of_who_is_not_signed_in_is_small_and_has_little_time(
     visited: Console, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("services.console.auth.OPEN_BODY_S", 0.2)
+    monkeypatch.setattr("breakwater.identity.pages.sign_in.OPEN_BODY_S", 0.2)
     assert (await visited.sign_in("x" * 9_000)).status == 422
     stalled = b"POST /sign-in HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\nkey="
     async with held(URL(visited.url).port or 0, stalled, 100) as connections:
@@ -233,7 +233,7 @@ async def test_signing_out_ends_it_for_whoever_kept_the_cookie(console: Console)
 
 
 async def test_a_revoked_key_is_out(console: Console, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.console.auth.CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr("breakwater.identity.pages.sign_in.CHECK_EVERY_S", 0.0)
     console.interface.answers["GET key"] = (401, problem("unauthorized", "this API key is not known"))
     page = await console.get("/")
     assert page.url.endswith("/sign-in?ended=")
@@ -245,10 +245,10 @@ async def test_a_revoked_key_is_out(console: Console, monkeypatch: pytest.Monkey
 async def test_while_the_interface_is_away_what_is_recorded_can_be_read_for_a_while(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("services.console.auth.CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr("breakwater.identity.pages.sign_in.CHECK_EVERY_S", 0.0)
     console.interface.answers["GET key"] = (503, problem("unavailable", "NATS is away"))
     assert (await console.get("/executions", follow=False)).status == 200
-    monkeypatch.setattr("services.console.auth.UNCHECKED_S", 0.0)
+    monkeypatch.setattr("breakwater.identity.pages.sign_in.UNCHECKED_S", 0.0)
     page = await console.get("/executions", follow=False)
     assert page.status == 503
     assert "NATS is away" in page.words
@@ -272,7 +272,7 @@ async def test_a_form_without_our_mark_does_nothing(console: Console, csrf: str)
 
 
 async def test_a_form_that_never_ends_is_given_up(visited: Console, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.console.operator_actions.BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("breakwater.identity.pages.operator_actions.BODY_TIMEOUT_S", 0.2)
     address = URL(visited.url)
     reader, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(b"POST /sign-in HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\nkey=")
@@ -358,7 +358,7 @@ async def test_a_sign_out_at_one_console_ends_the_session_at_all(console: Consol
     async with another_console(console) as replica:
         assert (await replica.get("/executions", follow=False)).status == 200
         assert (await console.post("/sign-out", {}, follow=False)).status == 303
-        monkeypatch.setattr("services.console.auth.CHECK_EVERY_S", 0.0)
+        monkeypatch.setattr("breakwater.identity.pages.sign_in.CHECK_EVERY_S", 0.0)
         assert (await replica.get("/executions", follow=False)).headers["Location"].startswith("/sign-in?ended=")
 
 

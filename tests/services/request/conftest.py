@@ -29,6 +29,7 @@ from breakwater.contracts.alerts import Alert, AlertEvent
 from breakwater.contracts.execution import Result
 from breakwater.contracts.job import Job
 from breakwater.embedded.ports import free_port
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats import subjects, topology
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.provision import provision
@@ -42,7 +43,6 @@ from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.policy.incidents import IncidentRules, decide
 from breakwater.policy.ownership import job_digest
 from breakwater.policy.signals import Firing
-from breakwater.security.api_keys import create_key
 from breakwater.state.breakers import Breakers, Saving
 from services.request.app import build
 from tests.helpers import FIRST, nats_client, share_event_loop, until

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from openapi_spec_validator import validate
 
-from breakwater.security.api_keys import create_key, revoke_key
+from breakwater.identity.api_keys import create_key, revoke_key
 from services.request.openapi import document as openapi
 from tests.helpers import start_service, wait_until
 from tests.server_sources import RunningServer

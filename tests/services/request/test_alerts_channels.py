@@ -19,6 +19,7 @@ from breakwater.config import parse_config
 from breakwater.contracts.alerts import Alert, AlertDigest, ChannelTest, HeldBack
 from breakwater.contracts.events import DeadLetter
 from breakwater.embedded.ports import free_port
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.permissions import GRANTS, inbox_prefix, render
@@ -26,7 +27,6 @@ from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.types import Event, format_time
-from breakwater.security.api_keys import create_key
 from services.request import alerts
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer

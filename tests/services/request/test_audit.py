@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.redis.connection import Redis
-from breakwater.security.api_keys import create_key
 from tests.operator_cases import OPERATOR_CASES
 from tests.services.request.conftest import HttpApi, StartApi, publish_alert
 from tests.services.request.test_alerts_links import link

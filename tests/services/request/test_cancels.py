@@ -13,6 +13,7 @@ from nats.aio.client import Client
 
 from breakwater.config import parse_config
 from breakwater.contracts.execution import PendingCancel
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.lookup import Lookup
@@ -21,7 +22,6 @@ from breakwater.kernel.nats.subjects import Header, Stream, encode_token
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import format_time
 from breakwater.policy.redact import RedactionRules, Redactor
-from breakwater.security.api_keys import create_key
 from breakwater.state import executions
 from breakwater.state.accepted import Accepted
 from breakwater.state.executions import Claim, Claimed, Executions

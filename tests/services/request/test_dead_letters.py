@@ -19,6 +19,7 @@ from breakwater.contracts.dead_letters import MAX_DEAD_LETTERS
 from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.execution import Execution
 from breakwater.embedded.ports import free_port
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import DelayedQueue
 from breakwater.kernel.nats.lookup import Lookup
@@ -28,7 +29,6 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.security.encryption import OFF, Cipher, new_key
 from breakwater.kernel.types import format_time
-from breakwater.security.api_keys import create_key
 from services.request import dead_letters as routes
 from tests.helpers import FIRST
 from tests.nats_node import start_nats

@@ -17,7 +17,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from breakwater.config import load_config
-from breakwater.security.api_keys import create_key
+from breakwater.identity.api_keys import create_key
 from tests.flow.kit import model
 from tests.openai_client import openai_client
 from tests.providers.kit import answering

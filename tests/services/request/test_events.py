@@ -15,10 +15,10 @@ from structlog.testing import capture_logs
 
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import ErrorInfo, Execution
+from breakwater.identity.api_keys import create_key, revoke_key
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.types import Event
-from breakwater.security.api_keys import create_key, revoke_key
 from tests.helpers import FIRST, until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, new_id, publish_alert

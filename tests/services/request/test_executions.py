@@ -18,10 +18,10 @@ from breakwater.client import ApiRefusedError, AsyncClient, Client, ExecutionQue
 from breakwater.config import parse_config
 from breakwater.contracts.execution import Execution, ExecutionList, ExecutionSummary
 from breakwater.embedded.ports import free_port
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.security.encryption import Cipher, new_key
-from breakwater.security.api_keys import create_key
 from tests.analytics import samples
 from tests.analytics.made import END, Made, made
 from tests.server_sources import RunningServer, Servers

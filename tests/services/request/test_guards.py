@@ -7,11 +7,11 @@ import structlog.testing
 
 from breakwater.contracts.breakers import StoppedTask
 from breakwater.contracts.events import GuardEvent
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.kernel.types import time_from_ms
 from breakwater.policy.guard import Task, Trip
-from breakwater.security.api_keys import create_key
 from breakwater.state import tasks as tasks_module
 from breakwater.state.tasks import JobOutcome, TaskKey, Tasks, Tripped
 from tests.services.request.conftest import HttpApi

@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.redis.connection import Redis
-from breakwater.security.api_keys import create_key
 from tests.anthropic_client import accumulated, blocks_of
 from tests.recorded import Recorded, recorded
 from tests.services.request.conftest import Answer, StartApi

@@ -7,11 +7,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from breakwater.contracts.events import Health
+from breakwater.identity.api_keys import revoke_key
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import format_time
-from breakwater.security.api_keys import revoke_key
 from tests.helpers import until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, new_id

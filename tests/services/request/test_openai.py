@@ -16,11 +16,11 @@ from nats.aio.msg import Msg
 
 from breakwater.contracts.execution import ErrorInfo, Result
 from breakwater.contracts.job import Job
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats.subjects import Header, decode_token
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import LEFT_OUT
 from breakwater.policy.ownership import job_digest
-from breakwater.security.api_keys import create_key
 from services.request.dialects.calls import SESSIONS
 from services.request.openapi import document
 from tests.helpers import until

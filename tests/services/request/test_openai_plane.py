@@ -15,7 +15,7 @@ from openai import OpenAI
 from pydantic import BaseModel
 
 from breakwater.config import load_config
-from breakwater.security.api_keys import create_key
+from breakwater.identity.api_keys import create_key
 from tests.anthropic_client import accumulated
 from tests.any_answers import AnyAnswer
 from tests.flow.kit import model

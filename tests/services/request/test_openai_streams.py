@@ -22,11 +22,11 @@ from openai.lib.streaming.chat import ChunkEvent
 from breakwater.config import load_config
 from breakwater.contracts.execution import AnswerChunks, PendingCancel
 from breakwater.embedded.ports import free_port
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.http import event_stream
 from breakwater.kernel.process import background
 from breakwater.kernel.surrogates import whole_escapes
 from breakwater.providers import http_stream
-from breakwater.security.api_keys import create_key
 from services.request.cancels import Cancels
 from services.request.dialects import streams
 from services.request.dialects.chat import ChatEvents

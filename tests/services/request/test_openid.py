@@ -17,10 +17,10 @@ import yaml
 from yarl import URL
 
 from breakwater.config import parse_config
-from breakwater.contracts.access import PersonRole
 from breakwater.embedded.ports import free_port
+from breakwater.identity.contract import PersonRole
+from breakwater.identity.rules.sign_in import SignInFlow
 from breakwater.kernel.redis.connection import Redis
-from breakwater.policy.sign_in import SignInFlow
 from services.request.openapi import document as openapi
 from tests.helpers import until
 from tests.openid_provider import (
@@ -371,7 +371,7 @@ async def test_who_begins_finds_a_place_while_the_provider_redeems_nothing(
 async def test_a_provider_that_hangs_is_asked_once_for_all_who_begin(
     attacked: HttpApi, provider: RunningProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.request.openid_provider.TIMEOUT_S", 1.0)
+    monkeypatch.setattr("breakwater.identity.openid_provider.TIMEOUT_S", 1.0)
     provider.held[DISCOVERY] = asyncio.Event()
     begun = time.monotonic()
     asked = [attacked.ask("POST", "/api/v1/openid/begin", headers={"Authorization": ""}) for _ in range(100)]
@@ -393,7 +393,7 @@ async def test_a_flow_is_good_for_ten_minutes_and_for_this_plane(
         assert (refused.status, refused.code) == (403, "openid_state"), changed
     now = time.time()
     with monkeypatch.context() as later:
-        later.setattr("services.request.sign_in.time.time", lambda: now + 601)
+        later.setattr("breakwater.identity.api.time.time", lambda: now + 601)
         assert (await complete(api, flow, back)).code == "openid_state"
     await redis.client.delete("bw:openid:key")
     assert (await complete(api, flow, back)).code == "openid_state", "begun on another plane"

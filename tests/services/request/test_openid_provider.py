@@ -12,10 +12,10 @@ from aiohttp import web
 
 from breakwater.config import OpenId
 from breakwater.embedded.ports import free_port
+from breakwater.identity import openid_provider
+from breakwater.identity.openid_provider import LEEWAY_S, OpenIdProvider, SignedIn
+from breakwater.identity.rules.sign_in import SignInFlow
 from breakwater.kernel.http.problems import RequestError
-from breakwater.policy.sign_in import SignInFlow
-from services.request import openid_provider
-from services.request.openid_provider import LEEWAY_S, OpenIdProvider, SignedIn
 from tests.openid_provider import (
     CLIENT,
     DISCOVERY,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.redis.connection import Redis
-from breakwater.security.api_keys import create_key
 from breakwater.state.breakers import Breakers
 from breakwater.state.tasks import TaskKey
 from tests.helpers import until

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from breakwater.config import load_config
-from breakwater.security.api_keys import create_key
+from breakwater.identity.api_keys import create_key
 from tests.flow.kit import model
 from tests.server_sources import RunningServer, Servers
 from tests.services.request.conftest import Answer, HttpApi, new_id, running, settings_for

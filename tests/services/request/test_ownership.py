@@ -6,8 +6,8 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats.subjects import Header, decode_token
-from breakwater.security.api_keys import create_key
 from tests.helpers import until
 from tests.services.request.conftest import Answer, HttpApi, answer_jobs, new_id
 

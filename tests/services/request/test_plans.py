@@ -15,12 +15,12 @@ from breakwater.analytics import rows, schema
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
 from breakwater.contracts.events import PlanChange
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.redis.connection import Redis
 from breakwater.policy.breaker import Breaker
-from breakwater.security.api_keys import create_key
 from breakwater.state.plans import Plans
 from tests.analytics import samples
 from tests.server_sources import RunningServer, Servers

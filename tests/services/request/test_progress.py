@@ -16,9 +16,9 @@ import redis.asyncio
 from yarl import URL
 
 from breakwater.contracts.execution import Attempt, ErrorInfo, Progress
+from breakwater.identity.api_keys import create_key, revoke_key
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
-from breakwater.security.api_keys import create_key, revoke_key
 from tests.helpers import FIRST, until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, new_id, publish_result, result_of

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from breakwater.config import load_config
 from breakwater.embedded.provider import SimulatedProvider
-from breakwater.security.api_keys import create_key
+from breakwater.identity.api_keys import create_key
 from tests.flow.kit import model
 from tests.policy.dialects.test_recorded import EXPECTED
 from tests.providers.kit import answering

@@ -10,8 +10,8 @@ import pytest
 from pydantic import SecretStr
 
 from breakwater.config import load_config
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats.subjects import Stream
-from breakwater.security.api_keys import create_key
 from tests.flow.kit import PLANE_KEY, model
 from tests.helpers import until
 from tests.openai_client import openai_client

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from breakwater.config import load_config
-from breakwater.security.api_keys import create_key
+from breakwater.identity.api_keys import create_key
 from tests.flow.kit import model
 from tests.openai_client import openai_client
 from tests.policy.dialects.test_responses_stream import accumulated

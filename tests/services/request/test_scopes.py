@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from yarl import URL
 
-from breakwater.contracts.access import KEY_SCOPES, KeyScope
-from breakwater.security.api_keys import create_key, revoke_key
+from breakwater.identity.api_keys import create_key, revoke_key
+from breakwater.identity.contract import KEY_SCOPES, KeyScope
 from services.request.openapi import document as openapi
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, answer_jobs, lose_nats, new_id

@@ -13,8 +13,8 @@ from nats.aio.msg import Msg
 
 from breakwater.config import load_config
 from breakwater.contracts.job import new_job_id
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats import subjects
-from breakwater.security.api_keys import create_key
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.server_sources import RunningServer, Servers

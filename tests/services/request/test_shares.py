@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator
 import pytest
 import pytest_asyncio
 
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.http.server import MAX_CONNECTIONS
-from breakwater.security.api_keys import create_key
 from tests.held_connections import ATTACKERS, held, received
 from tests.helpers import until
 from tests.services.request.conftest import CONFIG, HttpApi, StartApi, answer_jobs, new_id

@@ -16,8 +16,8 @@ import pytest_asyncio
 from pydantic import SecretStr
 
 from breakwater.config import load_config
+from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats import subjects
-from breakwater.security.api_keys import create_key
 from tests.flow.kit import PLANE_KEY, model
 from tests.helpers import until
 from tests.openai_client import openai_client

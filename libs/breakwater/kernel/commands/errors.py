@@ -90,11 +90,11 @@ def as_cli_error(error: BaseException) -> CliError:
     from breakwater.embedded.ports import PortInUseError
     from breakwater.embedded.servers import ServerNotFoundError
     from breakwater.embedded.supervisor import ProcessFailedError
+    from breakwater.identity.api_keys import ApiKeysError
     from breakwater.kernel.clickhouse.errors import AnalyticsError, QueryError
     from breakwater.kernel.errors import ConfigError, UnavailableError
     from breakwater.kernel.nats.errors import BusError
     from breakwater.kernel.security.encryption import DecryptionError
-    from breakwater.security.api_keys import ApiKeysError
 
     match error:
         case CliError():

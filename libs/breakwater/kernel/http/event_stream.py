@@ -13,11 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from breakwater.identity.auth import caller_of, refusal
 from breakwater.kernel.http.problems import RequestError, not_read
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import StateUnavailableError
-from services.request.auth import caller_of, refusal
 from services.request.results import disconnected
 
 MAX_STREAMS = 200

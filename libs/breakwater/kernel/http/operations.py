@@ -3,7 +3,7 @@
 A handler takes an `ApiRequest`, with the body of a POST or the query of a GET as its annotation says, and returns the
 content of the response. One that takes a `Request` makes its own `Response`. A `RequestError` that it raises becomes an
 error response, as does an outage of NATS, Redis or ClickHouse (503). Who may call it is decided before, by
-`policy.callers.scopes_for`, from its method and path.
+`identity.rules.callers.scopes_for`, from its method and path.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from breakwater.contracts.dead_letters import ReplayDeadLettersRequest
+from breakwater.identity.audit import AuditLog, actor_of
+from breakwater.identity.auth import caller_of, session_of
+from breakwater.identity.rules.callers import Caller
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.http.contract import OperatorRequest
 from breakwater.kernel.http.parsing import A_REQUEST, MAX_BYTES, read_body, read_command, read_query
 from breakwater.kernel.http.problems import not_done, not_read
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.types import Message, ms_from_time, time_from_ms
-from breakwater.policy.callers import Caller
 from breakwater.policy.redact import Redactor
-from services.request.audit import AuditLog, actor_of
-from services.request.auth import caller_of, session_of
 
 NATS_UNAVAILABLE = "NATS is unavailable (`unavailable`)."
 CLICKHOUSE_UNAVAILABLE = "ClickHouse is unavailable (`unavailable`); the message says why."

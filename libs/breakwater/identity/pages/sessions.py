@@ -21,7 +21,7 @@ from typing import Literal
 from starlette.requests import Request
 
 from breakwater.client import ApiClient
-from breakwater.contracts.access import KeyDetails
+from breakwater.identity.contract import KeyDetails
 
 MOST = 1_000
 """Known sessions; beyond these, the ones that were added first are asked of the HTTP API again."""

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Self, cast, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
-from breakwater.contracts.access import KEY_SCOPES, CallerKind, KeyScope, PersonRole
+from breakwater.identity.contract import KEY_SCOPES, CallerKind, KeyScope, PersonRole
 from breakwater.kernel.types import Identifier, Message, Timestamp, is_identifier
 
 PREFIX = "bw"

@@ -20,7 +20,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.config import OpenId
-from breakwater.contracts.access import (
+from breakwater.identity.audit import Actor, AuditLog, actor_of
+from breakwater.identity.contract import (
     BackChannelLogout,
     EndedSession,
     EndedSessions,
@@ -29,18 +30,24 @@ from breakwater.contracts.access import (
     OpenIdCallback,
     OpenIdRedirect,
 )
+from breakwater.identity.rules.callers import claim_values, name_of, roles_of
+from breakwater.identity.rules.sign_in import (
+    ENTROPY_BYTES,
+    LASTS_S,
+    SignInFlow,
+    SignInLimits,
+    SignInTry,
+    TooManySignInsError,
+)
+from breakwater.identity.store import KeySession, PersonSession, Sessions, SignIns
 from breakwater.kernel.http.operations import REDIS_UNAVAILABLE, ApiRequest, operation
 from breakwater.kernel.http.parsing import read_command, read_open_body
 from breakwater.kernel.http.problems import RequestError, not_done
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.types import Event, Message, time_from_ms
-from breakwater.policy.callers import claim_values, name_of, roles_of
-from breakwater.policy.sign_in import ENTROPY_BYTES, LASTS_S, SignInFlow, SignInLimits, SignInTry, TooManySignInsError
-from breakwater.state.sessions import KeySession, PersonSession, Sessions, SignIns
-from services.request.audit import Actor, AuditLog, actor_of
 
 if TYPE_CHECKING:
-    from services.request.openid_provider import OpenIdProvider, SignedIn
+    from breakwater.identity.openid_provider import OpenIdProvider, SignedIn
 
 AT_ONCE = 10
 """Sign-ins of one address, which is the console's for all who sign in there. It limits each of them."""

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from breakwater.config.alerts import NetworkSetting
-from breakwater.contracts.access import PersonRole
+from breakwater.identity.contract import PersonRole
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.secret_refs import Secret
 from breakwater.kernel.types import Identifier, Message

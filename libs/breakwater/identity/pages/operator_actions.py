@@ -13,8 +13,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from breakwater.client import ApiError, ApiKeyRefusedError
+from breakwater.identity.pages.sessions import Session, session_of
 from breakwater.kernel.errors import BreakwaterError
-from services.console.sessions import Session, session_of
 
 T = TypeVar("T")
 

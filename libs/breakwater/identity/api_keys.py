@@ -12,12 +12,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from breakwater.contracts.access import KEY_SCOPES, KeyScope
+from breakwater.identity.contract import KEY_SCOPES, KeyScope
+from breakwater.identity.rules.callers import ENTROPY_BYTES, ApiKey, mint, opens, split
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.process.files import write_private
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.types import Message
-from breakwater.policy.callers import ENTROPY_BYTES, ApiKey, mint, opens, split
 
 
 class ApiKeysError(BreakwaterError):

@@ -16,7 +16,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from breakwater.client import ApiClient, ApiError, ApiKeyRefusedError
-from breakwater.contracts.access import (
+from breakwater.identity.contract import (
     OPENID_CALLBACK,
     EndedSession,
     KeyDetails,
@@ -24,20 +24,12 @@ from breakwater.contracts.access import (
     OpenIdCallback,
     OpenIdRedirect,
 )
+from breakwater.identity.pages.operator_actions import read_form
+from breakwater.identity.pages.pages import PageRenderer
+from breakwater.identity.pages.sessions import SESSION, KnownSessions, Session, csrf_of, pack, session_of, unpack
+from breakwater.identity.rules.callers import is_link, is_session
+from breakwater.identity.rules.sign_in import SignInLimits, TooManySignInsError
 from breakwater.kernel.http.server import OPEN_BODY_BYTES, OPEN_BODY_S, Shares, vouch
-from breakwater.policy.callers import is_link, is_session
-from breakwater.policy.sign_in import SignInLimits, TooManySignInsError
-from services.console.operator_actions import read_form
-from services.console.pages import PageRenderer
-from services.console.sessions import (
-    SESSION,
-    KnownSessions,
-    Session,
-    csrf_of,
-    pack,
-    session_of,
-    unpack,
-)
 
 COOKIE = "breakwater_console"
 NOTICES = "breakwater_notices"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts.access import KEY_SCOPES, KeyScope
-from breakwater.policy.callers import ENTROPY_BYTES, mint, opens, scopes_for, split
-from breakwater.security.api_keys import ApiKeysError, KeyRing, create_key, list_keys, revoke_key
+from breakwater.identity.api_keys import ApiKeysError, KeyRing, create_key, list_keys, revoke_key
+from breakwater.identity.contract import KEY_SCOPES, KeyScope
+from breakwater.identity.rules.callers import ENTROPY_BYTES, mint, opens, scopes_for, split
 
 AT = datetime(2026, 11, 21, 10, tzinfo=UTC)
 

@@ -14,13 +14,13 @@ import structlog
 from pydantic import JsonValue
 
 from breakwater.contracts.events import ActorKind, AuditEvent, AuditOutcome
+from breakwater.identity.rules.callers import Caller
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.policy.callers import Caller
 from breakwater.policy.redact import Redactor
 from services.request.submission import make_job_id
 

@@ -16,11 +16,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from breakwater.client import ApiError, ApiKeyRefusedError, ApiUnavailableError
+from breakwater.identity.pages.sessions import SESSION, Session
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
 from breakwater.kernel.pages import charts, words
 from breakwater.kernel.security.encryption import OFF, Cipher
-from services.console.sessions import SESSION, Session
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ import secrets
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+from breakwater.identity.rules.callers import LINK_PREFIX, SESSION_PREFIX
 from breakwater.kernel.redis.connection import Redis, Script, ScriptCall, read_hashes
-from breakwater.policy.callers import LINK_PREFIX, SESSION_PREFIX
 
 LASTS_MS = 12 * 3600 * 1000
 """A working day."""

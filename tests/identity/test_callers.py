@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts.access import KeyScope, PersonRole
-from breakwater.policy.callers import claim_values, name_of, person, roles_of, roles_that_may
+from breakwater.identity.contract import KeyScope, PersonRole
+from breakwater.identity.rules.callers import claim_values, name_of, person, roles_of, roles_that_may
 
 NOW = datetime(2026, 11, 24, tzinfo=UTC)
 BY_ROLE: dict[PersonRole, tuple[str, ...]] = {

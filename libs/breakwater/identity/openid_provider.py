@@ -27,13 +27,13 @@ from pydantic import AfterValidator, TypeAdapter, ValidationError
 from yarl import URL
 
 from breakwater.config import OpenId
-from breakwater.config.console import secure_url
+from breakwater.identity.rules.sign_in import SignInFlow
+from breakwater.identity.settings import secure_url
 from breakwater.kernel.http.problems import RequestError, unavailable
 from breakwater.kernel.security.addresses import ANYWHERE
 from breakwater.kernel.security.guarded_http import AddressRefusedError, RedirectError, guarded_session
 from breakwater.kernel.surrogates import whole_value
 from breakwater.kernel.types import Event
-from breakwater.policy.sign_in import SignInFlow
 
 TIMEOUT_S = 5.0
 """For each request."""

@@ -14,12 +14,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from breakwater.config import OpenId
-from breakwater.contracts.access import KeyScope
-from breakwater.kernel.http.problems import OPENAI, RequestError, is_openai, not_read
-from breakwater.kernel.http.server import Shares, vouch
-from breakwater.kernel.redis.connection import StateUnavailableError
-from breakwater.kernel.types import time_from_ms
-from breakwater.policy.callers import (
+from breakwater.identity.api_keys import KeyRing
+from breakwater.identity.contract import KeyScope
+from breakwater.identity.rules.callers import (
     OPEN_TO_ALL,
     Caller,
     holder_of_key,
@@ -30,8 +27,11 @@ from breakwater.policy.callers import (
     roles_that_may,
     scopes_for,
 )
-from breakwater.security.api_keys import KeyRing
-from breakwater.state.sessions import KeySession, PersonSession, Sessions
+from breakwater.identity.store import KeySession, PersonSession, Sessions
+from breakwater.kernel.http.problems import OPENAI, RequestError, is_openai, not_read
+from breakwater.kernel.http.server import Shares, vouch
+from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.types import time_from_ms
 
 GUARDED = ("/api", "/metrics", OPENAI)
 
