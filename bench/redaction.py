@@ -2,7 +2,7 @@
 
     python -m bench.redaction
 
-Each figure is CPU time, the best of three runs. Nothing is asserted here; tests/policy/test_redact_speed.py does.
+Each figure is CPU time, the best of three runs. Nothing is asserted here; tests/redaction/test_redact_speed.py does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from pydantic import JsonValue
 
-from breakwater.policy.redact import RedactionRules, Redactor
+from breakwater.redaction.rules.redact import RedactionRules, Redactor
 
 SIZE = 10_000_000
 TYPICAL: JsonValue = {

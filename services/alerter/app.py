@@ -39,7 +39,7 @@ from breakwater.kernel.telemetry.metrics import INCIDENTS, AlerterMetrics, Gauge
 from breakwater.policy.alert_rules import SEVERITY_OF, began_with, highest_severity
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.outbox import ChannelRules
-from breakwater.policy.redact import Redactor
+from breakwater.redaction.rules.redact import Redactor
 from services.alerter.anomalies import AnomalyWatch
 from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
 from services.alerter.channel import AlertSender

@@ -21,8 +21,8 @@ from breakwater.kernel.process.callables import load_callable
 from breakwater.kernel.security.guarded_http import usable_url
 from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.policy.links import incident_link
-from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.providers.local import Shown
+from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
 from services.alerter.bus import AlerterBus, SentMessages
 from services.alerter.channel import AlertSender, Link, PythonCallable, SendError, SignedWebhook
 from services.alerter.slack import SlackApp, SlackBot, SlackWebhook

@@ -37,7 +37,7 @@ from breakwater.kernel.validation import problems
 from breakwater.policy.alert_rules import began_with, highest_severity
 from breakwater.policy.incidents import acknowledge, resolve
 from breakwater.policy.links import link_objection
-from breakwater.policy.redact import Redactor
+from breakwater.redaction.rules.redact import Redactor
 from services.request.alerts import decided
 
 _MAX_FIELDS = 10

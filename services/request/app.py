@@ -52,7 +52,7 @@ from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import DecryptionError
 from breakwater.kernel.telemetry.http_metrics import CountRequests
 from breakwater.kernel.telemetry.metrics import GaugeCollector, HttpMetrics, StreamMetrics
-from breakwater.policy.redact import Redactor
+from breakwater.redaction.rules.redact import Redactor
 from breakwater.state.accepted import Accepted
 from breakwater.state.breakers import Breakers
 from breakwater.state.budget_counters import BudgetCounters

@@ -38,7 +38,7 @@ from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.security.encryption import DecryptionError
 from breakwater.kernel.types import is_full_id
 from breakwater.policy.ownership import forbidden_field, is_generated_id, scope_in, scoped
-from breakwater.policy.redact import Redactor
+from breakwater.redaction.rules.redact import Redactor
 from breakwater.state.executions import MAX_UNSEEN, Executions
 from services.request.results import JobLookup
 

@@ -51,7 +51,7 @@ from breakwater.kernel.security.encryption import LEFT_OUT, OFF, Cipher, Decrypt
 from breakwater.kernel.surrogates import read_whole
 from breakwater.kernel.types import Event, FullId, Message, format_time
 from breakwater.policy.ownership import longest_job, scope_in, scope_references, scoped
-from breakwater.policy.redact import Redactor
+from breakwater.redaction.rules.redact import Redactor
 from services.request.job_queue import JobQueue
 from services.request.submission import Submission
 

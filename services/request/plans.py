@@ -32,7 +32,7 @@ from breakwater.kernel.types import Message
 from breakwater.kernel.validation import FieldError
 from breakwater.policy.ownership import may_see, names_of, shown, shown_to
 from breakwater.policy.plans import circle_among, plan_of
-from breakwater.policy.redact import id_objection
+from breakwater.redaction.rules.redact import id_objection
 from breakwater.state.plans import MAX_ANNOUNCED, KnownPlan, NotedJob, TooManyPlansError
 from services.request.breakers import AgentAvailability
 from services.request.executions import answered

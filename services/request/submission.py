@@ -13,7 +13,7 @@ from breakwater.contracts.job import ID_ENTROPY_BYTES, Job, new_job_id
 from breakwater.kernel.http.parsing import invalid_job, with_field
 from breakwater.kernel.validation import FieldError
 from breakwater.policy.ownership import job_digest, scope_references, scoped, scoped_execution, shown
-from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules, id_objection
+from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules, id_objection
 from breakwater.state.accepted import JobStatus
 
 _ID_IN_HEADER = re.compile(r"[\x20-\x7e]{1,128}\Z")

@@ -17,8 +17,8 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.process.outage import Outage
 from breakwater.policy.incidents import IncidentRules
-from breakwater.policy.redact import Redactor
 from breakwater.policy.signals import consumer_deleted, consumer_restored
+from breakwater.redaction.rules.redact import Redactor
 from services.worker.config_versions import ConfigVersions
 
 LOOK_EVERY_S = 5.0, 15.0

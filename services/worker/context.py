@@ -25,9 +25,9 @@ from breakwater.policy.budget import CapTable
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.provider_state import StateRepair
 from breakwater.policy.provider_words import known_or_hash
-from breakwater.policy.redact import Redactor
-from breakwater.policy.redact_scanner import holds_key
 from breakwater.providers.base import Provider
+from breakwater.redaction.rules.redact import Redactor
+from breakwater.redaction.rules.scanner import holds_key
 from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets, LiveReservation
 from breakwater.state.cache import AnswerCache

@@ -31,9 +31,9 @@ from breakwater.policy.ownership import (
     scoped,
     shown,
 )
-from breakwater.policy.redact import Redactor, id_objection
-from breakwater.policy.redact_scanner import holds_key
 from breakwater.policy.runs import run_of
+from breakwater.redaction.rules.redact import Redactor, id_objection
+from breakwater.redaction.rules.scanner import holds_key
 
 MAX_HEADERS = 32 * 1024
 """The most characters of a job's headers, which count towards the size limit of each message about the job."""

@@ -20,8 +20,8 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import Plan
 from breakwater.policy.alert_rules import Reminders
 from breakwater.policy.incidents import IncidentRules, acknowledge, resolve
-from breakwater.policy.redact import RedactionRules, Redactor
 from breakwater.policy.signals import Firing, Resolved
+from breakwater.redaction.rules.redact import RedactionRules, Redactor
 from tests.helpers import nats_client
 from tests.servers import RunningServer
 

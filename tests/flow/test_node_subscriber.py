@@ -24,8 +24,8 @@ from breakwater.kernel.nats.topology import Plan
 from breakwater.policy import incidents
 from breakwater.policy.alert_rules import Reminders
 from breakwater.policy.incidents import IncidentRules
-from breakwater.policy.redact import RedactionRules, Redactor
 from breakwater.policy.signals import Signal, of_execution, signals_of
+from breakwater.redaction.rules.redact import RedactionRules, Redactor
 from tests.analytics import samples
 from tests.nats_node import start_nats
 from tests.nodejs import EXAMPLES, node_with

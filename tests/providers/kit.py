@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 
 from breakwater.kernel.security.secret_refs import SecretRef
-from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.providers.anthropic import AnthropicSettings
 from breakwater.providers.base import Answer, Call, CallError, HttpSettings
 from breakwater.providers.openai import AzureSettings, OpenAISettings
+from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
 
 KEY = "sk-planted-0123456789"
 KINDS = ("openai", "azure", "anthropic")

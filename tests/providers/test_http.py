@@ -16,10 +16,10 @@ from breakwater.embedded.provider import SimulatedProvider
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, NothingSaid, TransportFailure, classify
-from breakwater.policy.redact import RedactionRules
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import CallError
 from breakwater.providers.http import MAX_ANSWER_BYTES
+from breakwater.redaction.rules.redact import RedactionRules
 from tests.flow.kit import model
 from tests.providers.kit import KEY, KINDS, answering, call, failure, perform, saying, settings, silent
 

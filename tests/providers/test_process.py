@@ -18,12 +18,12 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from breakwater.kernel.errors import ConfigError
 from breakwater.policy.classify import Classification, classify
-from breakwater.policy.redact import RedactionRules
 from breakwater.policy.usage import Usage
 from breakwater.providers import child as child_module
 from breakwater.providers.base import Answer, CallError, Provider
 from breakwater.providers.process import ProcessProvider, ProcessSettings
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
+from breakwater.redaction.rules.redact import RedactionRules
 from tests.helpers import until
 from tests.providers.kit import local_call as call
 

@@ -22,8 +22,8 @@ from breakwater.kernel.nats.lookup import ClientGetter, Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.policy.incidents import IncidentRules, decide
-from breakwater.policy.redact import Redactor
 from breakwater.policy.signals import Resolved, Signal
+from breakwater.redaction.rules.redact import Redactor
 
 RESOLVED_KEPT = 2_000
 """Resolved incidents that are kept by their key or id, so that memory stays flat. ALERTS and ClickHouse have all."""

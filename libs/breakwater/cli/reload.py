@@ -42,8 +42,8 @@ from breakwater.kernel.process.files import write_private
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.process.settings import Settings
 from breakwater.policy.incidents import IncidentRules
-from breakwater.policy.redact import Redactor
 from breakwater.policy.signals import config_applied
+from breakwater.redaction.rules.redact import Redactor
 from breakwater.state.configs import Configs
 
 CHECK_EVERY_S = 1.0

@@ -50,9 +50,9 @@ from breakwater.policy.parameters import is_droppable
 from breakwater.policy.params import connection_objection, params_objection, unknown_objection, unknown_part
 from breakwater.policy.price import MAX_OUTPUT_TOKENS, Price, term_of
 from breakwater.policy.rate_limit import RateLimit
-from breakwater.policy.redact import RedactionRules, id_objection
 from breakwater.policy.retry import RetryBudgetRules, RetryPolicy, is_known
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
+from breakwater.redaction.rules.redact import RedactionRules, id_objection
 
 MIB = 1024**2
 GIB = 1024**3

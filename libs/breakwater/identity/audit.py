@@ -21,7 +21,7 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.policy.redact import Redactor
+from breakwater.redaction.rules.redact import Redactor
 from services.request.submission import make_job_id
 
 

@@ -19,7 +19,6 @@ from breakwater.policy.chat_messages import OTHERS, arguments_text, fields, fini
 from breakwater.policy.dialects.messages import without_lone_thinking, without_thinking
 from breakwater.policy.price import max_tokens_of
 from breakwater.policy.provider_state import plain_id
-from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.policy.tool_schemas import anthropic_tool
 from breakwater.policy.usage import Usage, of_message
 from breakwater.providers.anthropic_stream import MessageEvents, text_of
@@ -33,6 +32,7 @@ from breakwater.providers.base import (
     UnusableAnswerError,
     refused,
 )
+from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
 
 _KEPT = ("title", "description", "enum", "const", "format", "default")
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"})

@@ -19,8 +19,8 @@ from breakwater.kernel.security.secret_refs import Secret
 from breakwater.kernel.types import Message, UsdAmount
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.classify import CallFailure, NotSent
-from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.policy.usage import Usage
+from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
 
 STALL_S = 1.0
 """A limit that is noticed so late is noticed after a stall, of this process or of its machine."""

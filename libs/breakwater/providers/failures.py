@@ -22,8 +22,8 @@ from breakwater.kernel.surrogates import EventJoiner, read_whole, whole_json
 from breakwater.policy.chat_messages import fields
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure, status_in_words
 from breakwater.policy.delays import duration_s, moment_in, spoken_delay_s
-from breakwater.policy.redact import cut
 from breakwater.providers.server_sent import EventReader, EventTooLargeError
+from breakwater.redaction.rules.redact import cut
 
 MAX_ERROR_TEXT = 16_000
 """Characters; cut only after redaction could see the whole, and records cut it further."""

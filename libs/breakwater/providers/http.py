@@ -22,7 +22,6 @@ from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.chat_messages import INTERRUPTED, encoded, fields
 from breakwater.policy.classify import BrokenAnswer, CallFailure, NothingSaid, TransportFailure
-from breakwater.policy.redact import KnownSecrets, RedactionRules
 from breakwater.policy.tool_names import long_names, shortened, with_long_names
 from breakwater.policy.usage import Usage, model_of
 from breakwater.providers.base import (
@@ -51,6 +50,7 @@ from breakwater.providers.failures import (
     transport_failure,
 )
 from breakwater.providers.http_stream import StreamBrokenError, assembled, is_of_events, receive
+from breakwater.redaction.rules.redact import KnownSecrets, RedactionRules
 
 
 class Credential:

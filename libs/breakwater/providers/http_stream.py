@@ -14,7 +14,6 @@ from breakwater.kernel.json_values import TOO_DEEP
 from breakwater.kernel.surrogates import EventJoiner, whole_text, whole_value
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.classify import CallFailure
-from breakwater.policy.redact import KnownSecrets
 from breakwater.providers.base import (
     MAX_ANSWER_BYTES,
     AnswerTimeout,
@@ -25,6 +24,7 @@ from breakwater.providers.base import (
 )
 from breakwater.providers.failures import carries_error, error_in_answer, first_of, read_json
 from breakwater.providers.server_sent import EventReader, EventTooLargeError
+from breakwater.redaction.rules.redact import KnownSecrets
 
 _LAST_BYTES_S = 0.05
 """Time for which the end of a body is awaited after its last event, so that the connection can be used again."""

@@ -17,9 +17,9 @@ from breakwater.kernel.types import MAX_COUNTED, nano_from_usd
 from breakwater.policy.chat_chunks import OBJECT
 from breakwater.policy.classify import ProgramFailure
 from breakwater.policy.ownership import shown
-from breakwater.policy.redact import KnownSecrets, RedactionRules, Redactor, cut
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, AnswerTimeout, Call, Streaming
+from breakwater.redaction.rules.redact import KnownSecrets, RedactionRules, Redactor, cut
 
 MAX_SHOWN = 500
 """Characters of a program's own text in an error."""

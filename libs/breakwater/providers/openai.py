@@ -14,7 +14,6 @@ from breakwater.contracts.job import CallApi
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.chat_messages import OTHERS, fields, finish_reason, parts_of
 from breakwater.policy.price import OUTPUT_LIMITS
-from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.policy.usage import Usage, of_completion
 from breakwater.providers.base import (
     ApiVersion,
@@ -28,6 +27,7 @@ from breakwater.providers.base import (
 )
 from breakwater.providers.embeddings import EmbeddingsWire
 from breakwater.providers.responses import ResponsesWire
+from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
 
 
 class OpenAISettings(HttpSettings):

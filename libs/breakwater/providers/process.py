@@ -24,7 +24,6 @@ from breakwater.kernel.security.secret_refs import EnvName, SecretRef
 from breakwater.kernel.surrogates import read_halves, read_whole
 from breakwater.kernel.types import Message
 from breakwater.policy.classify import ProgramFailure, TransportFailure
-from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.providers.base import (
     Answer,
     AnswerTimeout,
@@ -38,6 +37,7 @@ from breakwater.providers.base import (
 from breakwater.providers.child import STDERR_KEPT, Child
 from breakwater.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
 from breakwater.providers.orphans import OrphanGuard
+from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
 
 INHERITED = ("PATH", "HOME", "LANG", "TMPDIR")
 MIB = 1024 * 1024

@@ -19,9 +19,9 @@ from breakwater.kernel.errors import BreakwaterError, ConfigError
 from breakwater.kernel.process.callables import load_callable
 from breakwater.kernel.surrogates import read_whole
 from breakwater.policy.classify import ProgramFailure, TransportFailure
-from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.providers.base import Answer, Call, CallError, LocalSettings, Provider, silence
 from breakwater.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
+from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
 
 GRACE_S = 0.05
 """Time that a cancelled callable may take to end before it is abandoned."""

@@ -13,8 +13,8 @@ from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.policy.anomaly import Baseline, Minute, Place, signals, unwatched
 from breakwater.policy.incidents import IncidentRules
-from breakwater.policy.redact import RedactionRules, Redactor
 from breakwater.policy.signals import Firing
+from breakwater.redaction.rules.redact import RedactionRules, Redactor
 from services.alerter.anomalies import MAX_FAILURES, AnomalyWatch
 from services.alerter.bus import IncidentRecorder
 from tests.analytics.samples import NOON, execution, new_database

@@ -27,8 +27,8 @@ from breakwater.policy import outbox
 from breakwater.policy.alert_rules import Route
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.outbox import ChannelMessage, ChannelRules, message_id
-from breakwater.policy.redact import RedactionRules, Redactor
 from breakwater.policy.signals import of_dead_letter
+from breakwater.redaction.rules.redact import RedactionRules, Redactor
 from services.alerter import notifier as notifier_module
 from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
 from services.alerter.channel import AlertSender, SendError

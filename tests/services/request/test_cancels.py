@@ -21,7 +21,7 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream, encode_token
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import format_time
-from breakwater.policy.redact import RedactionRules, Redactor
+from breakwater.redaction.rules.redact import RedactionRules, Redactor
 from breakwater.state import executions
 from breakwater.state.accepted import Accepted
 from breakwater.state.executions import Claim, Claimed, Executions

@@ -6,7 +6,7 @@ import pytest
 
 from breakwater.kernel.http.parsing import MAX_DETAILS, read_job, with_field
 from breakwater.kernel.http.problems import RequestError, openai_param
-from breakwater.policy.redact import RedactionRules
+from breakwater.redaction.rules.redact import RedactionRules
 from services.request.submission import submission
 
 NEW_ID = "019aa8f2-0000-7000-8000-000000000000"

@@ -21,7 +21,7 @@ from breakwater.kernel.nats.provision import provision, survey
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import Plan, worker_consumer
-from breakwater.policy.redact import Redactor
+from breakwater.redaction.rules.redact import Redactor
 from services.worker.consumers import ConsumerWatch
 from tests.helpers import nats_client
 from tests.servers import RunningServer

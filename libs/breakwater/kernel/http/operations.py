@@ -33,7 +33,7 @@ from breakwater.kernel.http.parsing import A_REQUEST, MAX_BYTES, read_body, read
 from breakwater.kernel.http.problems import not_done, not_read
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.types import Message, ms_from_time, time_from_ms
-from breakwater.policy.redact import Redactor
+from breakwater.redaction.rules.redact import Redactor
 
 NATS_UNAVAILABLE = "NATS is unavailable (`unavailable`)."
 CLICKHOUSE_UNAVAILABLE = "ClickHouse is unavailable (`unavailable`); the message says why."

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from breakwater.policy.redact import RedactionRules, Redactor
+from breakwater.redaction.rules.redact import RedactionRules, Redactor
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from pydantic import Field, JsonValue, field_validator
 
 from breakwater.kernel.surrogates import whole_text
 from breakwater.kernel.types import Message
-from breakwater.policy.redact_scanner import (
+from breakwater.redaction.rules.scanner import (
     LONGEST,
     NO_KEY_IN_ID,
     NameKind,

@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from breakwater.policy.redact import RedactionRules, Redactor
-from tests.policy.sample_secrets import SECRETS
+from breakwater.redaction.rules.redact import RedactionRules, Redactor
+from tests.redaction.sample_secrets import SECRETS
 
 DEFAULT = Redactor.compile(RedactionRules())
 SHORT = Redactor.compile(RedactionRules(max_value_length=40))

@@ -5,8 +5,8 @@ import json
 import pytest
 from pydantic import JsonValue
 
-from breakwater.policy.redact import RedactionRules, Redactor
-from tests.policy.sample_secrets import SECRETS
+from breakwater.redaction.rules.redact import RedactionRules, Redactor
+from tests.redaction.sample_secrets import SECRETS
 
 BUILT_IN = Redactor.compile(RedactionRules())
 HIDDEN = "[REDACTED]"

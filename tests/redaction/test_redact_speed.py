@@ -6,7 +6,7 @@ import pytest
 
 from bench import redaction
 from bench.redaction import ADVERSARIAL, seconds
-from breakwater.policy.redact import RedactionRules, Redactor
+from breakwater.redaction.rules.redact import RedactionRules, Redactor
 
 SIZE = 500_000
 DEFAULT = Redactor.compile(RedactionRules())

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from breakwater.policy.redact import KnownSecrets
+from breakwater.redaction.rules.redact import KnownSecrets
 
 TWO_LINES = "first-half-123\nsecond-half-456"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from breakwater.policy.redact import RedactionRules, Redactor
+from breakwater.redaction.rules.redact import RedactionRules, Redactor
 
 BUILT_IN = Redactor.compile(RedactionRules())
 ALPHABETS = {
