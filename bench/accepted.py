@@ -9,11 +9,11 @@ import asyncio
 import sys
 import time
 
-from breakwater.contracts.job import new_job_id
+from breakwater.jobs.contract.job import new_job_id
+from breakwater.jobs.store import executions
+from breakwater.jobs.store.accepted import Accepted
+from breakwater.jobs.store.executions import Claim, Executions
 from breakwater.kernel.redis.connection import Redis
-from breakwater.state import executions
-from breakwater.state.accepted import Accepted
-from breakwater.state.executions import Claim, Executions
 from tests.server_sources import embedded_servers
 
 AT_ONCE = 500

@@ -35,7 +35,8 @@ import uvloop
 
 from bench.counting import CountingRedis
 from breakwater.config import Config, LiveConfig, parse_config
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.nats.broker import connection_of, make_broker
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
@@ -44,7 +45,6 @@ from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.policy.guard import Trip
 from breakwater.state.breakers import Saving
 from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey, Tripped
 from services.worker.assignment import Assignment, Checkpoint, Parameters
 from services.worker.attempts import request_for

@@ -15,7 +15,7 @@ from bench.history_jobs import Done, Job
 from breakwater.analytics import rows, schema
 from breakwater.analytics.rows import StoredRow
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
+from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
 from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.types import time_from_ms
 from breakwater.policy.alert_rules import Reminders

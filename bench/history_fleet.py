@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from breakwater.contracts.execution import ErrorKind
+from breakwater.jobs.contract.execution import ErrorKind
 from breakwater.policy.classify import Classification
 from breakwater.policy.user_message import user_message
 

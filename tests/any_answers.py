@@ -17,8 +17,8 @@ from aiohttp import web
 from hypothesis import strategies as st
 
 from breakwater.analytics.rows import attempt_row, execution_row
-from breakwater.bus.records import is_result_of
-from breakwater.contracts.execution import Attempt, Execution, Result
+from breakwater.jobs.contract.execution import Attempt, Execution, Result
+from breakwater.jobs.store.records import is_result_of
 from breakwater.kernel.nats import subjects
 from breakwater.policy.chat_chunks import Assembly, rest_of
 from breakwater.policy.chat_completions import completion_of

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from breakwater.contracts.channels import GUARDS
-from breakwater.contracts.events import GuardEvent
+from breakwater.jobs.contract.events import GuardEvent
 from breakwater.kernel.http.server import HttpConnection, HttpServer
 from breakwater.kernel.nats.broker import Batches, Broker, ServiceApp, make_broker
 from breakwater.kernel.nats.delivery import Delivery

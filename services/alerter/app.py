@@ -23,7 +23,7 @@ from breakwater.bus.incidents import IncidentLog
 from breakwater.config import Alerts, Config
 from breakwater.contracts.alerts import Alert, AlertDigest, IncidentStatus
 from breakwater.contracts.channels import ALERTS, BREAKERS, BUDGETS, DEAD_LETTERS, GUARDS
-from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, on_request, publisher_of
 from breakwater.kernel.nats.delivery import Delivery

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from breakwater.contracts.alerts import Alert, AlertDigest
-from breakwater.contracts.events import DeadLetter
+from breakwater.jobs.contract.events import DeadLetter
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.subjects import Header
 from breakwater.policy.alert_rules import UNDELIVERABLE

@@ -12,10 +12,10 @@ from datetime import datetime
 import structlog
 from pydantic import ValidationError
 
-from breakwater.bus.records import read_record
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
-from breakwater.contracts.execution import Execution
+from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
+from breakwater.jobs.contract.execution import Execution
+from breakwater.jobs.store.records import read_record
 from breakwater.kernel.nats.delivery import Delivery, dead_letter, heartbeat, report_in_progress
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.publisher import Publisher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from breakwater.config import Config
 from breakwater.contracts.channels import ATTEMPTS, BREAKERS
-from breakwater.contracts.execution import Attempt
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.lookup import Lookup

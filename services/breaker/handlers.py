@@ -10,11 +10,11 @@ from typing import get_args
 
 import structlog
 
-from breakwater.bus.records import read_record
 from breakwater.config import Config, breakers_of
-from breakwater.contracts.events import BreakerState
-from breakwater.contracts.execution import Attempt
 from breakwater.coordination.breaker_events import Seen, decide, observation_of, publish_saved
+from breakwater.jobs.contract.events import BreakerState
+from breakwater.jobs.contract.execution import Attempt
+from breakwater.jobs.store.records import read_record
 from breakwater.kernel.nats.delivery import Delivery, heartbeat
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process.outage import Outages

@@ -14,10 +14,10 @@ from datetime import UTC, datetime, timedelta
 
 import structlog
 
-from breakwater.bus.records import read_record
 from breakwater.config import Config
-from breakwater.contracts.events import BreakerTransition, GuardEvent
-from breakwater.contracts.execution import Attempt, Execution
+from breakwater.jobs.contract.events import BreakerTransition, GuardEvent
+from breakwater.jobs.contract.execution import Attempt, Execution
+from breakwater.jobs.store.records import read_record
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup
 from breakwater.kernel.nats.subjects import Stream

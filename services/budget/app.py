@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from breakwater.config import Config, LiveConfig
 from breakwater.contracts.channels import ATTEMPTS, BUDGETS
-from breakwater.contracts.execution import Attempt
 from breakwater.coordination.reconciliation import RecordedSpend
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
 from breakwater.kernel.nats.delivery import Delivery

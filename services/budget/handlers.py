@@ -8,9 +8,9 @@ from typing import Any
 
 import structlog
 
-from breakwater.bus.records import read_record
-from breakwater.contracts.events import BudgetEvent
-from breakwater.contracts.execution import Attempt
+from breakwater.jobs.contract.events import BudgetEvent
+from breakwater.jobs.contract.execution import Attempt
+from breakwater.jobs.store.records import read_record
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import Delivery, heartbeat
 from breakwater.kernel.nats.lookup import Lookup

@@ -20,9 +20,9 @@ from breakwater.client import ApiError
 from breakwater.contracts.alerts import AlertList
 from breakwater.contracts.breakers import AgentHealth, BreakerList
 from breakwater.contracts.budgets import BudgetList
-from breakwater.contracts.execution import ExecutionSummary
 from breakwater.identity.pages.pages import Fetched, PageContext, fetched, problems_of
 from breakwater.identity.pages.visits import NotFound, PartReader, ReadModels, Visit, page, summed
+from breakwater.jobs.contract.execution import ExecutionSummary
 from breakwater.kernel import formats
 from breakwater.kernel.formats import counted
 from breakwater.kernel.http.contract import AgentQueue, Queues

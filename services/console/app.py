@@ -26,25 +26,14 @@ from breakwater.identity.pages.operator_actions import FormError
 from breakwater.identity.pages.pages import HEADERS, PageContext, PageRenderer
 from breakwater.identity.pages.sessions import KnownSessions
 from breakwater.identity.pages.sign_in import LINK, OPENID, RequireSignIn, SignIn, to_sign_in
+from breakwater.jobs.pages import dead_letters, plans
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.http.server import HttpServer, PortTakenError, listen
 from breakwater.kernel.pages.charts import LIBRARY_FOLDER, LIBRARY_PACKAGE
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.telemetry.http_metrics import CountRequests
 from breakwater.kernel.telemetry.metrics import HttpMetrics
-from services.console import (
-    agents,
-    alerts,
-    audit,
-    breakers,
-    budgets,
-    costs,
-    dead_letters,
-    execution,
-    executions,
-    overview,
-    plans,
-)
+from services.console import agents, alerts, audit, breakers, budgets, costs, execution, executions, overview
 
 PAGES = (overview, agents, executions, execution, plans, breakers, budgets, costs, alerts, dead_letters, audit)
 ANSWER_TIMEOUT_S = 20.0

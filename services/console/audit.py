@@ -11,10 +11,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.analytics.events import MOST, audit_events, audit_names
-from breakwater.contracts.events import AuditEvent
 from breakwater.identity.pages.pages import Fetched, PageContext, fetched
 from breakwater.identity.pages.sessions import session_of
 from breakwater.identity.pages.visits import ReadModels, Visit, shown
+from breakwater.jobs.contract.events import AuditEvent
 from breakwater.kernel.columns import Column
 from breakwater.kernel.pages.tables import PageTable
 from breakwater.kernel.pages.time_range import WINDOWS, window_links, window_of

@@ -8,9 +8,9 @@ from contextlib import suppress
 
 from breakwater.client import ApiClient, ApiKeyRefusedError
 from breakwater.contracts.alerts import AlertList
-from breakwater.contracts.dead_letters import DeadLetterList
 from breakwater.identity.pages.pages import fetched
 from breakwater.identity.pages.sessions import Badge, KnownSession, Session
+from breakwater.jobs.contract.dead_letters import DeadLetterList
 from breakwater.kernel.formats import counted
 
 FRESH_S = 10.0

@@ -12,10 +12,10 @@ from starlette.routing import Route
 
 from breakwater.analytics.events import MOST, Opening, OperatorAction, openings, operator_actions, transitions
 from breakwater.contracts.breakers import BreakerList, BreakerStatus, StoppedTasks
-from breakwater.contracts.events import BreakerTransition
 from breakwater.identity.pages.operator_actions import Fields, action
 from breakwater.identity.pages.pages import Fetched, PageContext, fetched
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
+from breakwater.jobs.contract.events import BreakerTransition
 from breakwater.kernel.columns import Column, lifted
 from breakwater.kernel.pages.charts import Series
 from breakwater.kernel.pages.tables import PageTable

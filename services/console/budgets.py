@@ -17,10 +17,10 @@ from starlette.routing import Route
 from breakwater.analytics.spend import Burn, burn, spent_since
 from breakwater.client import ApiError, ApiKeyRefusedError
 from breakwater.contracts.budgets import BudgetList, BudgetStatus
-from breakwater.contracts.events import Reconciliation, Window
 from breakwater.identity.pages.operator_actions import back_to, reason_of, submitted
 from breakwater.identity.pages.pages import API_CLICKHOUSE_S, CLICKHOUSE_AWAY, Fetched, PageContext, fetched
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page, shown
+from breakwater.jobs.contract.events import Reconciliation, Window
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.columns import Column, lifted
 from breakwater.kernel.formats import money

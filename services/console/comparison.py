@@ -11,12 +11,12 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from breakwater.contracts.execution import Attempt, Execution
+from breakwater.jobs.contract.execution import Attempt, Execution
+from breakwater.jobs.rules.chat_messages import FILES
 from breakwater.kernel import formats
 from breakwater.kernel.columns import Column, with_display
 from breakwater.kernel.formats import counted
 from breakwater.kernel.pages import words
-from breakwater.policy.chat_messages import FILES
 from breakwater.views.executions import FACTS, cost
 from services.console.messages import media_part
 

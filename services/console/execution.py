@@ -20,12 +20,12 @@ from starlette.routing import Route
 from breakwater.analytics.search import Cursor, Filters, find_execution, search
 from breakwater.analytics.tree import Tree, TreeNode, execution_tree
 from breakwater.client import ApiError, ApiKeyRefusedError, ApiRefusedError
-from breakwater.contracts.dead_letters import DeadLetterList, DeadLetterReplays
-from breakwater.contracts.execution import Execution, Progress
-from breakwater.contracts.submission import CancelledJob
 from breakwater.identity.pages.operator_actions import act, back_to, reason_of, submitted
 from breakwater.identity.pages.pages import HEADERS, Fetched, PageContext, fetched
 from breakwater.identity.pages.sessions import MAX_WATCHED, Session, session_of
+from breakwater.jobs.contract.dead_letters import DeadLetterList, DeadLetterReplays
+from breakwater.jobs.contract.execution import Execution, Progress
+from breakwater.jobs.contract.submission import CancelledJob
 from breakwater.kernel.pages.words import humanize, segment
 from breakwater.kernel.process import background
 from breakwater.kernel.security.encryption import DecryptionError

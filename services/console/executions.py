@@ -26,9 +26,9 @@ from breakwater.analytics.search import (
     search_runs,
     steps,
 )
-from breakwater.contracts.execution import ExecutionSummary, Status
 from breakwater.identity.pages.pages import HEADERS, Fetched, PageContext, fetched
 from breakwater.identity.pages.visits import PartReader, ReadModels, Visit, shown, visit_of
+from breakwater.jobs.contract.execution import ExecutionSummary, Status
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.pages.tables import PageTable, csv_headers, csv_text
 from breakwater.kernel.pages.time_range import BY_DATA

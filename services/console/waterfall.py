@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
-from breakwater.contracts.execution import Attempt, Execution
+from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.policy.retry import LONG_WAIT_S
 
 WIDTH = 1000

@@ -27,6 +27,7 @@ from breakwater.contracts.alerts import (
     UndeliveredList,
     UndeliveredQuery,
 )
+from breakwater.jobs.api.dead_letters import StoredDeadLetter, read_dead_letter
 from breakwater.kernel.http.operations import NATS_UNAVAILABLE, PERHAPS_DONE, ApiRequest, operation, utc_now
 from breakwater.kernel.http.parsing import suggestion
 from breakwater.kernel.http.problems import RequestError, unavailable, unknown
@@ -40,7 +41,6 @@ from breakwater.kernel.types import Event, Message
 from breakwater.kernel.validation import FieldError
 from breakwater.policy.alert_rules import began_with
 from breakwater.policy.incidents import acknowledge, resolve
-from services.request.dead_letters import StoredDeadLetter, read_dead_letter
 
 LEAST_OF_ID = len("inc_") + 6
 """The shortest prefix that names an incident."""

@@ -28,8 +28,6 @@ from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.response_log import ResponseLog
 from breakwater.config import Config, ConsoleSettings, LiveConfig, OpenId, cipher_of
 from breakwater.contracts import channels
-from breakwater.contracts.events import Reconciliation
-from breakwater.coordination.plans import PlanLog
 from breakwater.coordination.reconciliation import RecordedSpend, compare
 from breakwater.identity.api import OpenIdRoutes, SessionRoutes
 from breakwater.identity.api_keys import KeyRing
@@ -37,6 +35,22 @@ from breakwater.identity.audit import AuditLog
 from breakwater.identity.auth import RequireApiKey
 from breakwater.identity.contract import OPENID_CALLBACK
 from breakwater.identity.store import PersonSession, Sessions, SignIns
+from breakwater.jobs.api.callable_agents import CallableAgentTable
+from breakwater.jobs.api.cancels import CancelRequests, CancelRoutes, Cancels
+from breakwater.jobs.api.dead_letters import DeadLetterRoutes, Replays
+from breakwater.jobs.api.intake import JobIntake
+from breakwater.jobs.api.job_queue import JobQueue, QueueQuota
+from breakwater.jobs.api.jobs import JobRoutes
+from breakwater.jobs.api.plans import PlanRoutes
+from breakwater.jobs.api.progress import ProgressRoutes
+from breakwater.jobs.api.queues import QueueRoutes
+from breakwater.jobs.api.results import JobLookup, ResultReader, Waiters
+from breakwater.jobs.contract.events import Reconciliation
+from breakwater.jobs.plan_changes import PlanLog
+from breakwater.jobs.store.accepted import Accepted
+from breakwater.jobs.store.executions import Executions
+from breakwater.jobs.store.in_flight_requests import InFlightRequests
+from breakwater.jobs.store.plans import Plans
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.http.event_stream import OpenStreams
 from breakwater.kernel.http.operations import as_routed, routes_of
@@ -53,24 +67,17 @@ from breakwater.kernel.security.encryption import DecryptionError
 from breakwater.kernel.telemetry.http_metrics import CountRequests
 from breakwater.kernel.telemetry.metrics import GaugeCollector, HttpMetrics, StreamMetrics
 from breakwater.redaction.rules.redact import Redactor
-from breakwater.state.accepted import Accepted
 from breakwater.state.breakers import Breakers
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.deployments import Deployments
-from breakwater.state.executions import Executions
 from breakwater.state.health import Healths
-from breakwater.state.in_flight_requests import InFlightRequests
-from breakwater.state.plans import Plans
 from breakwater.state.response_room import ResponseRoom
 from breakwater.state.tasks import Tasks
 from services.request.alert_links import LinkRoutes
 from services.request.alerts import ChannelRoutes, IncidentRoutes
 from services.request.breakers import AgentAvailability, AgentRoutes, BreakerRoutes
 from services.request.budgets import BudgetRoutes
-from services.request.callable_agents import CallableAgentTable
-from services.request.cancels import CancelRequests, CancelRoutes, Cancels
 from services.request.costs import CostRoutes
-from services.request.dead_letters import DeadLetterRoutes, Replays
 from services.request.dialects import OF_RESPONSES, nothing_at
 from services.request.dialects.calls import Calls, NameRequests
 from services.request.dialects.chat import ChatRoutes
@@ -83,15 +90,8 @@ from services.request.dialects.stored_responses import MAX_FOLLOWED, StoredRespo
 from services.request.events import EventLog, EventRoutes
 from services.request.executions import ExecutionRoutes
 from services.request.guards import GuardRoutes
-from services.request.intake import JobIntake
-from services.request.job_queue import JobQueue, QueueQuota
-from services.request.jobs import JobRoutes
 from services.request.observe import RequestGauges, ServiceRoutes, StreamFill
 from services.request.openapi import documentation
-from services.request.plans import PlanRoutes
-from services.request.progress import ProgressRoutes
-from services.request.queues import QueueRoutes
-from services.request.results import JobLookup, ResultReader, Waiters
 
 if TYPE_CHECKING:
     from breakwater.identity.openid_provider import OpenIdProvider

@@ -21,8 +21,9 @@ from breakwater.contracts.breakers import (
     ModelHealth,
     UnchangedBreaker,
 )
-from breakwater.contracts.events import BreakerTransition
 from breakwater.coordination.breaker_events import dumped, publish_saved
+from breakwater.jobs.api.submission import Submission
+from breakwater.jobs.contract.events import BreakerTransition
 from breakwater.kernel.http.operations import PERHAPS_DONE, REDIS_UNAVAILABLE, ApiRequest, operation
 from breakwater.kernel.http.parsing import suggestion
 from breakwater.kernel.http.problems import RequestError, unavailable, unknown
@@ -55,7 +56,6 @@ from breakwater.policy.health import (
 from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Saving
 from breakwater.state.deployments import Deployments
 from breakwater.state.health import Healths
-from services.request.submission import Submission
 
 PROBE_WAIT_S = 2.0
 """The wait of a submission for a probe under way, as of a worker's call: the probe may have succeeded already."""

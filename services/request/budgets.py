@@ -15,7 +15,7 @@ from breakwater.contracts.budgets import (
     RaiseCapRequest,
     UnchangedBudget,
 )
-from breakwater.contracts.events import BudgetEvent, CapRaise, Reconciliation, Scope
+from breakwater.jobs.contract.events import BudgetEvent, CapRaise, Reconciliation, Scope
 from breakwater.kernel.clickhouse.errors import QueryError
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.formats import exact_money

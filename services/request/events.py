@@ -18,10 +18,10 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.bus.records import read_record
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
-from breakwater.contracts.execution import Attempt, Execution, ExecutionSummary
+from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.jobs.contract.execution import Attempt, Execution, ExecutionSummary
+from breakwater.jobs.store.records import read_record
 from breakwater.kernel.http.contract import EventGap, EventQuery
 from breakwater.kernel.http.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment, server_sent
 from breakwater.kernel.http.operations import operation

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from breakwater.analytics.search import Cursor, Filters, find_execution, search, search_runs
-from breakwater.contracts.execution import Execution, ExecutionList, ExecutionQuery, RunList
+from breakwater.jobs.contract.execution import Execution, ExecutionList, ExecutionQuery, RunList
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
 from breakwater.kernel.http.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest, operation

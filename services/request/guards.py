@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from breakwater.contracts.breakers import GuardRequest, StoppedTask, StoppedTasks
-from breakwater.contracts.events import GuardEvent
+from breakwater.jobs.contract.events import GuardEvent
 from breakwater.kernel.http.operations import REDIS_UNAVAILABLE, ApiRequest, operation
 from breakwater.kernel.http.parsing import suggestion
 from breakwater.kernel.http.problems import RequestError, unknown

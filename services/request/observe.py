@@ -13,7 +13,8 @@ import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from breakwater.contracts.events import Health
+from breakwater.jobs.api.queues import QueueRoutes
+from breakwater.jobs.contract.events import Health
 from breakwater.kernel.http.contract import AgentQueue, ServiceStatus
 from breakwater.kernel.http.operations import operation
 from breakwater.kernel.http.problems import RequestError
@@ -37,7 +38,6 @@ from breakwater.kernel.telemetry.metrics import (
     one_of,
 )
 from services.request.breakers import AgentRoutes
-from services.request.queues import QueueRoutes
 
 CHECK_EVERY_S = 30.0
 WATCHED = (Stream.JOBS, Stream.EVENTS, Stream.RESULTS, Stream.RESPONSES, Stream.DLQ, Stream.ALERTS)

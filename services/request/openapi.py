@@ -21,13 +21,19 @@ from starlette.routing import BaseRoute, Route
 
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.anthropic import AnthropicErrorBody
-from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
-from breakwater.contracts.execution import Attempt, ExecutionSummary, Progress
 from breakwater.contracts.openai import OpenAIErrorBody
 from breakwater.identity.api import OpenIdRoutes, SessionRoutes
 from breakwater.identity.auth import is_guarded
 from breakwater.identity.contract import KEY_SCOPES
 from breakwater.identity.rules.callers import scopes_for
+from breakwater.jobs.api.cancels import CancelRoutes
+from breakwater.jobs.api.dead_letters import DeadLetterRoutes
+from breakwater.jobs.api.jobs import JobRoutes
+from breakwater.jobs.api.plans import PlanRoutes
+from breakwater.jobs.api.progress import ProgressRoutes
+from breakwater.jobs.api.queues import QueueRoutes
+from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.jobs.contract.execution import Attempt, ExecutionSummary, Progress
 from breakwater.kernel.http.contract import ErrorBody, EventGap
 from breakwater.kernel.http.operations import Operation, operations_of
 from breakwater.kernel.http.problems import is_messages, is_openai
@@ -35,9 +41,7 @@ from breakwater.kernel.types import Event, Message
 from services.request.alerts import ChannelRoutes, IncidentRoutes
 from services.request.breakers import AgentRoutes, BreakerRoutes
 from services.request.budgets import BudgetRoutes
-from services.request.cancels import CancelRoutes
 from services.request.costs import CostRoutes
-from services.request.dead_letters import DeadLetterRoutes
 from services.request.dialects.chat import ChatRoutes
 from services.request.dialects.embeddings import EmbeddingsRoutes
 from services.request.dialects.messages import MessageRoutes
@@ -47,11 +51,7 @@ from services.request.dialects.stored_responses import StoredResponseRoutes
 from services.request.events import EventRoutes
 from services.request.executions import ExecutionRoutes
 from services.request.guards import GuardRoutes
-from services.request.jobs import JobRoutes
 from services.request.observe import ServiceRoutes
-from services.request.plans import PlanRoutes
-from services.request.progress import ProgressRoutes
-from services.request.queues import QueueRoutes
 
 HANDLERS = (
     JobRoutes,

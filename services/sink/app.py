@@ -17,8 +17,8 @@ from breakwater.contracts.channels import (
     GUARDS,
     PLANS,
 )
-from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
-from breakwater.contracts.execution import Attempt, Execution
+from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
+from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
 from breakwater.kernel.nats.delivery import Delivery

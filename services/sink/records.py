@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.rows import StoredRow
-from breakwater.bus.records import problem_of
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
-from breakwater.contracts.execution import Attempt, Execution
+from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
+from breakwater.jobs.contract.execution import Attempt, Execution
+from breakwater.jobs.store.records import problem_of
 from breakwater.kernel.clickhouse.errors import UnstorableError
 from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.types import Event
@@ -53,7 +53,7 @@ def read(
 
     Raises:
         UnstorableError: the kind has no table, the message is not of its kind, is a record that does not count
-            (`bus.records`), or a value fits no column.
+            (`jobs.store.records`), or a value fits no column.
     """
     kind = _KINDS.get(_token(subject, 1))
     if kind is None:

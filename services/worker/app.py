@@ -10,7 +10,7 @@ import structlog
 
 from breakwater.config import Config, LiveConfig, cipher_of
 from breakwater.contracts import channels
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.broker import Batches, Each, ServiceApp, connection_of, make_broker, publisher_of
 from breakwater.kernel.nats.delivery import DELAYED_BATCH, DELAYED_LINGER_S, DelayedQueue, Delivery

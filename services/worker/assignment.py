@@ -14,8 +14,9 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from breakwater.config import Agent
-from breakwater.contracts.execution import Attempt, Cancellation, Cause, Choice, ErrorInfo, Reason
-from breakwater.contracts.job import Job, NativeRequest
+from breakwater.jobs.contract.execution import Attempt, Cancellation, Cause, Choice, ErrorInfo, Reason
+from breakwater.jobs.contract.job import Job, NativeRequest
+from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.types import Count, Event, Timestamp
 from breakwater.kernel.validation import FieldError
 from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules
@@ -34,7 +35,6 @@ from breakwater.policy.price import (
 )
 from breakwater.policy.retry import of_batch
 from breakwater.policy.tool_schemas import portable_params
-from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey
 from services.worker.repairs import Repairs
 

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
-from breakwater.contracts.execution import Attempt, ErrorInfo, Reason
-from breakwater.contracts.job import CallApi
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Reason
+from breakwater.jobs.contract.job import CallApi
+from breakwater.jobs.store.executions import ClaimLostError, SavedProgress
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.types import usd_from_nano
 from breakwater.policy.breaker import caller_of
@@ -31,7 +32,6 @@ from breakwater.policy.provider_state import is_of_model, substitutes_in
 from breakwater.policy.refusals import for_operators, retry_budget_spent
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
 from breakwater.providers.base import Answer
-from breakwater.state.executions import ClaimLostError, SavedProgress
 from services.worker.assignment import Assignment, Checkpoint, Deferred, Finished, InFlight
 from services.worker.call import Ended, answered, attempt_of, call, record
 from services.worker.conclude import cancelled, stopped

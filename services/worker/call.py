@@ -18,7 +18,10 @@ from pydantic import JsonValue
 from pydantic_core import to_json
 
 from breakwater.config.pricing import Pricing
-from breakwater.contracts.execution import Attempt, Cancellation, Choice, CostBasis, ErrorInfo, Outcome
+from breakwater.jobs.contract.execution import Attempt, Cancellation, Choice, CostBasis, ErrorInfo, Outcome
+from breakwater.jobs.rules.chat_messages import fields
+from breakwater.jobs.rules.record import error_of
+from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.json_values import TOO_DEEP, is_too_deep
 from breakwater.kernel.nats import subjects
@@ -26,7 +29,6 @@ from breakwater.kernel.nats.errors import AlreadyDecidedError
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.types import MAX_COUNTED
-from breakwater.policy.chat_messages import fields
 from breakwater.policy.classify import (
     UNSUPPORTED,
     BrokenAnswer,
@@ -43,10 +45,8 @@ from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.parameters import field_of
 from breakwater.policy.price import estimate_input_tokens, limited, size_of_messages
 from breakwater.policy.provider_state import AUTHOR, author_of, for_author
-from breakwater.policy.record import error_of
 from breakwater.policy.usage import Usage, credible, with_estimated_usage
 from breakwater.providers.base import Answer, Call, CallError, refused
-from breakwater.state.executions import ClaimLostError
 from services.worker.assignment import Assignment, InFlight
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import Refused

@@ -17,19 +17,19 @@ from typing import cast
 import structlog
 from pydantic import JsonValue
 
-from breakwater.bus.records import is_result_of
-from breakwater.contracts.execution import Attempt, Cancellation, ErrorInfo, Execution, Reason, Result
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.execution import Attempt, Cancellation, ErrorInfo, Execution, Reason, Result
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.rules.ownership import document_as_chosen, shown
+from breakwater.jobs.rules.record import error_of, status_of, totals, why_unanswered, without_figures
+from breakwater.jobs.rules.runs import run_id, run_of
+from breakwater.jobs.store.executions import Claim
+from breakwater.jobs.store.records import is_result_of
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import dead_letter
 from breakwater.kernel.nats.errors import AlreadyDecidedError, MessageTooLargeError, PublishRefusedError
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.policy.dialects import conversation_of, input_of, params_of
-from breakwater.policy.ownership import document_as_chosen, shown
-from breakwater.policy.record import error_of, status_of, totals, why_unanswered, without_figures
-from breakwater.policy.runs import run_id, run_of
 from breakwater.policy.user_message import user_message_for
-from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey
 from services.worker.assignment import Checkpoint, Finished
 from services.worker.call import recorded_attempt

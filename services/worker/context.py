@@ -12,8 +12,10 @@ from time import monotonic
 from typing import Any
 
 from breakwater.config import Agent, Config
-from breakwater.contracts.job import CallApi
-from breakwater.coordination.plans import PlanLog
+from breakwater.jobs.contract.job import CallApi
+from breakwater.jobs.plan_changes import PlanLog
+from breakwater.jobs.store.executions import Executions
+from breakwater.jobs.store.plans import Plans
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process.outage import Outages
@@ -32,8 +34,6 @@ from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets, LiveReservation
 from breakwater.state.cache import AnswerCache
 from breakwater.state.deployments import Deployments
-from breakwater.state.executions import Executions
-from breakwater.state.plans import Plans
 from breakwater.state.rate_limits import RateLimits
 from breakwater.state.response_room import ResponseRoom
 from breakwater.state.tasks import Tasks

@@ -10,7 +10,7 @@ from functools import partial
 import structlog
 
 from breakwater.config import Agent
-from breakwater.contracts.execution import ErrorInfo
+from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.kernel.errors import BreakwaterError, UnavailableError
 from breakwater.kernel.nats.delivery import Delivery, dead_letter, park
 from breakwater.kernel.process.outage import StoppedWaitingError

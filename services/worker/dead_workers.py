@@ -13,6 +13,8 @@ from time import monotonic
 
 import structlog
 
+from breakwater.jobs.rules.workers import LATEST_S, MISSED_S, Silence, is_dead
+from breakwater.jobs.store.workers import LateWorker, Workers
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import Presence
@@ -24,8 +26,6 @@ from breakwater.kernel.nats.topology import worker_consumer
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.security.encryption import DecryptionError, may_be_encrypted
-from breakwater.policy.workers import LATEST_S, MISSED_S, Silence, is_dead
-from breakwater.state.workers import LateWorker, Workers
 from services.worker import process
 from services.worker.context import WorkerContext
 from services.worker.leases import RENEW_EVERY_S

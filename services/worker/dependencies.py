@@ -8,13 +8,13 @@ from functools import partial
 
 import structlog
 
-from breakwater.bus.records import decided
-from breakwater.contracts.execution import ErrorInfo
+from breakwater.jobs.contract.execution import ErrorInfo
+from breakwater.jobs.rules.ownership import shown
+from breakwater.jobs.rules.plans import Dependency, dependency_failure, look_again_in
+from breakwater.jobs.store.accepted import Accepted
+from breakwater.jobs.store.records import decided
 from breakwater.kernel.nats.delivery import wake_early
 from breakwater.kernel.nats.errors import BusUnavailableError, PublishRefusedError
-from breakwater.policy.ownership import shown
-from breakwater.policy.plans import Dependency, dependency_failure, look_again_in
-from breakwater.state.accepted import Accepted
 from services.worker.assignment import Assignment, Checkpoint, Deferred, Finished
 from services.worker.context import WorkerContext
 from services.worker.parsing import JobDelivery

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from breakwater.contracts.execution import ErrorInfo
-from breakwater.contracts.job import NativeRequest
+from breakwater.jobs.contract.execution import ErrorInfo
+from breakwater.jobs.contract.job import NativeRequest
 from breakwater.policy.dialects.embeddings import (
     BrokenEmbeddingsError,
     EmbeddingsTooLargeError,

@@ -11,10 +11,14 @@ from time import monotonic
 
 import structlog
 
-from breakwater.bus.records import decided
 from breakwater.config import Agent
-from breakwater.contracts.execution import ErrorInfo, Result
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.execution import ErrorInfo, Result
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.rules.ownership import is_generated_id, scope_references, shown
+from breakwater.jobs.rules.runs import run_id, run_of
+from breakwater.jobs.store.accepted import Accepted
+from breakwater.jobs.store.executions import Claim, Claimed, ClaimLostError, Conflict, SavedProgress, Taken
+from breakwater.jobs.store.records import decided
 from breakwater.kernel.nats.delivery import Delivery, park, parked_execution
 from breakwater.kernel.nats.errors import PublishRefusedError
 from breakwater.kernel.nats.subjects import PROGRAM, Header
@@ -25,10 +29,6 @@ from breakwater.policy.dialects import params_of
 from breakwater.policy.dialects.embeddings import inputs_of
 from breakwater.policy.job_rules import JobRules
 from breakwater.policy.ledger import cost_tags
-from breakwater.policy.ownership import is_generated_id, scope_references, shown
-from breakwater.policy.runs import run_id, run_of
-from breakwater.state.accepted import Accepted
-from breakwater.state.executions import Claim, Claimed, ClaimLostError, Conflict, SavedProgress, Taken
 from services.worker import crashes
 from services.worker.assignment import Assignment, Checkpoint, Deferred, Finished, Parameters
 from services.worker.attempts import Attempts, dry_run

@@ -14,7 +14,9 @@ from time import monotonic
 
 import structlog
 
-from breakwater.contracts.execution import Cancellation, PendingCancel
+from breakwater.jobs.contract.execution import Cancellation, PendingCancel
+from breakwater.jobs.rules.record import cancelled_by
+from breakwater.jobs.store.executions import CLAIM_LEASE_MS, Claim, ClaimKept, ClaimLostError, Executions, SavedProgress
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.nats.core import hearing
 from breakwater.kernel.nats.delivery import Delivery, report_in_progress
@@ -24,15 +26,6 @@ from breakwater.kernel.nats.subjects import CANCEL_REQUESTS
 from breakwater.kernel.nats.topology import ACK_WAIT_S
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage, Outages
-from breakwater.policy.record import cancelled_by
-from breakwater.state.executions import (
-    CLAIM_LEASE_MS,
-    Claim,
-    ClaimKept,
-    ClaimLostError,
-    Executions,
-    SavedProgress,
-)
 
 RETRY_S = 1.0
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import structlog
 
-from breakwater.contracts.execution import Attempt
 from breakwater.coordination.breaker_events import AS_OF_NOW, Seen, decide, observation_of
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.process.outage import Outages, StoppedWaitingError
 from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError
 from breakwater.policy.breaker import BreakerKey, BreakerRules, caller_of

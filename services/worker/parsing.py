@@ -10,17 +10,8 @@ from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json
 
 from breakwater.config import Agent, Config, NatsProgram, validate_job
-from breakwater.contracts.job import Job, ScopedJob
-from breakwater.kernel.errors import BreakwaterError
-from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.delivery import Delivery, parked_execution
-from breakwater.kernel.nats.subjects import PROGRAM, Header, decode_token
-from breakwater.kernel.security.encryption import Cipher
-from breakwater.kernel.surrogates import read_whole
-from breakwater.kernel.telemetry import tracing
-from breakwater.kernel.types import is_full_id, is_identifier
-from breakwater.kernel.validation import ambiguity, explain
-from breakwater.policy.ownership import (
+from breakwater.jobs.contract.job import Job, ScopedJob
+from breakwater.jobs.rules.ownership import (
     for_own_tenant,
     forbidden_field,
     job_digest,
@@ -31,7 +22,16 @@ from breakwater.policy.ownership import (
     scoped,
     shown,
 )
-from breakwater.policy.runs import run_of
+from breakwater.jobs.rules.runs import run_of
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import Delivery, parked_execution
+from breakwater.kernel.nats.subjects import PROGRAM, Header, decode_token
+from breakwater.kernel.security.encryption import Cipher
+from breakwater.kernel.surrogates import read_whole
+from breakwater.kernel.telemetry import tracing
+from breakwater.kernel.types import is_full_id, is_identifier
+from breakwater.kernel.validation import ambiguity, explain
 from breakwater.redaction.rules.redact import Redactor, id_objection
 from breakwater.redaction.rules.scanner import holds_key
 

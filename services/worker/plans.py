@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from breakwater.contracts.execution import Reason
-from breakwater.coordination.plans import PlanSource
+from breakwater.jobs.contract.execution import Reason
+from breakwater.jobs.plan_changes import PlanSource
+from breakwater.jobs.rules.ownership import shown
+from breakwater.jobs.store.plans import NotedJob, Stage
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.telemetry import tracing
-from breakwater.policy.ownership import shown
-from breakwater.state.plans import NotedJob, Stage
 from services.worker.context import WorkerContext
 from services.worker.parsing import JobDelivery
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from breakwater.contracts.execution import Attempt, Notification, Progress
+from breakwater.jobs.contract.execution import Attempt, Notification, Progress
+from breakwater.jobs.rules.record import error_details, steps_of
 from breakwater.kernel.nats import subjects
-from breakwater.policy.record import error_details, steps_of
 from services.worker.context import WorkerContext
 from services.worker.parsing import JobDelivery
 

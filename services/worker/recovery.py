@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from breakwater.contracts.execution import Attempt
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.policy.classify import WORKER_LOST, Classification
 from breakwater.state.budgets import Reservation
 from services.worker.assignment import Assignment, Checkpoint, InFlight

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from breakwater.contracts.execution import Attempt, Cause, Notification
+from breakwater.jobs.contract.execution import Attempt, Cause, Notification
 from breakwater.kernel.types import Count, Event
 from breakwater.policy.classify import UNFAMILIAR, Classification
 from breakwater.policy.context_overflow import keep_ratio_from, most_output_in, output_limit_from

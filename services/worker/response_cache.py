@@ -8,8 +8,8 @@ from datetime import datetime
 import structlog
 
 from breakwater.config import CacheRules
+from breakwater.jobs.rules.ownership import cache_key
 from breakwater.kernel.redis.connection import StateUnavailableError
-from breakwater.policy.ownership import cache_key
 from breakwater.state.cache import Cached, Follower, Leader
 from services.worker.assignment import Assignment, Finished
 from services.worker.context import WorkerContext

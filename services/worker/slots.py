@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from breakwater.policy.workers import may_take
+from breakwater.jobs.rules.workers import may_take
 
 WINDOW_S = 60.0
 MIN_DELAY_S = 0.5

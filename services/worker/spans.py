@@ -7,7 +7,7 @@ from typing import cast
 
 from pydantic import JsonValue
 
-from breakwater.contracts.execution import Attempt, Result
+from breakwater.jobs.contract.execution import Attempt, Result
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.telemetry.tracing.messages import (
     JsonObject,

@@ -17,17 +17,17 @@ import orjson
 from pydantic import JsonValue
 
 from breakwater.bus.response_log import DELETED, ChunksDroppedError, ResponseLog
-from breakwater.contracts.execution import Attempt
+from breakwater.jobs.contract.execution import Attempt
+from breakwater.jobs.rules.chat_messages import THOUGHT, encoded
+from breakwater.jobs.rules.ownership import shown, store_share
+from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import AlreadyDecidedError, BusUnavailableError
 from breakwater.policy.chat_chunks import CONTINUE, OBJECT, Assembly, Chunk, Join
-from breakwater.policy.chat_messages import THOUGHT, encoded
-from breakwater.policy.ownership import shown, store_share
 from breakwater.policy.provider_state import AUTHOR
 from breakwater.policy.usage import Usage, of_completion
 from breakwater.providers.base import Answer, Streaming
 from breakwater.providers.openai import ChatCompletions
-from breakwater.state.executions import ClaimLostError
 from breakwater.state.response_room import COUNTED_BYTES, MESSAGE_BYTES
 from services.worker.assignment import Assignment, InFlight
 from services.worker.context import WorkerContext

@@ -13,7 +13,7 @@ from bench.history import History
 from breakwater.analytics import rows, schema
 from breakwater.analytics.migrations import migrate
 from breakwater.analytics.rows import StoredRow
-from breakwater.contracts.execution import Attempt, Execution
+from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.time_window import TimeWindow
 from tests.analytics.samples import new_database_url

@@ -10,8 +10,8 @@ from breakwater.analytics import rows
 from breakwater.analytics.migrations import migrate
 from breakwater.analytics.schema import TABLES
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
-from breakwater.contracts.execution import Attempt, ErrorInfo, Execution, FailureStatistics
+from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution, FailureStatistics
 from breakwater.kernel.clickhouse.client import Analytics, connect
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -10,7 +10,7 @@ import pytest
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.anomalies import GRACE, baselines, latest_minutes
-from breakwater.contracts.execution import Execution
+from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.policy.alert_rules import AnomalyRules
 from breakwater.policy.anomaly import LAPSE, NEW_NORMAL, Baseline, Minute

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from breakwater.analytics import figures, rows, schema, search
 from breakwater.analytics.figures import History, WindowTotals
-from breakwater.contracts.execution import Attempt, Execution
+from breakwater.jobs.contract.execution import Attempt, Execution
+from breakwater.jobs.rules.record import totals
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.time_window import TimeWindow
-from breakwater.policy.record import totals
 from tests.analytics.made import END, SOME, Made, connected, filled_database, known, made, quantile
 from tests.analytics.samples import RATE_LIMITED, attempt, attempt_row, execution
 from tests.server_sources import RunningServer

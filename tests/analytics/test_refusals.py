@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from breakwater.analytics import schema
 from breakwater.analytics.figures import RefusalLine, refusals
-from breakwater.contracts.execution import Attempt, ErrorInfo
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.time_window import TimeWindow
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, attempt_row

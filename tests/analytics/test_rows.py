@@ -11,8 +11,8 @@ from pydantic_core import to_json
 from breakwater.analytics import rows, schema
 from breakwater.analytics.search import find_execution
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
-from breakwater.contracts.execution import Attempt, Execution
+from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import UnstorableError
 from tests.analytics import samples

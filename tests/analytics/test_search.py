@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from breakwater.analytics import rows, schema, search
 from breakwater.analytics.search import Cursor, Filters
-from breakwater.contracts.execution import Execution, ExecutionSummary
+from breakwater.jobs.contract.execution import Execution, ExecutionSummary
 from breakwater.kernel.clickhouse.client import Analytics
 from tests.analytics.made import END, Made, connected, filled_database, known, made
 from tests.analytics.samples import NOON, RATE_LIMITED, execution, new_database

@@ -10,7 +10,7 @@ import pytest
 from breakwater.analytics import schema
 from breakwater.analytics.rows import attempt_row, budget_row
 from breakwater.analytics.spend import budget_notes, spend, stored_upto
-from breakwater.contracts.execution import Attempt
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import QueryError
 from breakwater.kernel.types import time_from_ms

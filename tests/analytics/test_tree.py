@@ -9,7 +9,7 @@ import pytest
 
 from breakwater.analytics import rows, schema, tree
 from breakwater.analytics.tree import MAX_LEVELS, MAX_NODES, Subtree, Tree, TreeNode, execution_tree
-from breakwater.contracts.execution import Execution
+from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.clickhouse.client import Analytics
 from tests.analytics.samples import NOON, execution
 

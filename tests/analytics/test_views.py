@@ -11,8 +11,8 @@ import pytest
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.migrations import VIEWS
-from breakwater.contracts.events import BreakerTransition
-from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, ErrorKind, Execution, Waste
+from breakwater.jobs.contract.events import BreakerTransition
+from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, ErrorKind, Execution, Waste
 from breakwater.kernel.clickhouse.client import Analytics
 from tests.analytics import samples, view_figures
 from tests.analytics.view_figures import Figures

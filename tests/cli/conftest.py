@@ -17,7 +17,7 @@ import typer.main
 
 from breakwater.analytics import rows, schema
 from breakwater.cli import main as cli
-from breakwater.contracts.execution import Execution
+from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.commands import output
 from tests.analytics.samples import attempt_row, new_database

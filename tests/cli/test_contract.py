@@ -18,9 +18,9 @@ from breakwater.cli.contract import config_schema, files
 from breakwater.config import parse_config
 from breakwater.contracts.alerts import Alert, AlertDigest, HeldBack, WebhookEnvelope
 from breakwater.contracts.channels import CHANNELS
-from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
-from breakwater.contracts.execution import Attempt, ErrorInfo, Execution, Progress, Result
 from breakwater.contracts.schemas import ON_WEBHOOKS
+from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution, Progress, Result
 from breakwater.kernel.nats import subjects, topology
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.types import Event

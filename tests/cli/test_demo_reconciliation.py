@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from breakwater.cli.demo.reconciliation import LedgerComparison, ProviderCall, compare
-from breakwater.contracts.execution import Attempt, CostBasis
+from breakwater.jobs.contract.execution import Attempt, CostBasis
 from breakwater.policy.ledger import AttemptSums
 from tests.analytics.samples import attempt
 

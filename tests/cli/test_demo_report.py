@@ -12,8 +12,8 @@ from breakwater.analytics.figures import AgentSummary
 from breakwater.cli.demo.reconciliation import ComparedFigure, LedgerComparison
 from breakwater.cli.demo.report import Delivered, DemoCheck, DemoReport, DemoRun, StoredRows, checks, read_stored, show
 from breakwater.cli.demo.scenario import BURST
-from breakwater.contracts.execution import Attempt, ErrorInfo
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo
+from breakwater.jobs.contract.job import Job
 from breakwater.kernel.clickhouse.client import Analytics
 from tests.analytics import samples
 from tests.cli.conftest import Terminal

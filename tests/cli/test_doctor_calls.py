@@ -11,7 +11,7 @@ from breakwater.analytics import rows, schema
 from breakwater.cli.doctor_checks import call_findings
 from breakwater.cli.plane import PlaneLocation
 from breakwater.config import parse_config
-from breakwater.contracts.execution import ErrorInfo, ErrorKind
+from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
 from tests.analytics import samples
 from tests.servers import RunningServer
 

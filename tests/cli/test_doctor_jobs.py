@@ -12,13 +12,13 @@ from breakwater.cli import doctor_nats
 from breakwater.cli.doctor_findings import Finding
 from breakwater.cli.doctor_nats import job_findings
 from breakwater.cli.plane import PlaneLocation
+from breakwater.jobs.store.accepted import Accepted
+from breakwater.jobs.store.executions import Claim, Executions
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.redis.connection import Redis
-from breakwater.state.accepted import Accepted
-from breakwater.state.executions import Claim, Executions
 from tests.helpers import FIRST
 from tests.servers import RunningServer
 

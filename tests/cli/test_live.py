@@ -21,10 +21,10 @@ import pytest_asyncio
 import yaml
 
 from breakwater.cli.setup import prepare
-from breakwater.cli.submit import CLOCKS_DIFFER
 from breakwater.config import load_config
 from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.commands.submit import CLOCKS_DIFFER
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.process.settings import Settings

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from breakwater.cli.api import api_errors
-from breakwater.cli.submit import note_if_recorded
 from breakwater.client import ApiError, ApiKeyRefusedError, ApiRefusedError, UnexpectedResponseError
-from breakwater.contracts.execution import Result
+from breakwater.jobs.commands.submit import note_if_recorded
+from breakwater.jobs.contract.execution import Result
 from breakwater.kernel.commands.errors import CliError, ExitCode
 from tests.cli.conftest import Run
 
@@ -34,7 +34,7 @@ def sent(run: Run, monkeypatch: pytest.MonkeyPatch) -> Sent:
     async def keep(_client: object, job: dict[str, Any], *, wait_s: float) -> None:
         jobs.append(job | {"wait_s": wait_s})
 
-    monkeypatch.setattr("breakwater.cli.submit._send", keep)
+    monkeypatch.setattr("breakwater.jobs.commands.submit._send", keep)
     monkeypatch.setenv("BREAKWATER_URL", "http://127.0.0.1:9")
 
     def send(*arguments: str, stdin: str = "", code: int = ExitCode.UNDECIDED) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def test_an_answer_that_is_cut_off_is_reported(run: Run, monkeypatch: pytest.Mon
     async def answer(_client: object, _job: dict[str, Any], *, wait_s: float) -> dict[str, Any]:
         return {**decided.model_dump(mode="json"), "waited_s": wait_s}
 
-    monkeypatch.setattr("breakwater.cli.submit._send", answer)
+    monkeypatch.setattr("breakwater.jobs.commands.submit._send", answer)
     monkeypatch.setenv("BREAKWATER_URL", "http://127.0.0.1:9")
     ran = run("submit", "writer", "hi")
     assert ran.out == "Once\n"
@@ -269,7 +269,7 @@ def test_what_stopped_a_job_is_said_with_its_statistics(run: Run, monkeypatch: p
     async def answer(_client: object, _job: dict[str, Any], *, wait_s: float) -> dict[str, Any]:
         return {**decided.model_dump(mode="json"), "waited_s": wait_s}
 
-    monkeypatch.setattr("breakwater.cli.submit._send", answer)
+    monkeypatch.setattr("breakwater.jobs.commands.submit._send", answer)
     monkeypatch.setenv("BREAKWATER_URL", "http://127.0.0.1:9")
     ran = run("submit", "writer", "hi")
     assert "stopped: 3 consecutive failures (5 in all, 2 different errors)" in ran.err

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from breakwater.config import Config, parse_config, validate_job
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.job import Job
 from breakwater.kernel.errors import ConfigError
 from breakwater.policy.price import max_output_of
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from breakwater.contracts.execution import Attempt, ErrorInfo
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo
+from breakwater.jobs.contract.job import Job
 from breakwater.kernel.types import format_time, ms_from_time, nano_from_usd, time_from_ms, usd_from_nano
 from breakwater.kernel.validation import explain, problems
 

@@ -15,7 +15,7 @@ import pytest
 from breakwater.analytics import rows, schema
 from breakwater.analytics.migrations import VIEWS
 from breakwater.config import RetentionDays, parse_config
-from breakwater.contracts.execution import Attempt, Execution
+from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.clickhouse.client import Analytics
 from tests.analytics import samples
 from tests.docs.markdown import ROOT, Block, blocks

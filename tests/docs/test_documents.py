@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from breakwater.cli.executions import ListsOrShows
 from breakwater.cli.main import every_command
 from breakwater.contracts.channels import CHANNELS
-from breakwater.contracts.events import Scope
+from breakwater.jobs.contract.events import Scope
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.nats.topology import Plan, streams
 from breakwater.kernel.process.settings import Settings

@@ -27,7 +27,7 @@ from structlog.testing import capture_logs
 from breakwater.cli.setup import bus_plan
 from breakwater.config import load_config
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import BreakerTransition
+from breakwater.jobs.contract.events import BreakerTransition
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.broker import ServiceApp
 from breakwater.kernel.nats.core import close

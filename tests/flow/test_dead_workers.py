@@ -9,8 +9,8 @@ import signal
 import pytest
 from nats.aio.msg import Msg
 
+from breakwater.jobs.store.workers import Workers
 from breakwater.kernel.redis.connection import Redis
-from breakwater.state.workers import Workers
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
 from tests.helpers import until

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from breakwater.config import ConfigError, parse_config
-from breakwater.contracts.events import BreakerState
+from breakwater.jobs.contract.events import BreakerState
 from breakwater.policy.breaker import (
     ALL,
     MAX_ERRORS_SEEN,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.contracts.execution import Attempt
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.policy.budget import fits, spent_by
 
 NANO = st.integers(0, 2**60)

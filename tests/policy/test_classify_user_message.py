@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from breakwater.contracts.execution import ErrorInfo, ErrorKind
+from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
 from breakwater.policy.classify import HttpFailure, ProgramFailure, classify
 from breakwater.policy.user_message import user_message, user_message_for
 

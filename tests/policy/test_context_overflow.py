@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from breakwater.contracts.job import CallApi
+from breakwater.jobs.contract.job import CallApi
 from breakwater.policy.classify import HttpFailure, classify, without_text
 from breakwater.policy.context_overflow import (
     keep_ratio_from,

@@ -4,7 +4,7 @@ from typing import Any, get_args
 
 import pytest
 
-from breakwater.contracts.events import GuardRule
+from breakwater.jobs.contract.events import GuardRule
 from breakwater.kernel.formats import failures_in_words
 from breakwater.policy.guard import Task, Trip
 from breakwater.policy.health import of_breaker, of_task

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.contracts.events import BreakerState, Health
-from breakwater.contracts.execution import Attempt, ErrorInfo, ErrorKind, Outcome
+from breakwater.jobs.contract.events import BreakerState, Health
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo, ErrorKind, Outcome
 from breakwater.kernel.types import time_from_ms
 from breakwater.policy.budget import NEVER_FITS, OWN_CAP
 from breakwater.policy.health import (

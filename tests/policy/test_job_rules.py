@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.contracts.job import RulesPart
+from breakwater.jobs.contract.job import RulesPart
 from breakwater.kernel.validation import FieldError
 from breakwater.policy.breaker import PRESETS, BreakerRules
 from breakwater.policy.guard import GuardRules

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from breakwater.jobs.rules.record import totals
 from breakwater.policy.budget import Caps
 from breakwater.policy.price import Cost, Price, max_output_of, max_tokens_of
-from breakwater.policy.record import totals
 from breakwater.policy.usage import MAX_USAGE, Usage, credible
 from tests.contracts.test_messages import attempt
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.contracts.events import Window
+from breakwater.jobs.contract.events import Window
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import WINDOWS, period, periods_at, periods_since
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.policy.chat_messages import encoded
+from breakwater.jobs.rules.chat_messages import encoded
 from breakwater.policy.classify import HttpFailure, classify
 from breakwater.policy.provider_state import (
     STATE,

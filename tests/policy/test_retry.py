@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, ErrorKind, Outcome
+from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, ErrorKind, Outcome
 from breakwater.policy.classify import WORKER_LOST, CallFailure, Classification, HttpFailure, TransportFailure, classify
 from breakwater.policy.retry import (
     BY_NATURE,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import BreakerState, BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
-from breakwater.contracts.execution import Attempt, Execution
+from breakwater.jobs.contract.events import BreakerState, BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
+from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.formats import moment
 from breakwater.kernel.types import nano_from_usd
 from breakwater.policy.alert_rules import Reminders, severity_of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.job import Job
 from breakwater.policy.dialects import conversation_of, for_chat, params_of
 from breakwater.policy.tool_schemas import anthropic_tool, portable_function, portable_params
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts.events import BreakerTransition
+from breakwater.jobs.contract.events import BreakerTransition
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.policy.breaker import (
     Breaker,

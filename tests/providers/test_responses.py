@@ -10,8 +10,8 @@ import orjson
 import pytest
 from aiohttp import web
 
-from breakwater.contracts.job import NativeRequest
 from breakwater.embedded.provider import SimulatedProvider
+from breakwater.jobs.contract.job import NativeRequest
 from breakwater.policy.chat_chunks import Assembly
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, classify
 from breakwater.policy.dialects import chat_form

@@ -13,7 +13,7 @@ from typing import Any
 
 from breakwater.config import load_config
 from breakwater.identity.api_keys import create_key
-from breakwater.policy.chat_messages import fields
+from breakwater.jobs.rules.chat_messages import fields
 from tests.flow.kit import model
 from tests.reports.case import FALLBACK, PRICE, Case, Check
 from tests.reports.wire import Dialect, Provider, Reply, block, chat, events, message, providing, said

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from breakwater.contracts.events import BreakerState
+from breakwater.jobs.contract.events import BreakerState
 from breakwater.policy.breaker import (
     Breaker,
     BreakerKey,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from breakwater.contracts.execution import FailureStatistics
+from breakwater.jobs.contract.execution import FailureStatistics
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.policy.breaker import (
     Breaker,

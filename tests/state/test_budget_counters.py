@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from breakwater.contracts.events import CapRaise
+from breakwater.jobs.contract.events import CapRaise
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import Period, periods_at

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from redis.exceptions import ResponseError
 
-from breakwater.contracts.events import CapRaise, Enforcement, Window
+from breakwater.jobs.contract.events import CapRaise, Enforcement, Window
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import ms_from_time
 from breakwater.policy.budget import WINDOWS, Caps, CapTable, Counter, period

@@ -12,7 +12,7 @@ from typing import Any
 
 from breakwater.analytics.rows import alert_of, audit_event_of
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import AuditEvent, BreakerTransition
+from breakwater.jobs.contract.events import AuditEvent, BreakerTransition
 from breakwater.kernel.clickhouse.client import Analytics, statements
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import ms_from_time

@@ -188,7 +188,7 @@ class RefusalLine:
 
     agent: str
     kind: str
-    """`breakwater.contracts.execution.ErrorKind`; empty where it is unknown."""
+    """`breakwater.jobs.contract.execution.ErrorKind`; empty where it is unknown."""
     by: str | None
     """The budget or the limit that had no room, such as `agent:writer/daily`; None where it was neither."""
     called: bool
@@ -228,7 +228,7 @@ class WasteLine:
 
     agent: str
     cause: str
-    """Such as `retry`: `breakwater.contracts.execution.Waste`."""
+    """Such as `retry`: `breakwater.jobs.contract.execution.Waste`."""
     cost: int
     """The known part of it."""
     executions: int

@@ -31,12 +31,12 @@ from breakwater.analytics.schema import (
     Table,
 )
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
-from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
+from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
+from breakwater.jobs.rules.runs import run_id
 from breakwater.kernel.clickhouse.errors import UnstorableError
 from breakwater.policy.alert_rules import began_with, highest_severity
 from breakwater.policy.refusals import for_operators
-from breakwater.policy.runs import run_id
 
 StoredRow = tuple[object, ...]
 

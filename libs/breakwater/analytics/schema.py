@@ -201,7 +201,7 @@ EXECUTIONS = Table(
         "encrypted": TEXT_OR_NULL,
         "event_sequence": "UInt64",
     },
-    # As `policy.runs` has it, without sessions and traces, which were not recorded.
+    # As `jobs.rules.runs` has it, without sessions and traces, which were not recorded.
     defaults={"run_id": "concat(ifNull(concat(tenant, '/'), ''), ifNull(task_id, execution_id))"},
     computed={"encryption_key": (WORD_OR_NULL, "substring(encrypted, 6, 8)")},
     order_by=("toStartOfHour(completed_at)", "agent", "completed_at", "execution_id"),

@@ -18,9 +18,9 @@ from decimal import Decimal
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from breakwater.analytics.rows import attempt_of, execution_of
-from breakwater.contracts.events import PlanChange
-from breakwater.contracts.execution import Execution, ExecutionSummary, RunSummary
-from breakwater.contracts.submission import PlanJob
+from breakwater.jobs.contract.events import PlanChange
+from breakwater.jobs.contract.execution import Execution, ExecutionSummary, RunSummary
+from breakwater.jobs.contract.submission import PlanJob
 from breakwater.kernel.clickhouse.client import Analytics, statements
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import is_identifier, ms_from_time, time_from_ms

@@ -23,7 +23,7 @@ from zoneinfo import ZoneInfo
 from breakwater.analytics.rows import budget_of
 from breakwater.analytics.schema import ATTEMPTS, BUDGET_EVENTS
 from breakwater.contracts.budgets import CostsBy
-from breakwater.contracts.events import BudgetEvent
+from breakwater.jobs.contract.events import BudgetEvent
 from breakwater.kernel.clickhouse.client import Analytics, statements
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import ms_from_time, time_from_ms

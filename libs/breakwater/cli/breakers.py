@@ -9,7 +9,7 @@ import typer
 
 from breakwater.cli.api import Api, DefaultListGroup, ReasonOption, api_command
 from breakwater.contracts.breakers import BreakerList, BreakerStatus, StoppedTask, StoppedTasks, UnchangedBreaker
-from breakwater.contracts.events import BreakerTransition, GuardEvent
+from breakwater.jobs.contract.events import BreakerTransition, GuardEvent
 from breakwater.kernel.commands import output
 from breakwater.kernel.formats import counted, money
 from breakwater.views.breakers import COLUMNS, TASKS

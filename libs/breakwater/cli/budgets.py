@@ -10,7 +10,7 @@ import typer
 
 from breakwater.cli.api import Api, DefaultListGroup, api_command
 from breakwater.contracts.budgets import BudgetList, BudgetStatus, UnchangedBudget
-from breakwater.contracts.events import BudgetEvent, Reconciliation
+from breakwater.jobs.contract.events import BudgetEvent, Reconciliation
 from breakwater.kernel.columns import clock, with_display
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import ExitCode

@@ -30,6 +30,7 @@ from breakwater.cli.doctor_findings import (
 from breakwater.cli.plane import PlaneLocation
 from breakwater.client import ApiError, ApiKeyRefusedError
 from breakwater.config import Config, OpenId, cipher_of, named_secrets, unusable_programs
+from breakwater.jobs.store.workers import Workers
 from breakwater.kernel.clickhouse.errors import QueryError
 from breakwater.kernel.commands import connect, formats
 from breakwater.kernel.errors import ConfigError
@@ -43,7 +44,6 @@ from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.providers.base import HttpSettings
 from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets
-from breakwater.state.workers import Workers
 
 ANSWER_TIMEOUT_S = 5.0
 """Longest silence of ClickHouse: less than a check may take, so that each names it."""

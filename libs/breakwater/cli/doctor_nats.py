@@ -17,6 +17,7 @@ from breakwater.cli.doctor_findings import SETUP, Finding, Findings, answers, cl
 from breakwater.cli.plane import PlaneLocation
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Alerts, Config
+from breakwater.jobs.store.accepted import RememberedJob, lately_accepted, unclaimed
 from breakwater.kernel.commands import connect, formats
 from breakwater.kernel.nats import subjects, topology
 from breakwater.kernel.nats.core import RESTART, unhealthy_servers
@@ -25,7 +26,6 @@ from breakwater.kernel.nats.provision import ConsumerFound, StreamFound, Survey,
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.process.settings import Settings
 from breakwater.policy.alert_rules import Route
-from breakwater.state.accepted import RememberedJob, lately_accepted, unclaimed
 
 READER_RETRY_S = 1.0
 

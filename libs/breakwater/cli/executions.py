@@ -15,7 +15,7 @@ from breakwater.analytics.search import Filters, find_execution, search, search_
 from breakwater.analytics.tree import MAX_LEVELS, MAX_NODES, Subtree, Tree, TreeExecution, TreeNode, execution_tree
 from breakwater.cli.export import Status, export
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
-from breakwater.contracts.execution import Execution, ExecutionSummary
+from breakwater.jobs.contract.execution import Execution, ExecutionSummary
 from breakwater.kernel.columns import Column
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import CliError, usage_error

@@ -15,7 +15,7 @@ import typer
 
 from breakwater.analytics.rows import EXPORT_SETTINGS, ExportedRecords, ExportFormat, export_statement, exported_rows
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
-from breakwater.contracts.execution import Status
+from breakwater.jobs.contract.execution import Status
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import CliError, replacing_file, unreachable, usage_error
 

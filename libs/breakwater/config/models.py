@@ -22,8 +22,9 @@ from pydantic import (
 )
 
 from breakwater.config.alerts import Alerts
-from breakwater.contracts.job import CallApi, ChatMessage, Job, NativeRequest
 from breakwater.identity.settings import ConsoleSettings
+from breakwater.jobs.contract.job import CallApi, ChatMessage, Job, NativeRequest
+from breakwater.jobs.rules.ownership import shown
 from breakwater.kernel.nats.subjects import DUPLICATE_WINDOW_S
 from breakwater.kernel.security.secret_refs import EnvName, Secret
 from breakwater.kernel.types import NO_CONTROLS, Identifier, Message, ModelId, Name, Off, UsdAmount
@@ -45,7 +46,6 @@ from breakwater.policy.job_rules import NO_JOB_RULES, JobRules, bound_problem, j
 from breakwater.policy.ledger import MAX_TAGS
 from breakwater.policy.links import TRACE_ID
 from breakwater.policy.output import OutputRules
-from breakwater.policy.ownership import shown
 from breakwater.policy.parameters import is_droppable
 from breakwater.policy.params import connection_objection, params_objection, unknown_objection, unknown_part
 from breakwater.policy.price import MAX_OUTPUT_TOKENS, Price, term_of

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from breakwater.contracts.events import BreakerState, GuardRule, Health
+from breakwater.jobs.contract.events import BreakerState, GuardRule, Health
 from breakwater.kernel.http.contract import OperatorRequest
 from breakwater.kernel.types import Count, Event, FullId, Identifier, ModelId, Timestamp
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from breakwater.contracts.events import CapRaise, Enforcement, Scope, Window
+from breakwater.jobs.contract.events import CapRaise, Enforcement, Scope, Window
 from breakwater.kernel.http.contract import OperatorRequest, ReasonText
 from breakwater.kernel.types import NO_CONTROLS, Count, Event, Identifier, Message, Money, Timestamp, UsdAmount
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import (
+from breakwater.jobs.contract.events import (
     AuditEvent,
     BreakerTransition,
     BudgetEvent,
@@ -17,9 +17,9 @@ from breakwater.contracts.events import (
     PlanChange,
     ReplayNote,
 )
-from breakwater.contracts.execution import AnswerChunks, Attempt, Execution, Progress, Result
-from breakwater.contracts.job import Job
-from breakwater.contracts.submission import CallableAgents, CancelRequest
+from breakwater.jobs.contract.execution import AnswerChunks, Attempt, Execution, Progress, Result
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.contract.submission import CallableAgents, CancelRequest
 from breakwater.kernel.nats.subjects import Stream
 
 AGENT = "The agent's name."

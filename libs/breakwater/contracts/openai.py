@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 
-from breakwater.contracts.job import MAX_DEPENDENCIES, MAX_FALLBACK_MODELS, ChatMessage, OwnRules, TotalTimeout
+from breakwater.jobs.contract.job import MAX_DEPENDENCIES, MAX_FALLBACK_MODELS, ChatMessage, OwnRules, TotalTimeout
 from breakwater.kernel.types import NO_CONTROLS, Event, Identifier, Message, ModelId, Timestamp
 
 

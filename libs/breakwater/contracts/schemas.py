@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from breakwater.contracts.alerts import AlertDigest, WebhookEnvelope
 from breakwater.contracts.channels import CHANNELS, Channel
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats.subjects import Header
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

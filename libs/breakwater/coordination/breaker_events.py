@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from breakwater.contracts.events import BreakerTransition
-from breakwater.contracts.execution import Attempt
+from breakwater.jobs.contract.events import BreakerTransition
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.policy.breaker import (

@@ -19,9 +19,9 @@ from zoneinfo import ZoneInfo
 import structlog
 
 from breakwater.analytics.spend import budget_notes, spend, stored_attempts, stored_upto
-from breakwater.bus.records import read_record
-from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
-from breakwater.contracts.execution import Attempt
+from breakwater.jobs.contract.events import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
+from breakwater.jobs.contract.execution import Attempt
+from breakwater.jobs.store.records import read_record
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
 from breakwater.kernel.nats.lookup import ClientGetter, Facts, Lookup

@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 import structlog
 from pydantic import JsonValue
 
-from breakwater.contracts.events import ActorKind, AuditEvent, AuditOutcome
 from breakwater.identity.rules.callers import Caller
+from breakwater.jobs.api.submission import make_job_id
+from breakwater.jobs.contract.events import ActorKind, AuditEvent, AuditOutcome
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats import subjects
@@ -22,7 +23,6 @@ from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.redaction.rules.redact import Redactor
-from services.request.submission import make_job_id
 
 
 @dataclass(frozen=True, slots=True)

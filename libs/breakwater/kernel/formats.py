@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from breakwater.contracts.execution import FailureStatistics
+    from breakwater.jobs.contract.execution import FailureStatistics
 
 
 def money(amount: int | str | None) -> str:

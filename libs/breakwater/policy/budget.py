@@ -15,8 +15,8 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field, field_validator
 
-from breakwater.contracts.events import BudgetEvent, Enforcement, Scope, Window
-from breakwater.contracts.execution import Attempt
+from breakwater.jobs.contract.events import BudgetEvent, Enforcement, Scope, Window
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.types import Message, UsdAmount, ms_from_time, time_from_ms
 
 WINDOWS: tuple[Window, Window] = ("daily", "monthly")

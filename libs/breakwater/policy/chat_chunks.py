@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import orjson
 
-from breakwater.kernel.surrogates import whole_escapes
-from breakwater.policy.chat_messages import (
+from breakwater.jobs.rules.chat_messages import (
     INTERRUPTED,
     ORDER,
     OTHERS,
@@ -23,6 +22,7 @@ from breakwater.policy.chat_messages import (
     objects,
     parts_of,
 )
+from breakwater.kernel.surrogates import whole_escapes
 from breakwater.policy.usage import highest
 
 Chunk = Mapping[str, Any]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
-from breakwater.contracts.execution import ErrorInfo, ErrorKind
+from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
 from breakwater.kernel.formats import words
 from breakwater.policy.context_overflow import overflow_summary
 from breakwater.policy.delays import latest_reset_s, retry_after_s

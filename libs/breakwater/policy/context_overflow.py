@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from breakwater.contracts.job import CallApi
+from breakwater.jobs.contract.job import CallApi
 from breakwater.policy.provider_words import known_or_hash
 
 _SAFETY = 0.9

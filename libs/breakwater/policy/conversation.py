@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from pydantic import JsonValue
 
-from breakwater.policy.chat_messages import fields
+from breakwater.jobs.rules.chat_messages import fields
 
 JsonMessage = Mapping[str, JsonValue]
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from zoneinfo import ZoneInfo
 
 from breakwater.contracts.budgets import CostLine, CostsBy
-from breakwater.contracts.events import BudgetEvent
+from breakwater.jobs.contract.events import BudgetEvent
 from breakwater.kernel.types import time_from_ms
 from breakwater.policy.budget import CapTable, Period, effective_limit, forecast, period, scope_key
 

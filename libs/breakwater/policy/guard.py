@@ -15,8 +15,8 @@ from typing import Annotated, Literal, Self, TypedDict
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from breakwater.contracts.events import GuardRule
-from breakwater.contracts.execution import Execution, Reason
+from breakwater.jobs.contract.events import GuardRule
+from breakwater.jobs.contract.execution import Execution, Reason
 from breakwater.kernel.formats import beyond, counted, money, moneys
 from breakwater.kernel.json_values import NoJsonError, find_json
 from breakwater.kernel.types import Message, Off, UsdAmount

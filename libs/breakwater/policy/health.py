@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from breakwater.contracts.events import BreakerState, BreakerTransition, GuardRule, Health
-from breakwater.contracts.execution import Attempt, ErrorKind, FailureStatistics
+from breakwater.jobs.contract.events import BreakerState, BreakerTransition, GuardRule, Health
+from breakwater.jobs.contract.execution import Attempt, ErrorKind, FailureStatistics
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.policy.breaker import (
     Breaker,

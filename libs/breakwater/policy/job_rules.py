@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 from pydantic import JsonValue, ValidationError
 
-from breakwater.contracts.job import RulesPart
+from breakwater.jobs.contract.job import RulesPart
 from breakwater.kernel.formats import money
 from breakwater.kernel.validation import FieldError, explain, problems
 from breakwater.policy.breaker import BreakerRules, with_preset

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import JsonValue
 
-from breakwater.contracts.execution import Attempt
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.policy.budget import periods_at, scope_keys
 
 

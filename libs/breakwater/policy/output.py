@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator
 
+from breakwater.jobs.rules.chat_messages import objects
 from breakwater.kernel.json_values import NoJsonError, find_json, flaw_of, parse_json, subschemas
 from breakwater.kernel.types import Message
-from breakwater.policy.chat_messages import objects
 
 if TYPE_CHECKING:
     from breakwater.policy.schema_check import SchemaCheck

@@ -13,10 +13,10 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from breakwater.contracts.job import ChatMessage
+from breakwater.jobs.contract.job import ChatMessage
+from breakwater.jobs.rules.chat_messages import FILES
 from breakwater.kernel.formats import words
 from breakwater.kernel.validation import FieldError
-from breakwater.policy.chat_messages import FILES
 from breakwater.policy.price import CHOICES, MAX_CHOICES, MAX_OUTPUT_TOKENS, OUTPUT_LIMITS
 
 RESERVED_PARAMS = {

@@ -25,9 +25,7 @@ from typing import Any, cast
 import orjson
 from pydantic import Field, JsonValue
 
-from breakwater.kernel.formats import words
-from breakwater.kernel.types import Message, UsdAmount
-from breakwater.policy.chat_messages import (
+from breakwater.jobs.rules.chat_messages import (
     FILES,
     IMAGES,
     SOUND_AND_FILM,
@@ -37,6 +35,8 @@ from breakwater.policy.chat_messages import (
     fields,
     payload_of,
 )
+from breakwater.kernel.formats import words
+from breakwater.kernel.types import Message, UsdAmount
 from breakwater.policy.usage import STANDARD_TERMS, Usage
 
 TOKENS_PER_PRICE = 1_000_000

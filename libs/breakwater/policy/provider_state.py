@@ -18,10 +18,10 @@ from typing import Any, cast
 import orjson
 from pydantic import JsonValue
 
+from breakwater.jobs.rules.chat_messages import OTHERS, THOUGHT, encoded, fields, objects
 from breakwater.kernel.formats import words
 from breakwater.kernel.json_values import is_too_deep
 from breakwater.policy.chat_chunks import Assembly
-from breakwater.policy.chat_messages import OTHERS, THOUGHT, encoded, fields, objects
 from breakwater.policy.conversation import JsonMessage
 
 StateRepair = str

@@ -11,8 +11,8 @@ import hashlib
 import re
 from functools import lru_cache
 
+from breakwater.jobs.rules.chat_messages import KNOWN_REASONS
 from breakwater.kernel.formats import words
-from breakwater.policy.chat_messages import KNOWN_REASONS
 from breakwater.policy.params import KNOWN_PARAMS
 from breakwater.policy.price import KNOWN_TERMS
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, cast, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from breakwater.contracts.execution import Attempt, Cause, ErrorKind, Reason
+from breakwater.jobs.contract.execution import Attempt, Cause, ErrorKind, Reason
 from breakwater.kernel.types import Message
 from breakwater.policy.classify import RETRYABLE_CLASSES, Classification
 from breakwater.policy.rate_limit import MAX_HELD_S, after_hold_s, waits_for_hold

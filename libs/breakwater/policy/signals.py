@@ -19,8 +19,8 @@ from typing import Any
 from pydantic import BaseModel, JsonValue
 
 from breakwater.contracts.alerts import Alert, AlertEvent
-from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, Enforcement, GuardEvent
-from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
+from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, DeadLetter, Enforcement, GuardEvent
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
 from breakwater.kernel.formats import counted, moment, money, moneys, percent, sentence
 from breakwater.kernel.nats.subjects import Header, encode_token
 from breakwater.kernel.types import format_time, is_identifier

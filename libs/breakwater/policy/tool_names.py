@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from breakwater.policy.chat_messages import fields, objects
+from breakwater.jobs.rules.chat_messages import fields, objects
 
 MAX_TOOL_NAME = 64
 """Characters of a tool's name at OpenAI. Servers of the Model Context Protocol prefix theirs, and go beyond."""

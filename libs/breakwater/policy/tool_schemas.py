@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from breakwater.policy.chat_messages import encoded, fields, objects
+from breakwater.jobs.rules.chat_messages import encoded, fields, objects
 
 _COMPOSED = ("allOf", "anyOf", "oneOf")
 _NOT_AT_TOP = (*_COMPOSED, "not", "enum", "const")

@@ -14,7 +14,7 @@ from decimal import Decimal, InvalidOperation
 from functools import reduce
 from typing import Any, cast
 
-from breakwater.policy.chat_messages import fields
+from breakwater.jobs.rules.chat_messages import fields
 
 MAX_USAGE = 100_000_000
 """The most tokens that one call can have. The largest models read and write a few million."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from breakwater.contracts.execution import ErrorInfo, ErrorKind
+from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
 
 _LATER = "This is usually temporary. Please try again later."
 _KINDS: dict[ErrorKind, tuple[str, str]] = {

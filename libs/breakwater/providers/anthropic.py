@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal, cast
 import orjson
 from pydantic import Field, JsonValue
 
-from breakwater.contracts.execution import Choice
-from breakwater.contracts.job import CallApi
+from breakwater.jobs.contract.execution import Choice
+from breakwater.jobs.contract.job import CallApi
+from breakwater.jobs.rules.chat_messages import OTHERS, arguments_text, fields, finish_reason, objects
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.formats import words
 from breakwater.kernel.surrogates import whole_escapes
 from breakwater.policy.chat_chunks import Assembly
-from breakwater.policy.chat_messages import OTHERS, arguments_text, fields, finish_reason, objects
 from breakwater.policy.dialects.messages import without_lone_thinking, without_thinking
 from breakwater.policy.price import max_tokens_of
 from breakwater.policy.provider_state import plain_id

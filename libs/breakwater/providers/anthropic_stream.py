@@ -8,9 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from breakwater.jobs.rules.chat_messages import (
+    INTERRUPTED,
+    OTHERS,
+    THOUGHT,
+    arguments_text,
+    fields,
+    finish_reason,
+    is_end,
+)
 from breakwater.policy.chat_chunks import OBJECT, Chunk
 from breakwater.policy.chat_completions import finish_reason_of
-from breakwater.policy.chat_messages import INTERRUPTED, OTHERS, THOUGHT, arguments_text, fields, finish_reason, is_end
 from breakwater.policy.usage import Usage, highest
 from breakwater.providers.failures import read_json
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
-from breakwater.contracts.execution import Choice
-from breakwater.contracts.job import CallApi
+from breakwater.jobs.contract.execution import Choice
+from breakwater.jobs.contract.job import CallApi
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.security.secret_refs import Secret
 from breakwater.kernel.types import Message, UsdAmount

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from breakwater.contracts.execution import Choice
+from breakwater.jobs.contract.execution import Choice
 from breakwater.kernel.json_values import flaw_of
 from breakwater.policy.chat_chunks import Assembly
 from breakwater.policy.dialects.embeddings import BrokenEmbeddingsError, EmbeddingsTooLargeError, packed, summary

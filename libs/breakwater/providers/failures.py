@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from breakwater.jobs.rules.chat_messages import fields
 from breakwater.kernel.json_values import MAX_DEPTH, TOO_DEEP, is_too_deep
 from breakwater.kernel.surrogates import EventJoiner, read_whole, whole_json
-from breakwater.policy.chat_messages import fields
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure, status_in_words
 from breakwater.policy.delays import duration_s, moment_in, spoken_delay_s
 from breakwater.providers.server_sent import EventReader, EventTooLargeError

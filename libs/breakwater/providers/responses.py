@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from breakwater.contracts.execution import Choice
+from breakwater.jobs.contract.execution import Choice
+from breakwater.jobs.rules.chat_messages import OTHERS, THOUGHT, arguments_text, fields, objects
 from breakwater.policy.chat_chunks import OBJECT, Assembly, Chunk
-from breakwater.policy.chat_messages import OTHERS, THOUGHT, arguments_text, fields, objects
 from breakwater.policy.dialects.responses import chat_form, input_of, text_format
 from breakwater.policy.usage import Usage, of_completion, of_response
 from breakwater.providers.base import Call, StreamReader, UnusableAnswerError

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
-from breakwater.contracts.events import BreakerState
-from breakwater.contracts.execution import FailureStatistics
+from breakwater.jobs.contract.events import BreakerState
+from breakwater.jobs.contract.execution import FailureStatistics
 from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError, scripts_of
 from breakwater.policy.breaker import Breaker, BreakerKey, CountedFailure, Slice, consecutive_failures

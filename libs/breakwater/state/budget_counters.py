@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 from redis.exceptions import ResponseError
 
-from breakwater.contracts.events import CapRaise
+from breakwater.jobs.contract.events import CapRaise
 from breakwater.kernel.redis.connection import Argument, Redis, ScriptCall, StateUnavailableError, read_hashes
 from breakwater.policy.budget import Counter, Period, effective_limit, periods_since, scope_keys
 from breakwater.policy.ledger import FIGURES, AttemptSums, BudgetPlace, Ledger

@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import Any, cast
 from zoneinfo import ZoneInfo
 
-from breakwater.contracts.events import Window
-from breakwater.contracts.execution import Attempt
+from breakwater.jobs.contract.events import Window
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.redis.connection import Argument, Redis, ScriptCall, scripts_of
 from breakwater.kernel.types import ms_from_time, time_from_ms

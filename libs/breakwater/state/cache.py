@@ -11,7 +11,7 @@ from typing import cast
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from breakwater.contracts.execution import Choice
+from breakwater.jobs.contract.execution import Choice
 from breakwater.kernel.redis.connection import Redis, Script, ScriptCall
 from breakwater.kernel.security.encryption import OFF, Cipher, DecryptionError
 from breakwater.kernel.types import Timestamp

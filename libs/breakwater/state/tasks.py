@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, cast
 
-from breakwater.contracts.events import GuardRule
+from breakwater.jobs.contract.events import GuardRule
 from breakwater.kernel.nats.subjects import decode_token, encode_token
 from breakwater.kernel.redis.connection import Redis, ScriptCall, scripts_of
 from breakwater.policy.guard import JobOutcome, Task, Trip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from breakwater.contracts.budgets import BudgetStatus
-from breakwater.contracts.events import BudgetReconciliation
+from breakwater.jobs.contract.events import BudgetReconciliation
 from breakwater.kernel.columns import Cell, Column, time_until
 from breakwater.kernel.formats import at_least, exact_money, money, percent
 

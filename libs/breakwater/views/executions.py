@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from breakwater.contracts.execution import Attempt, Execution, ExecutionSummary, RunSummary
+from breakwater.jobs.contract.execution import Attempt, Execution, ExecutionSummary, RunSummary
+from breakwater.jobs.views.plans import basis
 from breakwater.kernel.columns import Column, humanized
 from breakwater.kernel.formats import failures_in_words, money
-from breakwater.views.plans import basis
 
 _ERROR_WIDTH = 60
 

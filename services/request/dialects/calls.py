@@ -22,10 +22,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
 from breakwater.config import Config
-from breakwater.contracts.execution import Cancellation, PendingCancel
-from breakwater.contracts.job import Job
 from breakwater.contracts.openai import CallOptions
 from breakwater.identity.auth import caller_of
+from breakwater.jobs.api.cancels import Cancels
+from breakwater.jobs.api.intake import FollowedJob, JobIntake
+from breakwater.jobs.api.submission import Submission, make_job_id
+from breakwater.jobs.contract.execution import Cancellation, PendingCancel
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.rules.ownership import shown
+from breakwater.jobs.rules.record import ends_with_client
+from breakwater.jobs.store.in_flight_requests import InFlightRequests
 from breakwater.kernel.http.operations import TOO_MANY
 from breakwater.kernel.http.parsing import invalid_job, read_body
 from breakwater.kernel.http.problems import REQUEST_ID, RequestError, is_messages, is_openai, unavailable
@@ -38,16 +44,10 @@ from breakwater.kernel.surrogates import whole_escapes
 from breakwater.kernel.validation import FieldError, problems
 from breakwater.policy.chat_completions import error_of, with_error_as_answer
 from breakwater.policy.dialects import chat_form, dropped_fields, params_of
-from breakwater.policy.ownership import shown
 from breakwater.policy.parameters import own_params
-from breakwater.policy.record import ends_with_client
-from breakwater.state.in_flight_requests import InFlightRequests
-from services.request.cancels import Cancels
 from services.request.dialects.models import ModelNameTable
 from services.request.dialects.streams import ChunkInbox, EncodedStream, Encoder
-from services.request.intake import FollowedJob, JobIntake
 from services.request.observe import submitting
-from services.request.submission import Submission, make_job_id
 
 LONGEST_CALL_S = 90_000.0
 """A call waits as long as its client does: longer than the longest `total_timeout_s`, and a wait in the queue."""

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.contracts.openai import ChatCompletion, ChatCompletionRequest
+from breakwater.jobs.api.submission import Submission
 from breakwater.kernel.http.operations import operation
 from breakwater.kernel.http.parsing import read_command
 from breakwater.kernel.http.problems import RequestError
@@ -18,7 +19,6 @@ from breakwater.kernel.validation import FieldError
 from breakwater.policy.chat_chunks import OBJECT, Assembly, rest_of
 from breakwater.policy.chat_completions import completion_of, is_usage, job_of
 from services.request.dialects.calls import OPENAI_ERRORS, Calls, ParsedCall, options_of
-from services.request.submission import Submission
 
 _OF_ALL = ("id", "created", "model", "system_fingerprint")
 """Fields of a chunk that are the same in the whole answer."""

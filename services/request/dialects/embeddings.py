@@ -11,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.config import Config
-from breakwater.contracts.job import Job, NativeRequest
 from breakwater.contracts.openai import EmbeddingsList, EmbeddingsRequest
+from breakwater.jobs.api.submission import Submission
+from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.kernel.http.operations import operation
 from breakwater.kernel.http.parsing import read_command
 from breakwater.policy.dialects.embeddings import answer_of
 from services.request.dialects.calls import OPENAI_ERRORS, Calls, ParsedCall, options_of
 from services.request.dialects.streams import Encoder
-from services.request.submission import Submission
 
 _OF_THE_PLANE = {"model", "breakwater", "stream", "stream_options"}
 

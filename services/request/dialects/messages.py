@@ -11,16 +11,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.contracts.anthropic import AnthropicMessage, CountTokensRequest, InputTokenCount, MessagesRequest
-from breakwater.contracts.job import SENT_BY_PLANE, Job, NativeRequest
+from breakwater.jobs.api.submission import Submission
+from breakwater.jobs.contract.job import SENT_BY_PLANE, Job, NativeRequest
+from breakwater.jobs.rules.chat_messages import encoded
 from breakwater.kernel.http.operations import TOO_MANY, operation
 from breakwater.kernel.http.parsing import invalid_job, read_command
-from breakwater.policy.chat_messages import encoded
 from breakwater.policy.dialects import InvalidBodyError, chat_form
 from breakwater.policy.dialects.messages import message_of
 from breakwater.policy.dialects.messages_stream import PING, MessageStream, event_bytes
 from breakwater.policy.price import likely_input_tokens, size_of_messages, size_of_params
 from services.request.dialects.calls import Calls, ParsedCall, options_of
-from services.request.submission import Submission
 
 _BETA = "anthropic-beta"
 

@@ -12,11 +12,15 @@ import orjson
 import structlog
 from pydantic import JsonValue
 
-from breakwater.bus.records import is_result_of
 from breakwater.bus.response_log import ResponseLog
 from breakwater.config import Config
 from breakwater.contracts.stored_response import StoredResponse
 from breakwater.identity.rules.callers import Caller
+from breakwater.jobs.api.results import JobLookup
+from breakwater.jobs.api.submission import Submission
+from breakwater.jobs.rules.chat_messages import encoded, fields
+from breakwater.jobs.rules.ownership import may_see, names_of, shown, store_share
+from breakwater.jobs.store.records import is_result_of
 from breakwater.kernel.http.problems import RequestError, not_read, unavailable
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import hearing
@@ -28,7 +32,6 @@ from breakwater.kernel.security.encryption import Cipher, DecryptionError
 from breakwater.kernel.types import is_full_id
 from breakwater.kernel.validation import FieldError
 from breakwater.policy.chat_completions import with_error_as_answer
-from breakwater.policy.chat_messages import encoded, fields
 from breakwater.policy.dialects.responses_answer import (
     Asked,
     Item,
@@ -38,10 +41,7 @@ from breakwater.policy.dialects.responses_answer import (
     pending_response,
     response_of,
 )
-from breakwater.policy.ownership import may_see, names_of, shown, store_share
 from breakwater.state.response_room import SHARE, NoRoom, ResponseRoom
-from services.request.results import JobLookup
-from services.request.submission import Submission
 
 MAX_TURNS = 1_000
 """Responses that a conversation of stored responses may have."""

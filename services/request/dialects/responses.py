@@ -13,22 +13,22 @@ from pydantic import JsonValue
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.contracts.job import Job, NativeRequest
 from breakwater.contracts.openai import ResponseObject, ResponsesRequest
 from breakwater.identity.auth import caller_of
+from breakwater.jobs.api.submission import Submission
+from breakwater.jobs.contract.job import Job, NativeRequest
+from breakwater.jobs.rules.chat_messages import encoded
+from breakwater.jobs.rules.ownership import for_own_tenant, owner_of, store_share
 from breakwater.kernel.http.operations import operation
 from breakwater.kernel.http.parsing import read_command
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.validation import FieldError
 from breakwater.policy.chat_completions import is_overflow
-from breakwater.policy.chat_messages import encoded
 from breakwater.policy.dialects.responses_answer import Asked, response_of
 from breakwater.policy.dialects.responses_stream import ContradictionError, ResponseEvents, event_bytes
-from breakwater.policy.ownership import for_own_tenant, owner_of, store_share
 from services.request.dialects.calls import OPENAI_ERRORS, Calls, ParsedCall, options_of
 from services.request.dialects.response_store import input_of
 from services.request.dialects.stored_responses import StoredResponseRoutes
-from services.request.submission import Submission
 
 OF_PLANE = frozenset(
     {"background", "breakwater", "conversation", "model", "previous_response_id", "stream", "stream_options"}

@@ -18,13 +18,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.bus.response_log import DELETED
-from breakwater.contracts.execution import Cancellation, PendingCancel
-from breakwater.contracts.job import Job
 from breakwater.contracts.openai import ResponseObject
 from breakwater.contracts.stored_response import StoredResponse
 from breakwater.identity.audit import AuditLog, actor_of
 from breakwater.identity.auth import caller_of
 from breakwater.identity.rules.callers import Caller
+from breakwater.jobs.api.cancels import Cancels
+from breakwater.jobs.api.results import ReceivedResult
+from breakwater.jobs.api.submission import Submission
+from breakwater.jobs.contract.execution import Cancellation, PendingCancel
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.rules.chat_messages import encoded
+from breakwater.jobs.rules.ownership import shown
 from breakwater.kernel.http.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment
 from breakwater.kernel.http.operations import TOO_MANY, operation
 from breakwater.kernel.http.parsing import read_query
@@ -33,11 +38,8 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.security.encryption import DecryptionError
 from breakwater.kernel.types import Event, Message
-from breakwater.policy.chat_messages import encoded
 from breakwater.policy.dialects.responses_answer import Asked, pending_response, response_of
 from breakwater.policy.dialects.responses_stream import ContradictionError, ResponseEvent, ResponseEvents, event_bytes
-from breakwater.policy.ownership import shown
-from services.request.cancels import Cancels
 from services.request.dialects.calls import ApiAnswer, ParsedCall
 from services.request.dialects.response_store import (
     ResponseStore,
@@ -46,8 +48,6 @@ from services.request.dialects.response_store import (
     listed_items,
     readable,
 )
-from services.request.results import ReceivedResult
-from services.request.submission import Submission
 
 CANCEL_WAIT_S = 5.0
 """A call under way is aborted within a second."""

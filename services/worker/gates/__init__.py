@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from breakwater.config import Agent
+from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.redis.connection import ScriptCall
-from breakwater.state.executions import ClaimLostError
 from services.worker.assignment import InFlight
 from services.worker.context import WorkerContext
 from services.worker.gates.breaker import BreakerGate, TaskBreakerGate

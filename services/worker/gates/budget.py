@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from breakwater.contracts.execution import Attempt
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.redis.connection import ScriptCall, StateUnavailableError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.redis.connection import ScriptCall
 from breakwater.policy.refusals import task_budget_held
-from breakwater.state.executions import ClaimLostError
 from services.worker.assignment import Checkpoint
 from services.worker.gates.gate import Gate, Refused, WaitForCapacity
 from services.worker.leases import JobCancelledError

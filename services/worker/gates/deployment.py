@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from breakwater.contracts.execution import Attempt
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.redis.connection import ScriptCall
 from breakwater.policy.breaker import caller_of
 from breakwater.policy.rate_limit import after_hold_s, waits_for_hold

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from breakwater.config import Agent
-from breakwater.contracts.execution import Attempt, ErrorInfo, FailureStatistics, Reason
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo, FailureStatistics, Reason
+from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.redis.connection import ScriptCall
-from breakwater.state.executions import ClaimLostError
 from services.worker.assignment import Assignment, Checkpoint, InFlight
 from services.worker.context import WorkerContext
 from services.worker.leases import JobCancelledError

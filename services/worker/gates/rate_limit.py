@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from breakwater.config import Agent
-from breakwater.contracts.execution import Attempt
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.redis.connection import ScriptCall
 from breakwater.policy.refusals import over_rate_limit

@@ -14,11 +14,13 @@ from typing import Any
 
 import structlog
 
-from breakwater.bus.records import decided
 from breakwater.config import Agent
-from breakwater.contracts.events import GuardEvent
-from breakwater.contracts.execution import FailureStatistics, Result
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.events import GuardEvent
+from breakwater.jobs.contract.execution import FailureStatistics, Result
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.rules.ownership import scope_in, scoped
+from breakwater.jobs.store.executions import ClaimLostError
+from breakwater.jobs.store.records import decided
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
@@ -28,9 +30,7 @@ from breakwater.kernel.types import time_from_ms
 from breakwater.policy.budget import spent_by
 from breakwater.policy.guard import GuardRules, Task, TaskBudgetHeld, Trip, after_job, before_call, near_cap, outcome_of
 from breakwater.policy.health import of_task
-from breakwater.policy.ownership import scope_in, scoped
 from breakwater.policy.refusals import task_budget_held, task_stopped
-from breakwater.state.executions import ClaimLostError
 from breakwater.state.tasks import Entered, TaskKey, Tripped
 from services.worker.assignment import Assignment, Checkpoint
 from services.worker.context import WorkerContext

@@ -12,7 +12,7 @@ import pytest_asyncio
 from nats.aio.client import Client
 
 from breakwater.cli.doctor_nats import full_finding
-from breakwater.contracts.execution import Progress
+from breakwater.jobs.contract.execution import Progress
 from breakwater.kernel.nats.errors import AlreadyDecidedError, EventStreamFullError, StreamFullError
 from breakwater.kernel.nats.provision import provision, survey
 from breakwater.kernel.nats.publisher import Publisher

@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from structlog.testing import capture_logs
 
 from breakwater.contracts.channels import JOBS, PARKED
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.broker import Batches, Each, ServiceApp, connection_of, make_broker
 from breakwater.kernel.nats.delivery import (

@@ -12,9 +12,9 @@ from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
 from breakwater.contracts.channels import BUDGETS, JOBS
-from breakwater.contracts.events import BudgetEvent
-from breakwater.contracts.job import Job
 from breakwater.embedded.ports import free_port
+from breakwater.jobs.contract.events import BudgetEvent
+from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, on_request
 from breakwater.kernel.nats.core import ask
 from breakwater.kernel.nats.delivery import Delivery

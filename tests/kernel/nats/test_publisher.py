@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 
-from breakwater.contracts.execution import Progress
+from breakwater.jobs.contract.execution import Progress
 from breakwater.kernel.nats.errors import AlreadyDecidedError, BusUnavailableError, PublishRefusedError
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.provision import provision

@@ -11,7 +11,7 @@ import pytest_asyncio
 from nats.aio.client import Client
 
 from breakwater.contracts.channels import JOBS
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats import pull, subjects
 from breakwater.kernel.nats.broker import Each, ServiceApp, make_broker
 from breakwater.kernel.nats.delivery import Delivery

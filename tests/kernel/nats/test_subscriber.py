@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 
 from breakwater.cli.contract import service_brokers
 from breakwater.contracts.channels import ATTEMPTS, BREAKERS, CHANNELS, GUARDS, JOBS
-from breakwater.contracts.events import BreakerTransition, GuardEvent
-from breakwater.contracts.execution import Attempt
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.events import BreakerTransition, GuardEvent
+from breakwater.jobs.contract.execution import Attempt
+from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats import subjects, topology
 from breakwater.kernel.nats.broker import Batches, Broker, Each, ServiceApp, make_broker, publisher_of
 from breakwater.kernel.nats.delivery import Delivery

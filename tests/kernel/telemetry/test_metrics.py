@@ -26,11 +26,11 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from breakwater.contracts.events import BudgetEvent
-from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, ErrorKind, Outcome, Result
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.stack import plan_stack
+from breakwater.jobs.contract.events import BudgetEvent
+from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, ErrorKind, Outcome, Result
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.telemetry.metrics import (
     AGENT_HEALTH,

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from breakwater.contracts.alerts import IncidentStatus
-from breakwater.contracts.events import BreakerState, Enforcement, Health, Scope
-from breakwater.contracts.execution import ErrorKind, Status
+from breakwater.jobs.contract.events import BreakerState, Enforcement, Health, Scope
+from breakwater.jobs.contract.execution import ErrorKind, Status
 from breakwater.kernel.nats.subjects import Stream
 from services.__main__ import NAMES
 from tests.kernel.telemetry.test_metrics import documented

@@ -22,7 +22,7 @@ from opentelemetry.semconv._incubating.attributes import (
 )
 from pydantic import JsonValue
 
-from breakwater.contracts.execution import Attempt, ErrorInfo, Result
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Result
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.telemetry import tracing
 from tests import semconv

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.policy.chat_messages import encoded
+from breakwater.jobs.rules.chat_messages import encoded
 from breakwater.policy.dialects import DIALECTS, Dialect, InvalidBodyError
 from breakwater.policy.dialects.messages import message_of
 from breakwater.policy.dialects.responses_answer import Asked

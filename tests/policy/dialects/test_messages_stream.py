@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from breakwater.jobs.rules.chat_messages import fields
 from breakwater.policy.chat_chunks import Assembly, Chunk
-from breakwater.policy.chat_messages import fields
 from breakwater.policy.dialects.messages import UNSIGNED, message_of
 from breakwater.policy.dialects.messages_stream import MessageStream
 from breakwater.policy.usage import of_message

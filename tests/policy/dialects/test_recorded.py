@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from breakwater.contracts.job import NativeRequest
+from breakwater.jobs.contract.job import NativeRequest
 from breakwater.policy.dialects import chat_form
 from tests.recorded import Recorded, recorded
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from openai.types.responses import Response
 
-from breakwater.contracts.job import NativeRequest
+from breakwater.jobs.contract.job import NativeRequest
 from breakwater.kernel.formats import words
 from breakwater.policy.dialects import DIALECTS, chat_form, dropped_fields
 from breakwater.policy.dialects.forms import InvalidBodyError

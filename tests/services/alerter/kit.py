@@ -20,8 +20,8 @@ from standardwebhooks import Webhook
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, parse_config
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.embedded.ports import free_port
+from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts.events import BreakerTransition
-from breakwater.contracts.execution import Execution
+from breakwater.jobs.contract.events import BreakerTransition
+from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
 from services.alerter import handlers

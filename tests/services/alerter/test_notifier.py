@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from breakwater.bus.incidents import IncidentLog
 from breakwater.contracts.alerts import Alert, AlertChange, AlertDigest
-from breakwater.contracts.events import DeadLetter
+from breakwater.jobs.contract.events import DeadLetter
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.publisher import Publisher

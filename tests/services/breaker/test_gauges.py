@@ -3,7 +3,7 @@
 from typing import Any
 
 from breakwater.config import parse_config
-from breakwater.contracts.events import BreakerState
+from breakwater.jobs.contract.events import BreakerState
 from breakwater.policy.breaker import BreakerKey
 from services.breaker.handlers import shown
 

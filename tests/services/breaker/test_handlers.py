@@ -12,7 +12,7 @@ from faststream.nats import TestNatsBroker
 from pydantic import SecretStr
 
 from breakwater.config import parse_config
-from breakwater.contracts.execution import Attempt
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher, Stored
 from breakwater.kernel.nats.subjects import Stream

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from breakwater.contracts.events import CapRaise
+from breakwater.jobs.contract.events import CapRaise
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError
 from breakwater.kernel.telemetry.metrics import (

@@ -19,9 +19,9 @@ from structlog.testing import capture_logs
 
 from breakwater.analytics import schema
 from breakwater.analytics.rows import attempt_row
-from breakwater.contracts.events import BudgetEvent
-from breakwater.contracts.execution import Attempt
 from breakwater.coordination.reconciliation import BudgetComparison, RecordedSpend, compare
+from breakwater.jobs.contract.events import BudgetEvent
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.lookup import Found, Lookup

@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 import pytest
 from prometheus_client import CollectorRegistry
 
-from breakwater.contracts.events import BudgetEvent, CapRaise
-from breakwater.contracts.execution import Attempt
+from breakwater.jobs.contract.events import BudgetEvent, CapRaise
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.lookup import Lookup

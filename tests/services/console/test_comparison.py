@@ -4,7 +4,7 @@ import random
 import time
 from typing import Any
 
-from breakwater.contracts.execution import Execution
+from breakwater.jobs.contract.execution import Execution
 from services.console.comparison import LONGEST_LINE, MAX_LINES, DiffLine, compare, text_diff
 from tests.analytics.samples import attempt, bare_execution, execution, full_execution
 

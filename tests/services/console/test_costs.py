@@ -24,9 +24,9 @@ from breakwater.analytics.rows import budget_row
 from breakwater.client import ApiClient, ApiError
 from breakwater.config import parse_config
 from breakwater.contracts.budgets import Costs
-from breakwater.contracts.execution import Attempt
 from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.formats import exact_money, money
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.types import nano_from_usd, time_from_ms

@@ -14,10 +14,10 @@ from yarl import URL
 
 from breakwater.analytics import rows, schema
 from breakwater.client import ApiClient, Query
-from breakwater.contracts.execution import Cancellation, Execution, FailureStatistics
 from breakwater.identity.pages.sessions import MAX_WATCHED
+from breakwater.jobs.contract.execution import Cancellation, Execution, FailureStatistics
+from breakwater.jobs.rules.record import error_of
 from breakwater.kernel.security.encryption import Cipher, new_key
-from breakwater.policy.record import error_of
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, execution
 from tests.cli.api_stub import KEY, Stub, problem
 from tests.services.console.conftest import ENCRYPTION_KEY, Console, key_with

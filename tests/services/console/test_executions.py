@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from breakwater.analytics import rows, schema
-from breakwater.contracts.execution import ErrorInfo, Execution
+from breakwater.jobs.contract.execution import ErrorInfo, Execution
 from tests.analytics.samples import execution
 from tests.services.console.conftest import Console
 

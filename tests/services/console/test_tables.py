@@ -14,16 +14,16 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from breakwater.client import ApiClient
-from breakwater.contracts.submission import PlanList
 from breakwater.embedded.ports import free_port
 from breakwater.identity.contract import KeyDetails
 from breakwater.identity.pages.pages import Fetched
 from breakwater.identity.pages.sessions import KnownSession, Session
 from breakwater.identity.pages.visits import Visit
+from breakwater.jobs.contract.submission import PlanList
+from breakwater.jobs.pages import plans as plans_page
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.columns import Column
 from breakwater.kernel.pages.tables import PageTable, TableUrl, csv_text
-from services.console import plans as plans_page
 from tests.cli.api_stub import Stub
 from tests.services.console.answers import answer, breaker, health, incident
 from tests.services.console.conftest import Console, Page, key_with, visiting

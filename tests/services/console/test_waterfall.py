@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.contracts.execution import Attempt, Execution
+from breakwater.jobs.contract.execution import Attempt, Execution
 from services.console.waterfall import MOSTLY_WAITED, THINNEST, WAITS_PART, WIDTH, Drawn, waterfall
 from tests.analytics.samples import NOON, attempt, execution
 

@@ -26,10 +26,11 @@ from yarl import URL
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, parse_config
 from breakwater.contracts.alerts import Alert, AlertEvent
-from breakwater.contracts.execution import Result
-from breakwater.contracts.job import Job
 from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.contract.execution import Result
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.rules.ownership import job_digest
 from breakwater.kernel.nats import subjects, topology
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.provision import provision
@@ -41,7 +42,6 @@ from breakwater.kernel.redis.connection import Redis
 from breakwater.policy.alert_rules import Reminders
 from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.policy.incidents import IncidentRules, decide
-from breakwater.policy.ownership import job_digest
 from breakwater.policy.signals import Firing
 from breakwater.state.breakers import Breakers, Saving
 from services.request.app import build

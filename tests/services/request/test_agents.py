@@ -2,8 +2,8 @@
 
 import re
 
-from breakwater.contracts.execution import Result
-from breakwater.contracts.submission import AcceptedJob, UndecidedJob
+from breakwater.jobs.contract.execution import Result
+from breakwater.jobs.contract.submission import AcceptedJob, UndecidedJob
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import format_time, time_from_ms
 from breakwater.policy.breaker import Breaker

@@ -17,9 +17,9 @@ from nats.aio.msg import Msg
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
 from breakwater.contracts.alerts import Alert, AlertDigest, ChannelTest, HeldBack
-from breakwater.contracts.events import DeadLetter
 from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.contract.events import DeadLetter
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.permissions import GRANTS, inbox_prefix, render

@@ -4,8 +4,8 @@ import asyncio
 
 import structlog.testing
 
-from breakwater.contracts.events import BreakerTransition
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.contract.events import BreakerTransition
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.redis.connection import Redis
 from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, CountedFailure

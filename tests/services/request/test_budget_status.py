@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 from breakwater.config import parse_config
 from breakwater.contracts.budgets import BudgetStatus, EstimateAccuracy
-from breakwater.contracts.events import CapRaise
+from breakwater.jobs.contract.events import CapRaise
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import NANO_PER_USD
 from breakwater.policy.budget import CapTable, periods_at

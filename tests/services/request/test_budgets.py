@@ -11,7 +11,7 @@ import pytest_asyncio
 import structlog.testing
 
 from breakwater.config import parse_config
-from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
+from breakwater.jobs.contract.events import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats import subjects

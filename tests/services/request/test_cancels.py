@@ -12,8 +12,15 @@ import pytest
 from nats.aio.client import Client
 
 from breakwater.config import parse_config
-from breakwater.contracts.execution import PendingCancel
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.api import cancels
+from breakwater.jobs.api.cancels import CancelRequests, Cancels, _user_and_job
+from breakwater.jobs.api.results import JobLookup, ResultReader, Waiters
+from breakwater.jobs.api.submission import make_job_id
+from breakwater.jobs.contract.execution import PendingCancel
+from breakwater.jobs.store import executions
+from breakwater.jobs.store.accepted import Accepted
+from breakwater.jobs.store.executions import Claim, Claimed, Executions
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.lookup import Lookup
@@ -22,13 +29,6 @@ from breakwater.kernel.nats.subjects import Header, Stream, encode_token
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import format_time
 from breakwater.redaction.rules.redact import RedactionRules, Redactor
-from breakwater.state import executions
-from breakwater.state.accepted import Accepted
-from breakwater.state.executions import Claim, Claimed, Executions
-from services.request import cancels
-from services.request.cancels import CancelRequests, Cancels, _user_and_job
-from services.request.results import JobLookup, ResultReader, Waiters
-from services.request.submission import make_job_id
 from tests.helpers import until
 from tests.services.request.conftest import CONFIG, HttpApi, new_id, publish_result, result_of
 

@@ -15,11 +15,12 @@ from nats.js.api import StreamConfig
 
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
-from breakwater.contracts.dead_letters import MAX_DEAD_LETTERS
-from breakwater.contracts.events import DeadLetter
-from breakwater.contracts.execution import Execution
 from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.api import dead_letters as routes
+from breakwater.jobs.contract.dead_letters import MAX_DEAD_LETTERS
+from breakwater.jobs.contract.events import DeadLetter
+from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import DelayedQueue
 from breakwater.kernel.nats.lookup import Lookup
@@ -29,7 +30,6 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.security.encryption import OFF, Cipher, new_key
 from breakwater.kernel.types import format_time
-from services.request import dead_letters as routes
 from tests.helpers import FIRST
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer

@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
-from breakwater.contracts.execution import ErrorInfo, Execution
 from breakwater.identity.api_keys import create_key, revoke_key
+from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.jobs.contract.execution import ErrorInfo, Execution
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.types import Event

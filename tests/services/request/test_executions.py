@@ -16,9 +16,9 @@ from breakwater.analytics import rows, schema
 from breakwater.cli.setup import bus_plan
 from breakwater.client import ApiRefusedError, AsyncClient, Client, ExecutionQuery
 from breakwater.config import parse_config
-from breakwater.contracts.execution import Execution, ExecutionList, ExecutionSummary
 from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.contract.execution import Execution, ExecutionList, ExecutionSummary
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.security.encryption import Cipher, new_key

@@ -6,8 +6,8 @@ import pytest
 import structlog.testing
 
 from breakwater.contracts.breakers import StoppedTask
-from breakwater.contracts.events import GuardEvent
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.contract.events import GuardEvent
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.kernel.types import time_from_ms

@@ -6,8 +6,8 @@ from typing import get_args
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from breakwater.contracts.events import Health
 from breakwater.identity.api_keys import revoke_key
+from breakwater.jobs.contract.events import Health
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.redis.connection import Redis
@@ -74,7 +74,8 @@ async def test_requests_are_counted_by_route_method_and_status(api: HttpApi) -> 
 
 
 async def test_nothing_that_a_caller_chooses_becomes_a_label(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("breakwater.state.accepted.LINGER_S", 0.0)  # jobs that are not known are looked for twice
+    # jobs that are not known are looked for twice
+    monkeypatch.setattr("breakwater.jobs.store.accepted.LINGER_S", 0.0)
     job_id = new_id()
 
     async def ask(number: int) -> None:

@@ -14,13 +14,13 @@ import pytest
 import pytest_asyncio
 from nats.aio.msg import Msg
 
-from breakwater.contracts.execution import ErrorInfo, Result
-from breakwater.contracts.job import Job
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.contract.execution import ErrorInfo, Result
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.rules.ownership import job_digest
 from breakwater.kernel.nats.subjects import Header, decode_token
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import LEFT_OUT
-from breakwater.policy.ownership import job_digest
 from services.request.dialects.calls import SESSIONS
 from services.request.openapi import document
 from tests.helpers import until

@@ -20,17 +20,17 @@ import pytest_asyncio
 from openai.lib.streaming.chat import ChunkEvent
 
 from breakwater.config import load_config
-from breakwater.contracts.execution import AnswerChunks, PendingCancel
 from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.api.cancels import Cancels
+from breakwater.jobs.api.results import Waiters
+from breakwater.jobs.contract.execution import AnswerChunks, PendingCancel
 from breakwater.kernel.http import event_stream
 from breakwater.kernel.process import background
 from breakwater.kernel.surrogates import whole_escapes
 from breakwater.providers import http_stream
-from services.request.cancels import Cancels
 from services.request.dialects import streams
 from services.request.dialects.chat import ChatEvents
-from services.request.results import Waiters
 from tests.any_answers import AnyAnswer, any_provider_server
 from tests.flow.kit import model
 from tests.helpers import until

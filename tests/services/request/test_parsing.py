@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from breakwater.jobs.api.submission import submission
 from breakwater.kernel.http.parsing import MAX_DETAILS, read_job, with_field
 from breakwater.kernel.http.problems import RequestError, openai_param
 from breakwater.redaction.rules.redact import RedactionRules
-from services.request.submission import submission
 
 NEW_ID = "019aa8f2-0000-7000-8000-000000000000"
 

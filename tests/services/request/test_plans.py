@@ -14,14 +14,14 @@ import pytest_asyncio
 from breakwater.analytics import rows, schema
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
-from breakwater.contracts.events import PlanChange
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.contract.events import PlanChange
+from breakwater.jobs.store.plans import Plans
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.redis.connection import Redis
 from breakwater.policy.breaker import Breaker
-from breakwater.state.plans import Plans
 from tests.analytics import samples
 from tests.server_sources import RunningServer, Servers
 from tests.services.request.conftest import (
@@ -212,7 +212,7 @@ async def test_jobs_submitted_one_by_one_are_of_the_plan_that_they_name(planning
 async def test_plans_without_jobs_are_limited_for_each_key(
     planning: Planning, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("breakwater.state.plans.MAX_ANNOUNCED", 2)
+    monkeypatch.setattr("breakwater.jobs.store.plans.MAX_ANNOUNCED", 2)
     drafts = [new_id() for _ in range(3)]
     answers = [await planning.submit(plan_id=plan) for plan in drafts]
     assert [answer.status for answer in answers] == [202, 202, 429]

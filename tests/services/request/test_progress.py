@@ -15,8 +15,8 @@ import pytest
 import redis.asyncio
 from yarl import URL
 
-from breakwater.contracts.execution import Attempt, ErrorInfo, Progress
 from breakwater.identity.api_keys import create_key, revoke_key
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Progress
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
 from tests.helpers import FIRST, until
@@ -193,7 +193,7 @@ async def test_who_joins_after_the_end_receives_what_was_and_how_it_ended(api: H
 async def test_attempts_and_a_decision_that_nobody_heard_of_are_looked_up(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.request.progress.LOOK_S", 0.05)
+    monkeypatch.setattr("breakwater.jobs.api.progress.LOOK_S", 0.05)
     job_id = await submitted(api)
     async with following(api, job_id) as reader:
         assert await reader.step() == ("queued", None, None)
@@ -251,7 +251,7 @@ async def test_a_job_that_came_over_nats_and_has_no_attempt_yet_is_followed_all_
 async def test_the_last_step_waits_for_those_that_were_not_received(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.request.progress.LOOK_S", 60)
+    monkeypatch.setattr("breakwater.jobs.api.progress.LOOK_S", 60)
     job_id = await submitted(api)
     async with following(api, job_id) as reader:
         assert await reader.step() == ("queued", None, None)
@@ -457,7 +457,7 @@ async def test_a_stream_that_is_silent_is_kept_alive(api: HttpApi, monkeypatch: 
 async def test_a_reader_that_is_too_slow_is_asked_to_connect_again(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.request.progress.MAX_UNSENT", 3)
+    monkeypatch.setattr("breakwater.jobs.api.progress.MAX_UNSENT", 3)
     job_id = await submitted(api)
     async with following(api, job_id) as reader:
         assert await reader.step() == ("queued", None, None)

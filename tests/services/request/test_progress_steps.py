@@ -4,11 +4,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from breakwater.contracts.execution import ErrorInfo, Notification, Progress
+from breakwater.jobs.api.progress import SentSteps, decision, steps_of_undecided
+from breakwater.jobs.contract.execution import ErrorInfo, Notification, Progress
+from breakwater.jobs.rules.record import steps_of
+from breakwater.jobs.store.accepted import JobStatus
 from breakwater.kernel.http.event_stream import server_sent
-from breakwater.policy.record import steps_of
-from breakwater.state.accepted import JobStatus
-from services.request.progress import SentSteps, decision, steps_of_undecided
 from tests.services.request.test_progress import attempt_of
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)

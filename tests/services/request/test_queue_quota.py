@@ -6,10 +6,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from breakwater.jobs.api import job_queue
+from breakwater.jobs.api.job_queue import QueueQuota
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.telemetry.metrics import StreamMetrics
-from services.request import job_queue
-from services.request.job_queue import QueueQuota
 from services.request.observe import StreamFill
 from tests.helpers import until
 from tests.services.request.conftest import CONFIG, HttpApi, StartApi

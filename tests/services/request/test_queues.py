@@ -7,11 +7,11 @@ import pytest
 from nats.aio.client import Client
 from nats.js.errors import NotFoundError
 
+from breakwater.jobs.api.queues import KEPT_S, QueueRoutes
 from breakwater.kernel.http.contract import Queues
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.topology import worker_consumer
 from services.request.openapi import document
-from services.request.queues import KEPT_S, QueueRoutes
 from tests.helpers import until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import ODD_AGENT, Answer, HttpApi

@@ -12,8 +12,8 @@ import pytest_asyncio
 from nats.aio.msg import Msg
 
 from breakwater.config import load_config
-from breakwater.contracts.job import new_job_id
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.contract.job import new_job_id
 from breakwater.kernel.nats import subjects
 from tests.flow.kit import model
 from tests.helpers import until

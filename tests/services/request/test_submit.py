@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats import subjects
 from tests.services.request.conftest import ODD_AGENT, HttpApi, new_id
 
@@ -213,7 +213,7 @@ async def test_a_bug_is_answered_in_the_one_shape_and_reports_nothing_of_itself(
     def fail(_: bytes) -> Job:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr("services.request.jobs.read_job", fail)
+    monkeypatch.setattr("breakwater.jobs.api.jobs.read_job", fail)
     answer = await api.post(JOB)
     assert (answer.status, answer.code) == (500, "internal")
     assert b"secret" not in answer.body

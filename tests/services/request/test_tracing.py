@@ -49,7 +49,7 @@ async def test_a_refusal_is_no_error_of_ours_and_an_outage_is(api: HttpApi, monk
         async with tracing_to(collector, monkeypatch):
             assert (await api.ask("POST", "/api/v1/jobs", json=JOB, headers={"Authorization": ""})).status == 401
             await api.post(JOB | {"agent": "nobody"})
-            monkeypatch.setattr("services.request.jobs.read_job", fail)
+            monkeypatch.setattr("breakwater.jobs.api.jobs.read_job", fail)
             await api.post(JOB)
         async with asyncio.timeout(60):
             while len(collector.spans) < 2:

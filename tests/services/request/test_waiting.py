@@ -8,11 +8,11 @@ import nats
 import pytest
 import redis.asyncio
 
-from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
+from breakwater.jobs.api.results import ResultReader, Waiters
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
+from breakwater.jobs.store.accepted import recent_keys
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusUnavailableError
-from breakwater.state.accepted import recent_keys
-from services.request.results import ResultReader, Waiters
 from tests.helpers import FIRST, until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, answer_jobs, new_id, publish_result, result_of
@@ -142,8 +142,8 @@ async def test_another_body_is_refused_at_once_also_when_jetstream_has_forgotten
 async def test_a_result_that_nobody_heard_of_is_looked_up(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch, reconnects: int
 ) -> None:
-    monkeypatch.setattr("services.request.results.CHECK_S", 0.02)
-    monkeypatch.setattr("services.request.results.MIN_POLL_S", 60 if reconnects else 0.02)
+    monkeypatch.setattr("breakwater.jobs.api.results.CHECK_S", 0.02)
+    monkeypatch.setattr("breakwater.jobs.api.results.MIN_POLL_S", 60 if reconnects else 0.02)
     count = iter([0])
     answers = ResultReader(lambda: api.bus, lambda: next(count, reconnects))
     nothing: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
-from breakwater.contracts.execution import Attempt, Execution
+from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from breakwater.analytics import schema
 from breakwater.analytics.rows import budget_of
 from breakwater.config import parse_config
-from breakwater.contracts.execution import Attempt
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.publisher import Publisher

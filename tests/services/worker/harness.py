@@ -31,6 +31,7 @@ from structlog.typing import EventDict
 from breakwater.cli.setup import bus_plan
 from breakwater.config import LiveConfig, cipher_of, load_config
 from breakwater.embedded.provider import SimulatedProvider
+from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.nats.delivery import DelayedQueue, Delivery
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.provision import provision
@@ -40,7 +41,6 @@ from breakwater.kernel.nats.topology import PARKED_CONSUMER, Plan, worker_consum
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import Redis
 from breakwater.providers.base import Answer, Call, Provider
-from breakwater.state.executions import ClaimLostError
 from services.worker.context import WorkerContext, context_for
 from services.worker.handler import JobHandler
 from services.worker.leases import receive_cancel_requests

@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import REGISTRY
 
 from breakwater.analytics.rows import attempt_row, execution_row
-from breakwater.contracts.execution import Attempt, Execution, Result
+from breakwater.jobs.contract.execution import Attempt, Execution, Result
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.types import nano_from_usd
 from breakwater.policy.usage import Usage

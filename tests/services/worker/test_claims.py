@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.nats import subjects
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, Call
-from breakwater.state.executions import Claim
 from services.worker import handler, leases, recovery
 from services.worker.assignment import Checkpoint, InFlight
 from tests.flow.kit import model

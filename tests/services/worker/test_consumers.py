@@ -12,7 +12,7 @@ from breakwater.bus.incidents import IncidentLog
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
 from breakwater.contracts.channels import JOBS
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.broker import Each, ServiceApp, make_broker
 from breakwater.kernel.nats.delivery import Delivery

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.job import Job
 from breakwater.kernel.json_values import MAX_DEPTH
 from tests.any_answers import check_that_all_read_it
 from tests.flow.kit import model

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from breakwater.config import Config, validate_job
-from breakwater.contracts.job import Job, NativeRequest
+from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.policy.dialects.embeddings import answer_of, size_of
 from breakwater.policy.price import GENERIC, estimate_input_tokens
 from breakwater.state.tasks import TaskKey

@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import pytest
 
+from breakwater.jobs.store.executions import KEPT_SINCE, Claim
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
-from breakwater.state.executions import KEPT_SINCE, Claim
 from services.worker import attempts, leases
 from services.worker.assignment import Checkpoint
 from services.worker.dead_workers import DeadWorkers

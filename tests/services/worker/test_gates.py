@@ -15,14 +15,14 @@ from prometheus_client import CollectorRegistry
 import breakwater
 from bench.counting import CountingRedis
 from breakwater.config import LiveConfig, parse_config
-from breakwater.contracts.execution import ErrorInfo
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.execution import ErrorInfo
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.redis.connection import Script, ScriptCall, StateUnavailableError, scripts_of
 from breakwater.kernel.telemetry.metrics import WorkerMetrics
 from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.guard import Trip
 from breakwater.state.breakers import Saving
-from breakwater.state.executions import Claim
 from breakwater.state.rate_limits import Limited
 from breakwater.state.tasks import TaskKey
 from services.worker.assignment import Assignment, Checkpoint, Parameters

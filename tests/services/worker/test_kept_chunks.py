@@ -12,11 +12,11 @@ import pytest
 
 from breakwater.bus.response_log import ResponseLog
 from breakwater.contracts.stored_response import StoredResponse
+from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import AlreadyDecidedError
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.security.encryption import new_key
-from breakwater.state.executions import ClaimLostError
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from breakwater.jobs.store.executions import CLAIM_LEASE_MS, GRACE_MS, Claim, ClaimLostError, Executions, Taken
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outages
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
-from breakwater.state.executions import CLAIM_LEASE_MS, GRACE_MS, Claim, ClaimLostError, Executions, Taken
 from services.worker import leases
 from services.worker.leases import BUFFERED_S, STALL_S, CancelSignal, ClaimLease, Leases
 from tests.helpers import until

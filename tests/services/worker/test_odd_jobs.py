@@ -9,9 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from breakwater.contracts.job import Job
-from breakwater.policy.ownership import job_digest
-from breakwater.state.executions import Claim
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.rules.ownership import job_digest
+from breakwater.jobs.store.executions import Claim
 from services.worker import crashes, parsing
 from tests.flow.kit import Plane, model
 from tests.helpers import FIRST, until

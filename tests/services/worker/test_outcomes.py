@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
+from breakwater.jobs.store.executions import Claim
 from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer
 from breakwater.state.budget_counters import BudgetCounters, PeriodCounters
-from breakwater.state.executions import Claim
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker

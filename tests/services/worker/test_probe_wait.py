@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from breakwater.jobs.store.executions import Claim
 from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.state.breakers import Saving
-from breakwater.state.executions import Claim
 from services.worker.gates.breaker import PROBE_WAIT_S
 from tests.flow.kit import model
 from tests.helpers import until

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts.execution import Cancellation, PendingCancel
+from breakwater.jobs.api.submission import make_job_id
+from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.kernel.nats import subjects
-from services.request.submission import make_job_id
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import WorkerPlane

@@ -7,7 +7,7 @@ from typing import Any
 
 import redis.asyncio as aioredis
 
-from breakwater.state.executions import Claim
+from breakwater.jobs.store.executions import Claim
 from tests.flow.kit import PRICE, Plane, model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker

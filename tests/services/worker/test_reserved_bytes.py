@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breakwater.config import Agent, Config, validate_job
-from breakwater.contracts.job import Job
-from breakwater.policy.chat_messages import encoded
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.rules.chat_messages import encoded
+from breakwater.jobs.store.executions import Claim
 from breakwater.policy.dialects import params_of
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.price import (
@@ -31,7 +32,6 @@ from breakwater.providers.base import Call, CallError, Streaming, Wire
 from breakwater.providers.embeddings import EmbeddingsWire
 from breakwater.providers.openai import ChatCompletions
 from breakwater.providers.responses import ResponsesWire
-from breakwater.state.executions import Claim
 from services.worker.assignment import Assignment, Parameters
 from services.worker.context import utc_now
 from services.worker.targets import Target, Targets

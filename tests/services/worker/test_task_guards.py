@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts.execution import Cancellation, PendingCancel
+from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.types import nano_from_usd, usd_from_nano

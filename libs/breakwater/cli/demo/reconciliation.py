@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from zoneinfo import ZoneInfo
 
-from breakwater.contracts.execution import Attempt
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.commands.formats import exact_money
 from breakwater.kernel.types import usd_from_nano
 from breakwater.policy.ledger import AttemptSums, BudgetPlace, Ledger, ledger

@@ -13,8 +13,8 @@ from breakwater.analytics.rows import attempt_of, execution_of
 from breakwater.cli.demo.reconciliation import ComparedFigure, LedgerComparison
 from breakwater.cli.demo.scenario import BURST, RETRY_AFTER_S, STORY, trouble_at
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.execution import Attempt, Execution
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.execution import Attempt, Execution
+from breakwater.jobs.contract.job import Job
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.formats import counted, duration, exact, exact_money, money

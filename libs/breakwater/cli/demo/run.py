@@ -30,12 +30,12 @@ from breakwater.cli.up import start_stack
 from breakwater.client import ApiError, AsyncClient, JobFailedError
 from breakwater.config import load_config
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.job import Job
 from breakwater.embedded.datadir import DataDir, Endpoints
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.simulation import SCRIPT, provider_process
 from breakwater.embedded.stack import Stack, plan_stack
 from breakwater.embedded.supervisor import ProcessEvent, Supervisor
+from breakwater.jobs.contract.job import Job
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import unreachable
 from breakwater.kernel.nats.provision import survey

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.job import Job
 
 LOAD_S = 20.0
 """Time over which the jobs are submitted."""

@@ -14,11 +14,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from breakwater.identity.auth import caller_of, refusal
+from breakwater.jobs.api.results import disconnected
 from breakwater.kernel.http.problems import RequestError, not_read
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import StateUnavailableError
-from services.request.results import disconnected
 
 MAX_STREAMS = 200
 MAX_OF_A_KEY = 50

@@ -23,10 +23,10 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from breakwater.contracts.dead_letters import ReplayDeadLettersRequest
 from breakwater.identity.audit import AuditLog, actor_of
 from breakwater.identity.auth import caller_of, session_of
 from breakwater.identity.rules.callers import Caller
+from breakwater.jobs.contract.dead_letters import ReplayDeadLettersRequest
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.http.contract import OperatorRequest
 from breakwater.kernel.http.parsing import A_REQUEST, MAX_BYTES, read_body, read_command, read_query

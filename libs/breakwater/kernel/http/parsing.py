@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from breakwater.contracts.job import Job
+from breakwater.jobs.contract.job import Job
 from breakwater.kernel.http.content_coding import codings_of, decoded
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.http.server import OPEN_BODY_BYTES, OPEN_BODY_S

@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypeVar
 
-from breakwater.contracts.events import DeadLetter
+from breakwater.jobs.contract.events import DeadLetter
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusUnavailableError, MessageTooLargeError, NoStreamError, PublishRefusedError
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup

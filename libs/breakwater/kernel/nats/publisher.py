@@ -17,8 +17,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from pydantic import BaseModel
 
-from breakwater.contracts.events import DeadLetter
-from breakwater.contracts.execution import Execution, Result
+from breakwater.jobs.contract.events import DeadLetter
+from breakwater.jobs.contract.execution import Execution, Result
 from breakwater.kernel.nats.core import RESTART, UnhealthyServer, unhealthy_servers
 from breakwater.kernel.nats.errors import (
     AlreadyDecidedError,

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from pydantic_core import from_json, to_json
 
-from breakwater.contracts.execution import Execution
+from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.errors import BreakwaterError, ConfigError
 from breakwater.kernel.surrogates import read_whole
 

@@ -36,8 +36,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from breakwater.contracts.events import BreakerState, BudgetEvent
-from breakwater.contracts.execution import Attempt, Execution
+from breakwater.jobs.contract.events import BreakerState, BudgetEvent
+from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.errors import ConfigError, UnavailableError
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process.outage import Outage

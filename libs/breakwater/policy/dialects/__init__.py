@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from pydantic import JsonValue
 
-from breakwater.contracts.job import CallApi, Job, NativeRequest, RequestApi
+from breakwater.jobs.contract.job import CallApi, Job, NativeRequest, RequestApi
 from breakwater.policy.dialects import embeddings, messages, responses
 from breakwater.policy.dialects.forms import Body, ChatForm, Dialect, InvalidBodyError
 from breakwater.policy.provider_state import StateRepair

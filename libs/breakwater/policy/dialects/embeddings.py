@@ -16,9 +16,9 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
+from breakwater.jobs.rules.chat_messages import encoded, fields
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.validation import FieldError
-from breakwater.policy.chat_messages import encoded, fields
 from breakwater.policy.dialects.forms import Body, ChatForm, InvalidBodyError
 from breakwater.policy.price import InputSize, size_of_inputs, size_of_params
 

@@ -14,11 +14,7 @@ import orjson
 from pydantic import JsonValue
 from pydantic_core import from_json
 
-from breakwater.kernel.formats import words
-from breakwater.kernel.surrogates import whole_escapes
-from breakwater.kernel.validation import FieldError
-from breakwater.policy.chat_completions import completion_of, first_choice
-from breakwater.policy.chat_messages import (
+from breakwater.jobs.rules.chat_messages import (
     ORDER,
     THOUGHT,
     arguments_text,
@@ -29,8 +25,12 @@ from breakwater.policy.chat_messages import (
     made_call_id,
     objects,
 )
+from breakwater.jobs.rules.ownership import shown
+from breakwater.kernel.formats import words
+from breakwater.kernel.surrogates import whole_escapes
+from breakwater.kernel.validation import FieldError
+from breakwater.policy.chat_completions import completion_of, first_choice
 from breakwater.policy.dialects.forms import EMPTY, Body, ChatForm, InvalidBodyError
-from breakwater.policy.ownership import shown
 from breakwater.policy.params import is_run_by_client
 from breakwater.policy.price import InputSize, size_of_messages, size_of_params
 from breakwater.policy.provider_state import (

@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
+from breakwater.jobs.rules.chat_messages import THOUGHT, arguments_text, fields, objects
 from breakwater.kernel.surrogates import whole_escapes
 from breakwater.policy.chat_chunks import Chunk
-from breakwater.policy.chat_messages import THOUGHT, arguments_text, fields, objects
 from breakwater.policy.dialects.messages import (
     ARGUMENTS,
     SPOKEN,

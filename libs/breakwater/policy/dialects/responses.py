@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
+from breakwater.jobs.rules.chat_messages import arguments_text, fields, objects
 from breakwater.kernel.formats import words
 from breakwater.kernel.validation import FieldError
-from breakwater.policy.chat_messages import arguments_text, fields, objects
 from breakwater.policy.dialects.forms import EMPTY, Body, ChatForm, InvalidBodyError
 from breakwater.policy.dialects.responses_answer import OWN_ITEM
 from breakwater.policy.price import InputSize, size_of_messages, size_of_params

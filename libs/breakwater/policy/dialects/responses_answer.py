@@ -8,8 +8,8 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import Any, Literal, cast
 
+from breakwater.jobs.rules.chat_messages import ORDER, THOUGHT, arguments_text, call_id, fields, finish_reason, objects
 from breakwater.policy.chat_completions import OVERFLOW, completion_of, error_of, first_choice
-from breakwater.policy.chat_messages import ORDER, THOUGHT, arguments_text, call_id, fields, finish_reason, objects
 from breakwater.policy.provider_state import AUTHOR, state_of_calls, token_of
 from breakwater.policy.usage import ESTIMATED, MAX_USAGE, figure, is_estimated, of_completion
 

@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from breakwater.jobs.rules.chat_messages import THOUGHT, encoded, fields, is_end, objects
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.policy.chat_chunks import Assembly, Chunk, rest_of
 from breakwater.policy.chat_completions import completion_of, first_choice, is_overflow
-from breakwater.policy.chat_messages import THOUGHT, encoded, fields, is_end, objects
 from breakwater.policy.dialects.responses_answer import (
     THOUGHTS,
     Asked,

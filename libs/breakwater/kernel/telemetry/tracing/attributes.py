@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import JsonValue
 
-from breakwater.contracts.execution import Attempt, Cause, Execution
+from breakwater.jobs.contract.execution import Attempt, Cause, Execution
 from breakwater.kernel.telemetry.tracing.spans import Attribute
 from breakwater.kernel.types import NANO_PER_USD
 

@@ -1,0 +1,285 @@
+"""Cancelling jobs: over HTTP, by a request on NATS, and when the client of a stream has left.
+
+A cancel request is kept in Redis, where every worker finds it that has the job or takes it, and sent to the workers, so
+that a call under way is aborted immediately. A job that sleeps is put back into its queue, where it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import orjson
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+
+from breakwater.config import Config, NatsProgram
+from breakwater.identity.audit import AuditLog, actor_of
+from breakwater.identity.auth import caller_of
+from breakwater.jobs.api.results import JobLookup
+from breakwater.jobs.contract.execution import Cancellation, PendingCancel
+from breakwater.jobs.contract.submission import CancelledJob, CancelRequest, SubmitQuery
+from breakwater.jobs.rules.ownership import forbidden_field, is_generated_id, scope_in, scoped
+from breakwater.jobs.store.executions import MAX_UNSEEN, Executions
+from breakwater.kernel.http.contract import ErrorBody, ErrorDetails
+from breakwater.kernel.http.operations import PERHAPS_DONE, TOO_MANY, operation
+from breakwater.kernel.http.parsing import A_REQUEST, MAX_BYTES, read_body, read_command, wait_s_of
+from breakwater.kernel.http.problems import RequestError, not_done, unknown_job
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import wake_early
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError, PublishRefusedError
+from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import PROGRAM, decode_token
+from breakwater.kernel.process import background
+from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.security.encryption import DecryptionError
+from breakwater.kernel.types import is_full_id
+from breakwater.redaction.rules.redact import Redactor
+
+CLIENT = "client"
+"""The NATS user of all programs that have none of their own."""
+
+
+class Cancels:
+    """Cancels jobs."""
+
+    def __init__(
+        self, lookup: JobLookup, executions: Executions, publisher: Publisher, connection: ClientGetter
+    ) -> None:
+        self.lookup = lookup
+        self._executions = executions
+        self._publisher = publisher
+        self._bus = Lookup(connection)
+
+    async def request(self, wanted: PendingCancel) -> PendingCancel:
+        """Has a job cancelled that is not decided. Returns the request that counts, which may be an earlier one.
+
+        Raises:
+            StateUnavailableError: it may have been stored or not; ask again.
+        """
+        kept = await self._executions.cancel(wanted)
+        job_id = wanted.execution_id
+        # The rest only makes it faster: the worker that has the job or takes it finds the request in Redis.
+        with suppress(BusUnavailableError):
+            await self._publisher.transient(subjects.cancel_request(job_id), kept)
+        try:
+            # Once for a request: each time puts another message of the job into its queue.
+            if kept.json_bytes() == wanted.json_bytes():
+                await wake_early(self._publisher, self._bus, job_id, wanted.agents, wanted.owner)
+        except (BusUnavailableError, PublishRefusedError) as error:
+            structlog.get_logger().info("cancelled_job_not_woken", execution_id=job_id, error=str(error))
+        by = kept.cancellation
+        structlog.get_logger().info("job_cancelled", execution_id=job_id, by=by.by, name=by.name)
+        return kept
+
+    async def has_too_many(self, user: str, job_id: str) -> bool:
+        """True if a NATS user has no room for another request for an unknown job. Raises as `request`."""
+        if await self.lookup.accepted.status(job_id, just_now=False) is not None:
+            return False
+        return not await self._executions.count_unseen(user, job_id)
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRoutes:
+    """Cancels jobs over HTTP."""
+
+    cancels: Cancels
+    redactor: Redactor
+    audit: AuditLog
+
+    @operation(
+        "POST",
+        "/api/v1/jobs/{job_id}/cancel",
+        tag="jobs",
+        summary="Cancel a job",
+        description="A job that waits or sleeps ends without a call. A call under way is aborted within a second, and "
+        "recorded with what it may have cost. The job's result and record have the status `cancelled`, and say who "
+        "cancelled it and why. Repeating the request is safe. The body may be empty.",
+        query=SubmitQuery,
+        body=CancelRequest,
+        results={
+            200: ("The job has ended, `cancelled` or, before that, otherwise: see `status`.", CancelledJob),
+            202: (
+                "It is being cancelled, even if a process crashes. With `wait_s`: not finished in time.",
+                CancelledJob,
+            ),
+        },
+        errors={
+            404: "There is no such job (`unknown_job`).",
+            422: "The body is not a request to cancel (`invalid_request`), or the query is wrong (`invalid_query`).",
+            429: TOO_MANY,
+            503: f"NATS or Redis is unavailable (`unavailable`). {PERHAPS_DONE}",
+        },
+    )
+    async def cancel_job(self, request: Request) -> Response:
+        """200 with how the job has ended, or 202 while it is being cancelled."""
+        given = str(request.path_params["job_id"])
+        caller = caller_of(request)
+        wait_s = wait_s_of(request.scope["query_string"])
+        reason = _reason_in(await read_body(request, MAX_BYTES, A_REQUEST), self.redactor)
+        if not is_full_id(given):
+            raise unknown_job(None)
+        is_person = caller.kind == "person"
+        by = Cancellation(
+            by="person" if is_person else "api_key",
+            name=caller.name,
+            key_id=None if is_person else caller.id,
+            reason=reason,
+            at=datetime.now(UTC),
+        )
+        lookup = self.cancels.lookup
+        try:
+            async with AsyncExitStack() as stack:
+                # Who cancelled a program's own job is in its record.
+                if caller.may(("operate",)):
+                    recording = self.audit.action("cancel_job", actor_of(caller), {"job_id": given}, reason)
+                    await stack.enter_async_context(recording)
+                found = await lookup.find(caller, given)
+                if found is None:
+                    raise unknown_job(given)
+                job_id, decided = found
+                if decided is None:
+                    received = await stack.enter_async_context(lookup.waiters.listening(subjects.result(job_id)))
+                    wanted = PendingCancel(execution_id=job_id, cancellation=by, agents=caller.agents)
+                    kept = await self.cancels.request(wanted)
+                    if wait_s is not None:
+                        never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                        deadline = time.monotonic() + wait_s
+                        decided = await lookup.results.wait(job_id, received, never, deadline, check_first=True)
+                    if decided is None:
+                        return _response(_cancelling(given, kept), 202)
+                return _response(_of_result(given, decided), 200)
+        except (BusError, StateUnavailableError) as error:
+            raise not_done(error) from error
+
+
+MAX_AT_ONCE = 256
+"""Requests of one program that are answered at the same time. Its others are refused, so that none waits for them."""
+
+
+class CancelRequests:
+    """Cancels jobs for programs: requests on `bw.cancel.<job>`, of all users at the same time."""
+
+    def __init__(self, cancels: Cancels, config: Config, redactor: Redactor) -> None:
+        self._cancels = cancels
+        self._under_way: dict[str, set[asyncio.Task[None]]] = {}
+        self.reload(config, redactor)
+
+    async def receive(self, subject: str, data: bytes, respond: Callable[[bytes], Awaitable[None]]) -> None:
+        """Answers a request in a task of its own; refuses it if its user has too many under way."""
+        user = subject.split(".")[2] if subject.count(".") > 2 else CLIENT
+        tasks = self._under_way.setdefault(user, set())
+        if len(tasks) >= MAX_AT_ONCE:
+            await respond(
+                _refusal(RequestError(429, "too_many_requests", f"{MAX_AT_ONCE} are in progress; retry later"))
+            )
+            return
+
+        async def answer() -> None:
+            await respond(await self.answer(subject, data))
+
+        task = asyncio.create_task(answer())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async def stop(self) -> None:
+        """Answers no more."""
+        await background.stop(*(task for tasks in self._under_way.values() for task in tasks))
+
+    def reload(self, config: Config, redactor: Redactor) -> None:
+        """Takes another config."""
+        self._programs = {f"{PROGRAM}{name}": program for name, program in config.programs.items()}
+        self._redactor = redactor
+
+    async def answer(self, subject: str, data: bytes) -> bytes:
+        """The answer to a request: a `CancelledJob`, or an `ErrorBody`."""
+        try:
+            return (await self._cancel(subject, data)).json_bytes()
+        except RequestError as problem:
+            return _refusal(problem)
+        except (BusError, StateUnavailableError, DecryptionError) as error:
+            return _refusal(not_done(error))
+
+    async def _cancel(self, subject: str, data: bytes) -> CancelledJob:
+        user, given = _user_and_job(subject)
+        job_id = scoped(given, None if user == CLIENT else scope_in(user, None))
+        reason = _reason_in(data, self._redactor)
+        program = self._programs.get(user)
+        if program is not None and program.tenants and is_generated_id(given):
+            # Its tenant's job over HTTP, perhaps.
+            _, known = await self._cancels.lookup.status(given)
+            if known is not None and known.agent is not None and known.tenant in program.tenants:
+                job_id = given
+        if not is_full_id(job_id) or (user != CLIENT and program is None):
+            raise unknown_job(None)
+        decided = await self._cancels.lookup.results.decided(job_id)
+        if decided is not None:
+            if program is not None and not _is_of(user, program, decided):
+                raise unknown_job(given)
+            return _of_result(given, decided)
+        # A job that came over NATS may be unknown yet. The request names its possible owners.
+        if await self._cancels.has_too_many(user, job_id):
+            message = (
+                f"{MAX_UNSEEN:,} requests of this user for jobs that no worker has seen are pending; wait for "
+                "some to end"
+            )
+            raise RequestError(429, "too_many_requests", message)
+        by = Cancellation(by="program", name=user, reason=reason, at=datetime.now(UTC))
+        wanted = PendingCancel(execution_id=job_id, cancellation=by)
+        if program is not None:
+            owner = None if program.tenants else user
+            bounds = {"agents": program.agents, "tenants": program.tenants, "owner": owner}
+            wanted = wanted.model_copy(update=bounds)
+        return _cancelling(given, await self._cancels.request(wanted))
+
+
+def _is_of(user: str, program: NatsProgram, decided: bytes) -> bool:
+    """True if a job belongs to a named program, by its result: to its tenant, or to it alone."""
+    of = orjson.loads(decided)
+    if forbidden_field(program, of["agent"], of.get("tenant")) is not None:
+        return False
+    return bool(program.tenants) or of.get("owner") == user
+
+
+def _refusal(problem: RequestError) -> bytes:
+    details = ErrorDetails(code=problem.code, message=problem.message, details=problem.details)
+    return ErrorBody(error=details).model_dump_json().encode()
+
+
+def _reason_in(body: bytes, redactor: Redactor) -> str | None:
+    reason = read_command(body, CancelRequest).reason if body.strip() else None
+    return redactor.text(reason) if reason else None
+
+
+def _user_and_job(subject: str) -> tuple[str, str]:
+    """The user and the job of a subject of the form `CANCELS` or `CANCELS_BY_USER`."""
+    match subject.split("."):
+        case ["bw", "cancel", job]:
+            user = CLIENT
+        case [_, _, encoded, job]:
+            user = decode_token(encoded)
+        case _:
+            raise unknown_job(None)
+    try:
+        return user, decode_token(job)
+    except UnicodeDecodeError:
+        raise unknown_job(None) from None
+
+
+def _of_result(job_id: str, decided: bytes) -> CancelledJob:
+    fields = orjson.loads(decided)
+    return CancelledJob.model_validate({**fields, "job_id": job_id, "execution_id": job_id})
+
+
+def _cancelling(job_id: str, kept: PendingCancel) -> CancelledJob:
+    return CancelledJob(job_id=job_id, execution_id=job_id, status="cancelling", cancellation=kept.cancellation)
+
+
+def _response(job: CancelledJob, status: int) -> Response:
+    return Response(job.json_bytes(), status, media_type="application/json")

@@ -1,0 +1,291 @@
+"""The steps by which every job is accepted: `authorize`, `compare`, `admit`, `store`, and perhaps `follow`.
+
+Jobs over HTTP, jobs of a plan and calls of OpenAI's dialect all take them, in this order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from urllib.parse import quote
+
+import orjson
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+
+from breakwater.config import Config, validate_job
+from breakwater.identity.rules.callers import Caller
+from breakwater.jobs.api.job_queue import JobQueue
+from breakwater.jobs.api.results import JobLookup, ReceivedResult, disconnected, status_of
+from breakwater.jobs.api.submission import Submission, submission
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.plan_changes import PlanLog, PlanSource
+from breakwater.jobs.rules.ownership import (
+    for_own_tenant,
+    forbidden_field,
+    is_generated_id,
+    may_be_answered_at,
+    owner_of,
+    scope_of,
+    scoped_execution,
+)
+from breakwater.jobs.store.accepted import JobStatus
+from breakwater.jobs.store.plans import NotedJob
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.http.parsing import invalid_job, suggestion, with_field
+from breakwater.kernel.http.problems import RequestError, unavailable
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError
+from breakwater.kernel.nats.subjects import REPLIES
+from breakwater.kernel.process import background
+from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.telemetry import tracing
+from breakwater.kernel.validation import FieldError
+from services.request.breakers import AgentAvailability
+
+LOOK_UP_S = 1.0
+"""Time limit of looking up a job's id. After it, only the worker can find that another job has the id."""
+
+
+class ForeignIdError(BreakwaterError):
+    """A generated id belongs to another owner's job. The sender must not learn that."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedJob:
+    """A stored job whose result a request waits for."""
+
+    duplicate: bool
+    deciding: asyncio.Task[bytes | None]
+    """Returns the result; None if it was late, the client has disconnected, or the process stops.
+
+    Raises RequestError (409) if it is the result of another job.
+    """
+    disconnection: asyncio.Future[None]
+    """Done when the client has disconnected."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobIntake:
+    """Accepts jobs."""
+
+    config: Config
+    queue: JobQueue
+    lookup: JobLookup
+    availability: AgentAvailability
+    plans: PlanLog
+
+    def authorize(
+        self, caller: Caller, job: Job, body: bytes, idempotency_key: str | None, generated_id: str
+    ) -> Submission:
+        """Checks that a caller may send a job, and returns the job in the form that is published.
+
+        Args:
+            caller: the sender.
+            job: the job.
+            body: the job as the sender wrote it.
+            idempotency_key: the id of a job without one.
+            generated_id: the id of a job without an id and an idempotency key.
+
+        Raises:
+            RequestError: 403, 404 or 422; the key may not send this job, or its agent can't run it.
+        """
+        bound = for_own_tenant(caller, job)
+        if bound is not job and bound.tenant is not None:
+            replaced = "tenant" in job.model_fields_set
+            body = (
+                bound.model_dump_json(exclude_unset=True).encode()
+                if replaced
+                else with_field(body, "tenant", bound.tenant)
+            )
+            job = bound
+        if job.agent not in self.config.agents:
+            names = [name for name in self.config.agents if not caller.agents or name in caller.agents]
+            message = f"agent {job.agent!r} is not configured{suggestion(job.agent, names)}"
+            listing = FieldError(path="agent", message=f"configured are {', '.join(sorted(names))}")
+            raise RequestError(404, "unknown_agent", message, [listing])
+        _check_sender(caller, job)
+        by_operator = caller.may(("operate",))
+        if (problem := validate_job(self.config, job, with_figures=by_operator)) is not None:
+            raise invalid_job([problem])
+        owner = owner_of(caller)
+        scope = scope_of(caller, job.tenant)
+        sent = submission(
+            job,
+            body,
+            idempotency_key=idempotency_key,
+            generated_id=generated_id,
+            owner=owner,
+            scope=scope,
+            redaction=self.config.redaction,
+        )
+        return replace(sent, submitted_by=caller.name, by_operator=by_operator)
+
+    async def compare(self, sent: Submission, *, required: bool = False) -> Submission:
+        """Returns the job with the status of an earlier job of its id. Raises RequestError (409) if those are two jobs.
+
+        A sender must not learn that another owner has a generated id: its job then gets an id in the sender's scope.
+
+        Args:
+            sent: the job.
+            required: raise UnavailableError if the look-up fails; otherwise the job counts as unknown, and the worker
+                compares.
+        """
+        if sent.id_generated:
+            return sent
+        try:
+            async with asyncio.timeout(None if required else LOOK_UP_S):
+                try:
+                    return replace(sent, known=await self._known(sent, just_now=False))
+                except ForeignIdError:
+                    return await self.compare(sent.with_scoped_id(), required=required)
+        except (BusUnavailableError, StateUnavailableError, TimeoutError):
+            if required:
+                raise
+            return sent
+
+    async def admit(self, sent: Submission) -> None:
+        """Raises RequestError (503) if no model of its agent may be called now. Known jobs are admitted."""
+        refusal = None if sent.known is not None else await self.availability.refusal(sent)
+        if refusal is not None and not await self.is_known_now(sent):
+            raise refusal
+
+    async def is_known_now(self, sent: Submission) -> bool:
+        """True if the job was sent before, also at this moment to another process."""
+        if sent.known is not None or sent.id_generated:
+            return sent.known is not None
+        try:
+            _, status = await self.lookup.status(sent.job_id, just_now=True)
+        except (BusUnavailableError, StateUnavailableError):
+            return False
+        return status is not None
+
+    async def store(self, sent: Submission, traceparent: str | None, *, is_planned: bool = False) -> bool:
+        """Publishes a job, which its plan may know already (`is_planned`). Returns True if it was sent before.
+
+        Raises RequestError (409, 503) if it is not accepted.
+        """
+        job = sent.job
+        known = sent.known
+        waits = known is not None and known.taken and job.reply_to is None
+        if not waits and (waits := await self.queue.put(sent, traceparent)):
+            try:
+                await self._known(sent, just_now=True)
+            except ForeignIdError:
+                raise _id_conflict(sent) from None
+            except (BusUnavailableError, StateUnavailableError) as error:
+                raise unavailable("unavailable", f"whether this is the same job cannot be read now: {error}") from error
+        duplicate = waits or known is not None
+        if not duplicate:
+            self.queue.mark(sent)
+            if job.plan_id is not None and not job.dry_run and not is_planned:
+                await self._plan(sent, job.plan_id, traceparent)
+        if job.dry_run and sent.shown_id != sent.job_id:
+            with suppress(StateUnavailableError):
+                await self.lookup.accepted.note_dry_run(scoped_execution(sent.shown_id, sent.scope), sent.job_id)
+        return duplicate
+
+    async def _plan(self, sent: Submission, plan_id: str, traceparent: str | None) -> None:
+        noted = NotedJob(sent.received_at, sent.job.agent, sent.job.tenant, sent.owner)
+        source = PlanSource(sent.job.tenant, sent.owner, tracing.trace_id_of(traceparent), sent.job_id)
+        reason = f"the job {sent.shown_id!r} was accepted"
+        try:
+            await self.plans.change(plan_id, "pending", {sent.job_id: noted}, reason, source, sent.submitted_by)
+        except (BusError, StateUnavailableError) as error:
+            # The job is accepted all the same, and the worker that takes it brings it into its plan.
+            structlog.get_logger().info("plan_not_changed", execution_id=sent.job_id, error=str(error))
+
+    @asynccontextmanager
+    async def follow(
+        self, request: Request, sent: Submission, traceparent: str | None, wait_s: float
+    ) -> AsyncGenerator[FollowedJob]:
+        """Publishes a job and waits for its result while the block runs. Raises as `store` does."""
+        deadline = time.monotonic() + wait_s
+        async with AsyncExitStack() as waiting:
+            try:
+                listening = self.lookup.waiters.listening(subjects.result(sent.job_id))
+                received = await waiting.enter_async_context(listening)
+            except BusUnavailableError as error:
+                raise unavailable("unavailable", f"the job was not accepted: {error}") from error
+            duplicate = await self.store(sent, traceparent)
+            disconnection = asyncio.ensure_future(disconnected(request.receive))
+            deciding = asyncio.create_task(self._decided(sent, received, disconnection, deadline))
+            try:
+                yield FollowedJob(duplicate, deciding, disconnection)
+            finally:
+                disconnection.cancel()
+                await background.stop(deciding)
+
+    async def _decided(
+        self, sent: Submission, received: ReceivedResult, disconnection: asyncio.Future[None], deadline: float
+    ) -> bytes | None:
+        # The result of an id that was used before may be stored already, and is not published again.
+        check_first = not sent.id_generated
+        result = await self.lookup.results.wait(sent.job_id, received, disconnection, deadline, check_first=check_first)
+        if result is not None and check_first and _is_other_job(sent, status_of(result), decided=True):
+            raise _id_conflict(sent)
+        return result
+
+    async def _known(self, sent: Submission, *, just_now: bool) -> JobStatus | None:
+        """Returns the status of a job that was sent before, and None for any other.
+
+        Args:
+            sent: the job.
+            just_now: another process may have accepted it at this moment.
+
+        Raises:
+            RequestError: 409, another job has the id.
+            ForeignIdError: the id is a generated one of another owner's job.
+            BusUnavailableError: NATS can't be asked.
+            StateUnavailableError: Redis can't be asked.
+        """
+        decided, found = await self.lookup.status(sent.job_id, just_now=just_now)
+        if found is None or found.digest == sent.digest:
+            return found
+        is_ours = found.owner == sent.owner and (sent.owner is not None or found.tenant == sent.job.tenant)
+        if sent.scope is not None and is_generated_id(sent.job_id) and not is_ours:
+            raise ForeignIdError
+        if _is_other_job(sent, found, decided=decided is not None):
+            raise _id_conflict(sent)
+        return found
+
+
+def accepted_response(sent: Submission, *, duplicate: bool) -> Response:
+    """202 with the `AcceptedJob`."""
+    job_id = sent.shown_id
+    body = {"job_id": job_id, "execution_id": job_id, "status": "accepted", "duplicate": duplicate}
+    headers = {"Location": f"/api/v1/jobs/{quote(job_id, safe='')}"}
+    return Response(orjson.dumps(body), 202, headers, "application/json")
+
+
+def _check_sender(caller: Caller, job: Job) -> None:
+    """Raises RequestError: 403 if the key may not send the job, 422 if its answer may not go to `reply_to`."""
+    if (wrong := forbidden_field(caller, job.agent, job.tenant)) is not None:
+        path, alone = wrong
+        message = f"the API key {caller.name!r} submits {alone}"
+        raise RequestError(403, "forbidden", message, [FieldError(path=path, message="is not one of the key's")])
+    if job.reply_to is None:
+        return
+    own = f"{REPLIES}{subjects.encode_token(caller.name)}."
+    if (
+        job.reply_to.startswith(REPLIES) and not job.reply_to.startswith(own) and not caller.may(("operate",))
+    ) or not may_be_answered_at(job.reply_to, caller.name):
+        message = f"must be an inbox, not one of a program of the config, or a subject below {own[:-1]}"
+        raise invalid_job([FieldError(path="reply_to", message=message)])
+
+
+def _is_other_job(sent: Submission, found: JobStatus, *, decided: bool) -> bool:
+    if found.digest is not None:
+        return found.digest != sent.digest
+    return decided and found.agent != sent.job.agent
+
+
+def _id_conflict(sent: Submission) -> RequestError:
+    message = (
+        f"job_id {sent.shown_id!r} is already the id of another job; choose another id, or send the same job again"
+    )
+    return RequestError(409, "id_conflict", message, [FieldError(path="job_id", message="is that of another job")])

@@ -1,0 +1,241 @@
+"""Stores jobs on JOBS, those of each agent within its share of the bytes.
+
+The server limits the bytes of the whole stream alone. The bytes of one agent are estimated from a few of its jobs, and
+only while JOBS holds more than half of one agent's share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+
+import structlog
+
+from breakwater.jobs.api.submission import Submission
+from breakwater.jobs.rules.ownership import has_scoped_ids
+from breakwater.jobs.store.accepted import Accepted
+from breakwater.kernel.http.problems import unavailable
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError, PublishRefusedError
+from breakwater.kernel.nats.lookup import Facts, Lookup
+from breakwater.kernel.nats.publisher import PUBLISH_TIMEOUT_S, Publisher, Stored
+from breakwater.kernel.nats.subjects import PROGRAM, Header, Stream
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
+
+ACCEPT_TIMEOUT_S = 8.0
+"""Time limit for the acknowledgement of a job, including a second try."""
+
+MAX_REMEMBERED = 10_000
+"""The most jobs with chosen ids whose place in JOBS this process remembers."""
+
+CHECK_EVERY_S = 2.0
+IDLE_FACTOR = 5
+"""Factor by which checks are rarer while JOBS seems empty."""
+
+SAMPLES = 8
+LARGEST = 8 * 1024**2
+"""The size limit of a message: an agent with a few jobs is always within its share."""
+
+
+class JobQueue:
+    """Stores jobs on JOBS. A job is accepted when JetStream has acknowledged it, and not before."""
+
+    def __init__(self, publisher: Publisher, quota: QueueQuota, accepted: Accepted) -> None:
+        self._publisher = publisher
+        self._quota = quota
+        self._accepted = accepted
+        self._outage = Outage("accepting jobs")
+        self._stored: dict[str, tuple[str, int]] = {}
+        """Subject and sequence in JOBS, by job id."""
+        self._under_way: dict[str, tuple[asyncio.Lock, int]] = {}
+        """The ids that are being accepted, and by how many requests."""
+
+    async def put(self, sent: Submission, traceparent: str | None) -> bool:
+        """Publishes a job, unless JOBS has it already.
+
+        JOBS accepts every message. If another process has stored the same job, the worker runs it once.
+
+        Args:
+            sent: the job.
+            traceparent: its W3C trace context; None without a trace.
+
+        Returns:
+            True if this process stored a job with this id before, and it is still queued.
+
+        Raises:
+            RequestError: 503, it was not accepted.
+        """
+        if sent.id_generated:
+            await self._store(sent, traceparent)
+            return False
+        async with self._one_at_a_time(sent.job_id):
+            if await self._waits(sent.job_id):
+                return True
+            stored = await self._store(sent, traceparent)
+            self._stored[sent.job_id] = subjects.job(sent.job.agent), stored.sequence
+            if len(self._stored) > MAX_REMEMBERED:
+                del self._stored[next(iter(self._stored))]
+            return False
+
+    def mark(self, sent: Submission) -> None:
+        """Records that a job was accepted. Never waits and never fails."""
+        job = sent.job
+        self._accepted.mark(
+            sent.job_id,
+            job.agent,
+            at=sent.received_at,
+            tenant=job.tenant,
+            owner=sent.owner,
+            digest=None if sent.id_generated else sent.digest,
+        )
+
+    async def _waits(self, job_id: str) -> bool:
+        """Returns True if a job that this process has stored is still in JOBS, and False if that is unknown."""
+        subject, sequence = self._stored.get(job_id, ("", 0))
+        if not sequence:
+            return False
+        with suppress(BusError):
+            found = await self._quota.lookup.next(Stream.JOBS, subject, sequence)
+            message_id = None if found is None else found.headers.get(Header.MSG_ID.value, "")
+            return message_id is not None and message_id.rpartition("/")[2] == subjects.encode_token(job_id)
+        return False
+
+    @asynccontextmanager
+    async def _one_at_a_time(self, job_id: str) -> AsyncGenerator[None]:
+        """Serializes jobs of one id: each sees the one before."""
+        lock, users = self._under_way.get(job_id, (asyncio.Lock(), 0))
+        self._under_way[job_id] = lock, users + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            _, users = self._under_way.pop(job_id)
+            if users > 1:
+                self._under_way[job_id] = lock, users - 1
+
+    async def _store(self, sent: Submission, traceparent: str | None) -> Stored:
+        if not self._quota.has_room(sent.job.agent, len(sent.payload)):
+            what = f"the jobs of agent {sent.job.agent!r} that wait take its whole share of the queue"
+            raise unavailable("refused", f"the job was not accepted: {what}; send it again when some are done")
+        headers = {Header.MSG_ID.value: subjects.message_id(sent.job.agent, sent.job_id)}
+        if traceparent is not None:
+            headers[Header.TRACEPARENT.value] = traceparent
+        if sent.id_generated:
+            headers[Header.UNIQUE_ID.value] = "1"
+        # Without this header, the worker mistakes a sender with the name of a program for that program.
+        if sent.submitted_by is None or sent.submitted_by.startswith(PROGRAM) or has_scoped_ids(sent.job):
+            headers[Header.SCOPED_IDS.value] = "1"
+        if sent.owner is not None:
+            headers[Header.OWNER.value] = subjects.encode_token(sent.owner)
+        if sent.submitted_by is not None:
+            headers[Header.SUBMITTED_BY.value] = subjects.encode_token(sent.submitted_by)
+        if sent.by_operator and sent.job.dry_run:
+            headers[Header.OPERATOR.value] = "1"
+        try:
+            stored = await self._publish(subjects.job(sent.job.agent), sent.payload, headers)
+        except BusUnavailableError as error:
+            self._outage.failed(error)
+            raise unavailable("unavailable", f"the job was not accepted: {error}") from error
+        except PublishRefusedError as error:
+            raise unavailable("refused", f"the job was not accepted: {error}") from error
+        self._outage.worked()
+        self._quota.add(sent.job.agent, len(sent.payload))
+        return stored
+
+    async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> Stored:
+        begun = time.monotonic()
+        try:
+            return await self._publisher.job(subject, payload, headers, timeout_s=PUBLISH_TIMEOUT_S)
+        except BusUnavailableError:
+            # The first may be stored, if only its acknowledgement was lost: the id is not called unique any more.
+            again = {name: value for name, value in headers.items() if name != Header.UNIQUE_ID.value}
+            left_s = begun + ACCEPT_TIMEOUT_S - time.monotonic()
+            return await self._publisher.job(subject, payload, again, timeout_s=max(left_s, 0.1))
+
+
+class QueueQuota:
+    """The bytes of each agent in JOBS, as of the last look, and with the jobs that this process has added since."""
+
+    def __init__(self, share: int | None, lookup: Lookup) -> None:
+        """Takes the most bytes that one agent may have; None: a quarter of the limit of JOBS."""
+        self.set_share(share)
+        self.lookup = lookup
+        self._held: Mapping[str, float] = {}
+        self._added: Counter[str] = Counter()
+        self._over: set[str] = set()
+        self._outage = Outage("the queue's shares")
+
+    def set_share(self, share: int | None) -> None:
+        """Takes another share; None is known at the next look."""
+        self._configured = share
+        self._share = float("inf") if share is None else share
+
+    def has_room(self, agent: str, size: int) -> bool:
+        """True if a job of so many bytes is within its agent's share."""
+        return self._held.get(agent, 0.0) + self._added[agent] + size <= self._share
+
+    def add(self, agent: str, size: int) -> None:
+        """Counts a job that JOBS has taken."""
+        self._added[agent] += size
+
+    async def run(self) -> None:
+        """Looks again and again while JOBS holds anything, until cancelled."""
+        checks = 0
+        while True:
+            await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S))
+            checks += 1
+            # Jobs that programs publish on NATS are seen, too, if later.
+            if self._added or self._held or checks % IDLE_FACTOR == 0:
+                await self._outage.run_logged(self.check, expected=BusError)
+                self._report()
+
+    async def check(self) -> None:
+        """Estimates the bytes of each agent. Raises BusError."""
+        # A job that is added meanwhile may count twice until the next look; none is left out.
+        seen = self._added.copy()
+        self._held = await self._look()
+        self._added -= seen
+
+    def _report(self) -> None:
+        """Logs which agents are over their share now, as HTTP alone refuses them, or are within it again."""
+        over = {agent for agent, held in self._held.items() if held > self._share}
+        for agent in over - self._over:
+            effect = "refused over HTTP; programs on NATS can go on until JOBS is full"
+            held = round(self._held[agent])
+            structlog.get_logger().warning(
+                "queue_share_exceeded", agent=agent, bytes=held, share=self._share, effect=effect
+            )
+        for agent in self._over - over:
+            structlog.get_logger().info("queue_share_kept_again", agent=agent)
+        self._over = over
+
+    async def _look(self) -> dict[str, float]:
+        facts = await self.lookup.facts(Stream.JOBS)
+        if self._configured is None and facts.max_bytes > 0:
+            self._share = facts.max_bytes / 4
+        if facts.bytes <= self._share / 2:
+            return {}
+        counts = await self.lookup.counts(Stream.JOBS, "bw.jobs.>")
+        mean = facts.bytes / max(sum(counts.values()), 1)
+        estimates = {
+            subject: count * (mean if count * LARGEST <= self._share else await self._mean_size(subject, facts, mean))
+            for subject, count in counts.items()
+        }
+        # The total is known: with one agent that has nearly all, so is what it has.
+        scale = facts.bytes / max(sum(estimates.values()), 1)
+        held: dict[str, float] = {}
+        for subject, estimate in estimates.items():
+            agent = subjects.agent_of_job(subject)
+            held[agent] = held.get(agent, 0.0) + estimate * scale
+        return held
+
+    async def _mean_size(self, subject: str, facts: Facts, default: float) -> float:
+        step = max((facts.last - facts.first) // SAMPLES, 1)
+        places = range(facts.first, facts.last + 1, step)
+        found = await asyncio.gather(*(self.lookup.next(Stream.JOBS, subject, place) for place in places))
+        sizes = [len(one.data) for one in found if one is not None]
+        return sum(sizes) / len(sizes) if sizes else default

@@ -1,0 +1,144 @@
+"""`/api/v1/jobs`: submitting jobs, and looking up or waiting for their results."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from breakwater.identity.auth import caller_of
+from breakwater.identity.rules.callers import Caller
+from breakwater.jobs.api.intake import JobIntake, accepted_response
+from breakwater.jobs.api.results import JobLookup, disconnected, job_is_of, shown_result, status_of
+from breakwater.jobs.api.submission import make_job_id
+from breakwater.jobs.contract.execution import Result
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.contract.submission import AcceptedJob, SubmitQuery, UndecidedJob
+from breakwater.jobs.rules.ownership import names_of
+from breakwater.jobs.rules.record import without_figures
+from breakwater.kernel.http.operations import TOO_MANY, operation
+from breakwater.kernel.http.parsing import read_body, read_job, wait_s_of
+from breakwater.kernel.http.problems import unavailable, unknown_job
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.types import is_full_id
+from services.request.observe import submitting
+
+_JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRoutes:
+    """The routes of jobs, for the programs that submit them."""
+
+    intake: JobIntake
+    lookup: JobLookup
+    max_body_bytes: int
+
+    @operation(
+        "POST",
+        "/api/v1/jobs",
+        tag="jobs",
+        summary="Submit a job",
+        description="Responds once the job is stored on the bus. `job_id` makes it idempotent: the same id again "
+        "returns the first execution from its record, whatever else the second body contains, including its agent.",
+        query=SubmitQuery,
+        headers={
+            "Idempotency-Key": "The job's id, if the body has none: 1 to 128 characters of printable ASCII.",
+            "traceparent": "W3C trace context that the job becomes a part of. Jobs of one trace are one run, if they "
+            "name no task and no session.",
+        },
+        body=Job,
+        results={
+            200: ("Ended within `wait_s`; `status` says how.", Result),
+            202: ("Accepted. `Location` is where the result will be.", AcceptedJob),
+        },
+        errors={
+            404: "The agent is not configured (`unknown_agent`).",
+            409: "The job id belongs to a different job, or to another key (`id_conflict`).",
+            422: "The body is not a job (`invalid_job`), or the query is wrong (`invalid_query`).",
+            429: TOO_MANY,
+            503: "Nothing was accepted: NATS is unavailable (`unavailable`) or full (`refused`); or the breakers of "
+            "all the agent's models are open, and it has `refuse_when_open` (`agent_unavailable`; without Retry-After "
+            "if all of them are isolated). This never applies to dry runs and jobs that were accepted before.",
+        },
+    )
+    async def submit_job(self, request: Request) -> Response:
+        """Responds with 202 once the job is stored on the bus, or 200 with its result if that comes within `wait_s`."""
+        with submitting(request, "/api/v1/jobs") as trace:
+            caller = caller_of(request)
+            wait_s = wait_s_of(request.scope["query_string"])
+            body = await read_body(request, self.max_body_bytes)
+            idempotency_key = request.headers.get("idempotency-key")
+            sent = self.intake.authorize(caller, read_job(body), body, idempotency_key, make_job_id())
+            sent = await self.intake.compare(sent)
+            trace.of(sent.job.agent, sent.job_id)
+            await self.intake.admit(sent)
+            if wait_s is None:
+                response = accepted_response(sent, duplicate=await self.intake.store(sent, trace.traceparent))
+            else:
+                async with self.intake.follow(request, sent, trace.traceparent, wait_s) as followed:
+                    result = await followed.deciding
+                    if result is not None:
+                        result = await self.lookup.explained(caller, result)
+                response = (
+                    accepted_response(sent, duplicate=followed.duplicate)
+                    if result is None
+                    else Response(shown_result(caller, result), media_type=_JSON)
+                )
+            trace.answered(response.status_code)
+        return response
+
+    @operation(
+        "GET",
+        "/api/v1/jobs/{job_id}",
+        tag="jobs",
+        summary="The result or the status of a job",
+        description="The result for 24 hours; after that the execution's record, where its output is redacted.",
+        query=SubmitQuery,
+        results={200: ("Ended.", Result), 202: ("Accepted, and not ended yet.", UndecidedJob)},
+        errors={
+            404: "There is no such job (`unknown_job`).",
+            429: TOO_MANY,
+            503: "The status can't be read now (`unavailable`).",
+        },
+    )
+    async def show_job(self, request: Request) -> Response:
+        """Responds with 200 and the result or the record, 202 while the job is undecided, or 404."""
+        given = str(request.path_params["job_id"])
+        caller = caller_of(request)
+        if not is_full_id(given):
+            raise unknown_job(None)
+        wait_s = wait_s_of(request.scope["query_string"])
+        try:
+            found = await self.lookup.find(caller, given)
+            if found is None and (dry_run := await self.lookup.accepted.dry_run(names_of(caller, given))) is not None:
+                found = await self.lookup.find(caller, dry_run)
+            if found is None:
+                raise unknown_job(given)
+            job_id, decided = found
+            if decided is None and wait_s is not None:
+                decided = await self._awaited(request, caller, job_id, time.monotonic() + wait_s)
+            if decided is not None:
+                decided = await self.lookup.explained(caller, decided)
+                return Response(shown_result(caller, decided), media_type=_JSON)
+            attempts = tuple(map(without_figures, await self.lookup.results.attempts(job_id)))
+        except (BusError, StateUnavailableError) as error:
+            raise unavailable("unavailable", f"the job's status cannot be read now: {error}") from error
+        body = UndecidedJob(job_id=job_id, execution_id=job_id, attempts=attempts).json_bytes()
+        return Response(shown_result(caller, body), 202, media_type=_JSON)
+
+    async def _awaited(self, request: Request, caller: Caller, job_id: str, deadline: float) -> bytes | None:
+        disconnection = asyncio.ensure_future(disconnected(request.receive))
+        try:
+            async with self.lookup.waiters.listening(subjects.result(job_id)) as received:
+                found = await self.lookup.results.wait(job_id, received, disconnection, deadline, check_first=True)
+        finally:
+            disconnection.cancel()
+        if found is not None and not job_is_of(caller, status_of(found)):
+            raise unknown_job(job_id)
+        return found

@@ -1,0 +1,317 @@
+"""`/api/v1/plans`: submitting the jobs of a plan together, and the state of plans."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from breakwater.analytics.search import ended_jobs, newest_plans, plan_changes
+from breakwater.identity.auth import caller_of
+from breakwater.identity.rules.callers import Caller
+from breakwater.jobs.api.intake import JobIntake
+from breakwater.jobs.api.submission import Submission, make_job_id
+from breakwater.jobs.contract.submission import AcceptedPlan, PlanJob, PlanList, PlanQuery, PlanRequest, PlanStatus
+from breakwater.jobs.plan_changes import PlanLog, PlanSource
+from breakwater.jobs.rules.ownership import may_see, names_of, shown, shown_to
+from breakwater.jobs.rules.plans import circle_among, plan_of
+from breakwater.jobs.store.plans import MAX_ANNOUNCED, KnownPlan, NotedJob, TooManyPlansError
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.http.operations import TOO_MANY, ApiRequest, operation
+from breakwater.kernel.http.parsing import invalid_job, read_body, read_command
+from breakwater.kernel.http.problems import RequestError, not_done
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.telemetry import tracing
+from breakwater.kernel.types import Message
+from breakwater.kernel.validation import FieldError
+from breakwater.redaction.rules.redact import id_objection
+from services.request.breakers import AgentAvailability
+from services.request.executions import answered
+from services.request.observe import submitting
+
+AT_ONCE = 50
+"""Jobs of one plan that are looked up or published at the same time."""
+
+_TOO_LARGE = "a plan may have at most {limit:,} bytes (limits.max_body_bytes in Breakwater's config), as a job"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRoutes:
+    """Plans, for programs and people."""
+
+    max_body_bytes: int
+    intake: JobIntake
+    availability: AgentAvailability
+    plans: PlanLog
+    analytics: Analytics
+    connection: ClientGetter
+
+    @operation(
+        "POST",
+        "/api/v1/plans",
+        tag="plans",
+        summary="Submit a plan",
+        description="Its jobs, all or none: each is validated before one is accepted. Sending the same plan again "
+        "accepts nothing twice, and further jobs join it. While the breakers of all models of one of its agents are "
+        "open, the plan is refused whatever `refuse_when_open` says, and has failed.",
+        headers={"traceparent": "W3C trace context that the jobs become a part of."},
+        body=PlanRequest,
+        results={202: ("Accepted, or a draft. `Location` is where its state is.", AcceptedPlan)},
+        errors={
+            404: "An agent is not configured (`unknown_agent`).",
+            409: "A job id belongs to a different job, or to another key (`id_conflict`).",
+            422: "The body is not a plan (`invalid_request`), or a job in it is invalid (`invalid_job`).",
+            429: "The key has 1,000 plans without jobs (`too_many_plans`). " + TOO_MANY,
+            503: "The plan was refused (`agent_unavailable`). Or NATS or Redis is unavailable (`unavailable`), or NATS "
+            "is full (`refused`): some of the jobs may have been accepted, and sending the plan again adds the others.",
+        },
+    )
+    async def submit_plan(self, request: Request) -> Response:
+        """202 once all jobs are safe on the bus. None is accepted if one is invalid, or refused."""
+        with submitting(request, "/api/v1/plans") as trace:
+            caller = caller_of(request)
+            body = await read_body(request, self.max_body_bytes, _TOO_LARGE)
+            plan_id, submissions = self._prepare(caller, read_command(body, PlanRequest))
+            # Also where the jobs are part of no trace.
+            correlation_id = tracing.trace_id_of(trace.traceparent or tracing.new_traceparent())
+            try:
+                if submissions:
+                    await self._accept(caller, submissions, trace.traceparent, correlation_id)
+                else:
+                    name = names_of(caller, plan_id, generated_first=False)[0]
+                    await self.plans.announce(name, caller.name, PlanSource(None, caller.name, correlation_id))
+            except RequestError as problem:
+                problem.facts = {"plan_id": plan_id, "correlation_id": correlation_id}
+                raise
+            except TooManyPlansError:
+                message = (
+                    f"the API key {caller.name!r} has {MAX_ANNOUNCED:,} plans without jobs, which is the maximum; "
+                    "submit their jobs, or wait until the oldest has expired (72 hours)"
+                )
+                raise RequestError(429, "too_many_plans", message) from None
+            except (BusError, StateUnavailableError) as error:
+                raise not_done(error) from error
+            trace.answered(202)
+        accepted = AcceptedPlan(plan_id=plan_id, job_ids=tuple(sent.shown_id for sent in submissions))
+        headers = {"Location": f"/api/v1/plans/{quote(plan_id, safe='')}"}
+        return Response(accepted.json_bytes(), 202, headers, "application/json")
+
+    @operation(
+        "GET",
+        "/api/v1/plans",
+        tag="plans",
+        summary="Plans",
+        description="Without their jobs. Those of which a job has ended are listed for 30 days, others for 72 hours. "
+        "Of jobs submitted over NATS, those count that a worker has taken.",
+        result="The newest first.",
+        errors={503: "ClickHouse, Redis or NATS is unavailable (`unavailable`); the message says which."},
+    )
+    async def list_plans(self, request: ApiRequest[PlanQuery]) -> PlanList:
+        """The newest plans."""
+        limit = request.input.limit
+        noted = await self.plans.plans.newest(limit)
+        ended = await answered(newest_plans(self.analytics, limit))
+        latest = {
+            plan_id: max(at for of in (noted, ended) if (at := of.get(plan_id))) for plan_id in {**noted, **ended}
+        }
+        newest = sorted(latest, key=lambda plan_id: latest[plan_id], reverse=True)[:limit]
+        return PlanList(plans=tuple(await self._read(request.caller, newest)))
+
+    @operation(
+        "GET",
+        "/api/v1/plans/{plan_id}",
+        tag="plans",
+        summary="One plan, with its jobs",
+        description="A key without the scope `read` sees its own jobs of a plan.",
+        result="The plan as it is now.",
+        errors={
+            404: "There is no such plan (`unknown_plan`).",
+            503: "ClickHouse, Redis or NATS is unavailable (`unavailable`); the message says which.",
+        },
+    )
+    async def show_plan(self, request: ApiRequest[Message]) -> PlanStatus:
+        """One plan, with its jobs. Raises RequestError: 404."""
+        plan_id = request.path["plan_id"]
+        *own, full = names_of(request.caller, plan_id, generated_first=False)
+        # Of a key that is bound to several tenants, each of them has its part.
+        for names in filter(None, (own, [full])):
+            if parts := await self._read(request.caller, names, with_jobs=True):
+                jobs = [job for part in parts for job in part.jobs]
+                refusal = next((part.refusal for part in parts if part.refusal is not None), None)
+                changes = [change for part in parts for change in part.changes]
+                return plan_of(parts[0].plan_id, jobs, None if jobs else refusal, changes, with_jobs=True)
+        raise RequestError(404, "unknown_plan", f"there is no plan {plan_id!r}, or none that this key may see")
+
+    def _prepare(self, caller: Caller, plan: PlanRequest) -> tuple[str, list[Submission]]:
+        plan_id = plan.plan_id or make_job_id()
+        if (why := id_objection(self.intake.config.redaction, plan_id)) is not None:
+            raise invalid_job([FieldError(path="plan_id", message=why)])
+        sent: list[Submission] = []
+        for number, job in enumerate(plan.jobs):
+            own_id = f"{plan_id}.{number + 1}"
+            try:
+                if job.plan_id not in (None, plan_id):
+                    raise invalid_job([FieldError(path="plan_id", message=f"differs from the plan's, {plan_id!r}")])
+                job = job.model_copy(update={"plan_id": plan_id})
+                body = job.model_dump_json(exclude_unset=True).encode()
+                generated_id = make_job_id() if plan.plan_id else own_id
+                sent.append(self.intake.authorize(caller, job, body, own_id if plan.plan_id else None, generated_id))
+            except RequestError as problem:
+                raise _of_job(number, problem) from None
+        depends_on = {one.job_id: one.job.depends_on for one in sent}
+        if len(depends_on) < len(sent):
+            raise invalid_job([FieldError(path="jobs", message="two jobs have the same job_id")])
+        if circle := circle_among(depends_on):
+            message = f"they depend on each other in a circle: {' on '.join(repr(shown(one)) for one in circle)}"
+            raise invalid_job([FieldError(path="jobs", message=message)])
+        return plan_id, sent
+
+    async def _accept(
+        self,
+        caller: Caller,
+        submissions: Sequence[Submission],
+        traceparent: str | None,
+        correlation_id: str | None,
+    ) -> None:
+        compared = list[Submission]()
+        for number, sent in enumerate(submissions):
+            try:
+                compared.append(await self.intake.compare(sent, required=True))
+            except RequestError as problem:
+                raise _of_job(number, problem) from None
+        await self._admit(caller, compared, correlation_id)
+        # All are noted before one of them can end: a plan must not look as if it had fewer. Of a key that is bound to
+        # several tenants, each of them has its part.
+        at = datetime.now(UTC)
+        before = await self.plans.plans.known({str(sent.job.plan_id) for sent in compared})
+        noted: dict[str, dict[str, NotedJob]] = {plan_id: {} for plan_id in before}
+        for sent in compared:
+            plan_id = str(sent.job.plan_id)
+            if sent.job_id not in before[plan_id].jobs and not sent.job.dry_run:
+                noted[plan_id][sent.job_id] = NotedJob(at, sent.job.agent, sent.job.tenant, sent.owner)
+        missing = {job_id: plan_id for plan_id, jobs in noted.items() for job_id in jobs}
+        try:
+            for plan_id, jobs in noted.items():
+                source = PlanSource(next((job.tenant for job in jobs.values()), None), caller.name, correlation_id)
+                reason = f"{len(jobs):,} {'job was' if len(jobs) == 1 else 'jobs were'} accepted"
+                await self.plans.change(plan_id, "pending", jobs, reason, source, caller.name)
+            for start in range(0, len(compared), AT_ONCE):
+                batch = compared[start : start + AT_ONCE]
+                storing = (self.intake.store(sent, traceparent, is_planned=True) for sent in batch)
+                done = await asyncio.gather(*storing, return_exceptions=True)
+                for sent, one in zip(batch, done, strict=True):
+                    if not isinstance(one, BaseException):
+                        missing.pop(sent.job_id, None)
+                for one in done:
+                    if isinstance(one, BaseException):
+                        raise one
+        finally:
+            for plan_id in set(missing.values()):
+                await self.plans.withdraw(plan_id, [one for one, of in missing.items() if of == plan_id])
+
+    async def _admit(self, caller: Caller, submissions: Sequence[Submission], correlation_id: str | None) -> None:
+        """Raises RequestError: 503, no model of an agent may be called now. The plan has failed with it."""
+        found: dict[tuple[str | None, ...], RequestError | None] = {}
+        for sent in (one for one in submissions if not one.job.dry_run):
+            models = (sent.job.agent, str(sent.job.model), str(sent.job.fallback_models), sent.job.tenant)
+            if models not in found:
+                found[models] = await self.availability.refusal(sent, of_plan=True)
+            if (refusal := found[models]) is not None and not await self.intake.is_known_now(sent):
+                plan_id = str(sent.job.plan_id)
+                source = PlanSource(sent.job.tenant, caller.name, correlation_id)
+                with suppress(TooManyPlansError):
+                    await self.plans.announce(plan_id, caller.name, source, refusal.message)
+                refusal.message += f": no job was accepted for the plan {shown(plan_id)!r}, failed if it has no others"
+                raise refusal
+
+    async def _read(self, caller: Caller, plan_ids: Sequence[str], *, with_jobs: bool = False) -> list[PlanStatus]:
+        """The plans that a caller may see, in the order given."""
+        known = await self.plans.plans.known(plan_ids)
+        ended = await answered(ended_jobs(self.analytics, plan_ids))
+        changes = await answered(plan_changes(self.analytics, plan_ids))
+        recorded = {job.job_id for jobs in ended.values() for job in jobs}
+        undecided = {job_id: (plan_id, job) for plan_id, plan in known.items() for job_id, job in plan.jobs.items()}
+        decided = await self._decided({job_id: one for job_id, one in undecided.items() if job_id not in recorded})
+        plans: list[PlanStatus] = []
+        for plan_id in plan_ids:
+            visible = _visible(caller, known[plan_id])
+            jobs = {job.job_id: job for job in ended[plan_id] if visible is None or job.job_id in visible.jobs}
+            for job_id, job in (visible or known[plan_id]).jobs.items():
+                if job_id not in jobs:
+                    jobs[job_id] = decided.get(job_id) or PlanJob(
+                        job_id=job_id,
+                        agent=job.agent,
+                        status="running" if job_id in known[plan_id].begun else "pending",
+                        queued_at=job.accepted_at,
+                    )
+            announced = (visible or known[plan_id]).announced
+            of_plan = [
+                change
+                for change in changes[plan_id]
+                if visible is None or change.execution_id in jobs or change.owner == caller.name
+            ]
+            refusals = [*announced.values(), *(one.reason for one in of_plan if one.to_state == "failed")]
+            if jobs or announced or any(change.to_state in ("draft", "failed") for change in of_plan):
+                refusal = None if jobs else next(filter(None, refusals), None)
+                plan = plan_of(plan_id, jobs.values(), refusal, of_plan, with_jobs=with_jobs)
+                plans.append(_shown(caller, plan))
+        return plans
+
+    async def _decided(self, noted: Mapping[str, tuple[str, NotedJob]]) -> dict[str, PlanJob]:
+        """The jobs that have results. Another's job may have taken the id first: it is none of the plan's."""
+        found: dict[str, PlanJob] = {}
+        async with aclosing(
+            Lookup(self.connection).last_on(Stream.RESULTS, list(map(subjects.result, noted)))
+        ) as stored:
+            async for message in stored:
+                if (job := message.read(PlanJob)) is not None and job.job_id in noted:
+                    plan_id, one = noted[job.job_id]
+                    of: dict[str, object] = orjson.loads(message.data)
+                    if (plan_id, one.tenant, one.owner) == (of.get("plan_id"), of.get("tenant"), of.get("owner")):
+                        found[job.job_id] = job
+        return found
+
+
+def _shown(caller: Caller, plan: PlanStatus) -> PlanStatus:
+    """A plan with its ids as a caller writes them."""
+    jobs = tuple(job.model_copy(update={"job_id": shown_to(caller, job.job_id)}) for job in plan.jobs)
+    plan_id = shown_to(caller, plan.plan_id)
+    changes = tuple(
+        change.model_copy(
+            update={
+                "plan_id": plan_id,
+                "execution_id": change.execution_id and shown_to(caller, change.execution_id),
+            }
+        )
+        for change in plan.changes
+    )
+    return plan.model_copy(update={"plan_id": plan_id, "jobs": jobs, "changes": changes})
+
+
+def _visible(caller: Caller, plan: KnownPlan) -> KnownPlan | None:
+    """The part of a plan that a caller may see; None for all of it."""
+    if caller.may(("read", "operate")):
+        return None
+    jobs = {
+        job_id: job
+        for job_id, job in plan.jobs.items()
+        if may_see(caller, agent=job.agent, tenant=job.tenant, owner=job.owner)
+    }
+    return KnownPlan(jobs, {by: why for by, why in plan.announced.items() if by == caller.name})
+
+
+def _of_job(number: int, problem: RequestError) -> RequestError:
+    """The problem of one job, as a problem of its plan."""
+    details = [FieldError(f"jobs.{number}.{one.path}", one.message) for one in problem.details]
+    return RequestError(problem.status, problem.code, f"jobs.{number}: {problem.message}", details, problem.headers)

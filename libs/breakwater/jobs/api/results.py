@@ -1,0 +1,250 @@
+"""Results of jobs, looked up or waited for, and who may see them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import orjson
+from starlette.types import Receive
+
+from breakwater.identity.rules.callers import Caller
+from breakwater.jobs.contract.execution import Attempt
+from breakwater.jobs.rules.ownership import document_as_chosen, may_see, names_of, shown_to
+from breakwater.jobs.store.accepted import LINGER_S, Accepted, JobStatus
+from breakwater.jobs.store.records import is_result_of, read_record
+from breakwater.kernel.http.parsing import with_field
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.core import hearing
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError
+from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.security.encryption import OFF, Cipher, DecryptionError
+
+CHECK_S = 2.0
+"""Interval at which a waiting request looks for a lost connection, which may have lost the result."""
+
+_REFUSED = b'"short_circuited":true'
+
+MIN_POLL_S = 2.0
+MAX_POLL_S = 30.0
+
+
+ReceivedResult = asyncio.Future[bytes | None]
+"""The result as it was published, or None when the process stops."""
+
+
+class Waiters:
+    """Hands results to the requests that wait for them.
+
+    Each subscribes to its own job's result for as long as it waits: results of other jobs don't reach this process.
+    """
+
+    def __init__(self, connection: ClientGetter, cipher: Cipher = OFF) -> None:
+        self._connection = connection
+        self._cipher = cipher
+        self._waiting: dict[str, set[ReceivedResult]] = {}
+        self._released = False
+
+    def waits_for(self, subject: str) -> bool:
+        """True if a request waits for a result on this subject."""
+        return subject in self._waiting
+
+    def __len__(self) -> int:
+        return sum(len(waiting) for waiting in self._waiting.values())
+
+    @asynccontextmanager
+    async def listening(self, subject: str) -> AsyncGenerator[ReceivedResult]:
+        """Listens to a subject while the block runs. Begin before publishing: an answer may be faster than the ack.
+
+        Raises:
+            BusUnavailableError: NATS is not connected yet, or no more.
+        """
+        received: ReceivedResult = asyncio.get_running_loop().create_future()
+        if self._released:
+            received.set_result(None)
+        self._waiting.setdefault(subject, set()).add(received)
+        try:
+            async with hearing(self._connection, subject, partial(self._deliver, subject, received), confirmed=False):
+                yield received
+        finally:
+            waiting = self._waiting[subject]
+            waiting.discard(received)
+            if not waiting:
+                del self._waiting[subject]
+
+    def _deliver(self, subject: str, received: ReceivedResult, data: bytes) -> None:
+        if received.done() or not is_result_of(data, subjects.decode_token(subject.rpartition(".")[2])):
+            return
+        try:
+            received.set_result(self._cipher.decrypt_document(data))
+        except DecryptionError as error:
+            received.set_exception(error)
+
+    def release(self) -> None:
+        """Ends all waiting, now and from now on: the process stops."""
+        self._released = True
+        for waiting in self._waiting.values():
+            for received in waiting:
+                if not received.done():
+                    received.set_result(None)
+
+
+class ResultReader:
+    """Reads results. Bytes are passed on as they were published, or decrypted, and not parsed."""
+
+    def __init__(self, connection: ClientGetter, reconnects: Callable[[], int], cipher: Cipher = OFF) -> None:
+        self.connection = connection
+        self.reconnects = reconnects
+        self._lookup = Lookup(connection, cipher)
+
+    async def decided(self, job_id: str) -> bytes | None:
+        """The result, else the execution's record with redactions, which is kept longer. None while undecided.
+
+        Raises:
+            BusUnavailableError: NATS does not answer.
+        """
+        result = await self._lookup.last(Stream.RESULTS, subjects.result(job_id))
+        if result is not None and is_result_of(result.data, job_id):
+            return result.data
+        record = await self._lookup.last(Stream.EVENTS, f"bw.executions.*.{subjects.encode_token(job_id)}")
+        if record is None or not is_result_of(record.data, job_id):
+            return None
+        return with_field(record.data, "job_id", job_id)
+
+    async def attempts(self, job_id: str, beyond: int = 0) -> list[Attempt]:
+        """The recorded attempts with higher numbers, in order. Raises BusError."""
+        subject = f"bw.attempts.*.{subjects.encode_token(job_id)}.*"
+        newest = await self._lookup.last(Stream.EVENTS, subject)
+        if newest is None or int(newest.subject.rpartition(".")[2]) <= beyond:
+            return []
+        found: list[Attempt] = []
+        async with aclosing(Lookup(self.connection).scan(Stream.EVENTS, subject)) as stored:
+            async for message in stored:
+                attempt = read_record(message, Attempt)
+                if attempt is not None and attempt.number > beyond:
+                    found.append(attempt)
+        return sorted(found, key=lambda attempt: attempt.number)
+
+    async def wait(
+        self,
+        job_id: str,
+        received: ReceivedResult,
+        disconnection: asyncio.Future[Any],
+        deadline: float,
+        *,
+        check_first: bool,
+    ) -> bytes | None:
+        """Waits for a result, and returns None if it does not come in time.
+
+        The subscription delivers it (`received`); a result that it missed during a reconnect is looked up.
+
+        Args:
+            job_id: of the job.
+            received: the result, once the subscription has it.
+            disconnection: done when the client has disconnected.
+            deadline: on the monotonic clock.
+            check_first: the result may be stored already.
+        """
+        reconnects = self.reconnects()
+        pause = MIN_POLL_S
+        next_check = time.monotonic() + (0.0 if check_first else pause)
+        while not received.done() and not disconnection.done() and (now := time.monotonic()) < deadline:
+            if now >= next_check or self.reconnects() != reconnects:
+                connection = self.reconnects()
+                # An outage is no reason to stop waiting: the job is accepted, and the look-up is tried again.
+                with suppress(BusUnavailableError, TimeoutError):
+                    async with asyncio.timeout(deadline - now):
+                        found = await self._lookup.last(Stream.RESULTS, subjects.result(job_id))
+                    if found is not None and is_result_of(found.data, job_id):
+                        return found.data
+                    reconnects = connection
+                    next_check = now + pause
+                    pause = min(pause * 2, MAX_POLL_S)
+            left_s = min(CHECK_S, deadline - time.monotonic())
+            await asyncio.wait([received, disconnection], timeout=max(left_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
+        return received.result() if received.done() else None
+
+
+@dataclass(frozen=True, slots=True)
+class JobLookup:
+    """Looks up jobs: their results and records, and jobs that are not decided yet."""
+
+    results: ResultReader
+    waiters: Waiters
+    accepted: Accepted
+
+    async def find(self, caller: Caller, given: str) -> tuple[str, bytes | None] | None:
+        """A job of a caller by the id that it chose, or by its full id: its full id, and its result or record.
+
+        None if there is no such job. Raises BusUnavailableError, or StateUnavailableError.
+        """
+        names = names_of(caller, given)
+        for wait_s in (0.0, 2 * LINGER_S):  # another process may have accepted it and not have saved it yet
+            if wait_s:
+                await asyncio.sleep(wait_s)
+            for name in names:
+                decided, status = await self.status(name)
+                if job_is_of(caller, status):
+                    return name, decided
+        return None
+
+    async def explained(self, caller: Caller, document: bytes) -> bytes:
+        """A result or record, for operators with the figures of a refusal, which only the attempt in EVENTS has.
+
+        Without them if they can't be read now: the job has ended, and its answer is here.
+        """
+        if _REFUSED not in document or not caller.may(("operate",)):
+            return document
+        result = orjson.loads(document)
+        if (error := result["error"]) is None:
+            return document
+        attempts: list[Attempt] = []
+        with suppress(BusError):
+            attempts = await self.results.attempts(result["execution_id"])
+        for attempt in reversed(attempts):
+            if attempt.short_circuited and attempt.error is not None and attempt.error.message == error["message"]:
+                error["figures"] = attempt.error.figures
+                return orjson.dumps(result)
+        return document
+
+    async def status(self, job_id: str, *, just_now: bool = False) -> tuple[bytes | None, JobStatus | None]:
+        """The result or record of a job, and its status; (None, None) for an unknown job.
+
+        Args:
+            job_id: its full id.
+            just_now: another process may have accepted it at this moment.
+        """
+        decided = await self.results.decided(job_id)
+        if decided is None:
+            return None, await self.accepted.status(job_id, just_now=just_now)
+        return decided, status_of(decided)
+
+
+def status_of(decided: bytes) -> JobStatus:
+    """The status of a job that is decided, from its result or record."""
+    of = orjson.loads(decided)
+    return JobStatus(of["agent"], None, False, None, of.get("tenant"), of.get("owner"), of.get("job_digest"))
+
+
+def job_is_of(caller: Caller, status: JobStatus | None) -> bool:
+    """True for a job that belongs to a caller, or that it may see as an operator."""
+    return status is not None and (
+        caller.may(("operate",)) or may_see(caller, agent=status.agent, tenant=status.tenant, owner=status.owner)
+    )
+
+
+def shown_result(caller: Caller, document: bytes) -> bytes:
+    """A result, a record or a step with its ids as a caller writes them."""
+    return document_as_chosen(document, partial(shown_to, caller))
+
+
+async def disconnected(receive: Receive) -> None:
+    """Waits until the client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,101 @@
+"""A job before it is published, with the ids that the plane uses for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+
+from breakwater.jobs.contract.job import ID_ENTROPY_BYTES, Job, new_job_id
+from breakwater.jobs.rules.ownership import job_digest, scope_references, scoped, scoped_execution, shown
+from breakwater.jobs.store.accepted import JobStatus
+from breakwater.kernel.http.parsing import invalid_job, with_field
+from breakwater.kernel.validation import FieldError
+from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules, id_objection
+
+_ID_IN_HEADER = re.compile(r"[\x20-\x7e]{1,128}\Z")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job that may be published."""
+
+    job: Job
+    job_id: str
+    id_generated: bool
+    """True if the plane generated the id: no other job has it."""
+    payload: bytes
+    """The job as its sender wrote it, with the plane's ids."""
+    owner: str | None = None
+    """The name of the API key that the job belongs to."""
+    submitted_by: str | None = None
+    """The name of the API key that sent the job. Another key may own it."""
+    by_operator: bool = False
+    """True if the sender may operate the plane."""
+    scope: str | None = None
+    """The scope of the job's ids."""
+    known: JobStatus | None = None
+    """The status of an earlier job with this id."""
+    received_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    """Before it is queued, so that no step of the job has an earlier time."""
+
+    @property
+    def shown_id(self) -> str:
+        """The job's id as its sender chose it."""
+        return shown(self.job_id)
+
+    def with_scoped_id(self) -> Submission:
+        """Returns the job with its id in the sender's scope, for a generated id that another owner's job has."""
+        job_id = scoped(self.job_id, self.scope)
+        job = self.job.model_copy(update={"job_id": job_id})
+        return replace(self, job=job, job_id=job_id, payload=job.model_dump_json(exclude_unset=True).encode())
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the job and its owner."""
+        return job_digest(self.job, self.owner)
+
+
+def make_job_id() -> str:
+    """Generates an id that no other job has."""
+    return new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES))
+
+
+def submission(
+    job: Job,
+    body: bytes,
+    *,
+    idempotency_key: str | None,
+    generated_id: str,
+    owner: str | None = None,
+    scope: str | None = None,
+    redaction: RedactionRules = DEFAULT_REDACTION,
+) -> Submission:
+    """Determines a job's id: its own, else the Idempotency-Key header, else the generated one.
+
+    A dry run reserves no id: a later job with the same id still runs.
+
+    Raises:
+        RequestError: 422, the Idempotency-Key can't be an id, looks like an API key, or is to be redacted.
+    """
+    chosen = job.job_id
+    if chosen is None and idempotency_key is not None:
+        chosen = idempotency_key
+        if not _ID_IN_HEADER.match(chosen):
+            message = "must have 1 to 128 characters, all of them printable ASCII"
+            raise invalid_job([FieldError(path="Idempotency-Key", message=message)])
+        if (why := id_objection(redaction, chosen)) is not None:
+            raise invalid_job([FieldError(path="Idempotency-Key", message=why)])
+    own = f"{chosen}@{generated_id}" if job.dry_run else scoped_execution(chosen or "", scope)
+    job_id = generated_id if chosen is None else own
+    refers = scope_references(job, scope)
+    inside = refers if job_id == job.job_id else refers.model_copy(update={"job_id": job_id})
+    if refers is not job or ("job_id" in job.model_fields_set and inside is not job):
+        body = inside.model_dump_json(exclude_unset=True).encode()
+    elif inside is not job:
+        # The sender's own bytes are kept, so that no number and no escape changes its form.
+        body = with_field(body, "job_id", job_id)
+    return Submission(inside, job_id, chosen is None or job.dry_run, body, owner, scope=scope)

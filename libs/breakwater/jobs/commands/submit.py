@@ -1,0 +1,355 @@
+"""`breakwater submit`: puts a job together, sends it over HTTP or NATS, and shows its result."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+from urllib.parse import quote
+
+import typer
+
+from breakwater.cli.api import Api, api_command, api_errors
+from breakwater.cli.plane import PlaneLocation
+from breakwater.client import ApiClient
+from breakwater.jobs.contract.execution import FailureStatistics
+from breakwater.jobs.contract.job import ID_ENTROPY_BYTES, new_job_id
+from breakwater.kernel.commands import connect, formats, output
+from breakwater.kernel.commands.errors import ExitCode, usage_error
+from breakwater.kernel.commands.given import check_no_spaces, check_sendable, read_file, read_stdin
+from breakwater.kernel.commands.output import Column
+from breakwater.policy.refusals import joined
+
+DEFAULT_WAIT_S = 30.0
+LONGEST_WAIT_S = 300.0
+"""Limit of the API for one request."""
+
+LEAST_WAIT_S = 0.1
+"""Least time left that is worth another request."""
+
+UNDECIDED = 202
+
+CLOCKS_DIFFER = timedelta(seconds=1)
+"""Lag of the server's clock behind ours up to which a job does not count as older than its submission."""
+
+
+@api_command
+def submit(
+    api: Api,
+    agent: Annotated[str | None, typer.Argument(help="Agent to run, unless --job names it.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="User message; `-` reads it from stdin.")] = None,
+    message_file: Annotated[
+        Path | None, typer.Option("--message-file", metavar="FILE", help="File with the user message.")
+    ] = None,
+    job_file: Annotated[
+        str | None, typer.Option("--job", metavar="FILE.json", help="A whole job as JSON; `-` reads it from stdin.")
+    ] = None,
+    job_id: Annotated[
+        str | None, typer.Option("--job-id", help="Idempotency key: the same id means the same execution.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Overrides the agent's model, if allowed.")] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--param", metavar="KEY=JSON", help="Parameter for the provider, such as max_tokens=60. Repeatable."
+        ),
+    ] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Tenant of the job.")] = None,
+    task_id: Annotated[str | None, typer.Option("--task-id", help="Task of which this job is an iteration.")] = None,
+    plan_id: Annotated[str | None, typer.Option("--plan", help="Plan that this job is part of.")] = None,
+    depends_on: Annotated[
+        list[str] | None,
+        typer.Option("--depends-on", metavar="JOB_ID", help="Job that must succeed first. Repeatable."),
+    ] = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option("--metadata", metavar="KEY=JSON", help="Your own data, stored with the execution. Repeatable."),
+    ] = None,
+    total_timeout: Annotated[
+        float | None, typer.Option("--total-timeout", metavar="SECONDS", help="Time limit over all attempts and waits.")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", metavar="NAME", help="Preset of the task's breaker, such as refactor.")
+    ] = None,
+    breaker_consecutive: Annotated[
+        int | None,
+        typer.Option("--breaker-consecutive", metavar="N", help="Open the breaker at this many consecutive failures."),
+    ] = None,
+    breaker_same_error: Annotated[
+        int | None,
+        typer.Option(
+            "--breaker-same-error", metavar="N", help="Open the breaker when the same error occurs this often."
+        ),
+    ] = None,
+    rules: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="RULE=JSON", help="Set any rule, such as guard.max_iterations=5. Repeatable."),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show the models that would be called and the worst-case cost, and call none."),
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer.")] = True,
+    wait_s: Annotated[float, typer.Option("--wait-s", metavar="SECONDS", help="Seconds to wait.")] = DEFAULT_WAIT_S,
+    via: Annotated[
+        Literal["http", "nats"], typer.Option("--via", help="Submit over the HTTP API or over NATS.")
+    ] = "http",
+) -> None:
+    """Submit a job, and wait for its answer.
+
+    The answer goes to stdout, everything else to stderr. An accepted job runs even if no client waits: `breakwater
+    executions JOB_ID` shows its end.
+
+    For example:
+
+        breakwater submit content-writer "Write a haiku about harbours."
+
+        git diff | breakwater submit reviewer - --param max_tokens=400
+
+        breakwater submit content-writer "Same again." --job-id order-4711 --json
+
+        breakwater submit content-writer "How much?" --dry-run
+
+        breakwater submit content-writer "Once." --breaker-consecutive 1 --set retry.max_attempts=2
+
+        breakwater submit --job job.json --via nats --no-wait
+    """
+    named = {"--job-id": job_id, "--tenant": tenant, "--task-id": task_id, "--plan": plan_id}
+    check_no_spaces({"AGENT": agent, **named, "--depends-on": depends_on})
+    given = {
+        "agent": agent,
+        "prompt": _prompt(prompt, message_file),
+        "job_id": job_id,
+        "model": model,
+        "params": _pairs("--param", param),
+        "tenant": tenant,
+        "task_id": task_id,
+        "plan_id": plan_id,
+        "depends_on": depends_on or None,
+        "metadata": _pairs("--metadata", metadata),
+        "total_timeout_s": total_timeout,
+        "dry_run": True if dry_run else None,
+    }
+    job = _job(job_file, {name: value for name, value in given.items() if value is not None})
+    breaker = {"preset": preset, "consecutive_failures": breaker_consecutive, "same_error": breaker_same_error}
+    _add_rules(job, breaker, _pairs("--set", rules) or {})
+    given_id = "job_id" in job
+    # Made here, and not by the server: a job whose acknowledgement gets lost can then be asked for.
+    job.setdefault("job_id", new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES)))
+    for name, value in job.items():
+        check_sendable(name, value)
+    submitted_at = datetime.now(UTC)
+    waits_s = wait_s if wait else 0.0
+    if via == "nats":
+        from breakwater.jobs.commands.submit_over_nats import send
+
+        sending = send(PlaneLocation(api.data), job, wait_s=waits_s)
+    else:
+        sending = _send(api.client(), job, wait_s=waits_s)
+    try:
+        result = connect.run(sending, waiting=f"waiting for {job['agent']}" if wait and not api.as_json else "")
+    except KeyboardInterrupt:
+        output.note(f"no longer waiting; if the job was accepted, `breakwater executions {job['job_id']}` shows it")
+        raise
+    if result is None:
+        _show_accepted(job["job_id"], waited_s=waits_s, as_json=api.as_json)
+        return
+    if given_id:
+        note_if_recorded(result, submitted_at)
+    _show(result, as_json=api.as_json)
+
+
+async def _send(client: ApiClient, job: dict[str, Any], *, wait_s: float) -> dict[str, Any] | None:
+    """Submits a job over HTTP, and waits for its result.
+
+    Returns:
+        The result; None while it is accepted and not decided.
+
+    Raises:
+        CliError: it was not accepted, or whether it was can't be known.
+    """
+    job_id = job["job_id"]
+    unanswered = f"Whether the job was accepted is not known; submit it again with the same --job-id ({job_id})."
+    deadline = time.monotonic() + wait_s
+    with api_errors(unanswered=unanswered, again="Try again with the same --job-id."):
+        async with client:
+            response = await client.decided("POST", "jobs", job, wait_s=min(wait_s, LONGEST_WAIT_S))
+            while response.status == UNDECIDED and (left_s := deadline - time.monotonic()) > LEAST_WAIT_S:
+                path = f"jobs/{quote(job_id, safe='')}"
+                response = await client.decided("GET", path, wait_s=min(left_s, LONGEST_WAIT_S))
+    return None if response.status == UNDECIDED else response.document
+
+
+def _job(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The job that is sent: the file's, overridden by the options."""
+    job = (_job_in(file) if file is not None else {}) | options
+    if "agent" not in job:
+        raise usage_error("the agent is missing", "Write `breakwater submit AGENT PROMPT`, or name it in --job.")
+    if not isinstance(job["agent"], str):
+        raise usage_error("agent: should be a name")
+    if job.get("job_id", "") is None:
+        del job["job_id"]
+    if not any(job.get(name) is not None for name in ("prompt", "messages", "input")):
+        raise usage_error("the job has no input", "Add a prompt, `-` to read one from stdin, --message-file or --job.")
+    return job
+
+
+def _add_rules(job: dict[str, Any], breaker: dict[str, Any], rules: dict[str, Any]) -> None:
+    """Puts rules of the breaker, the guard and retries into the job, over those that its file has."""
+    given = {f"breaker.{name}": value for name, value in breaker.items() if value is not None} | rules
+    for path, value in given.items():
+        part, dot, name = path.partition(".")
+        if part not in {"breaker", "guard", "retry"} or not dot:
+            raise usage_error(f"--set {path}: is not a rule", "Write it like --set guard.max_iterations=5.")
+        held = job.get(part)
+        job[part] = {**(cast(dict[str, Any], held) if isinstance(held, dict) else {}), name: value}
+
+
+def _job_in(file: str) -> dict[str, Any]:
+    text = read_stdin() if file == "-" else read_file(Path(file), option="--job")
+    try:
+        job = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise usage_error(f"--job {file}: is not JSON: {error}") from error
+    if not isinstance(job, dict):
+        raise usage_error(f"--job {file}: is not a JSON object", 'The minimum is {"agent": "…", "prompt": "…"}.')
+    return cast(dict[str, Any], job)
+
+
+def _prompt(prompt: str | None, file: Path | None) -> str | None:
+    if file is not None:
+        if prompt is not None:
+            raise usage_error("a prompt and --message-file exclude each other", "Use one of them.")
+        return read_file(file, option="--message-file")
+    return read_stdin() if prompt == "-" else prompt
+
+
+def _pairs(option: str, given: Iterable[str] | None) -> dict[str, Any] | None:
+    """`key=value` pairs: values are JSON; what is not JSON is text, so that quotes can be left out."""
+    pairs: dict[str, Any] = {}
+    for text in given or ():
+        key, sign, value = text.partition("=")
+        if not sign or not key:
+            raise usage_error(f"{option} {text!r}: is not KEY=JSON", f"Write it like {option} max_tokens=60.")
+        try:
+            pairs[key] = json.loads(value)
+        except json.JSONDecodeError:
+            if value[:1] in ("{", "[", '"'):
+                raise usage_error(f"{option} {key}: {value!r} is not JSON") from None
+            # Said, as `tru` for `true` or `0,5` for `0.5` would else go unnoticed.
+            output.note(f"{option} {key}: {value!r} is not JSON; it is used as text")
+            pairs[key] = value
+    return pairs or None
+
+
+def _show(result: dict[str, Any], *, as_json: bool) -> None:
+    """Prints a result: the answer, then what it took. Ends the command where the job did not succeed."""
+    succeeded = result["status"] == "succeeded"
+    if as_json:
+        output.json_document(result)
+    elif succeeded:
+        _answer(result)
+        output.note(_summary(result))
+    else:
+        _failure(result)
+    if not succeeded:
+        raise typer.Exit(ExitCode.JOB_FAILED)
+
+
+def note_if_recorded(result: dict[str, Any], submitted_at: datetime) -> None:
+    """Says on stderr if a result is that of an earlier submission with the same job id.
+
+    Args:
+        result: as it came.
+        submitted_at: when the job was sent, by this machine's clock.
+    """
+    queued_at = datetime.fromisoformat(result["queued_at"])
+    if queued_at < submitted_at - CLOCKS_DIFFER:
+        output.note(f"answered from the record: {result['execution_id']} was submitted at {result['queued_at']}")
+
+
+def _summary(result: dict[str, Any]) -> str:
+    """The figures of an execution in a line: model, attempts, tokens, cost, time."""
+    count = result["attempts_count"]
+    parts = [
+        result["chosen_model"] or result["requested_model"] or "no model",
+        "dry run" if result["dry_run"] else formats.counted(count, "attempt"),
+        f"{result['total_tokens']} tokens" if result["total_tokens"] else "",
+        _cost_summary(result),
+        "estimated" if result["cost_basis"] == "estimated" else "",
+        formats.duration(result["duration_ms"]),
+        "truncated by the output limit" if result.get("finish_reason") == "length" else "",
+        result["execution_id"],
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _cost_summary(result: dict[str, Any]) -> str:
+    if result["dry_run"]:
+        # One call of the model that would be called first.
+        first = next((one for one in result["output"]["models"] if one["admission"] != "refused"), None)
+        return "no call would be made" if first is None else f"worst case {formats.money(first['worst_case_cost'])}"
+    cost = result["total_cost"]
+    return "cost unknown" if cost is None else formats.money(cost)
+
+
+def _answer(result: dict[str, Any]) -> None:
+    answer: Any = result["output"]
+    if result["dry_run"] and isinstance(answer, dict):
+        planned, tries = cast(list[dict[str, Any]], answer["models"]), ("max_attempts", "max_corrections")
+        columns: list[Column[dict[str, Any]]] = [
+            Column("model", lambda one: one["model"]),
+            Column("provider", lambda one: one["provider"]),
+            Column(
+                "max attempts", lambda one: " + ".join(str(one[name]) for name in tries if one[name]), align_right=True
+            ),
+            Column("worst-case cost", lambda one: formats.money(one["worst_case_cost"]), align_right=True),
+            Column("admission", lambda one: one["admission"]),
+            Column("refusal", _planned_refusal),
+        ]
+        output.table(columns, planned)
+    elif isinstance(answer, str):
+        output.write(answer)
+    else:
+        output.json_document(answer)
+
+
+def _planned_refusal(model: dict[str, Any]) -> str:
+    if (refusal := model["refusal"]) is None:
+        return ""
+    after_s = refusal["retry_after_s"]
+    return refusal["message"] + ("" if after_s is None else f" (retry after {after_s:.3g} s)")
+
+
+def _failure(result: dict[str, Any]) -> None:
+    if result["output"] is not None:
+        _answer(result)  # of an agent with `on_error: message`, of a program that failed, or a part of an answer
+    error: dict[str, Any] = result["error"] or {}
+    reason = result["reason"] or "error"
+    said = joined(error.get("message") or "without a reason", error.get("figures"))
+    output.write(f"{result['status'].replace('_', '-')}: {reason}: {said}", stderr=True)
+    for attempt in result["attempts"]:
+        problem = attempt["error"] or {}
+        status = problem.get("status_code")
+        kind = f"{problem.get('kind', attempt['outcome'])}{f' {status}' if status else ''}"
+        took = formats.duration(attempt["duration_ms"])
+        output.write(f"  {attempt['number']}. {attempt['model']}: {kind}, {took}", stderr=True)
+    if (statistics := result.get("statistics")) is not None:
+        output.note(f"stopped: {formats.failures_in_words(FailureStatistics.model_validate(statistics))}")
+    output.note(_summary(result))
+
+
+def _show_accepted(job_id: str, *, waited_s: float, as_json: bool) -> None:
+    """Prints the id of a job that is not decided yet. Ends the command with its own exit code after a wait."""
+    if as_json:
+        output.json_document({"job_id": job_id, "execution_id": job_id, "status": "accepted"})
+    else:
+        output.write(job_id)
+    if waited_s:
+        output.note(f"accepted, and not finished within {waited_s:g} s; `breakwater executions {job_id}` shows its end")
+        raise typer.Exit(ExitCode.UNDECIDED)
+    output.note("accepted")

@@ -1,0 +1,553 @@
+"""Records of a job: its attempts, the terminal execution record, and the result for its submitter."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated, Literal, Self
+
+from pydantic import AliasChoices, Field, JsonValue, StringConstraints, model_validator
+
+from breakwater.jobs.contract.job import CallApi
+from breakwater.kernel.http.contract import Moment
+from breakwater.kernel.types import (
+    NO_CONTROLS,
+    Count,
+    Event,
+    FullId,
+    Identifier,
+    Message,
+    ModelId,
+    Money,
+    Timestamp,
+    UsdAmount,
+)
+
+ErrorKind = Literal[
+    "client",
+    "quota",
+    "rate_limit",
+    "transient",
+    "server",
+    "timeout",
+    "network",
+    "logic",
+    "context_overflow",
+    "orphan_tool_calls",
+    "breaker_open",
+    "budget_exceeded",
+    "retry_budget",
+    "guard_tripped",
+    "worker_lost",
+    "invalid",
+    "dependency_failed",
+    "cancelled",
+]
+Outcome = Literal["success", "error", "short_circuited", "worker_lost", "cancelled"]
+Cause = Literal[
+    "first",
+    "retry",
+    "fallback",
+    "orphan_recovery",
+    "self_correction",
+    "context_trim",
+    "credential_refresh",
+    "output_limit",
+    "parameter",
+    "provider_state",
+    "probe",
+    "batch",
+]
+"""Reason for an attempt. Those from `orphan_recovery` on are not counted as tries of their model.
+
+`batch` is the first attempt for the next inputs of a job for embeddings, whose model takes fewer at a time.
+"""
+Waste = Literal["retry", "fallback", "self_correction", "worker_lost", "failed", "cancelled"]
+"""Reason why the cost of an attempt was wasted: what followed it, or what was wrong with it."""
+CostBasis = Literal["billed", "estimated", "unknown", "none"]
+"""Source of a cost; `none`: no call was made, so there is nothing to bill."""
+Status = Literal["succeeded", "dead_lettered", "cancelled"]
+FinishReason = Annotated[
+    str | None,
+    Field(
+        description="Why the model stopped: `stop`, `length` (the answer is truncated), `tool_calls`, "
+        "`content_filter`, or the provider's own word. Null if not reported.",
+    ),
+]
+Reason = Literal[
+    "error",
+    "timeout",
+    "breaker_open",
+    "budget_exceeded",
+    "guard_tripped",
+    "rate_limited",
+    "invalid",
+    "worker_lost",
+    "dependency_failed",
+    "cancelled",
+]
+
+RunId = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=NO_CONTROLS)]
+
+Encrypted = Annotated[
+    str | None,
+    Field(
+        description="Encrypted text fields, which are then missing: if `encryption` is on, and in "
+        "results and dead letters of agents that keep no prompts or responses. Without a "
+        "key, the reason why they are missing."
+    ),
+]
+
+
+class ErrorInfo(Event):
+    """Reason why an attempt or an execution failed, after redaction."""
+
+    kind: ErrorKind
+    class_: str = Field(
+        validation_alias=AliasChoices("class", "class_"),
+        serialization_alias="class",
+        description="Class name, such as RateLimitError.",
+    )
+    message: str
+    figures: str | None = Field(
+        default=None,
+        description="For operators: what was needed, what is left of which cap, and what to do. In attempts on EVENTS, "
+        "in ClickHouse, and in results that the HTTP API shows to operators; never in what NATS users read.",
+    )
+    status_code: int | None = None
+    retryable: bool = False
+    retry_after_s: float | None = Field(default=None, description="Recommended wait before another try, if known.")
+    param: str | None = Field(
+        default=None, description="The field of the request at fault, if the provider names one: `temperature`."
+    )
+    hash: str | None = Field(default=None, description="Hash of the normalized error: 8 hex digits.")
+    user_message: str | None = Field(default=None, description="A message that a parent agent or an end user may see.")
+
+
+class FailureStatistics(Event):
+    """Figures of a task or a model that a guard or a breaker stopped. They name no limit and no threshold."""
+
+    consecutive_failures: Count
+    total_failures: Count
+    unique_errors: Count = Field(description="Number of different errors among them.")
+    reason: str = Field(description="Reason for the stop, in words: `3 consecutive failures`.")
+
+
+class Attempt(Event):
+    """An attempt: one call of one model, or its refusal. Recorded once, on its own subject."""
+
+    attempt_id: str = Field(description="`<execution_id>:<number>`, numbered from 1.")
+    execution_id: FullId
+    agent: Identifier
+    tenant: Identifier | None = None
+    task_id: FullId | None = None
+    submitted_by: Identifier | None = Field(
+        default=None,
+        description="Name of the API key that the job was submitted with. Null over NATS, which does not say who its "
+        "users are.",
+    )
+    caller: Identifier | None = Field(
+        default=None,
+        description="That API key, or else the program that the job belongs to. Breakers distinguish callers by "
+        "it, and by `tenant`.",
+    )
+    cost_tags: dict[str, str] = Field(
+        default_factory=dict, description="Values in the job's metadata for the `cost_tags` of the config."
+    )
+    number: int = Field(ge=1)
+    model: ModelId
+    provider: str
+    started_at: Timestamp
+    completed_at: Timestamp
+    duration_ms: Count
+    input_tokens: Count | None = Field(default=None, description="Estimated if the model reported none.")
+    output_tokens: Count | None = Field(default=None, description="Estimated if the model reported none.")
+    cached_tokens: Count | None = Field(default=None, description="Input tokens that the provider read from its cache.")
+    reasoning_tokens: Count | None = Field(default=None, description="Output tokens that were spent on reasoning.")
+    usage_problem: str | None = Field(
+        default=None,
+        description="Reported usage that can't be true or has no price. The cost is then an estimate.",
+    )
+    response_model: str | None = Field(
+        default=None,
+        description="The model named by the response, if it differs from the requested one. It is "
+        "charged at its own price, or the cost is an estimate.",
+    )
+    finish_reason: FinishReason = None
+    first_token_ms: Count | None = Field(
+        default=None,
+        description="Milliseconds from `started_at` until the answer began. Null if it never began, or did not stream.",
+    )
+    chunks: Count | None = Field(default=None, description="Number of chunks received. Null if not streamed.")
+    cost: Money | None = Field(default=None, description="Null if unknown, never zero.")
+    cost_basis: CostBasis = "unknown"
+    reserved: Money | None = Field(
+        default=None, description="Worst case, reserved in the budgets during the call. Null without a price."
+    )
+    reserved_at: Timestamp | None = Field(
+        default=None, description="By Redis' clock. The cost counts for the day and month of this time."
+    )
+    outcome: Outcome
+    error: ErrorInfo | None = None
+    short_circuited: bool = False
+    refused_by: str | None = Field(
+        default=None,
+        description="What refused the call: the name of a budget, such as `agent:writer/daily`, or of a limit.",
+    )
+    refused_cap: Money | None = Field(
+        default=None,
+        description="The hard cap that had no room for the call, unless it is too small for any such "
+        "call. Like `figures` of errors, null in results and records.",
+    )
+    refused_reason: Reason | None = Field(
+        default=None,
+        description="For a refused call: reason of the job's end, unless another model succeeds.",
+    )
+    statistics: FailureStatistics | None = Field(
+        default=None, description="For a call that a guard or a breaker refused."
+    )
+    ends_chain: bool = Field(default=False, description="For a refused call: true if no other model is tried.")
+    counts_for_breaker: bool = Field(default=False, description="True if the breaker counts this failure.")
+    breaker_version: Count | None = Field(
+        default=None,
+        description="Version of the breaker that admitted the call; the outcome counts for that version only.",
+    )
+    cause: Cause
+    backoff_ms: Count = Field(default=0, description="How long the job waited before this attempt.")
+    dropped_messages: Count = Field(
+        default=0, description="Messages of the job omitted from this call: orphaned tool calls, or trimmed turns."
+    )
+    dropped_params: tuple[str, ...] = Field(
+        default=(),
+        description="Params of the agent, or of the job itself (`on_unsupported_param: drop`), omitted from this call "
+        "because the model refuses them; by their names in a chat.",
+    )
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Speed of a streamed answer: output tokens after the first, by the time from then to the call's end.
+
+        None where that says nothing: the call failed, or its answer was not streamed, or it came in one piece, or the
+        number of its tokens is unknown.
+        """
+        tokens = (self.output_tokens or 0) - 1
+        first_ms = self.first_token_ms
+        if self.outcome != "success" or first_ms is None or (self.chunks or 0) < 2 or tokens < 1:
+            return None
+        return tokens * 1000 / (self.duration_ms - first_ms) if self.duration_ms > first_ms else None
+
+
+class Cancellation(Event):
+    """A job's cancellation: by whom, and why."""
+
+    by: Literal["api_key", "person", "program", "client_disconnect"] = Field(
+        description="`client_disconnect`: the client of a streamed answer disconnected."
+    )
+    name: str | None = Field(default=None, description="Name of the API key, the person, or the program's NATS user.")
+    key_id: str | None = Field(default=None, description="Id of the API key.")
+    reason: str | None = Field(default=None, description="As it was given, redacted.")
+    at: Timestamp = Field(description="When it was requested.")
+
+
+class PendingCancel(Event):
+    """A request to cancel a job, as workers get it: kept in Redis until the job ends, and sent to all workers."""
+
+    execution_id: FullId
+    cancellation: Cancellation
+    agents: tuple[Identifier, ...] = Field(default=(), description="Cancel only jobs of these agents; empty: any.")
+    tenants: tuple[Identifier, ...] = Field(default=(), description="Cancel only jobs of these tenants; empty: any.")
+    owner: Identifier | None = Field(default=None, description="Cancel only jobs of this owner; null: any.")
+
+
+class Execution(Event):
+    """The terminal record of a job. Exactly one for each execution id. Redacted where it is stored."""
+
+    execution_id: FullId
+    agent: Identifier
+    api: CallApi = Field(default="chat", description="The API that the job's request is written for.")
+    tenant: Identifier | None = None
+    task_id: FullId | None = None
+    parent_execution_id: FullId | None = None
+    plan_id: FullId | None = None
+    run_id: RunId | None = Field(
+        default=None,
+        description="Run that this execution is a step of: its task, else its session, else the run of its parent, "
+        "else its trace, else a run of its own. With a tenant, prefixed with `<tenant>/`.",
+    )
+    status: Status
+    reason: Reason | None = None
+    requested_model: ModelId | None = None
+    chosen_model: ModelId | None = None
+    fallback_chain: tuple[ModelId, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    attempts_count: Count = 0
+    input_tokens: Count = 0
+    output_tokens: Count = 0
+    cached_tokens: Count = 0
+    total_tokens: Count = 0
+    total_cost: Money | None = Field(default=None, description="Sum over all attempts; null if no part of it is known.")
+    wasted_cost: Money | None = Field(default=None, description="Cost of the attempts that did not produce the result.")
+    wasted_by_cause: dict[Waste, Money] = Field(
+        default_factory=dict, description="The known parts of `wasted_cost`, by cause."
+    )
+    cost_basis: CostBasis = "unknown"
+    output: JsonValue = None
+    finish_reason: FinishReason = None
+    error: ErrorInfo | None = None
+    statistics: FailureStatistics | None = Field(
+        default=None,
+        description="Failures of the task, or of the breaker's model, if a guard or a breaker ended the "
+        "job or its failure stopped its task.",
+    )
+    messages: list[dict[str, JsonValue]] | None = None
+    input: JsonValue = Field(default=None, description="Input of a process or python agent.")
+    params: dict[str, JsonValue] | None = Field(
+        default=None,
+        description="The job's own `params`, if its texts are stored; its agent's are in the config.",
+    )
+    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+    queued_at: Timestamp
+    dispatched_at: Timestamp
+    started_at: Timestamp | None = None
+    completed_at: Timestamp
+    duration_ms: Count
+    cache_hit: bool = Field(default=False, description="Answered from the cache: no call, no cost.")
+    cached_from: FullId | None = Field(default=None, description="Execution that a cached answer comes from.")
+    dry_run: bool = False
+    owner: Identifier | None = Field(default=None, description="Name of the API key that the job belongs to, if any.")
+    job_digest: str | None = Field(
+        default=None,
+        description="Digest of the request. A different request with the same id is refused (`id_conflict`).",
+    )
+    config_version: str | None = Field(default=None, description="Digest of the config that the job ran with.")
+    trace_id: str | None = Field(
+        default=None,
+        description="Trace id of the calls (W3C Trace Context): 32 hex digits. Null if not sampled.",
+    )
+    cancellation: Cancellation | None = Field(default=None, description="Who cancelled the job, and why.")
+    encrypted: Encrypted = None
+
+    @property
+    def cost_usd(self) -> Decimal | None:
+        """`total_cost` in dollars, exactly."""
+        return None if self.total_cost is None else Decimal(self.total_cost).scaleb(-9)
+
+
+class Choice(Event):
+    """One of several answers to the same call."""
+
+    index: Count
+    output: JsonValue = Field(description="Same as the execution's; null if not reported.")
+    finish_reason: FinishReason = None
+
+
+class Result(Execution):
+    """The result of a job, for its submitter: the execution with its output as the model returned it."""
+
+    type: Literal["result"] = Field(default="result", description="Distinguishes it from `AnswerChunks` at `reply_to`.")
+    job_id: FullId
+    choices: tuple[Choice, ...] = Field(
+        default=(),
+        description="All choices of a response with several, as with `n` in `params`, as the model "
+        "returned them. `output` is the first one that is not empty.",
+    )
+    response: dict[str, JsonValue] | None = Field(
+        default=None,
+        description="The provider's own response, as JSON, if the job has `include_response`: all "
+        "choices, ids and details of usage. Null if the answer comes from a process or a "
+        "callable, or is over 3 MB. Of a process that failed, what it printed.",
+    )
+
+
+class AnswerChunks(Event):
+    """Part of a streamed answer, while it is produced: as the model said it, not stored, at most once."""
+
+    type: Literal["chunks"] = Field(default="chunks", description="Distinguishes them from the `Result` at `reply_to`.")
+    execution_id: FullId
+    agent: Identifier
+    number: int = Field(
+        ge=1, description="From 1, without gaps. If one is missing, read the whole answer from the result."
+    )
+    attempt: int = Field(ge=1, description="The attempt's number, from 1.")
+    model: ModelId
+    dropped_params: tuple[str, ...] = Field(default=(), description="As in the attempt. Absent if there are none.")
+    chunks: tuple[dict[str, JsonValue], ...] = Field(
+        description="`chat.completion.chunk` objects in OpenAI's format: the provider's own, or converted."
+    )
+
+
+Notification = Literal[
+    "agent.attempt.start",
+    "agent.attempt.finish",
+    "agent.attempt.error",
+    "agent.breaker.open",
+    "agent.budget.exceeded",
+    "llm_request_failed",
+    "llm_retry_attempt",
+    "llm_retry_exhausted",
+    "orphan_tool_calls_pruned",
+    "context_trimmed",
+]
+
+
+class Progress(Event):
+    """A live step of an execution; not stored. Error texts are redacted.
+
+    The first step is `queued`, the last is the end; `at` is read on the worker's clock and does not go back.
+    """
+
+    execution_id: FullId
+    agent: Identifier
+    state: Literal[
+        "queued", "dispatched", "in_progress", "retried", "waiting", "succeeded", "dead_lettered", "cancelled"
+    ]
+    event: Notification | None = Field(default=None, description="Step that has just happened.")
+    at: Timestamp
+    attempt: int | None = Field(default=None, description="The attempt's number, from 1.")
+    model: ModelId | None = None
+    tenant: Identifier | None = None
+    task_id: FullId | None = None
+    parent_execution_id: FullId | None = None
+    plan_id: FullId | None = None
+    run_id: RunId | None = None
+    duration_ms: Count | None = None
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
+    success: bool | None = None
+    error_type: str | None = Field(default=None, description="Code such as `Unauthorized`.")
+    error_class: str | None = Field(default=None, description="Class name such as `UnauthorizedError`.")
+    error_message: str | None = None
+    status_code: int | None = None
+    retryable: bool | None = None
+    delay_ms: Count | None = Field(default=None, description="Wait before the next attempt.")
+    count: Count | None = Field(default=None, description="Number of dropped messages.")
+    detail: str | None = None
+    scope: str | None = Field(
+        default=None, description="For `agent.budget.exceeded`: the cap that refused, such as `agent:writer/daily`."
+    )
+    enforcement: Literal["hard"] | None = Field(
+        default=None, description="For the same step. Soft caps refuse nothing."
+    )
+
+
+PageCursor = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
+class ExecutionQuery(Message):
+    """A filter of executions, and a page of them."""
+
+    agent: Identifier | None = Field(default=None, description="Filter by agent.")
+    status: Status | None = Field(default=None, description="Filter by status.")
+    reason: Reason | None = Field(default=None, description="Filter by reason.")
+    model: ModelId | None = Field(
+        default=None, description="Filter by model: the one that answered, or else the requested one."
+    )
+    tenant: Identifier | None = Field(default=None, description="Filter by tenant.")
+    task_id: FullId | None = Field(default=None, description="Filter by task.")
+    run_id: RunId | None = Field(default=None, description="Filter by run.")
+    plan_id: FullId | None = Field(default=None, description="Filter by plan.")
+    error_kind: ErrorKind | None = Field(default=None, description="Filter by kind of error.")
+    text: Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=NO_CONTROLS)] | None = Field(
+        default=None,
+        description="An id or its beginning, or words in an error message, output or prompt "
+        "(case-insensitive). Texts are searched in the newest 20,000 executions that match "
+        "the other parameters.",
+    )
+    min_cost: UsdAmount | None = Field(default=None, description="Minimum cost in USD, such as `0.05`.")
+    since: Moment | None = Field(default=None, description="Earliest end (inclusive): a time in RFC 3339.")
+    until: Moment | None = Field(default=None, description="Latest end (exclusive): a time in RFC 3339.")
+    dry_runs: bool = Field(default=True, description="True to include dry runs.")
+    after: PageCursor | None = Field(
+        default=None, description="`older` of a page, to get the next one. Keep the other parameters."
+    )
+    before: PageCursor | None = Field(
+        default=None, description="`newer` of a page, to get the previous one. Keep the other parameters."
+    )
+    limit: Annotated[int, Field(ge=1, le=1_000, description="Maximum number of results per page.")] = 100
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if self.after is not None and self.before is not None:
+            raise ValueError("`after` and `before` exclude each other; leave one out")
+        return self
+
+
+class ExecutionSummary(Event):
+    """An execution without its texts and its attempts, as it is listed and as the stream of events has it."""
+
+    execution_id: FullId
+    agent: Identifier
+    tenant: Identifier | None = None
+    task_id: FullId | None = None
+    parent_execution_id: FullId | None = None
+    plan_id: FullId | None = None
+    run_id: RunId | None = None
+    status: Status
+    reason: Reason | None = None
+    requested_model: ModelId | None = None
+    chosen_model: ModelId | None = None
+    attempts_count: Count
+    total_tokens: Count
+    total_cost: Money | None = Field(default=None, description="Null if no part of it is known.")
+    wasted_cost: Money | None = None
+    cost_basis: CostBasis
+    duration_ms: Count
+    completed_at: Timestamp
+    error_kind: ErrorKind | None = None
+    error_message: str | None = Field(default=None, description="Redacted.")
+    cache_hit: bool
+    dry_run: bool
+
+    @property
+    def model(self) -> str | None:
+        """The one that answered, or was asked for where none did."""
+        return self.chosen_model or self.requested_model
+
+    @classmethod
+    def of(cls, record: Execution) -> Self:
+        """The summary of a record."""
+        error = record.error
+        fields = {name: getattr(record, name) for name in cls.model_fields if not name.startswith("error_")}
+        return cls(**fields, error_kind=error and error.kind, error_message=error and error.message)
+
+
+class ExecutionList(Event):
+    """Some of the executions that match, the newest first."""
+
+    executions: tuple[ExecutionSummary, ...]
+    older: str | None = Field(description="Pass as `after` to get the page of older executions. Null on the last page.")
+    newer: str | None = Field(
+        description="Pass as `before` to get the page of newer executions. Null on the first page."
+    )
+
+
+class RunSummary(Event):
+    """A run: the executions of one task, session, trace, or tree of parents and children, with their totals."""
+
+    run_id: RunId
+    tenant: Identifier | None = None
+    execution_id: FullId = Field(description="The first step.")
+    agents: tuple[Identifier, ...]
+    models: tuple[ModelId, ...] = Field(description="Models that answered, or else were requested.")
+    steps: Count = Field(description="Number of completed executions, including dry runs.")
+    failed: Count = Field(description="Number of dead-lettered steps.")
+    status: Status = Field(description="Worst status of all steps: `dead_lettered`, `cancelled`, or `succeeded`.")
+    reason: Reason | None = Field(default=None, description="Reason of the last step with this status.")
+    error_message: str | None = Field(default=None, description="Error of the last step with this status; redacted.")
+    attempts_count: Count
+    total_tokens: Count
+    total_cost: Money | None = Field(default=None, description="Null when no part of it is known.")
+    wasted_cost: Money | None = None
+    cost_basis: CostBasis = Field(description="Weakest basis of all steps.")
+    started_at: Timestamp = Field(description="Time at which the first step was queued.")
+    completed_at: Timestamp = Field(description="Time at which the last step ended.")
+    duration_ms: Count = Field(description="From `started_at` to `completed_at`.")
+    cache_hit: bool = Field(description="True if all steps were answered from the cache.")
+    dry_run: bool = Field(description="True if all steps are dry runs.")
+
+
+class RunList(Event):
+    """Runs with a matching step, ordered by the end of the last matching step, newest first."""
+
+    runs: tuple[RunSummary, ...]
+    older: str | None = Field(description="Pass as `after` to get the page of older runs. Null on the last page.")
+    newer: str | None = Field(description="Pass as `before` to get the page of newer runs. Null on the first page.")

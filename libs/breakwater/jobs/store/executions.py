@@ -1,0 +1,392 @@
+"""Executions of jobs: the claim of each, with a fencing token and a lease, and its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from secrets import token_hex
+from typing import Any, Literal, cast
+
+from breakwater.jobs.contract.execution import PendingCancel
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.redis.connection import Redis, ScriptCall, scripts_of
+from breakwater.kernel.security.encryption import OFF, Cipher
+
+CLAIM_LEASE_MS = 12_000
+"""A worker renews its claims every three seconds."""
+
+GRACE_MS = 4_000
+"""A holder whose lease has ended may still renew it for so long after another worker has first asked for the job."""
+
+LINGER_MS = 60_000
+"""A finished job stays taken: for longer than a message can be on its way to a worker that is still connected."""
+
+KEEP_MS = 72 * 3_600_000
+
+_BATCH = 1_000
+
+SPAN_S = 4 * 3600
+"""Notes of the jobs that are accepted in four hours share a hash (`jobs.store.accepted`)."""
+
+MAX_UNSEEN = 10_000
+"""Cancel requests of one NATS user for jobs of which nothing is known: they take 5 MB of Redis' memory at most."""
+
+_LUA = scripts_of(__file__)
+
+KEPT_SINCE = "bw:kept-since"
+"""The key of the time since which Redis has its data, in ms. Heartbeats and claims write it where it is missing."""
+
+MAX_UNKNOWN = 1_000
+"""Unknown jobs of one owner that others wait for: they take 0.3 MB of Redis' memory at most."""
+
+MAX_WAITING = 200
+"""Jobs that are woken when one ends: its holder reads their ids each time that it renews its claim."""
+
+
+def accepted_key(epoch_s: float) -> str:
+    """The key of the notes of jobs that are accepted at a time."""
+    return f"bw:accepted-jobs:{int(epoch_s) // SPAN_S * SPAN_S}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to run a job, held by one handling of one delivery."""
+
+    execution_id: str
+    token: str
+    """Fences the handling off from any other, of any worker and delivery."""
+    keys: tuple[str, str] = field(init=False, compare=False, repr=False)
+    """In Redis: the execution's, and that of the notices for its holder: cancel requests, the jobs that wait for
+    it, and a mark if it has children. All may come before the job has begun."""
+
+    def __post_init__(self) -> None:
+        keys = (f"bw:execution:{self.execution_id}", f"bw:cancel:{self.execution_id}")
+        object.__setattr__(self, "keys", keys)
+
+    @classmethod
+    def new(cls, execution_id: str, worker: str = "") -> Claim:
+        """A new claim. `worker`: the id of its holder."""
+        return cls(execution_id, f"{worker}/{token_hex(16)}")
+
+    @property
+    def key(self) -> str:
+        """The execution's key in Redis."""
+        return self.keys[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """This worker holds the job now. `checkpoint` was saved under an earlier claim."""
+
+    checkpoint: str | None
+    cancels: tuple[PendingCancel, ...] = ()
+    """To cancel it."""
+    has_children: bool = False
+    """Children came before it was begun, and belong to its task, as far as it was given none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimKept:
+    """This worker still holds the claim."""
+
+    cancels: tuple[PendingCancel, ...] = ()
+    """To cancel the job."""
+    has_children: bool = False
+    """Children belong to its task, as it was given none."""
+    incomplete: bool = False
+    """Redis has lost what was saved of the execution: `Executions.restore` writes it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedProgress:
+    """The saved progress of a job, as the holder of its claim knows it."""
+
+    checkpoint: str | None
+    partial: str = ""
+    """The part of its answer that is out."""
+    messages: int = 0
+    """The messages that this part was sent in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Another handling works on the job, or has just ended it."""
+
+    for_ms: int
+    """Asking again is worth it after that, if the claim is not renewed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """The id is that of another job."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimEnded:
+    """The claim is released, as the job has ended."""
+
+    waiting: tuple[str, ...] = ()
+    """The jobs that wait for it; they are returned once."""
+    tenant: str | None = None
+    """Of the job, as far as it is known."""
+    task_id: str | None = None
+    """The task that it belongs to: its own where it was given none and has children; None where it has none either."""
+
+
+class ClaimLostError(BreakwaterError):
+    """Another handling of the job has taken over; this one must stop, make no call and publish nothing."""
+
+
+class Executions:
+    """Claims and checkpoints of jobs."""
+
+    def __init__(self, redis: Redis, cipher: Cipher = OFF) -> None:
+        self._redis = redis
+        self._cipher = cipher
+
+    async def claim(
+        self,
+        claim: Claim,
+        digest: str = "",
+        *,
+        tenant: str | None = None,
+        task_id: str | None = None,
+        owner: str | None = None,
+        run_id: str | None = None,
+        accepted_s: float = 0.0,
+        redelivered: bool = False,
+    ) -> Claimed | Taken | Conflict:
+        """Claims the job, unless another worker has. Idempotent for the same claim. Raises StateUnavailableError.
+
+        Args:
+            claim: which.
+            digest: of the job's content; a job with the same id and another one is a conflict. Empty: any.
+            tenant: of the job, for its children.
+            task_id: the task that they belong to; None: that of the job, whose id is the execution's.
+            owner: the key or the program that the job belongs to.
+            run_id: the run of the job, for its children.
+            accepted_s: when it was accepted, since the epoch; its note (`jobs.store.accepted`) goes to the claim.
+            redelivered: another handling may have begun it, of which Redis knows nothing if it was emptied.
+
+        Raises DecryptionError, too: it is ours, and its checkpoint can't be read.
+        """
+        arguments = [claim.token, CLAIM_LEASE_MS, GRACE_MS, KEEP_MS, digest, tenant or "", task_id or "", owner or ""]
+        arguments += [claim.execution_id, run_id or "", int(redelivered)]
+        call = ScriptCall(_LUA["claim"], [*claim.keys, accepted_key(accepted_s), KEPT_SINCE], arguments)
+        [(verdict, detail, *cancels)] = await self._redis.run([call])
+        match verdict:
+            case "yours":
+                checkpoint = self._cipher.decrypt_document(detail.encode()).decode() if detail else None
+                return Claimed(checkpoint, _cancels(cancels), "" in cancels) if cancels else Claimed(checkpoint)
+            case "taken":
+                return Taken(int(detail))
+            case _:
+                return Conflict()
+
+    async def saved_checkpoint(self, execution_id: str) -> str | None:
+        """The checkpoint of a job, under any claim; None for one that has not begun. Raises StateUnavailableError.
+
+        As Redis has it: without the texts where they are encrypted.
+        """
+        found = await cast(Any, self._redis.client.hget(Claim(execution_id, "").key, "checkpoint"))
+        return found or None
+
+    def checkpoint_call(self, claim: Claim, checkpoint: str, *, lease_ms: int = CLAIM_LEASE_MS) -> ScriptCall:
+        """Saves a checkpoint; read its answer with `kept`. An empty text only renews the lease."""
+        if self._cipher.on and checkpoint:
+            checkpoint = self._cipher.encrypt_document(checkpoint.encode()).decode()
+        return ScriptCall(_LUA["checkpoint"], claim.keys, [claim.token, lease_ms, KEEP_MS, checkpoint])
+
+    @staticmethod
+    def kept(answer: Any) -> ClaimKept | None:
+        """Reads the answer to `checkpoint_call`; None means that the claim is lost."""
+        if not answer:
+            return None
+        if not isinstance(answer, list):
+            return _KEPT
+        texts = cast(list[str], answer)
+        return ClaimKept(_cancels(texts), "" in texts, _INCOMPLETE in texts)
+
+    async def checkpoint(self, claim: Claim, checkpoint: str) -> ClaimKept | None:
+        """Saves a checkpoint. None when the claim is lost. Raises StateUnavailableError."""
+        [answer] = await self._redis.run([self.checkpoint_call(claim, checkpoint)])
+        return self.kept(answer)
+
+    async def append_partial(self, claim: Claim, text: str, messages: int) -> ClaimKept | None:
+        """Saves more of the answer that is out, and in how many messages. None when the claim is lost.
+
+        An `incomplete` execution is not appended to. Raises StateUnavailableError.
+        """
+        line = self._cipher.encrypt_line(text)
+        [answer] = await self._redis.run(
+            [ScriptCall(_LUA["append_partial"], [claim.key], [claim.token, line, messages, KEEP_MS])]
+        )
+        return self.kept(answer)
+
+    async def restore(
+        self,
+        claim: Claim,
+        progress: SavedProgress,
+        digest: str = "",
+        *,
+        tenant: str | None = None,
+        task_id: str | None = None,
+        owner: str | None = None,
+        run_id: str | None = None,
+        lease_ms: int = CLAIM_LEASE_MS,
+    ) -> bool:
+        """Writes an execution again that Redis has lost. False when another handling has the job.
+
+        The arguments are those of `claim`. A `lease_ms` of 0 releases it. Raises StateUnavailableError.
+        """
+        checkpoint = progress.checkpoint or ""
+        if self._cipher.on and checkpoint:
+            checkpoint = self._cipher.encrypt_document(checkpoint.encode()).decode()
+        line = self._cipher.encrypt_line(progress.partial)
+        arguments = [claim.token, lease_ms, KEEP_MS, checkpoint, line, progress.messages, digest]
+        arguments += [tenant or "", task_id or "", owner or "", run_id or ""]
+        [restored] = await self._redis.run([ScriptCall(_LUA["restore"], [claim.key], arguments)])
+        return bool(restored)
+
+    async def partial_output(self, claim: Claim) -> tuple[str, int]:
+        """Reads what `append_partial` has saved. Raises StateUnavailableError, DecryptionError."""
+        [(text, messages)] = await self._redis.run([ScriptCall(_LUA["partial"], [claim.key], [])])
+        return self._cipher.decrypt_lines(text or ""), int(messages or 0)
+
+    async def renew(self, claims: Iterable[Claim]) -> list[ClaimKept | None]:
+        """Renews the leases of claims in one round trip; None for one that is lost. Raises StateUnavailableError."""
+        answers = await self._redis.run([self.checkpoint_call(claim, "") for claim in claims])
+        return [self.kept(answer) for answer in answers]
+
+    async def release(self, claim: Claim) -> ClaimKept | None:
+        """Releases a job before its end: the next claim has it, with its checkpoint. Raises StateUnavailableError."""
+        [answer] = await self._redis.run([self.checkpoint_call(claim, "", lease_ms=0)])
+        return self.kept(answer)
+
+    async def finish(self, claim: Claim) -> ClaimEnded:
+        """Releases a job whose record is stored; Redis deletes it after `LINGER_MS`. Raises StateUnavailableError.
+
+        Args:
+            claim: which; one without a token means that of any holder.
+        """
+        [answer] = await self._redis.run(
+            [ScriptCall(_LUA["finish"], claim.keys, [claim.token, LINGER_MS, claim.execution_id])]
+        )
+        if not isinstance(answer, list):
+            return ClaimEnded()
+        tenant, task_id, *notices = cast(list[str], answer)
+        return ClaimEnded(_waiting(notices), tenant or None, task_id or None)
+
+    async def crashed(self, message: str, by: int = 1) -> int:
+        """Counts the crashes of a message's handling, over all workers. Raises StateUnavailableError."""
+        key = f"bw:crashes:{message}"
+        async with self._redis.client.pipeline(transaction=False) as pipe:
+            pipe.incrby(key, by)
+            pipe.pexpire(key, KEEP_MS)
+            count, _ = await pipe.execute()
+        return int(count)
+
+    async def parent(
+        self, execution_id: str, tenant: str | None, *, dry_run: bool, owner: str | None = None, others: str = ""
+    ) -> tuple[str, str, str]:
+        """The task, the checkpoint and the run of a job, for a child of the same tenant; each empty for none.
+
+        The checkpoint is as Redis has it: without the texts where they are encrypted.
+
+        Args:
+            execution_id: the parent.
+            tenant: of the child.
+            dry_run: a parent that has no task but its own need not learn that it has children there.
+            owner: of the child; None: it may be of any.
+            others: the task where the parent is of another owner.
+
+        Raises:
+            StateUnavailableError: ask again.
+        """
+        call = ScriptCall(
+            _LUA["parent"], Claim(execution_id, "").keys, [tenant or "", int(dry_run), KEEP_MS, owner or "", others]
+        )
+        [(task_id, checkpoint, run_id)] = await self._redis.run([call])
+        return task_id, checkpoint, run_id
+
+    async def free(self, worker: str, execution_ids: Sequence[str]) -> list[Literal["freed", "unclaimed", "held"]]:
+        """Ends the claims that a dead worker holds on some jobs, and returns the state of each job.
+
+        The holder of an `unclaimed` one writes its claim again, if Redis has lost it. Raises StateUnavailableError.
+        """
+        calls = [ScriptCall(_LUA["free"], [Claim(one, "").key], [f"{worker}/"]) for one in execution_ids]
+        return await self._redis.run(calls)
+
+    async def wait_for(
+        self, execution_ids: Iterable[str], waiting: str, *, unknown: Mapping[str, int], owner: str
+    ) -> None:
+        """Notes with executions that a job waits for each of them to end. Raises StateUnavailableError.
+
+        Args:
+            execution_ids: of those that are known.
+            waiting: the job. Where it finds no room, it has to look again by itself.
+            unknown: those of which nothing is known, and for how many milliseconds the job waits for them.
+            owner: whose jobs share the room for unknown ones.
+        """
+        calls = [
+            ScriptCall(_LUA["wait"], Claim(one, "").keys[1:], [waiting, KEEP_MS, MAX_WAITING]) for one in execution_ids
+        ]
+        for one, keep_ms in unknown.items():
+            keys = [*Claim(one, "").keys[1:], f"bw:unknown-dependencies:{owner}"]
+            calls.append(ScriptCall(_LUA["wait"], keys, [waiting, keep_ms, MAX_WAITING, one, MAX_UNKNOWN]))
+        await self._redis.run(calls)
+
+    async def waiting_for(self, execution_ids: Iterable[str]) -> set[str]:
+        """The jobs that wait for one of the executions. Raises StateUnavailableError."""
+        keys = (Claim(one, "").keys[1:] for one in execution_ids)
+        notices: list[list[str]] = await self._redis.run([ScriptCall(_LUA["notices"], key, []) for key in keys])
+        return {job_id for texts in notices for job_id in _waiting(texts)}
+
+    async def cancel(self, request: PendingCancel) -> PendingCancel:
+        """Leaves a request to cancel a job, for the worker that has it or takes it.
+
+        Returns:
+            The request that counts: the first of the same sender for the same agents.
+
+        Raises:
+            StateUnavailableError: it may be left all the same; ask again.
+        """
+        by = request.cancellation
+        who = f"{by.by}/{by.key_id or by.name or ''}/{','.join(sorted(request.agents))}"
+        keys = Claim(request.execution_id, "").keys[1:]
+        [counts] = await self._redis.run([ScriptCall(_LUA["cancel"], keys, [who, request.model_dump_json(), KEEP_MS])])
+        return PendingCancel.model_validate_json(counts)
+
+    async def count_unseen(self, user: str, execution_id: str) -> bool:
+        """Counts a cancel request of a NATS user for an unknown job; False where there are too many of them.
+
+        Those whose job has ended, or whose time is over, count no more. Raises StateUnavailableError.
+        """
+        key = f"bw:unseen-cancels:{user}"
+        call = ScriptCall(_LUA["unseen"], [key], [execution_id, MAX_UNSEEN, KEEP_MS])
+        [counted] = await self._redis.run([call])
+        if counted:
+            return True
+        for begin in range(0, MAX_UNSEEN, _BATCH):
+            async with self._redis.client.pipeline(transaction=False) as pipe:
+                known = cast(list[str], await cast(Any, self._redis.client.zrange(key, begin, begin + _BATCH - 1)))
+                for one in known:
+                    pipe.exists(*Claim(one, "").keys[1:])
+                over = [one for one, kept in zip(known, await pipe.execute(), strict=True) if not kept]
+                if over:
+                    await cast(Any, self._redis.client.zrem(key, *over))
+                    break
+        return bool((await self._redis.run([call]))[0])
+
+
+_KEPT = ClaimKept()
+
+_INCOMPLETE = "?"
+
+
+def _cancels(texts: Iterable[str]) -> tuple[PendingCancel, ...]:
+    return tuple(PendingCancel.model_validate_json(text) for text in texts if text.startswith("{"))
+
+
+def _waiting(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(text[1:] for text in texts if text.startswith("~"))

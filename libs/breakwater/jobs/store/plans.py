@@ -1,0 +1,178 @@
+"""The plans of late: the accepted jobs of each and how far they are, and announcements and refusals.
+
+A hash for each plan, and a sorted set of all by their latest notes. Bringing a job to its next stage returns the change
+of the plan that this makes, which the caller publishes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from breakwater.jobs.contract.events import PlanState
+from breakwater.jobs.rules.plans import state_by_stages
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.redis.connection import Redis, ScriptCall, read_hashes, scripts_of
+from breakwater.kernel.types import ms_from_time, time_from_ms
+
+KEEP_S = 72 * 3600
+MAX_ANNOUNCED = 1_000
+"""Drafts and refused plans of one caller: they take half a megabyte of Redis' memory at most."""
+_NEWEST = "bw:plans"
+_ANNOUNCED, _STAGE = "\0", "\1"
+"""First characters of the fields of announcements and of stages, and of no job's id."""
+_OTHERS = ("\2", "\3")
+
+Stage = Literal["pending", "running", "succeeded", "dead_lettered", "cancelled"]
+_STAGES: Mapping[str, str] = {"pending": "p", "running": "r", "succeeded": "s"}
+
+_LUA = scripts_of(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class NotedJob:
+    """A job that was accepted for a plan."""
+
+    accepted_at: datetime
+    agent: str
+    tenant: str | None
+    owner: str | None
+    """The name of the API key that it belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPlan:
+    """Notes of a plan; the results of its jobs are elsewhere."""
+
+    jobs: Mapping[str, NotedJob] = field(default_factory=dict[str, NotedJob])
+    """By id."""
+    announced: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
+    """Reason of the refusal, if it was refused, by the announcer, that has had no job of it accepted since."""
+    begun: frozenset[str] = frozenset()
+    """The jobs that a worker has dispatched."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMove:
+    """A change of a plan's state."""
+
+    version: int
+    """Grows with each change of the plan or its jobs."""
+    before: PlanState | None
+    """None for a new plan."""
+    after: PlanState
+
+
+class TooManyPlansError(BreakwaterError):
+    """A caller has announced too many plans without jobs."""
+
+
+class Plans:
+    """The plans of the last 72 hours. All methods raise StateUnavailableError."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def announce(self, plan_id: str, by: str, refusal: str | None = None) -> PlanMove | None:
+        """Notes a plan of which nothing was accepted: a draft, or one that was refused.
+
+        Returns:
+            The change of its state; None where it stays the same.
+
+        Raises:
+            TooManyPlansError: the caller has announced too many. It is not noted.
+        """
+        arguments = [plan_id, by, json.dumps(refusal), MAX_ANNOUNCED, KEEP_S, _now_ms()]
+        [answer] = await self._redis.run([ScriptCall(_LUA["announce"], self._keys(plan_id, by), arguments)])
+        is_noted, *rest = answer
+        if not int(is_noted):
+            raise TooManyPlansError
+        version, announced, *stages = rest
+        after = state_by_stages(map(int, stages), refused=refusal is not None)
+        return _move(version, _before(announced, map(int, stages)), after)
+
+    async def change(
+        self, plan_id: str, stage: Stage, jobs: Mapping[str, NotedJob | None], by: str | None = None
+    ) -> PlanMove | None:
+        """Brings jobs of a plan to a stage, if they have not reached a later one. Repeating it is safe.
+
+        Args:
+            plan_id: of the plan.
+            stage: of all of these jobs from now on.
+            jobs: by id; None for one that changes only if it is noted.
+            by: the caller whose draft it no longer is.
+
+        Returns:
+            The change of the plan's state that this makes; None where it stays the same.
+        """
+        arguments: list[str | int] = [plan_id, by or "", _STAGES.get(stage, "f"), KEEP_S, _now_ms()]
+        for job_id, job in jobs.items():
+            arguments += [job_id, "" if job is None else _note(job)]
+        [answer] = await self._redis.run([ScriptCall(_LUA["change"], self._keys(plan_id, by), arguments)])
+        if not answer:
+            return None
+        version, announced, *stages = answer
+        numbers = list(map(int, stages))
+        return _move(version, _before(announced, numbers[:4]), state_by_stages(numbers[4:]))
+
+    async def withdraw(self, plan_id: str, job_ids: Collection[str]) -> None:
+        """Forgets jobs that were not accepted after all."""
+        await self._redis.run([ScriptCall(_LUA["withdraw"], [_key(plan_id)], list(job_ids))])
+
+    async def known(self, plan_ids: Iterable[str]) -> dict[str, KnownPlan]:
+        """The notes of plans, by id."""
+        wanted = list(plan_ids)
+        found = await read_hashes(self._redis.client, list(map(_key, wanted)))
+        return dict(zip(wanted, map(_known, found), strict=True))
+
+    async def newest(self, limit: int) -> dict[str, datetime]:
+        """The plans of which something was noted last, and when, the latest first."""
+        found: Any = await self._redis.client.zrevrange(_NEWEST, 0, limit - 1, withscores=True)
+        return {plan_id: time_from_ms(int(at_ms)) for plan_id, at_ms in found}
+
+    @staticmethod
+    def _keys(plan_id: str, by: str | None) -> list[str]:
+        return [_key(plan_id), _NEWEST, f"bw:announced-plans:{by or ''}"]
+
+
+def _move(version: object, before: PlanState | None, after: PlanState) -> PlanMove | None:
+    return None if before == after else PlanMove(int(str(version)), before, after)
+
+
+def _before(announced: str, stages: Iterable[int]) -> PlanState | None:
+    numbers = list(stages)
+    if not any(numbers) and not announced:
+        return None
+    return state_by_stages(numbers, refused=bool(announced) and json.loads(announced) is not None)
+
+
+def _known(notes: Mapping[str, str]) -> KnownPlan:
+    jobs: dict[str, NotedJob] = {}
+    announced: dict[str, str | None] = {}
+    begun: set[str] = set()
+    for name, text in notes.items():
+        if name.startswith(_ANNOUNCED):
+            announced[name[1:]] = json.loads(text)
+        elif name.startswith(_STAGE):
+            if text != "p":
+                begun.add(name[1:])
+        elif not name.startswith(_OTHERS):
+            epoch_ms, agent, tenant, owner, *_ = json.loads(text)
+            jobs[name] = NotedJob(time_from_ms(epoch_ms), agent, tenant, owner)
+    return KnownPlan(jobs, announced, frozenset(begun))
+
+
+def _note(job: NotedJob) -> str:
+    return json.dumps([ms_from_time(job.accepted_at), job.agent, job.tenant, job.owner])
+
+
+def _key(plan_id: str) -> str:
+    return f"bw:plan:{plan_id}"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

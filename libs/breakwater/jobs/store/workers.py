@@ -1,0 +1,105 @@
+"""The heartbeats of workers: some are running, others have been silent for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, cast
+
+from breakwater.jobs.store.executions import KEPT_SINCE
+from breakwater.kernel.redis.connection import Redis, Script, ScriptCall, read_hashes
+
+LATE_MS = 1_500
+"""A heartbeat comes every second."""
+
+FORGET_MS = 600_000
+"""The claims of a worker that has been silent for so long have ended long ago."""
+
+_KEYS = ["bw:workers", KEPT_SINCE]
+_BEAT = Script.of("""
+-- Takes the heartbeat of a worker, and names the others whose last one is older than it should be.
+-- KEYS: workers: by id, the time of the last heartbeat in ms, and the NATS server that the worker was heard on;
+-- since when Redis has its data
+-- Returns how many are not late, this one included; {{id, ms since its last heartbeat, server}…}; and since when Redis
+-- has its data
+local worker, server, late_ms, forget_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local known, late, running = redis.call('HGETALL', KEYS[1]), {}, 1
+for i = 1, #known, 2 do
+  local at, heard_on = string.match(known[i + 1], '^(%d+) (.*)$')
+  local silent_ms = now - at
+  if silent_ms > forget_ms then
+    redis.call('HDEL', KEYS[1], known[i])
+  elseif known[i] ~= worker and silent_ms > late_ms then
+    late[#late + 1] = {known[i], silent_ms, heard_on}
+  elseif known[i] ~= worker then
+    running = running + 1
+  end
+end
+redis.call('HSET', KEYS[1], worker, string.format('%d %s', now, server))
+redis.call('SET', KEYS[2], now, 'NX')
+return {running, late, redis.call('GET', KEYS[2])}
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class LateWorker:
+    """A worker whose heartbeat is late."""
+
+    id: str
+    silent_s: float
+    """Since its last heartbeat, by Redis' clock."""
+    heard_on: str
+    """The NATS server that had its connection then; empty where none had."""
+
+
+class Workers:
+    """The workers of the plane."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self.was_emptied = False
+        """Redis has lost its data between the last two heartbeats."""
+        self._kept_since: str | None = None
+
+    async def beat(self, worker: str, heard_on: str) -> tuple[int, list[LateWorker]]:
+        """Leaves a worker's heartbeat.
+
+        Returns:
+            How many workers run, this one included, and the others whose heartbeat is late.
+
+        Raises:
+            StateUnavailableError: Redis does not answer.
+        """
+        [(running, late, kept_since)] = await self._redis.run(
+            [ScriptCall(_BEAT, _KEYS, [worker, heard_on, LATE_MS, FORGET_MS])]
+        )
+        self.was_emptied = self._kept_since not in {None, kept_since}
+        self._kept_since = kept_since
+        return running, [LateWorker(one, int(silent_ms) / 1000, heard_on) for one, silent_ms, heard_on in late]
+
+    async def forget(self, worker: str) -> None:
+        """Removes a worker: it has stopped in order, or its jobs are taken over. Raises StateUnavailableError."""
+        await cast(Any, self._redis.client.hdel(_KEYS[0], worker))
+
+    async def kept_for_s(self) -> float:
+        """Seconds since Redis started or was emptied, in which it lost no claim. Raises StateUnavailableError."""
+        client = self._redis.client
+        info, since_ms, (seconds, _) = await asyncio.gather(
+            client.info("server"), client.get(KEPT_SINCE), client.time()
+        )
+        emptied_s = 0.0 if since_ms is None else float(seconds) - int(since_ms) / 1000
+        return min(float(info["uptime_in_seconds"]), emptied_s)
+
+    async def running(self) -> dict[str, str]:
+        """The workers whose heartbeat is not late, by id: the NATS server that each was heard on, or an empty text.
+
+        Raises:
+            StateUnavailableError: Redis does not answer.
+        """
+        seconds, microseconds = cast(tuple[int, int], await cast(Any, self._redis.client.time()))
+        [known] = await read_hashes(self._redis.client, _KEYS[:1])
+        since = seconds * 1000 + microseconds // 1000 - LATE_MS
+        found = {worker: text.partition(" ") for worker, text in known.items()}
+        return {worker: heard_on for worker, (at, _, heard_on) in found.items() if int(at) > since}

@@ -1,0 +1,40 @@
+"""The rule of a run's id."""
+
+import pytest
+
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.rules.ownership import job_digest, scope_references
+from breakwater.jobs.rules.runs import run_of
+
+TASK, SESSION, PARENT, TRACE = "a task", "a session", "acme/the parent's", "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.mark.parametrize(
+    ("task_id", "session_id", "parents", "trace_id", "expected"),
+    [
+        (TASK, SESSION, PARENT, TRACE, "acme/a task"),
+        (None, SESSION, PARENT, TRACE, "acme/a session"),
+        (None, None, PARENT, TRACE, PARENT),
+        (None, None, None, TRACE, f"acme/{TRACE}"),
+        (None, None, None, None, "acme/e1"),
+    ],
+)
+def test_the_first_of_task_session_parent_and_trace_names_the_run(
+    task_id: str | None, session_id: str | None, parents: str | None, trace_id: str | None, expected: str
+) -> None:
+    job = Job(agent="writer", prompt="Hi.", tenant="acme", task_id=task_id, session_id=session_id)
+    assert run_of(job, "e1", trace_id=trace_id, run_of_parent=parents) == expected
+
+
+def test_two_tenants_and_two_keys_share_no_run() -> None:
+    def run(tenant: str | None, scope: str | None) -> str:
+        job = Job(agent="writer", prompt="Hi.", tenant=tenant, session_id="nightly")
+        return run_of(scope_references(job, scope), "e1")
+
+    runs = [run(None, None), run("acme", None), run("globex", None), run(None, "shop"), run(None, "billing")]
+    assert runs == ["nightly", "acme/nightly", "globex/nightly", "nightly@shop", "nightly@billing"]
+
+
+def test_the_session_is_no_part_of_the_question() -> None:
+    digests = {job_digest(Job(agent="writer", prompt="Hi.", session_id=one), "shop") for one in (None, "a", "b")}
+    assert len(digests) == 1
