@@ -17,16 +17,16 @@ from aiohttp import web
 from hypothesis import strategies as st
 
 from breakwater.analytics.rows import attempt_row, execution_row
+from breakwater.dialects.rules.chat_chunks import Assembly, rest_of
+from breakwater.dialects.rules.chat_completions import completion_of
+from breakwater.dialects.rules.embeddings import answer_of
+from breakwater.dialects.rules.messages import message_of
+from breakwater.dialects.rules.messages_stream import MessageStream
+from breakwater.dialects.rules.responses_answer import Asked, response_of
+from breakwater.dialects.rules.responses_stream import ContradictionError, ResponseEvents, event_bytes
 from breakwater.jobs.contract.execution import Attempt, Execution, Result
 from breakwater.jobs.store.records import is_result_of
 from breakwater.kernel.nats import subjects
-from breakwater.policy.chat_chunks import Assembly, rest_of
-from breakwater.policy.chat_completions import completion_of
-from breakwater.policy.dialects.embeddings import answer_of
-from breakwater.policy.dialects.messages import message_of
-from breakwater.policy.dialects.messages_stream import MessageStream
-from breakwater.policy.dialects.responses_answer import Asked, response_of
-from breakwater.policy.dialects.responses_stream import ContradictionError, ResponseEvents, event_bytes
 from tests.anthropic_client import accumulated
 from tests.helpers import until
 from tests.providers.kit import answering

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, TypeAlias, cast
 from markupsafe import Markup
 from pydantic import JsonValue
 
+from breakwater.dialects.rules.conversation import PartPlace, tool_pairs
 from breakwater.jobs.contract.execution import Execution
 from breakwater.jobs.rules.chat_messages import FILES, content_of, payload_of
 from breakwater.kernel.formats import counted, visible
 from breakwater.kernel.json_values import NoJsonError, parse_json
 from breakwater.kernel.pages.markdown import markdown
 from breakwater.kernel.pages.words import json_text, size
-from breakwater.policy.conversation import PartPlace, tool_pairs
 
 LONG_CHARACTERS, LONG_LINES = 4_000, 60
 """A longer text is folded."""

@@ -25,10 +25,20 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from breakwater.bus.incidents import IncidentLog
-from breakwater.bus.response_log import ResponseLog
 from breakwater.config import Config, ConsoleSettings, LiveConfig, OpenId, cipher_of
 from breakwater.contracts import channels
 from breakwater.coordination.reconciliation import RecordedSpend, compare
+from breakwater.dialects.api import OF_RESPONSES, nothing_at
+from breakwater.dialects.api.calls import Calls, NameRequests
+from breakwater.dialects.api.chat import ChatRoutes
+from breakwater.dialects.api.embeddings import EmbeddingsRoutes
+from breakwater.dialects.api.messages import MessageRoutes
+from breakwater.dialects.api.models import ModelRoutes
+from breakwater.dialects.api.response_store import ResponseStore
+from breakwater.dialects.api.responses import ResponsesRoutes
+from breakwater.dialects.api.stored_responses import MAX_FOLLOWED, StoredResponseRoutes
+from breakwater.dialects.store.response_log import ResponseLog
+from breakwater.dialects.store.response_room import ResponseRoom
 from breakwater.identity.api import OpenIdRoutes, SessionRoutes
 from breakwater.identity.api_keys import KeyRing
 from breakwater.identity.audit import AuditLog
@@ -71,22 +81,12 @@ from breakwater.state.breakers import Breakers
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.deployments import Deployments
 from breakwater.state.health import Healths
-from breakwater.state.response_room import ResponseRoom
 from breakwater.state.tasks import Tasks
 from services.request.alert_links import LinkRoutes
 from services.request.alerts import ChannelRoutes, IncidentRoutes
 from services.request.breakers import AgentAvailability, AgentRoutes, BreakerRoutes
 from services.request.budgets import BudgetRoutes
 from services.request.costs import CostRoutes
-from services.request.dialects import OF_RESPONSES, nothing_at
-from services.request.dialects.calls import Calls, NameRequests
-from services.request.dialects.chat import ChatRoutes
-from services.request.dialects.embeddings import EmbeddingsRoutes
-from services.request.dialects.messages import MessageRoutes
-from services.request.dialects.models import ModelRoutes
-from services.request.dialects.response_store import ResponseStore
-from services.request.dialects.responses import ResponsesRoutes
-from services.request.dialects.stored_responses import MAX_FOLLOWED, StoredResponseRoutes
 from services.request.events import EventLog, EventRoutes
 from services.request.executions import ExecutionRoutes
 from services.request.guards import GuardRoutes

@@ -20,8 +20,14 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.anthropic import AnthropicErrorBody
-from breakwater.contracts.openai import OpenAIErrorBody
+from breakwater.dialects.api.chat import ChatRoutes
+from breakwater.dialects.api.embeddings import EmbeddingsRoutes
+from breakwater.dialects.api.messages import MessageRoutes
+from breakwater.dialects.api.models import ModelRoutes
+from breakwater.dialects.api.responses import ResponsesRoutes
+from breakwater.dialects.api.stored_responses import StoredResponseRoutes
+from breakwater.dialects.contract.anthropic import AnthropicErrorBody
+from breakwater.dialects.contract.openai import OpenAIErrorBody
 from breakwater.identity.api import OpenIdRoutes, SessionRoutes
 from breakwater.identity.auth import is_guarded
 from breakwater.identity.contract import KEY_SCOPES
@@ -42,12 +48,6 @@ from services.request.alerts import ChannelRoutes, IncidentRoutes
 from services.request.breakers import AgentRoutes, BreakerRoutes
 from services.request.budgets import BudgetRoutes
 from services.request.costs import CostRoutes
-from services.request.dialects.chat import ChatRoutes
-from services.request.dialects.embeddings import EmbeddingsRoutes
-from services.request.dialects.messages import MessageRoutes
-from services.request.dialects.models import ModelRoutes
-from services.request.dialects.responses import ResponsesRoutes
-from services.request.dialects.stored_responses import StoredResponseRoutes
 from services.request.events import EventRoutes
 from services.request.executions import ExecutionRoutes
 from services.request.guards import GuardRoutes

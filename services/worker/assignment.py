@@ -14,14 +14,15 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from breakwater.config import Agent
+from breakwater.dialects.rules import DIALECTS, chat_form, conversation_of, for_chat, params_of
+from breakwater.dialects.rules.embeddings import native_body
+from breakwater.dialects.rules.tool_schemas import portable_params
 from breakwater.jobs.contract.execution import Attempt, Cancellation, Cause, Choice, ErrorInfo, Reason
 from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.types import Count, Event, Timestamp
 from breakwater.kernel.validation import FieldError
 from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules
-from breakwater.policy.dialects import DIALECTS, chat_form, conversation_of, for_chat, params_of
-from breakwater.policy.dialects.embeddings import native_body
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.parameters import TRANSLATED, own_params, without_fields
 from breakwater.policy.price import (
@@ -34,7 +35,6 @@ from breakwater.policy.price import (
     with_each_byte,
 )
 from breakwater.policy.retry import of_batch
-from breakwater.policy.tool_schemas import portable_params
 from breakwater.state.tasks import TaskKey
 from services.worker.repairs import Repairs
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
+from breakwater.dialects.rules.provider_state import is_of_model, substitutes_in
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Reason
 from breakwater.jobs.contract.job import CallApi
 from breakwater.jobs.store.executions import ClaimLostError, SavedProgress
@@ -28,7 +29,6 @@ from breakwater.policy.price import (
     size_of_added,
     worst_input_tokens,
 )
-from breakwater.policy.provider_state import is_of_model, substitutes_in
 from breakwater.policy.refusals import for_operators, retry_budget_spent
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
 from breakwater.providers.base import Answer

@@ -18,6 +18,9 @@ from pydantic import JsonValue
 from pydantic_core import to_json
 
 from breakwater.config.pricing import Pricing
+from breakwater.dialects.rules import repaired_body
+from breakwater.dialects.rules.embeddings import MAX_VECTOR_BYTES, dimensions_of, form_refused
+from breakwater.dialects.rules.provider_state import AUTHOR, author_of, for_author
 from breakwater.jobs.contract.execution import Attempt, Cancellation, Choice, CostBasis, ErrorInfo, Outcome
 from breakwater.jobs.rules.chat_messages import fields
 from breakwater.jobs.rules.record import error_of
@@ -39,12 +42,9 @@ from breakwater.policy.classify import (
     classify,
     without_text,
 )
-from breakwater.policy.dialects import repaired_body
-from breakwater.policy.dialects.embeddings import MAX_VECTOR_BYTES, dimensions_of, form_refused
 from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.parameters import field_of
 from breakwater.policy.price import estimate_input_tokens, limited, size_of_messages
-from breakwater.policy.provider_state import AUTHOR, author_of, for_author
 from breakwater.policy.usage import Usage, credible, with_estimated_usage
 from breakwater.providers.base import Answer, Call, CallError, refused
 from services.worker.assignment import Assignment, InFlight

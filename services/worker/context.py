@@ -12,6 +12,8 @@ from time import monotonic
 from typing import Any
 
 from breakwater.config import Agent, Config
+from breakwater.dialects.rules.provider_state import StateRepair
+from breakwater.dialects.store.response_room import ResponseRoom
 from breakwater.jobs.contract.job import CallApi
 from breakwater.jobs.plan_changes import PlanLog
 from breakwater.jobs.store.executions import Executions
@@ -25,7 +27,6 @@ from breakwater.kernel.telemetry.metrics import WorkerMetrics
 from breakwater.kernel.types import is_identifier
 from breakwater.policy.budget import CapTable
 from breakwater.policy.output import OutputGuard
-from breakwater.policy.provider_state import StateRepair
 from breakwater.policy.provider_words import known_or_hash
 from breakwater.providers.base import Provider
 from breakwater.redaction.rules.redact import Redactor
@@ -35,7 +36,6 @@ from breakwater.state.budgets import Budgets, LiveReservation
 from breakwater.state.cache import AnswerCache
 from breakwater.state.deployments import Deployments
 from breakwater.state.rate_limits import RateLimits
-from breakwater.state.response_room import ResponseRoom
 from breakwater.state.tasks import Tasks
 from services.worker import process
 from services.worker.leases import Leases

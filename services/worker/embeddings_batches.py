@@ -10,9 +10,7 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from breakwater.jobs.contract.execution import ErrorInfo
-from breakwater.jobs.contract.job import NativeRequest
-from breakwater.policy.dialects.embeddings import (
+from breakwater.dialects.rules.embeddings import (
     BrokenEmbeddingsError,
     EmbeddingsTooLargeError,
     check_together,
@@ -20,6 +18,8 @@ from breakwater.policy.dialects.embeddings import (
     summary,
     usage_of_all,
 )
+from breakwater.jobs.contract.execution import ErrorInfo
+from breakwater.jobs.contract.job import NativeRequest
 from breakwater.state.cache import Cached
 from services.worker.assignment import Assignment, Checkpoint, Deferred, Finished
 from services.worker.attempts import Attempts

@@ -12,6 +12,8 @@ from time import monotonic
 import structlog
 
 from breakwater.config import Agent
+from breakwater.dialects.rules import params_of
+from breakwater.dialects.rules.embeddings import inputs_of
 from breakwater.jobs.contract.execution import ErrorInfo, Result
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ownership import is_generated_id, scope_references, shown
@@ -25,8 +27,6 @@ from breakwater.kernel.nats.subjects import PROGRAM, Header
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.security.encryption import DecryptionError, may_be_encrypted
 from breakwater.kernel.telemetry import tracing
-from breakwater.policy.dialects import params_of
-from breakwater.policy.dialects.embeddings import inputs_of
 from breakwater.policy.job_rules import JobRules
 from breakwater.policy.ledger import cost_tags
 from services.worker import crashes

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from breakwater.dialects.rules.conversation import JsonMessage, prune_orphans, trim
+from breakwater.dialects.rules.provider_state import StateRepair, state_repair
 from breakwater.jobs.contract.execution import Attempt, Cause, Notification
 from breakwater.kernel.types import Count, Event
 from breakwater.policy.classify import UNFAMILIAR, Classification
 from breakwater.policy.context_overflow import keep_ratio_from, most_output_in, output_limit_from
-from breakwater.policy.conversation import JsonMessage, prune_orphans, trim
 from breakwater.policy.output import correction_message
 from breakwater.policy.parameters import MAX_LEFT_OUT, TRANSLATED
 from breakwater.policy.price import InputSize, size_of_added
-from breakwater.policy.provider_state import StateRepair, state_repair
 
 MAX_TRIMS = 3
 """A conversation is shortened so often for one model before it counts as too long for it."""

@@ -16,19 +16,19 @@ from typing import Any
 import orjson
 from pydantic import JsonValue
 
-from breakwater.bus.response_log import DELETED, ChunksDroppedError, ResponseLog
+from breakwater.dialects.rules.chat_chunks import CONTINUE, OBJECT, Assembly, Chunk, Join
+from breakwater.dialects.rules.provider_state import AUTHOR
+from breakwater.dialects.store.response_log import DELETED, ChunksDroppedError, ResponseLog
+from breakwater.dialects.store.response_room import COUNTED_BYTES, MESSAGE_BYTES
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.rules.chat_messages import THOUGHT, encoded
 from breakwater.jobs.rules.ownership import shown, store_share
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import AlreadyDecidedError, BusUnavailableError
-from breakwater.policy.chat_chunks import CONTINUE, OBJECT, Assembly, Chunk, Join
-from breakwater.policy.provider_state import AUTHOR
 from breakwater.policy.usage import Usage, of_completion
 from breakwater.providers.base import Answer, Streaming
 from breakwater.providers.openai import ChatCompletions
-from breakwater.state.response_room import COUNTED_BYTES, MESSAGE_BYTES
 from services.worker.assignment import Assignment, InFlight
 from services.worker.context import WorkerContext
 
@@ -270,7 +270,7 @@ class AttemptStream:
     Attributes:
         streaming: the receiver that the provider gets.
         flight: the attempt, with the timing and the size of its answer.
-        author: what the answer is signed with, see `policy.provider_state`; None for an answer in its client's API.
+        author: what the answer is signed with, see `dialects.rules.provider_state`; None for an answer in its client's API.
     """
 
     def __init__(

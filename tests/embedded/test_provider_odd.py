@@ -12,7 +12,7 @@ from breakwater.embedded.provider.behaviour import decide, make_plans
 from breakwater.embedded.provider.openai import OpenAI, RequestRefusedError, sealed
 from breakwater.embedded.provider.reply import reply_to
 from breakwater.embedded.provider.script import build_script
-from tests.policy.dialects.test_any_body import BODIES, ODD, changed, places
+from tests.dialects.test_any_body import BODIES, ODD, changed, places
 
 from .provider_kit import MODEL, script
 

@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from breakwater.dialects.rules.embeddings import answer_of
 from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
-from breakwater.policy.dialects.embeddings import answer_of
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import model
 from tests.helpers import until

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.policy.chat_chunks import Assembly
+from breakwater.dialects.rules.chat_chunks import Assembly
 from breakwater.policy.price import Cost, InputSize, Price, size_of_messages, size_of_params
 from breakwater.policy.usage import Usage, credible, figure, highest, of_completion, of_message, of_response
 from breakwater.providers.anthropic import Messages

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, note, reject
 from hypothesis import strategies as st
 
-from breakwater.policy.chat_chunks import Assembly
-from breakwater.policy.dialects.responses_answer import response_of
-from breakwater.policy.dialects.responses_stream import ContradictionError, ResponseEvents
+from breakwater.dialects.rules.chat_chunks import Assembly
+from breakwater.dialects.rules.responses_answer import response_of
+from breakwater.dialects.rules.responses_stream import ContradictionError, ResponseEvents
 from breakwater.providers.base import UnusableAnswerError
 from breakwater.providers.failures import carries_error, read_json
 from breakwater.providers.openai import ChatCompletions
 from breakwater.providers.responses import ResponsesWire
 from tests.any_answers import JSON, places, put
-from tests.policy.dialects.test_responses_stream import ASKED, accumulated, by_sdk, result
+from tests.dialects.test_responses_stream import ASKED, accumulated, by_sdk, result
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # types of the SDK are not enforced
 WIRE = ResponsesWire(ChatCompletions("http://x/v1"))

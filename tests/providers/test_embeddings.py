@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from breakwater.dialects.rules.embeddings import MAX_VECTOR_BYTES, answer_of
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.policy.classify import BrokenAnswer, HttpFailure
-from breakwater.policy.dialects.embeddings import MAX_VECTOR_BYTES, answer_of
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Call
 from tests.flow.kit import model

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from breakwater.policy.chat_chunks import Chunk
+from breakwater.dialects.rules.chat_chunks import Chunk
 from breakwater.policy.classify import TransportFailure
 from breakwater.providers import base
 from breakwater.providers.base import AnswerTimeout, Streaming

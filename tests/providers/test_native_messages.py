@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from breakwater.policy.chat_chunks import Chunk
+from breakwater.dialects.rules.chat_chunks import Chunk
 from breakwater.providers.base import Answer, Call, Streaming
 from tests.providers.kit import answering, call, perform, saying, settings
 

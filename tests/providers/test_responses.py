@@ -10,18 +10,18 @@ import orjson
 import pytest
 from aiohttp import web
 
+from breakwater.dialects.rules import chat_form
+from breakwater.dialects.rules.chat_chunks import Assembly
+from breakwater.dialects.rules.responses_answer import Asked, output_of
+from breakwater.dialects.rules.responses_stream import ResponseEvents
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.jobs.contract.job import NativeRequest
-from breakwater.policy.chat_chunks import Assembly
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, classify
-from breakwater.policy.dialects import chat_form
-from breakwater.policy.dialects.responses_answer import Asked, output_of
-from breakwater.policy.dialects.responses_stream import ResponseEvents
 from breakwater.providers.base import Answer, Call, CallError
 from breakwater.providers.openai import ChatCompletions, OpenAISettings
 from breakwater.providers.responses import ResponsesWire
+from tests.dialects.test_responses_stream import accumulated, by_sdk, result
 from tests.flow.kit import model
-from tests.policy.dialects.test_responses_stream import accumulated, by_sdk, result
 from tests.providers.kit import KEY, answering, call, perform, settings
 from tests.providers.test_streams import Streamed
 

@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from breakwater.dialects.rules.chat_chunks import Chunk
 from breakwater.embedded.provider import SimulatedProvider
-from breakwater.policy.chat_chunks import Chunk
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure, classify
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, Call, CallError, Streaming

@@ -38,7 +38,7 @@ import aiohttp
 from pydantic import SecretStr, TypeAdapter, ValidationError
 from yarl import URL
 
-from breakwater.contracts.openai import CallOptions
+from breakwater.dialects.contract.openai import CallOptions
 from breakwater.jobs.contract.execution import Execution, ExecutionList, ExecutionQuery, ExecutionSummary, Result
 from breakwater.jobs.contract.job import ID_ENTROPY_BYTES, ChatMessage, Job, new_job_id
 from breakwater.jobs.contract.submission import AcceptedJob, AcceptedPlan, CancelledJob, PlanRequest, PlanStatus

@@ -22,6 +22,15 @@ from pydantic import (
 )
 
 from breakwater.config.alerts import Alerts
+from breakwater.dialects.rules import InvalidBodyError, chat_form
+from breakwater.dialects.rules.embeddings import (
+    MAX_BATCHES,
+    PARAMS,
+    fallback_objection,
+    native_body,
+    too_many,
+    too_many_batches,
+)
 from breakwater.identity.settings import ConsoleSettings
 from breakwater.jobs.contract.job import CallApi, ChatMessage, Job, NativeRequest
 from breakwater.jobs.rules.ownership import shown
@@ -32,15 +41,6 @@ from breakwater.kernel.validation import FieldError
 from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules, take_preset
 from breakwater.policy.budget import OTHERS, Caps, CapTable
 from breakwater.policy.classify import RETRYABLE_CLASSES
-from breakwater.policy.dialects import InvalidBodyError, chat_form
-from breakwater.policy.dialects.embeddings import (
-    MAX_BATCHES,
-    PARAMS,
-    fallback_objection,
-    native_body,
-    too_many,
-    too_many_batches,
-)
 from breakwater.policy.guard import GuardRules
 from breakwater.policy.job_rules import NO_JOB_RULES, JobRules, bound_problem, job_rules
 from breakwater.policy.ledger import MAX_TAGS

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
+from breakwater.dialects.rules.provider_state import STATE_ERRORS, UNREADABLE, state_error
 from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
 from breakwater.kernel.formats import words
 from breakwater.policy.context_overflow import overflow_summary
 from breakwater.policy.delays import latest_reset_s, retry_after_s
 from breakwater.policy.params import KNOWN_PARAMS
-from breakwater.policy.provider_state import STATE_ERRORS, UNREADABLE, state_error
 from breakwater.policy.provider_words import known_or_hash, known_place
 from breakwater.policy.user_message import user_message
 

@@ -9,17 +9,17 @@ from typing import Any, ClassVar, Literal, cast
 import orjson
 from pydantic import Field, JsonValue
 
+from breakwater.dialects.rules.chat_chunks import Assembly
+from breakwater.dialects.rules.messages import without_lone_thinking, without_thinking
+from breakwater.dialects.rules.provider_state import plain_id
+from breakwater.dialects.rules.tool_schemas import anthropic_tool
 from breakwater.jobs.contract.execution import Choice
 from breakwater.jobs.contract.job import CallApi
 from breakwater.jobs.rules.chat_messages import OTHERS, arguments_text, fields, finish_reason, objects
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.formats import words
 from breakwater.kernel.surrogates import whole_escapes
-from breakwater.policy.chat_chunks import Assembly
-from breakwater.policy.dialects.messages import without_lone_thinking, without_thinking
 from breakwater.policy.price import max_tokens_of
-from breakwater.policy.provider_state import plain_id
-from breakwater.policy.tool_schemas import anthropic_tool
 from breakwater.policy.usage import Usage, of_message
 from breakwater.providers.anthropic_stream import MessageEvents, text_of
 from breakwater.providers.base import (

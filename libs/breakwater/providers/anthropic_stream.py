@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from breakwater.dialects.rules.chat_chunks import OBJECT, Chunk
+from breakwater.dialects.rules.chat_completions import finish_reason_of
 from breakwater.jobs.rules.chat_messages import (
     INTERRUPTED,
     OTHERS,
@@ -17,8 +19,6 @@ from breakwater.jobs.rules.chat_messages import (
     finish_reason,
     is_end,
 )
-from breakwater.policy.chat_chunks import OBJECT, Chunk
-from breakwater.policy.chat_completions import finish_reason_of
 from breakwater.policy.usage import Usage, highest
 from breakwater.providers.failures import read_json
 

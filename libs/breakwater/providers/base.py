@@ -12,12 +12,12 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
+from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
 from breakwater.jobs.contract.execution import Choice
 from breakwater.jobs.contract.job import CallApi
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.security.secret_refs import Secret
 from breakwater.kernel.types import Message, UsdAmount
-from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.classify import CallFailure, NotSent
 from breakwater.policy.usage import Usage
 from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from breakwater.dialects.rules.chat_chunks import Assembly
+from breakwater.dialects.rules.embeddings import BrokenEmbeddingsError, EmbeddingsTooLargeError, packed, summary
 from breakwater.jobs.contract.execution import Choice
 from breakwater.kernel.json_values import flaw_of
-from breakwater.policy.chat_chunks import Assembly
-from breakwater.policy.dialects.embeddings import BrokenEmbeddingsError, EmbeddingsTooLargeError, packed, summary
 from breakwater.policy.usage import Usage, model_of, of_embeddings
 from breakwater.providers.base import AnswerTooLargeError, Call, StreamReader, UnusableAnswerError
 

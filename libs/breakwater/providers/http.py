@@ -14,15 +14,15 @@ import aiohttp
 import structlog
 from yarl import URL
 
+from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
+from breakwater.dialects.rules.tool_names import long_names, shortened, with_long_names
 from breakwater.jobs.contract.execution import Choice
 from breakwater.jobs.contract.job import CallApi
 from breakwater.jobs.rules.chat_messages import INTERRUPTED, encoded, fields
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.json_values import TOO_DEEP
 from breakwater.kernel.security.secret_refs import SecretRef
-from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.classify import BrokenAnswer, CallFailure, NothingSaid, TransportFailure
-from breakwater.policy.tool_names import long_names, shortened, with_long_names
 from breakwater.policy.usage import Usage, model_of
 from breakwater.providers.base import (
     MAX_ANSWER_BYTES,

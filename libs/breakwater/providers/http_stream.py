@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import aiohttp
 
+from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.json_values import TOO_DEEP
 from breakwater.kernel.surrogates import EventJoiner, whole_text, whole_value
-from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.classify import CallFailure
 from breakwater.providers.base import (
     MAX_ANSWER_BYTES,

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
 
+from breakwater.dialects.rules.chat_chunks import OBJECT
 from breakwater.jobs.rules.ownership import shown
 from breakwater.kernel.surrogates import TextJoiner, whole_text
 from breakwater.kernel.types import MAX_COUNTED, nano_from_usd
-from breakwater.policy.chat_chunks import OBJECT
 from breakwater.policy.classify import ProgramFailure
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, AnswerTimeout, Call, Streaming

@@ -9,10 +9,10 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import Field, JsonValue
 
+from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
 from breakwater.jobs.contract.execution import Choice
 from breakwater.jobs.contract.job import CallApi
 from breakwater.jobs.rules.chat_messages import OTHERS, fields, finish_reason, parts_of
-from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.price import OUTPUT_LIMITS
 from breakwater.policy.usage import Usage, of_completion
 from breakwater.providers.base import (

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from breakwater.dialects.api import stored_responses, streams
+from breakwater.dialects.api.chat import ChatEvents
 from breakwater.kernel.http import event_stream
-from services.request.dialects import stored_responses, streams
-from services.request.dialects.chat import ChatEvents
 
 EARLY_S = 0.001
 

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from breakwater.config import load_config
+from breakwater.dialects.rules.messages import UNSIGNED, message_of
 from breakwater.identity.api_keys import create_key
-from breakwater.policy.dialects.messages import UNSIGNED, message_of
 from tests.anthropic_client import Accumulation, accumulated
 from tests.flow.kit import model
 from tests.server_sources import RunningServer, Servers

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from nats.aio.msg import Msg
 
+from breakwater.dialects.api.calls import SESSIONS
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.contract.execution import ErrorInfo, Result
 from breakwater.jobs.contract.job import Job
@@ -21,7 +22,6 @@ from breakwater.jobs.rules.ownership import job_digest
 from breakwater.kernel.nats.subjects import Header, decode_token
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import LEFT_OUT
-from services.request.dialects.calls import SESSIONS
 from services.request.openapi import document
 from tests.helpers import until
 from tests.openai_client import openai_client

@@ -20,6 +20,8 @@ import pytest_asyncio
 from openai.lib.streaming.chat import ChunkEvent
 
 from breakwater.config import load_config
+from breakwater.dialects.api import streams
+from breakwater.dialects.api.chat import ChatEvents
 from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.api.cancels import Cancels
@@ -29,8 +31,6 @@ from breakwater.kernel.http import event_stream
 from breakwater.kernel.process import background
 from breakwater.kernel.surrogates import whole_escapes
 from breakwater.providers import http_stream
-from services.request.dialects import streams
-from services.request.dialects.chat import ChatEvents
 from tests.any_answers import AnyAnswer, any_provider_server
 from tests.flow.kit import model
 from tests.helpers import until

@@ -16,9 +16,9 @@ import pytest_asyncio
 
 from breakwater.config import load_config
 from breakwater.identity.api_keys import create_key
+from tests.dialects.test_responses_stream import accumulated
 from tests.flow.kit import model
 from tests.openai_client import openai_client
-from tests.policy.dialects.test_responses_stream import accumulated
 from tests.server_sources import RunningServer, Servers
 from tests.services.request.conftest import HttpApi, running, settings_for
 from tests.services.worker.harness import WorkerPlane, running_worker

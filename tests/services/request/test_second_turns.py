@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from breakwater.config import load_config
+from breakwater.dialects.rules.chat_chunks import Assembly
 from breakwater.identity.api_keys import create_key
-from breakwater.policy.chat_chunks import Assembly
 from tests.anthropic_client import accumulated
 from tests.flow.kit import model
 from tests.server_sources import RunningServer, Servers

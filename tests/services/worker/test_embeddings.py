@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from breakwater.config import Config, validate_job
+from breakwater.dialects.rules.embeddings import answer_of, size_of
 from breakwater.jobs.contract.job import Job, NativeRequest
-from breakwater.policy.dialects.embeddings import answer_of, size_of
 from breakwater.policy.price import GENERIC, estimate_input_tokens
 from breakwater.state.tasks import TaskKey
 from tests.flow.kit import COST_NANO, PLANE_KEY, Plane, config_for, model

@@ -16,10 +16,10 @@ import pytest
 from aiohttp import web
 
 from breakwater.config import Config, validate_job
+from breakwater.dialects.rules.embeddings import answer_of, form_refused, usage_of_all
 from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.jobs.rules.record import totals
 from breakwater.jobs.store.executions import ClaimLostError
-from breakwater.policy.dialects.embeddings import answer_of, form_refused, usage_of_all
 from breakwater.policy.retry import failures_on
 from services.worker import attempts as attempts_module
 from services.worker.embeddings_batches import EmbeddingsBatches

@@ -10,8 +10,8 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 
-from breakwater.bus.response_log import ResponseLog
-from breakwater.contracts.stored_response import StoredResponse
+from breakwater.dialects.contract.stored_response import StoredResponse
+from breakwater.dialects.store.response_log import ResponseLog
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import AlreadyDecidedError

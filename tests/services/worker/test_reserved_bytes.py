@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breakwater.config import Agent, Config, validate_job
+from breakwater.dialects.rules import params_of
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.chat_messages import encoded
 from breakwater.jobs.store.executions import Claim
-from breakwater.policy.dialects import params_of
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.price import (
     BYTES_OF_SMALL_BODIES,

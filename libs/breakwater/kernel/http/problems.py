@@ -9,7 +9,7 @@ from contextvars import ContextVar
 import orjson
 from starlette.responses import Response
 
-from breakwater.contracts.openai import CallOptions
+from breakwater.dialects.contract.openai import CallOptions
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.validation import FieldError
 

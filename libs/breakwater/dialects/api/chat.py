@@ -1,0 +1,147 @@
+"""OpenAI's chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from breakwater.dialects.api.calls import OPENAI_ERRORS, Calls, ParsedCall, options_of
+from breakwater.dialects.contract.openai import ChatCompletion, ChatCompletionRequest
+from breakwater.dialects.rules.chat_chunks import OBJECT, Assembly, rest_of
+from breakwater.dialects.rules.chat_completions import completion_of, is_usage, job_of
+from breakwater.jobs.api.submission import Submission
+from breakwater.kernel.http.operations import operation
+from breakwater.kernel.http.parsing import read_command
+from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.validation import FieldError
+
+_OF_ALL = ("id", "created", "model", "system_fingerprint")
+"""Fields of a chunk that are the same in the whole answer."""
+_DONE = b"data: [DONE]\n\n"
+
+
+class ChatRoutes:
+    """Chat completions."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    @operation(
+        "POST",
+        "/v1/chat/completions",
+        tag="openai",
+        summary="Create a chat completion, as at OpenAI",
+        description="Each call is a job. The response contains the provider's own object, or one in OpenAI's format if "
+        "the provider speaks another dialect. The headers `x-breakwater-execution-id`, `-model`, `-attempts`, "
+        "`-cost-usd` and `-cache` describe the job, and `-dropped-params` lists params that were not sent because the "
+        "provider does not support them. `x-should-retry: false` is set if Breakwater has already retried. With "
+        "`stream`, the response is server-sent events: OpenAI's "
+        "`chat.completion.chunk` objects and `[DONE]`, or an `error` after some of the answer.",
+        headers={
+            "Idempotency-Key": "The job's id: 1 to 128 characters of printable ASCII.",
+            "x-breakwater-tenant": "As `breakwater.tenant` in the body, which comes first; so for the other options.",
+            "x-session-id": "Same as `breakwater.session_id`: calls of a session are shown as one run.",
+            "traceparent": "W3C trace context that the job becomes a part of. Calls of one trace are one run, if they "
+            "name no task and no session.",
+        },
+        body=ChatCompletionRequest,
+        results={200: ("The answer.", ChatCompletion)},
+        errors={
+            **OPENAI_ERRORS,
+            400: "The request is invalid; `param` is the field at fault. Or it is too long for the model "
+            "(`context_length_exceeded`), or the provider refuses it (`invalid_request`).",
+            404: "There is no such agent or model for this key (`model_not_found`).",
+        },
+    )
+    async def create_chat_completion(self, request: Request) -> Response:
+        """The chat completion, once the job has ended, however long that takes."""
+        return await self._calls.respond(request, self._parsed)
+
+    async def _parsed(self, request: Request, body: bytes) -> ParsedCall:
+        completion = read_command(body, ChatCompletionRequest)
+        options = completion.stream_options
+        if options is not None and not completion.stream:
+            message = "stream_options: is only allowed when `stream` is true"
+            raise RequestError(
+                400, "invalid_request", message, [FieldError(path="stream_options", message="needs `stream`")]
+            )
+        agent, model = self._calls.agent_of(request, completion.model)
+        job = job_of(completion, options_of(request.headers, completion.breakwater), agent, model)
+        return ParsedCall(job, _ChatAnswer(with_usage=options is not None and bool(options.include_usage)))
+
+
+@dataclass(frozen=True, slots=True)
+class _ChatAnswer:
+    with_usage: bool
+
+    def body(self, sent: Submission, result: dict[str, Any]) -> bytes:  # noqa: ARG002  its id is the provider's
+        """A `chat.completion`."""
+        return orjson.dumps(completion_of(result))
+
+    def encoder(self, sent: Submission) -> ChatEvents:  # noqa: ARG002
+        """Encodes chunks."""
+        return ChatEvents(with_usage=self.with_usage)
+
+    def fails_in_stream(self, result: dict[str, Any]) -> bool:  # noqa: ARG002
+        """False: an error before the answer is one by its status."""
+        return False
+
+
+class ChatEvents:
+    """An encoder of `chat.completion.chunk`s."""
+
+    keep_alive: ClassVar[bytes] = b": still here\n\n"
+
+    def __init__(self, *, with_usage: bool) -> None:
+        self._with_usage = with_usage
+        self._sent = Assembly()
+        self._usage_sent = False
+        self._first: dict[str, Any] = {}
+
+    def events(self, chunks: Iterable[dict[str, Any]]) -> bytes:
+        """The chunks themselves."""
+        return b"".join(b"data: %b\n\n" % orjson.dumps(chunk) for chunk in chunks if self._taken(chunk))
+
+    def _taken(self, chunk: dict[str, Any]) -> bool:
+        """Notes a chunk. False for one that the client has not asked for."""
+        if self._first and chunk.get("id") != self._first.get("id"):
+            # Of another attempt, which continues the answer. For the client it is one.
+            chunk |= self._first
+        chunk["object"] = OBJECT  # clients skip an object that is not a chunk
+        self._sent.add(chunk)
+        self._first = self._first or {name: chunk[name] for name in _OF_ALL if name in chunk}
+        if self._with_usage:
+            if (usage := chunk.get("usage")) is not None:
+                if is_usage(usage):
+                    self._usage_sent = True
+                else:
+                    chunk["usage"] = None
+        elif "usage" in chunk:
+            del chunk["usage"]
+            return bool(chunk["choices"])
+        return True
+
+    def end(
+        self, result: dict[str, Any] | None, *, whole: bool, error: Callable[[dict[str, Any] | None], bytes]
+    ) -> bytes:
+        """The rest of the answer, the usage, and `[DONE]`; or an error."""
+        if result is None or result["status"] != "succeeded":
+            return _data(error(result))
+        completion = completion_of(result)
+        rest = [] if whole and self._sent.finished else rest_of(completion, self._sent)
+        if rest is None:
+            # Another answer decided the job than the one that was begun here.
+            return _data(error(None))
+        if self._with_usage and not self._usage_sent and completion.get("usage") is not None:
+            head = {name: completion.get(name) for name in ("id", "created", "model")} | dict(self._sent.head)
+            rest.append({**head, "object": OBJECT, "choices": [], "usage": completion["usage"]})
+        return self.events(rest) + _DONE
+
+
+def _data(body: bytes) -> bytes:
+    return b"data: %b\n\n" % body

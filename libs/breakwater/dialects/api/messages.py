@@ -1,0 +1,169 @@
+"""Anthropic's Messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from breakwater.dialects.api.calls import Calls, ParsedCall, options_of
+from breakwater.dialects.contract.anthropic import (
+    AnthropicMessage,
+    CountTokensRequest,
+    InputTokenCount,
+    MessagesRequest,
+)
+from breakwater.dialects.rules import InvalidBodyError, chat_form
+from breakwater.dialects.rules.messages import message_of
+from breakwater.dialects.rules.messages_stream import PING, MessageStream, event_bytes
+from breakwater.jobs.api.submission import Submission
+from breakwater.jobs.contract.job import SENT_BY_PLANE, Job, NativeRequest
+from breakwater.jobs.rules.chat_messages import encoded
+from breakwater.kernel.http.operations import TOO_MANY, operation
+from breakwater.kernel.http.parsing import invalid_job, read_command
+from breakwater.policy.price import likely_input_tokens, size_of_messages, size_of_params
+
+_BETA = "anthropic-beta"
+
+
+class MessageRoutes:
+    """Messages, and the number of their tokens."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    @operation(
+        "POST",
+        "/v1/messages",
+        tag="anthropic",
+        summary="Create a message, as at Anthropic",
+        description="Each call is a job. A provider of the kind `anthropic` gets the body as it is; for any other it "
+        "is translated to a chat completion, and a field that has no equivalent there is refused by name. The API key "
+        "is sent as `x-api-key` or as a bearer token. The headers `x-breakwater-execution-id`, `-model`, `-attempts`, "
+        "`-cost-usd` and `-cache` describe the job. `x-should-retry: false` is set if Breakwater has already retried. "
+        "With `stream`, the response is server-sent events: Anthropic's, or an `error` after some of the answer.",
+        headers={
+            "x-api-key": "The API key, unless it is a bearer token.",
+            _BETA: "Passed on to Anthropic.",
+            "Idempotency-Key": "The job's id: 1 to 128 characters of printable ASCII.",
+            "x-breakwater-tenant": "As `breakwater.tenant` in the body, which comes first; so for the other options.",
+            "x-session-id": "Same as `breakwater.session_id`: calls of a session are shown as one run.",
+            "traceparent": "W3C trace context that the job becomes a part of. Calls of one trace are one run, if they "
+            "name no task and no session.",
+        },
+        body=MessagesRequest,
+        results={200: ("The answer.", AnthropicMessage)},
+        errors={
+            400: "The request is invalid (`invalid_request_error`): the message begins with the field at fault. Or it "
+            "is too long for the model, or the provider refuses it.",
+            403: "The task was stopped, or the key may not do this (`permission_error`).",
+            404: "There is no such agent or model for this key (`not_found_error`).",
+            409: "The idempotency key is that of another call, or the job was cancelled (`invalid_request_error`).",
+            413: "The body is too large (`request_too_large`).",
+            429: "A budget or a rate limit is used up (`rate_limit_error`). " + TOO_MANY,
+            502: "No model gave a usable answer (`api_error`).",
+            504: "The job's time was over (`timeout_error`).",
+            529: "The breakers of all models are open, a provider is overloaded, or nothing was accepted "
+            "(`overloaded_error`).",
+        },
+    )
+    async def create_message(self, request: Request) -> Response:
+        """The message, once the job has ended, however long that takes."""
+        return await self._calls.respond(request, self._parsed)
+
+    async def _parsed(self, request: Request, body: bytes) -> ParsedCall:
+        asked = read_command(body, MessagesRequest)
+        agent, model = self._calls.agent_of(request, asked.model)
+        options = options_of(request.headers, asked.breakwater).model_dump(exclude_unset=True)
+        if asked.stream:
+            options["stream"] = True
+        beta = request.headers.getlist(_BETA)
+        native = NativeRequest(api="messages", body=_body_of(asked), headers={_BETA: ",".join(beta)} if beta else {})
+        named = {} if model is None else {"model": model}
+        job = Job(agent=agent, api_request=native, include_response=True, **named, **options)
+        return ParsedCall(job, _MessageAnswer())
+
+    @operation(
+        "POST",
+        "/v1/messages/count_tokens",
+        tag="anthropic",
+        summary="Count the input tokens of a message, as at Anthropic",
+        description="An estimate by the size of the request: no provider is asked. It takes the API key as "
+        "`/v1/messages` does.",
+        body=CountTokensRequest,
+        results={200: ("The number.", InputTokenCount)},
+        errors={404: "There is no such agent or model for this key (`not_found_error`)."},
+    )
+    async def count_message_tokens(self, request: Request) -> Response:
+        """The estimated number. Raises RequestError."""
+        asked = read_command(await self._calls.read(request), CountTokensRequest)
+        self._calls.agent_of(request, asked.model)
+        try:
+            tokens = _estimated_input(NativeRequest(api="messages", body=_body_of(asked)))
+        except InvalidBodyError as error:
+            raise invalid_job([error.problem]) from None
+        return Response(InputTokenCount(input_tokens=tokens).json_bytes(), 200, media_type="application/json")
+
+
+def _body_of(asked: CountTokensRequest) -> dict[str, Any]:
+    """The body as the client wrote it, without what is not Anthropic's, or has a place in the job."""
+    given = {name: getattr(asked, name) for name in asked.model_fields_set if name in type(asked).model_fields}
+    more = {**given, **(asked.model_extra or {})}
+    return {name: value for name, value in more.items() if name not in (*SENT_BY_PLANE, "breakwater")}
+
+
+def _estimated_input(request: NativeRequest) -> int:
+    """The tokens that a request probably has. Raises InvalidBodyError."""
+    form = chat_form(request)
+    return likely_input_tokens(size_of_messages(form.messages) + size_of_params(form.params))
+
+
+class _MessageAnswer:
+    def body(self, sent: Submission, result: dict[str, Any]) -> bytes:  # noqa: ARG002  the result has its id
+        """A `message`."""
+        return encoded(message_of(result))
+
+    def encoder(self, sent: Submission) -> MessagesEncoder:
+        """Encodes chunks."""
+        request = sent.job.api_request
+        assert request is not None
+        return MessagesEncoder(MessageStream(sent.job_id, partial(_estimated_input, request)))
+
+    def fails_in_stream(self, result: dict[str, Any]) -> bool:  # noqa: ARG002
+        """False: an error before the answer is one by its status."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesEncoder:
+    """An encoder of Anthropic's events."""
+
+    keep_alive: ClassVar[bytes] = event_bytes([PING])
+
+    stream: MessageStream
+
+    def events(self, chunks: Iterable[dict[str, Any]]) -> bytes:
+        """The events that chunks mean."""
+        return event_bytes(self.stream.feed(chunks))
+
+    def end(
+        self,
+        result: dict[str, Any] | None,
+        *,
+        whole: bool,  # noqa: ARG002  what was missed is found by what was sent
+        error: Callable[[dict[str, Any] | None], bytes],
+    ) -> bytes:
+        """The rest of the message; or an error."""
+        if result is None or result["status"] != "succeeded":
+            return _error(error(result))
+        rest = self.stream.end(result)
+        # Another answer decided the job than the one that was begun here.
+        return _error(error(None)) if rest is None else event_bytes(rest)
+
+
+def _error(body: bytes) -> bytes:
+    return b"event: error\ndata: %b\n\n" % body

@@ -1,0 +1,135 @@
+"""The meanings of `model` in OpenAI's requests: an agent, or an agent with one of its models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from breakwater.config import Agent, Config
+from breakwater.dialects.contract.openai import ModelName, ModelNames
+from breakwater.identity.rules.callers import Caller
+from breakwater.kernel.http.operations import ApiRequest, operation
+from breakwater.kernel.http.parsing import suggestion
+from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.types import Message
+from breakwater.kernel.validation import FieldError
+
+
+class ModelNameTable:
+    """The names that a config gives."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._longest_first = sorted(config.agents, key=len, reverse=True)
+
+    def resolve(self, name: str, caller: Caller) -> tuple[str, str | None]:
+        """The agent, and the requested model; None for its own.
+
+        For a key that is bound to one agent, a model that the agent lists comes before `agent/model`, and one that it
+        only allows by `*` after it.
+
+        Args:
+            name: `agent`, `agent/model`, or a model of the agent that the key is bound to. A model is named by its id,
+                or by its name at the provider.
+            caller: the sender.
+
+        Raises:
+            RequestError: 404, there is no such agent or model for this key.
+        """
+        usable = self._usable(caller)
+        if name in usable:
+            return name, None
+        bound = caller.agents[0] if len(caller.agents) == 1 and usable else None
+        if bound is not None and (model := self._listed(bound, name)) is not None:
+            return bound, model
+        for agent in (agent for agent in self._longest_first if agent in usable and name.startswith(f"{agent}/")):
+            asked = name.removeprefix(f"{agent}/")
+            if (model := self._listed(agent, asked) or self._by_star(agent, asked)) is not None:
+                return agent, model
+        if bound is not None and (model := self._by_star(bound, name)) is not None:
+            return bound, model
+        raise self._not_found(name, caller)
+
+    def listed(self, caller: Caller) -> Iterator[str]:
+        """Each name that a caller may use, but for models that are allowed by `*` only."""
+        for agent in self._usable(caller):
+            yield agent
+            for model in _listed(self._config.agents[agent]):
+                yield f"{agent}/{model}"
+                if len(caller.agents) == 1:
+                    yield model
+
+    def _usable(self, caller: Caller) -> list[str]:
+        return [agent for agent in self._config.agents if not caller.agents or agent in caller.agents]
+
+    def _listed(self, name: str, asked: str) -> str | None:
+        """The model of an agent with this id, else the first that its provider calls so."""
+        agent = self._config.agents[name]
+        models = _listed(agent)
+        if asked in models:
+            return asked
+        return next((model for model in models if self._name_at_provider(agent, model) == asked), None)
+
+    def _by_star(self, name: str, asked: str) -> str | None:
+        agent = self._config.agents[name]
+        provider = self._config.provider_name(agent, asked)
+        known = provider in self._config.providers and not self._config.is_local(provider)
+        return asked if "*" in agent.allowed_models and known else None
+
+    def _name_at_provider(self, agent: Agent, model: str) -> str | None:
+        provider = self._config.provider_name(agent, model)
+        return None if provider is None else self._config.name_at_provider(provider, model)
+
+    def _not_found(self, name: str, caller: Caller) -> RequestError:
+        known = list(dict.fromkeys(self.listed(caller)))
+        message = (
+            f"the model {name!r} does not exist, or this API key may not use it: `model` is an agent, `agent/model`, "
+            f"or any model of the agent that the key is bound to{suggestion(name, known)}"
+        )
+        return RequestError(404, "model_not_found", message, [FieldError(path="model", message="is not known")])
+
+
+def _listed(agent: Agent) -> list[str]:
+    return [model for model in dict.fromkeys((*agent.chain, *agent.allowed_models)) if model != "*"]
+
+
+class ModelRoutes:
+    """The names of models."""
+
+    def __init__(self, config: Config) -> None:
+        self._names = ModelNameTable(config)
+        self._created = datetime.now(UTC).replace(microsecond=0)
+
+    @operation(
+        "GET",
+        "/v1/models",
+        tag="openai",
+        summary="Values of `model`",
+        description="Agents, and each with the models that it lists; for a key that is bound to one agent, the models "
+        "alone too. A model that is allowed by `*` only is not listed.",
+        result="Those that the key may use.",
+    )
+    async def list_models(self, request: ApiRequest[Message]) -> ModelNames:
+        """The values of `model` for this key."""
+        models = tuple(map(self._model, dict.fromkeys(self._names.listed(request.caller))))
+        return ModelNames(
+            data=models, first_id=models[0].id if models else None, last_id=models[-1].id if models else None
+        )
+
+    @operation(
+        "GET",
+        "/v1/models/{model}",
+        tag="openai",
+        summary="One value of `model`",
+        result="It may.",
+        errors={404: "There is no such agent or model for this key (`model_not_found`)."},
+    )
+    async def show_model(self, request: ApiRequest[Message]) -> ModelName:
+        """One value of `model`. Raises RequestError: 404."""
+        name = request.path["model"]
+        self._names.resolve(name, request.caller)
+        return self._model(name)
+
+    def _model(self, name: str) -> ModelName:
+        created = int(self._created.timestamp())
+        return ModelName(id=name, display_name=name, created=created, created_at=self._created)

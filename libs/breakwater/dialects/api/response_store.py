@@ -1,0 +1,366 @@
+"""Stored responses: what is kept of a request, the conversation that it continues, and the response as it is now."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+import structlog
+from pydantic import JsonValue
+
+from breakwater.config import Config
+from breakwater.dialects.contract.stored_response import StoredResponse
+from breakwater.dialects.rules.chat_completions import with_error_as_answer
+from breakwater.dialects.rules.responses_answer import (
+    Asked,
+    Item,
+    item_id,
+    job_id_of,
+    output_of,
+    pending_response,
+    response_of,
+)
+from breakwater.dialects.store.response_log import ResponseLog
+from breakwater.dialects.store.response_room import SHARE, NoRoom, ResponseRoom
+from breakwater.identity.rules.callers import Caller
+from breakwater.jobs.api.results import JobLookup
+from breakwater.jobs.api.submission import Submission
+from breakwater.jobs.rules.chat_messages import encoded, fields
+from breakwater.jobs.rules.ownership import may_see, names_of, shown, store_share
+from breakwater.jobs.store.records import is_result_of
+from breakwater.kernel.http.problems import RequestError, not_read, unavailable
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.core import hearing
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.security.encryption import Cipher, DecryptionError
+from breakwater.kernel.types import is_full_id
+from breakwater.kernel.validation import FieldError
+
+MAX_TURNS = 1_000
+"""Responses that a conversation of stored responses may have."""
+
+MAX_ENDED = 50
+"""Responses that have ended and are still noted as under way, of which one request removes the notes."""
+
+STORED_BYTES = 1_000
+"""The bytes of a stored request in addition to its body."""
+
+_TEXTS = frozenset({"input", "instructions", "prompt", "tools", "text"})
+"""Fields of a request that are not kept for an agent that keeps no prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierItems:
+    """The conversation that a response continues.
+
+    Attributes:
+        items: all of it.
+        executions: that it consists of, the oldest first.
+    """
+
+    items: list[JsonValue]
+    executions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseStore:
+    """Stored responses of this config's agents."""
+
+    config: Config
+    log: ResponseLog
+    lookup: JobLookup
+    connection: ClientGetter
+    cipher: Cipher
+    room: ResponseRoom
+
+    async def take_room(self, share: str, size: int) -> None:
+        """Takes room in RESPONSES for a request. While Redis does not answer, there is room for all.
+
+        Args:
+            share: whose share it takes (`store_share`).
+            size: of the request, in bytes.
+
+        Raises:
+            RequestError: 429, the owner has used its share; 503, the stream would drop a response that is under way.
+        """
+        max_bytes = self.config.limits.responses_max_bytes
+        for _ in range(MAX_ENDED):
+            try:
+                refused = await self.room.take(share, size + STORED_BYTES, max_bytes)
+                if refused is None:
+                    return
+                if refused.oldest is None or await self._is_under_way(refused.oldest):
+                    raise _no_room(refused, max_bytes)
+                # It has ended without its worker saying so.
+                await self.room.finish(refused.oldest)
+            except StateUnavailableError:
+                return
+
+    async def begin(self, sent: Submission) -> None:
+        """Notes that a background response is under way."""
+        with suppress(StateUnavailableError):
+            await self.room.begin(sent.job_id)
+
+    async def _is_under_way(self, execution_id: str) -> bool:
+        if await self.lookup.results.decided(execution_id) is not None:
+            return False
+        return await self.log.find(execution_id) is not None or (await self.log.end(execution_id))[1] > 0
+
+    def check_background(self, agent: str) -> None:
+        """Raises RequestError: 400, the answer of an agent without stored texts could not be kept."""
+        if not self.config.agents[agent].keeps_error_texts and not self.cipher.key_ids:
+            message = (
+                f"the agent {agent!r} stores no texts in plain (persist_prompts, persist_responses), and there is no "
+                "key to encrypt a background answer with; set BREAKWATER_PLANE_KEY"
+            )
+            raise _wrong("background", message)
+
+    async def keep(self, sent: Submission, asked: Asked, previous: tuple[str, ...] = ()) -> StoredResponse:
+        """Stores the request of an accepted job. Returns what is stored, perhaps by an earlier request.
+
+        Args:
+            sent: the job.
+            asked: its request, whose body has the input of this response alone.
+            previous: the executions that it continues.
+
+        Raises:
+            BusUnavailableError: it is not stored for sure; the same request again stores it.
+        """
+        agent = self.config.agents[sent.job.agent]
+        keeps = agent.persist_prompts
+        response = StoredResponse(
+            execution_id=sent.job_id,
+            agent=sent.job.agent,
+            tenant=sent.job.tenant,
+            owner=sent.owner,
+            model=asked.model,
+            created_at=datetime.fromtimestamp(asked.created_at, UTC),
+            background=asked.background,
+            body={name: value for name, value in asked.body.items() if keeps or name not in _TEXTS},
+            keeps_input=keeps,
+            previous_response_id=asked.previous_response_id,
+            previous=previous,
+        )
+        return await self.log.keep(response, private=not agent.keeps_error_texts)
+
+    async def keep_if_possible(self, sent: Submission, asked: Asked, previous: tuple[str, ...], size: int) -> None:
+        """Stores the request of a job whose client waits for the answer, which it gets in any case.
+
+        Args:
+            sent: the job.
+            asked: its request.
+            previous: the executions that it continues.
+            size: of the request, in bytes.
+        """
+        try:
+            await self.take_room(store_share(sent.owner, sent.job.tenant), size)
+            await self.keep(sent, asked, previous)
+        except (BusError, DecryptionError, RequestError) as error:
+            structlog.get_logger().warning("response_not_stored", execution_id=sent.job_id, error=str(error))
+
+    async def find(self, caller: Caller, response_id: str) -> StoredResponse:
+        """A stored response of a caller. Raises RequestError: 404, also for one of another caller."""
+        given = job_id_of(response_id)
+        for name in names_of(caller, given) if given and is_full_id(given) else ():
+            found = await self.log.find(name)
+            if found is not None and may_see(caller, agent=found.agent, tenant=found.tenant, owner=found.owner):
+                return found
+        message = f"there is no response {response_id!r}: it was never stored, has expired, or was deleted"
+        raise RequestError(404, "response_not_found", message)
+
+    async def conversation(self, caller: Caller, response_id: str, more: int = 0) -> EarlierItems:
+        """The conversation up to and including a response.
+
+        Args:
+            caller: of the request.
+            response_id: of the response.
+            more: bytes of the request that continues it.
+
+        Raises:
+            RequestError: 404, there is no such response; 400, it can't be continued; 413, it is too large.
+        """
+        with answered(not_read):
+            try:
+                found = await self.find(caller, response_id)
+            except RequestError as error:
+                raise _wrong("previous_response_id", error.message, 404, "previous_response_not_found") from None
+            executions = (*found.previous, found.execution_id)
+            if len(executions) > MAX_TURNS:
+                raise _wrong("previous_response_id", f"the conversation has more than {MAX_TURNS} responses")
+            items = await self._items_of(executions)
+        if (size := len(encoded(items)) + more) > (most := self.config.limits.max_body_bytes):
+            message = f"the conversation has {size} bytes with this request, over limits.max_body_bytes ({most})"
+            raise _wrong("previous_response_id", message, 413, "body_too_large")
+        return EarlierItems(items, executions)
+
+    async def input_items(self, stored: StoredResponse) -> list[JsonValue]:
+        """All items that a response answers. Raises RequestError: 400, some of them are not kept."""
+        try:
+            return await self._items_of((*stored.previous, stored.execution_id), last_result=False)
+        except RequestError as error:
+            raise RequestError(error.status, error.code, error.message.partition(": ")[2]) from None
+
+    async def _items_of(self, executions: tuple[str, ...], *, last_result: bool = True) -> list[JsonValue]:
+        """The items of a conversation. Raises RequestError: 400, some of it is missing.
+
+        Args:
+            executions: the oldest first.
+            last_result: with the output of the last one.
+        """
+        stored = await self.log.find_all(executions)
+        results = await self._results(executions if last_result else executions[:-1])
+        items: list[JsonValue] = []
+        for number, execution_id in enumerate(executions, 1):
+            response = stored.get(execution_id)
+            result = results.get(execution_id)
+            called = f"resp_{shown(execution_id)}"
+            if response is None or response.deleted:
+                raise _not_continued(f"{called} of the conversation has expired or was deleted")
+            if not response.keeps_input or response.encrypted is not None:
+                raise _not_continued(
+                    f"the agent {response.agent!r} keeps no prompts (persist_prompts: false), so the input of {called} "
+                    "is not kept; send all items in `input`"
+                )
+            items += input_of(response.body)
+            if number == len(executions) and not last_result:
+                break
+            agent = self.config.agents.get(response.agent)
+            if agent is not None and not agent.persist_responses:
+                raise _not_continued(
+                    f"the agent {response.agent!r} keeps no answers (persist_responses: false), so that of {called} is "
+                    "not kept; send all items in `input`"
+                )
+            if result is None:
+                raise _not_continued(f"{called} has no answer yet, or it has expired (limits.results_max_age_h)")
+            if result["status"] != "succeeded":
+                raise _not_continued(f"{called} has no answer: it is {result['status']}")
+            items += output_of(shown(execution_id), result)  # type: ignore[arg-type]
+        return items
+
+    async def _results(self, executions: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The results of those that have one, by execution."""
+        found: dict[str, dict[str, Any]] = {}
+        wanted = list(map(subjects.result, executions))
+        async with aclosing(Lookup(self.connection).last_on(Stream.RESULTS, wanted)) as stored:
+            async for message in stored:
+                result = with_error_as_answer(orjson.loads(self.cipher.decrypt_document(message.data)))
+                found[result["execution_id"]] = result
+        return found
+
+    async def result(self, stored: StoredResponse) -> dict[str, Any] | None:
+        """The result of a response; None while there is none. Raises RequestError: 404, it has expired."""
+        lookup = Lookup(self.connection, self.cipher)
+        subject = subjects.result(stored.execution_id)
+        found = await lookup.last(Stream.RESULTS, subject)
+        if found is None:
+            if await self.lookup.results.decided(stored.execution_id) is None:
+                return None
+            # It has come just now, which the leader knows, or has expired before the execution's record.
+            found = await lookup.newest_on(Stream.RESULTS, subject)
+        if found is None or not is_result_of(found.data, stored.execution_id):
+            message = "the answer has expired (limits.results_max_age_h); the execution is still on record"
+            raise RequestError(404, "response_not_found", message)
+        return readable(orjson.loads(self.cipher.decrypt_document(found.data)))
+
+    async def response(self, stored: StoredResponse) -> dict[str, Any]:
+        """The Response object as it is now. Raises RequestError: 404, it has expired."""
+        asked = asked_of(stored)
+        if (result := await self.result(stored)) is not None:
+            if not stored.background:
+                # As its client got it, with the result.
+                asked = replace(asked, created_at=int(datetime.fromisoformat(result["queued_at"]).timestamp()))
+            return response_of(asked, result)
+        status = await self.lookup.accepted.status(stored.execution_id, just_now=False)
+        return pending_response(asked, "in_progress" if status is not None and status.taken else "queued")
+
+    @asynccontextmanager
+    async def hearing(self, stored: StoredResponse, hear: Callable[[bytes], None]) -> AsyncGenerator[None]:
+        """Hears the chunks of a response while the block runs. Raises BusUnavailableError."""
+        async with hearing(self.connection, subjects.chunks(stored.agent, stored.execution_id), hear):
+            yield
+
+
+@contextmanager
+def answered(problem: Callable[[Exception], RequestError]) -> Generator[None]:
+    """Turns an outage of NATS or Redis into the error response that `problem` makes of it."""
+    try:
+        yield
+    except (BusError, StateUnavailableError) as error:
+        raise problem(error) from error
+
+
+def asked_of(stored: StoredResponse) -> Asked:
+    """The request of a stored response, as its Response objects repeat it."""
+    return Asked(
+        job_id=shown(stored.execution_id),
+        created_at=int(stored.created_at.timestamp()),
+        model=stored.model,
+        body=stored.body,
+        background=stored.background,
+        previous_response_id=stored.previous_response_id,
+    )
+
+
+def input_of(body: Mapping[str, JsonValue]) -> list[JsonValue]:
+    """The input of a request as items."""
+    given = body.get("input")
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
+    return given if isinstance(given, list) else []
+
+
+def listed_items(job_id: str, items: Sequence[JsonValue]) -> list[Item]:
+    """Items of an input as they are listed: each with an id and a type."""
+    listed: list[Item] = []
+    for number, given in enumerate(items):
+        item: Item = {"type": "message", **fields(given)}
+        content = item.get("content")
+        if item["type"] == "message" and isinstance(content, str):
+            kind = "output_text" if item.get("role") == "assistant" else "input_text"
+            part: Item = {"type": kind, "text": content}
+            item["content"] = [part | ({"annotations": []} if kind == "output_text" else {})]
+        if item["type"] == "message":
+            item.setdefault("status", "completed")
+        if not isinstance(item.get("id"), str):
+            item["id"] = item_id(f"{job_id}:input", "msg" if item["type"] == "message" else "item", number)
+        listed.append(item)
+    return listed
+
+
+def readable(result: dict[str, Any]) -> dict[str, Any]:
+    """A result whose texts are there. Raises RequestError: 503, they could not be encrypted and were left out."""
+    result = with_error_as_answer(result)
+    if result["status"] == "succeeded" and (why := result.get("encrypted")) is not None:
+        raise unavailable("undecryptable", f"the text of the answer was {why}")
+    return result
+
+
+def _no_room(refused: NoRoom, max_bytes: int) -> RequestError:
+    if refused.why == "share":
+        share = int(max_bytes * SHARE)
+        message = (
+            f"the responses that this key or its tenant has stored take its share of {share} bytes; try again in ten "
+            "minutes, or once the background responses under way have ended; or send `store: false` without "
+            "`background`, or raise limits.responses_max_bytes"
+        )
+        return RequestError(429, "stored_responses_full", message, headers={"Retry-After": "60"})
+    message = (
+        "RESPONSES is full of what was stored while background responses are under way; try again once they have "
+        "ended, or raise limits.responses_max_bytes"
+    )
+    return RequestError(503, "stored_responses_full", message, headers={"Retry-After": "60"})
+
+
+def _wrong(param: str, message: str, status: int = 400, code: str = "invalid_request") -> RequestError:
+    return RequestError(status, code, f"{param}: {message}", [FieldError(path=param, message=message)])
+
+
+def _not_continued(message: str) -> RequestError:
+    return _wrong("previous_response_id", message)

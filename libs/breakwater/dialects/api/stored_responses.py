@@ -1,0 +1,445 @@
+"""Stored responses over HTTP: read, followed, cancelled and deleted by any client, at any replica."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Literal
+
+import orjson
+from pydantic import Field, JsonValue
+from starlette.requests import Request
+from starlette.responses import Response
+
+from breakwater.dialects.api.calls import ApiAnswer, ParsedCall
+from breakwater.dialects.api.response_store import ResponseStore, answered, asked_of, listed_items, readable
+from breakwater.dialects.contract.openai import ResponseObject
+from breakwater.dialects.contract.stored_response import StoredResponse
+from breakwater.dialects.rules.responses_answer import Asked, pending_response, response_of
+from breakwater.dialects.rules.responses_stream import ContradictionError, ResponseEvent, ResponseEvents, event_bytes
+from breakwater.dialects.store.response_log import DELETED
+from breakwater.identity.audit import AuditLog, actor_of
+from breakwater.identity.auth import caller_of
+from breakwater.identity.rules.callers import Caller
+from breakwater.jobs.api.cancels import Cancels
+from breakwater.jobs.api.results import ReceivedResult
+from breakwater.jobs.api.submission import Submission
+from breakwater.jobs.contract.execution import Cancellation, PendingCancel
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.rules.chat_messages import encoded
+from breakwater.jobs.rules.ownership import shown
+from breakwater.kernel.http.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment
+from breakwater.kernel.http.operations import TOO_MANY, operation
+from breakwater.kernel.http.parsing import read_query
+from breakwater.kernel.http.problems import RequestError, not_done, not_read
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import BusUnavailableError
+from breakwater.kernel.security.encryption import DecryptionError
+from breakwater.kernel.types import Event, Message
+
+CANCEL_WAIT_S = 5.0
+"""A call under way is aborted within a second."""
+
+LOOK_S = 5.0
+"""Interval of looks into the log while nothing comes: a lost connection loses live messages."""
+
+RETRY_S = 0.5
+"""Interval at which a reader asks NATS again while it does not answer."""
+
+MAX_FOLLOWED = 5_000
+"""Streams of responses in one process."""
+
+MAX_UNREAD = 1_000
+"""Messages that a reader may be behind. Beyond, it reads them in the log."""
+
+_IGNORED = ("include", "include[]")
+"""Parameters that ask for more: all that is stored is returned."""
+
+NOT_FOUND = "There is no such response for this key (`response_not_found`)."
+
+
+class DeletedResponse(Event):
+    """The acknowledgement of a deletion."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class ResponseQuery(Message):
+    """Parameters of reading a response."""
+
+    stream: bool = Field(default=False, description="True to follow a background response as server-sent events.")
+    starting_after: int | None = Field(
+        default=None, ge=0, description="With `stream`: only events after this `sequence_number`."
+    )
+    include_obfuscation: bool | None = Field(default=None, description="Ignored: no padding is sent.")
+
+
+class InputItemsQuery(Message):
+    """A page of input items."""
+
+    limit: int = Field(default=20, ge=1, le=100, description="Items on a page.")
+    order: Literal["asc", "desc"] = Field(default="desc", description="`asc`: the oldest first.")
+    after: str | None = Field(default=None, description="Id of the last item of the page before.")
+    before: str | None = Field(default=None, description="Id of the first item of the page after.")
+
+
+class InputItems(Event):
+    """A page of input items."""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, JsonValue]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponseRoutes:
+    """Stored responses."""
+
+    store: ResponseStore
+    cancels: Cancels
+    streams: OpenStreams
+    audit: AuditLog
+
+    def call(
+        self,
+        job: Job,
+        answer: ApiAnswer,
+        asked: Callable[[Submission], Asked],
+        previous: tuple[str, ...],
+        *,
+        streams: bool,
+        size: int,
+    ) -> ParsedCall:
+        """The call of a request, which stores it as it is asked for.
+
+        Args:
+            job: of the request.
+            answer: to a request that waits for it.
+            asked: the request itself, whose body has the input of this response alone.
+            previous: the executions that it continues.
+            streams: the client of a background response follows it immediately.
+            size: of the request, in bytes.
+        """
+
+        async def keep(sent: Submission) -> None:
+            if (request := asked(sent)).store:
+                await self.store.keep_if_possible(sent, request, previous, size)
+
+        async def respond(request: Request, sent: Submission, duplicate: bool) -> Response:
+            if not duplicate:
+                await self.store.begin(sent)
+            stored = await self.store.keep(sent, asked(sent), previous)
+            if stored.deleted:
+                raise RequestError(409, "id_conflict", "the response with this id was deleted; choose another id")
+            if streams:
+                return self.follow(request, stored)
+            return _json(
+                await self.store.response(stored) if duplicate else pending_response(asked_of(stored), "queued")
+            )
+
+        return ParsedCall(job, answer, detached=respond) if job.keep_chunks else ParsedCall(job, answer, accepted=keep)
+
+    @operation(
+        "GET",
+        "/v1/responses/{response_id}",
+        tag="openai",
+        summary="Read a stored response",
+        description="The response as it is now, while its result is kept (`limits.results_max_age_h`). With `stream`, "
+        "the events of a background response from its first one on, or after `starting_after`: the same events in "
+        "every stream, at every replica. A stream that ends without a last event (`response.completed`, "
+        "`response.incomplete`, `response.failed`) was interrupted: follow it again.",
+        query=ResponseQuery,
+        results={200: ("The response; with `stream`, its events.", ResponseObject)},
+        errors={
+            400: "A parameter is wrong, or the response was not created in the background (`invalid_request`).",
+            404: NOT_FOUND,
+            429: TOO_MANY,
+            503: "It can't be read now (`unavailable`, `undecryptable`).",
+        },
+    )
+    async def get_response(self, request: Request) -> Response:
+        """The response, or its stream."""
+        query = read_query(request, ResponseQuery, _IGNORED)
+        with answered(not_read):
+            stored = await self._find(request)
+            if not query.stream:
+                if query.starting_after is not None:
+                    raise RequestError(400, "invalid_request", "starting_after: is only allowed with `stream`")
+                return _json(await self.store.response(stored))
+            if not stored.background:
+                message = "stream: only a response that was created with `background` can be followed"
+                raise RequestError(400, "invalid_request", message)
+            await self.store.result(stored)  # 404 where it has expired
+        return self.follow(request, stored, query.starting_after)
+
+    def follow(self, request: Request, stored: StoredResponse, starting_after: int | None = None) -> Response:
+        """The events of a response, from the one after a number on."""
+        return _ResponseFollower(self.streams, self.store, request, stored, starting_after)
+
+    @operation(
+        "POST",
+        "/v1/responses/{response_id}/cancel",
+        tag="openai",
+        summary="Cancel a background response",
+        description="A call under way is aborted within a second, and recorded with what it may have cost. Repeating "
+        "the request, or cancelling a response that has ended, returns the response.",
+        results={200: ("The response.", ResponseObject)},
+        errors={
+            400: "The response was not created in the background (`invalid_request`).",
+            404: NOT_FOUND,
+            429: TOO_MANY,
+            503: "NATS or Redis is unavailable (`unavailable`). Repeating the request is safe.",
+        },
+    )
+    async def cancel_response(self, request: Request) -> Response:
+        """The response, which has ended."""
+        with answered(not_done):
+            stored = await self._find(request)
+            if not stored.background:
+                message = "only a response that was created with `background` can be cancelled"
+                raise RequestError(400, "invalid_request", message)
+            async with self._recorded(request, "cancel_job", stored):
+                result = await self.store.result(stored)
+                if result is None:
+                    result = await self._cancel(caller_of(request), stored, wait_s=CANCEL_WAIT_S)
+        asked = asked_of(stored)
+        return _json(pending_response(asked, "in_progress") if result is None else response_of(asked, result))
+
+    @operation(
+        "DELETE",
+        "/v1/responses/{response_id}",
+        tag="openai",
+        summary="Delete a stored response",
+        description="Its request and its stored chunks are deleted, it can't be read or continued any more, and one "
+        "that is under way is cancelled. The execution stays on record, as does the job's result until it expires.",
+        results={200: ("It is deleted.", DeletedResponse)},
+        errors={404: NOT_FOUND, 503: "NATS or Redis is unavailable (`unavailable`). Repeating the request is safe."},
+    )
+    async def delete_response(self, request: Request) -> Response:
+        """200 once it is deleted."""
+        with answered(not_done):
+            stored = await self._find(request)
+            async with self._recorded(request, "delete_response", stored):
+                if await self._undecided(stored):
+                    await self._cancel(caller_of(request), stored, wait_s=0.0)
+                await self.store.log.delete(stored)
+        return _json({"id": request.path_params["response_id"], "object": "response", "deleted": True})
+
+    @operation(
+        "GET",
+        "/v1/responses/{response_id}/input_items",
+        tag="openai",
+        summary="List the input items of a stored response",
+        description="With those of the conversation that it continues.",
+        query=InputItemsQuery,
+        results={200: ("A page.", InputItems)},
+        errors={400: "The agent keeps no prompts, or a parameter is wrong (`invalid_request`).", 404: NOT_FOUND},
+    )
+    async def list_input_items(self, request: Request) -> Response:
+        """A page of items."""
+        query = read_query(request, InputItemsQuery, _IGNORED)
+        with answered(not_read):
+            stored = await self._find(request)
+            found = await self.store.input_items(stored)
+        items = listed_items(shown(stored.execution_id), found)
+        if query.order == "desc":
+            items.reverse()
+        for name, given in (("after", query.after), ("before", query.before)):
+            if given is None:
+                continue
+            at = next((number for number, item in enumerate(items) if item["id"] == given), None)
+            if at is None:
+                raise RequestError(400, "invalid_request", f"{name}: {given!r} is not an item of this response")
+            items = items[at + 1 :] if name == "after" else items[:at]
+        page = items[: query.limit]
+        ends = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+        more = len(items) > len(page)
+        return _json({"object": "list", "data": page, "first_id": ends[0], "last_id": ends[1], "has_more": more})
+
+    async def _find(self, request: Request) -> StoredResponse:
+        return await self.store.find(caller_of(request), request.path_params["response_id"])
+
+    async def _undecided(self, stored: StoredResponse) -> bool:
+        return await self.store.lookup.results.decided(stored.execution_id) is None
+
+    @asynccontextmanager
+    async def _recorded(self, request: Request, action: str, stored: StoredResponse) -> AsyncGenerator[None]:
+        """Records what an operator does; who cancelled a program's own job is in its record."""
+        caller = caller_of(request)
+        async with AsyncExitStack() as stack:
+            if caller.may(("operate",)):
+                details = {"job_id": stored.execution_id}
+                await stack.enter_async_context(self.audit.action(action, actor_of(caller), details, None))
+            yield
+
+    async def _cancel(self, caller: Caller, stored: StoredResponse, *, wait_s: float) -> dict[str, Any] | None:
+        """Cancels the job of a response; its result if it ends in time."""
+        is_person = caller.kind == "person"
+        job_id = stored.execution_id
+        lookup = self.store.lookup
+        by = Cancellation(
+            by="person" if is_person else "api_key",
+            name=caller.name,
+            key_id=None if is_person else caller.id,
+            at=datetime.now(UTC),
+        )
+        async with lookup.waiters.listening(subjects.result(job_id)) as received:
+            await self.cancels.request(
+                PendingCancel(execution_id=job_id, cancellation=by, agents=caller.agents or (stored.agent,))
+            )
+            if not wait_s:
+                return None
+            never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            deadline = time.monotonic() + wait_s
+            decided = await lookup.results.wait(job_id, received, never, deadline, check_first=True)
+        return None if decided is None else orjson.loads(decided)
+
+
+class _ChunkQueue:
+    """Messages of chunks that were received live and are not read yet. Never waits."""
+
+    def __init__(self) -> None:
+        self.stirred = asyncio.Event()
+        self._messages: deque[dict[str, Any]] = deque(maxlen=MAX_UNREAD)
+
+    def put(self, data: bytes) -> None:
+        """Takes a received message."""
+        self._messages.append(orjson.loads(data))
+        self.stirred.set()
+
+    def after(self, number: int) -> list[dict[str, Any]] | None:
+        """The messages that follow one with a number; None if some were missed."""
+        while self._messages and self._messages[0]["number"] <= number:
+            self._messages.popleft()
+        found = list(self._messages)
+        if any(message["number"] != at for at, message in enumerate(found, number + 1)):
+            return None
+        self._messages.clear()
+        return found
+
+
+class _ResponseFollower(FollowedStream):
+    """The stream of a background response: from the log first, then live, and from the log what was missed live."""
+
+    def __init__(
+        self,
+        streams: OpenStreams,
+        store: ResponseStore,
+        request: Request,
+        stored: StoredResponse,
+        starting_after: int | None,
+    ) -> None:
+        super().__init__(streams, request)
+        self._store = store
+        self._stored = stored
+        self._after = -1 if starting_after is None else starting_after
+        self._queue = _ChunkQueue()
+        self._encoder = ResponseEvents(asked_of(stored))
+        self._number = self._sequence = 0
+        """The last message that was read: its number, and its place in the log as far as that is known."""
+
+    @asynccontextmanager
+    async def opened(self, ending: Ending) -> AsyncGenerator[Callable[[Sender], Coroutine[Any, Any, None]]]:
+        """Subscribes to the chunks and the result."""
+        del ending
+        subject = subjects.result(self._stored.execution_id)
+        async with (
+            self._store.hearing(self._stored, self._queue.put),
+            self._store.lookup.waiters.listening(subject) as received,
+        ):
+            yield partial(self._write, received)
+
+    async def _write(self, received: ReceivedResult, sender: Sender) -> None:
+        never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._store.lookup.results.wait(
+            self._stored.execution_id, received, never, float("inf"), check_first=True
+        )
+        deciding = asyncio.create_task(waiting)
+        deciding.add_done_callback(lambda _: self._queue.stirred.set())
+        try:
+            await self._emit(sender, self._encoder.begin())
+            # What is stored comes first: the result may be there, and the live messages begin later.
+            look_at = 0.0
+            while True:
+                self._queue.stirred.clear()
+                decided = deciding.done()
+                looks = decided or time.monotonic() >= look_at
+                live = None if looks else self._queue.after(self._number)
+                try:
+                    messages = await self._from_log(whole=decided) if live is None else live
+                except BusUnavailableError:
+                    await asyncio.sleep(RETRY_S)
+                    await sender.send_due_comment()
+                    continue
+                if messages or looks:
+                    look_at = time.monotonic() + LOOK_S
+                await self._emit(sender, (event for one in self._read(messages) for event in one))
+                if decided:
+                    break
+                await self._wait(sender, look_at)
+            found = deciding.result()
+            if found is None:
+                await sender.send(comment("the service stops; follow the response again"), more=False)
+                return
+            await self._emit(sender, self._encoder.end(readable(orjson.loads(found))), more=False)
+        except (_ExpiredError, ContradictionError, DecryptionError, RequestError) as error:
+            code = "undecryptable" if isinstance(error, DecryptionError | RequestError) else "unavailable"
+            message = str(error) or "the stored chunks are those of another answer; read the response"
+            await self._emit(sender, self._encoder.error(code, message), more=False)
+        finally:
+            deciding.cancel()
+
+    async def _from_log(self, *, whole: bool) -> list[dict[str, Any]]:
+        log = self._store.log
+        execution_id = self._stored.execution_id
+        number, sequence = await log.end(execution_id)
+        if number == self._number:
+            self._sequence = sequence
+            return []
+        messages, self._sequence = await log.messages(execution_id, after=self._sequence, whole=whole)
+        if messages and messages[-1]["type"] == DELETED:
+            raise _ExpiredError("the response was deleted")
+        return [message for message in messages if message["number"] > self._number]
+
+    def _read(self, messages: Iterable[dict[str, Any]]) -> Iterable[list[ResponseEvent]]:
+        for message in messages:
+            if message["number"] != self._number + 1:
+                raise _ExpiredError("some of the stored chunks have expired; read the response")
+            self._number = message["number"]
+            yield from map(self._encoder.add, message["chunks"])
+
+    async def _wait(self, sender: Sender, look_at: float) -> None:
+        """Until there is something to read, or time to look for what was missed live."""
+        due_s = min(max(look_at - time.monotonic(), 0.0), sender.silence.comment_due_s())
+        timer = asyncio.get_running_loop().call_later(due_s, self._queue.stirred.set)
+        try:
+            await self._queue.stirred.wait()
+        finally:
+            timer.cancel()
+        await sender.send_due_comment()
+
+    async def _emit(self, sender: Sender, events: Iterable[ResponseEvent], *, more: bool = True) -> None:
+        data = b"".join(event_bytes(event) for event in events if event["sequence_number"] > self._after)
+        if data or not more:
+            await sender.send(data, more=more)
+
+
+class _ExpiredError(RequestError):
+    """The stored chunks can't be read any more."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(404, "response_not_found", message)
+
+
+def _json(content: object) -> Response:
+    return Response(encoded(content), media_type="application/json")

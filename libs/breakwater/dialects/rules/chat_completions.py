@@ -1,0 +1,248 @@
+"""OpenAI's chat completions as jobs, and results of jobs as OpenAI's objects and errors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any, cast
+
+from breakwater.dialects.contract.openai import CallOptions, ChatCompletionRequest
+from breakwater.jobs.contract.job import CallApi, Job
+from breakwater.jobs.rules.chat_messages import known_reason, normalized, objects
+from breakwater.jobs.rules.ownership import shown
+from breakwater.policy.context_overflow import overflow_message
+from breakwater.policy.refusals import joined
+
+
+@dataclass(frozen=True, slots=True)
+class ChatError:
+    """An error in place of a chat completion.
+
+    Attributes:
+        status: HTTP's.
+        code: as OpenAI's clients know it, where they do.
+        message: for people.
+        param: the field of the request at fault, where one is.
+        retry_after_s: when a call may succeed, in seconds; None where that is not known.
+        may_retry: whether the client's own retry is of use: Breakwater has retried whatever may be retried.
+    """
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: int | None = None
+    may_retry: bool = False
+
+
+OVERFLOW = "context_length_exceeded"
+"""The code of a request that is too long for its model: programs that read it shorten their conversation."""
+_ERRORS: Mapping[str, tuple[int, str]] = {
+    "budget_exceeded": (429, "insufficient_quota"),
+    "rate_limited": (429, "rate_limit_exceeded"),
+    "rate_limit": (429, "rate_limit_exceeded"),
+    "quota": (429, "insufficient_quota"),
+    "breaker_open": (503, "breaker_open"),
+    "retry_budget": (503, "retry_budget_exceeded"),
+    "guard_tripped": (403, "guard_tripped"),
+    "context_overflow": (400, OVERFLOW),
+    "orphan_tool_calls": (400, "invalid_request"),
+    "invalid": (400, "invalid_request"),
+    "timeout": (504, "timeout"),
+    "network": (502, "provider_unreachable"),
+    "server": (502, "provider_error"),
+    "transient": (502, "provider_error"),
+    "logic": (502, "invalid_output"),
+    "worker_lost": (502, "worker_lost"),
+    "dependency_failed": (409, "dependency_failed"),
+    "cancelled": (409, "cancelled"),
+}
+"""Statuses and codes by why a job ended; where that is `error`, by the kind of the error that explains it."""
+
+_OF_THE_PLANE = frozenset({401, 402, 403, 407})
+"""Statuses about the plane's own key: the client's is not the one at fault."""
+_OVERLOADED = frozenset({503, 529})
+
+_OF_ANSWERS: Mapping[str, tuple[int, str]] = {
+    "ContentFilteredError": (400, "content_filter"),
+    "OutputLimitError": (400, "max_tokens_reached"),
+}
+"""Statuses and codes of answers that OpenAI has codes of its own for, by the error's class."""
+
+_FINISH_REASONS = frozenset({"stop", "length", "content_filter"})
+"""Finish reasons that OpenAI's clients know; whether tools are called, the message says."""
+
+
+def job_of(request: ChatCompletionRequest, options: CallOptions, agent: str, model: str | None) -> Job:
+    """The job that a request asks for.
+
+    All its other fields are params, but for those that are null, and a `service_tier` of `auto`: both ask for what
+    leaving them out does.
+
+    Raises:
+        ValidationError: the fields are no job together.
+    """
+    params = {name: value for name, value in (request.model_extra or {}).items() if value is not None}
+    if params.get("service_tier") == "auto":
+        del params["service_tier"]
+    named = {} if model is None else {"model": model}
+    more = options.model_dump(exclude_unset=True)
+    if request.stream:
+        more["stream"] = True
+    return Job(agent=agent, messages=request.messages, params=params, include_response=True, **named, **more)
+
+
+def error_of(result: Mapping[str, Any]) -> ChatError:
+    """The error of a job that ended without an answer.
+
+    What a provider said of a request passes with its status, unless it is about the plane's own key.
+
+    Args:
+        result: a `Result`, as JSON.
+    """
+    error = cast(Mapping[str, Any], result.get("error") or {})
+    reason = str(result.get("reason") or result["status"])
+    kind = str(error.get("kind"))
+    message = joined(str(error.get("message") or f"the job ended {reason}"), error.get("figures"))
+    wait = error.get("retry_after_s")
+    retry_after_s = None if wait is None else max(1, math.ceil(wait))
+    status_code = error.get("status_code")
+    if reason == "timeout" and (kind == "rate_limit" or wait is not None):
+        # It has ended with the failure, as there was no time for the wait that would have followed.
+        reason = "error"
+    if reason != "error" or kind != "client":
+        status, code = _ERRORS.get(kind if reason == "error" else reason, (502, "provider_error"))
+        if code == "provider_error" and status_code in _OVERLOADED:
+            status = 503
+        if error.get("class") == "BudgetHeldError":
+            return ChatError(429, "rate_limit_exceeded", message, None, retry_after_s, may_retry=True)
+        api: CallApi = result.get("api") or "chat"
+        place = "input" if api in {"responses", "embeddings"} else "messages"
+        if code == OVERFLOW:
+            # Anthropic's refusal names no place, and programs read how it begins.
+            param = None if api == "messages" else place
+            return ChatError(status, code, overflow_message(message, api), param)
+        of_conversation = kind == "orphan_tool_calls" and status == 400
+        return ChatError(status, code, message, place if of_conversation else None, retry_after_s)
+    if (known := _OF_ANSWERS.get(str(error.get("class")))) is not None:
+        return ChatError(*known, message)
+    if not isinstance(status_code, int) or not 400 <= status_code < 500 or status_code in _OF_THE_PLANE:
+        return ChatError(502, "provider_error", message)
+    code = "model_not_found" if status_code == 404 else "invalid_request"
+    return ChatError(status_code, code, message, error.get("param"))
+
+
+def is_overflow(result: Mapping[str, Any]) -> bool:
+    """True if a job failed as its request is too long for its model."""
+    return result["status"] == "dead_lettered" and error_of(result).code == OVERFLOW
+
+
+def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The chat completion of a job that succeeded: the provider's own object, or one made of the result.
+
+    Its messages are such as OpenAI's clients know, whatever came.
+
+    Args:
+        result: a `Result`, as JSON.
+    """
+    response = cast(dict[str, Any], result.get("response") or {})
+    choice_of = partial(_completed, str(result["execution_id"]))
+    # A message of Anthropic's has content itself; what else it may have is none of ours.
+    if isinstance(response.get("choices"), list) and "content" not in response:
+        if not is_usage(response.get("usage")):
+            response = {name: value for name, value in response.items() if name != "usage"}
+        return {
+            **response,
+            "object": "chat.completion",
+            "choices": [choice_of(number, one) for number, one in enumerate(objects(response["choices"]))],
+        }
+    choices = cast(list[Mapping[str, Any]], result.get("choices") or [{"index": 0, **result}])
+    usage = _usage(result)
+    return {
+        "id": f"chatcmpl-{shown(result['execution_id'])}",
+        "object": "chat.completion",
+        "created": int(datetime.fromisoformat(result["completed_at"]).timestamp()),
+        "model": result.get("chosen_model") or result.get("requested_model") or result["agent"],
+        "choices": [choice_of(choice["index"], _choice(choice)) for choice in choices],
+        **({} if usage is None else {"usage": usage}),
+    }
+
+
+def with_error_as_answer(result: dict[str, Any]) -> dict[str, Any]:
+    """A failed job of an agent with `on_error: message` as one that was answered with that message.
+
+    Of other results it returns the same. Vectors can't say what went wrong: embeddings fail with an error.
+
+    Args:
+        result: a `Result`, as JSON.
+    """
+    message = (result.get("error") or {}).get("user_message")
+    is_message = result["status"] == "dead_lettered" and message is not None and result["output"] == message
+    if not is_message or result.get("api") == "embeddings":
+        return result
+    return {**result, "status": "succeeded", "finish_reason": "stop", "choices": [], "response": None}
+
+
+def first_choice(completion: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The choice that an API with one answer gives, whole and streamed; empty where there is none."""
+    choices = objects(completion.get("choices") or [])
+    return next((one for one in choices if not one.get("index")), choices[0] if choices else {})
+
+
+def is_usage(given: Any) -> bool:
+    """True for a usage that has figures."""
+    return isinstance(given, dict) and any(value is not None for value in cast(dict[str, Any], given).values())
+
+
+def _completed(execution_id: str, number: int, choice: Mapping[str, Any]) -> dict[str, Any]:
+    given = choice.get("index")
+    message = choice.get("message")
+    index = given if isinstance(given, int) else number
+    message = normalized(cast(dict[str, Any], message) if isinstance(message, dict) else {}, execution_id, index)
+    called = bool(message.get("tool_calls"))
+    reason = known_reason(choice.get("finish_reason"), called=called) or finish_reason_of(None, called=called)
+    return {**choice, "index": index, "message": message, "finish_reason": reason}
+
+
+def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+    message = _message(choice.get("output"))
+    reason = finish_reason_of(choice.get("finish_reason"), called=bool(message.get("tool_calls")))
+    return {"message": {"annotations": [], **message}, "finish_reason": reason, "logprobs": None}
+
+
+def finish_reason_of(reason: str | None, *, called: bool) -> str:
+    """A `finish_reason` that OpenAI's clients know. `called`: tools were called."""
+    if called:
+        return "tool_calls"
+    return reason if reason in _FINISH_REASONS else "stop"
+
+
+def _message(output: Any) -> dict[str, Any]:
+    """The assistant's message; JSON that is neither a text nor a message becomes a text."""
+    if isinstance(output, dict) and (said := cast(dict[str, Any], output)).get("role") == "assistant":
+        return said
+    return {"content": output if output is None or isinstance(output, str) else json.dumps(output, ensure_ascii=False)}
+
+
+def _usage(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The tokens of the call that gave the answer; None where they are not known, or nothing was called."""
+    called = [attempt for attempt in result.get("attempts", ()) if attempt["outcome"] == "success"]
+    if not called or called[-1].get("input_tokens") is None or called[-1].get("output_tokens") is None:
+        return None
+    last = called[-1]
+    prompt = last["input_tokens"]
+    completion = last["output_tokens"]
+    usage: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+    if last.get("cached_tokens") is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": last["cached_tokens"]}
+    if last.get("reasoning_tokens") is not None:
+        usage["completion_tokens_details"] = {"reasoning_tokens": last["reasoning_tokens"]}
+    return usage

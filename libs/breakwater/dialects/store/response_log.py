@@ -1,0 +1,165 @@
+"""RESPONSES: the requests of stored responses, and the chunks of answers that are kept, in order.
+
+The chunks of an execution are a log of one writer at a time. Each message names the one before it
+(`Nats-Expected-Last-Subject-Sequence`), so a worker that another has replaced can add nothing any more.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any, cast
+
+import orjson
+
+from breakwater.dialects.contract.stored_response import StoredResponse
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import (
+    AlreadyDecidedError,
+    BusError,
+    BusUnavailableError,
+    EventStreamFullError,
+    NoStreamError,
+    StreamFullError,
+)
+from breakwater.kernel.nats.lookup import Found, Lookup
+from breakwater.kernel.nats.publisher import Publisher, Stored
+from breakwater.kernel.nats.subjects import Header, Stream
+from breakwater.kernel.security.encryption import Cipher
+
+_CHUNKS, _BODY = ("chunks",), ("body",)
+"""The fields that hold texts."""
+
+
+class ChunksDroppedError(BusError):
+    """The messages that were added before are gone: the stream was full, or someone emptied it."""
+
+
+DELETED = "deleted"
+"""`type` of the message that replaces deleted chunks."""
+
+
+class ResponseLog:
+    """Reads and writes RESPONSES."""
+
+    def __init__(self, publisher: Publisher, lookup: Lookup, cipher: Cipher) -> None:
+        self._publisher = publisher
+        self._lookup = lookup.as_stored()
+        self._cipher = cipher
+
+    async def keep(self, response: StoredResponse, *, private: bool) -> StoredResponse:
+        """Stores the request of a response once. Returns what is stored, perhaps by another process.
+
+        Args:
+            response: what is to be known of it.
+            private: its texts must not be stored in plain.
+
+        Raises:
+            BusUnavailableError: it is not stored for sure; do it again.
+            DecryptionError: it is stored already, and its texts can't be read.
+        """
+        stored = self._cipher.encrypt_document(response.json_bytes(), private=private, names=_BODY)
+        subject = subjects.kept_request(response.execution_id)
+        try:
+            await self._publish(subject, stored, {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: "0"})
+        except AlreadyDecidedError:
+            return self._read(await self._lookup.winner(Stream.RESPONSES, subject))
+        return response
+
+    async def find(self, execution_id: str) -> StoredResponse | None:
+        """The request of a stored response that is not deleted; None where there is none. Raises as `keep`."""
+        subject = subjects.kept_request(execution_id)
+        # A replica may not have it yet, or not know yet that it was deleted; the leader does.
+        found = await self._lookup.newest_on(Stream.RESPONSES, subject)
+        stored = None if found is None else self._read(found)
+        return None if stored is None or stored.deleted else stored
+
+    async def find_all(self, execution_ids: tuple[str, ...]) -> dict[str, StoredResponse]:
+        """The requests of those that are stored, by execution. Raises as `keep`."""
+        wanted = list(map(subjects.kept_request, execution_ids))
+        async with aclosing(self._lookup.last_on(Stream.RESPONSES, wanted)) as stored:
+            found = [self._read(message) async for message in stored]
+        return {one.execution_id: one for one in found}
+
+    async def delete(self, response: StoredResponse) -> None:
+        """Replaces a response by the note that it was deleted, for ever. Raises BusUnavailableError: do it again."""
+        execution_id, rollup = response.execution_id, {Header.ROLLUP.value: "sub"}
+        # The request goes last: as long as it is there, deleting can be asked for again.
+        marker = orjson.dumps({"type": DELETED, "execution_id": execution_id})
+        await self._publish(subjects.kept_chunks(execution_id), marker, rollup)
+        note = response.model_copy(update={"deleted": True, "body": {}, "previous": ()})
+        await self._publish(subjects.kept_request(execution_id), note.json_bytes(), rollup)
+
+    async def messages(
+        self, execution_id: str, *, after: int = 0, whole: bool = False
+    ) -> tuple[list[dict[str, Any]], int]:
+        """The messages of chunks from one sequence on, and the sequence of the last.
+
+        Args:
+            execution_id: of the answer.
+            after: the last sequence that is known already.
+            whole: a replica that is behind the leader is an outage.
+
+        Raises:
+            BusUnavailableError: NATS does not answer.
+            DecryptionError: the texts can't be read.
+        """
+        found: list[dict[str, Any]] = []
+        subject = subjects.kept_chunks(execution_id)
+        scan = self._lookup.scan(Stream.RESPONSES, subject, start=after + 1, whole=whole)
+        async with aclosing(scan) as stored:
+            async for message in stored:
+                after = message.sequence
+                found.append(cast(dict[str, Any], orjson.loads(self._cipher.decrypt_document(message.data))))
+        return found, after
+
+    async def end(self, execution_id: str) -> tuple[int, int]:
+        """Number and sequence of the last message of chunks, as the leader knows it; zeros while there is none.
+
+        The number is -1 for deleted chunks. Raises BusUnavailableError.
+        """
+        found = await self._lookup.newest_on(Stream.RESPONSES, subjects.kept_chunks(execution_id))
+        if found is None:
+            return 0, 0
+        return int(orjson.loads(found.data).get("number", -1)), found.sequence
+
+    def sealed(self, message: bytes, *, private: bool) -> bytes:
+        """A message of chunks as it is stored. A repeated `append` takes the same bytes."""
+        return self._cipher.encrypt_document(message, private=private, names=_CHUNKS)
+
+    async def append(self, execution_id: str, stored: bytes, last: int) -> int:
+        """Adds a message of chunks, and returns its sequence.
+
+        Args:
+            execution_id: of the answer.
+            stored: as `sealed` returns it.
+            last: the sequence of the message before it; 0 for the first.
+
+        Raises:
+            AlreadyDecidedError: another writer has added one, or the response was deleted.
+            ChunksDroppedError: none of those before it is there any more.
+            BusUnavailableError: not stored for sure; do it again.
+        """
+        subject = subjects.kept_chunks(execution_id)
+        try:
+            added = await self._publish(subject, stored, {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(last)})
+        except AlreadyDecidedError:
+            # Ours, if the acknowledgement of an earlier try was lost.
+            found = await self._lookup.newest_on(Stream.RESPONSES, subject)
+            if found is None and last:
+                raise ChunksDroppedError(f"the chunks of {execution_id} are gone") from None
+            if found is None or found.data != stored:
+                raise
+            return found.sequence
+        return added.sequence
+
+    async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> Stored:
+        try:
+            return await self._publisher.raw(subject, payload, headers)
+        except NoStreamError as error:
+            # The stream is always there: a cluster is choosing its new leader.
+            raise BusUnavailableError(str(error)) from error
+        except StreamFullError as error:
+            raise EventStreamFullError(f"{error}: the server has no storage left") from error
+
+    def _read(self, found: Found) -> StoredResponse:
+        return StoredResponse.model_validate_json(self._cipher.decrypt_document(found.data))
