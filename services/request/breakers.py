@@ -12,7 +12,6 @@ from datetime import datetime
 from functools import cached_property
 
 from breakwater.config import Config, breaker_of, breakers_of
-from breakwater.config.pricing import unaffordable
 from breakwater.contracts.breakers import (
     AgentHealth,
     BreakerList,
@@ -53,6 +52,7 @@ from breakwater.policy.health import (
     open_for,
     transition,
 )
+from breakwater.prices.price_list import unaffordable
 from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Saving
 from breakwater.state.deployments import Deployments
 from breakwater.state.health import Healths

@@ -25,7 +25,8 @@ from breakwater.kernel.validation import FieldError
 from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.parameters import TRANSLATED, own_params, without_fields
-from breakwater.policy.price import (
+from breakwater.policy.retry import of_batch
+from breakwater.prices.rules.price import (
     OUTPUT_LIMITS,
     InputSize,
     max_output_of,
@@ -34,7 +35,6 @@ from breakwater.policy.price import (
     size_of_params,
     with_each_byte,
 )
-from breakwater.policy.retry import of_batch
 from breakwater.state.tasks import TaskKey
 from services.worker.repairs import Repairs
 

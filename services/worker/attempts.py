@@ -21,7 +21,9 @@ from breakwater.policy.breaker import caller_of
 from breakwater.policy.classify import WORKER_LOST
 from breakwater.policy.parameters import RefusedParams, refused_params
 from breakwater.policy.params import KNOWN_PARAMS
-from breakwater.policy.price import (
+from breakwater.policy.refusals import for_operators, retry_budget_spent
+from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
+from breakwater.prices.rules.price import (
     OUTPUT_LIMITS,
     estimate_input_tokens,
     max_tokens_of,
@@ -29,8 +31,6 @@ from breakwater.policy.price import (
     size_of_added,
     worst_input_tokens,
 )
-from breakwater.policy.refusals import for_operators, retry_budget_spent
-from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
 from breakwater.providers.base import Answer
 from services.worker.assignment import Assignment, Checkpoint, Deferred, Finished, InFlight
 from services.worker.call import Ended, answered, attempt_of, call, record

@@ -17,7 +17,6 @@ import structlog
 from pydantic import JsonValue
 from pydantic_core import to_json
 
-from breakwater.config.pricing import Pricing
 from breakwater.dialects.rules import repaired_body
 from breakwater.dialects.rules.embeddings import MAX_VECTOR_BYTES, dimensions_of, form_refused
 from breakwater.dialects.rules.provider_state import AUTHOR, author_of, for_author
@@ -44,8 +43,9 @@ from breakwater.policy.classify import (
 )
 from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.parameters import field_of
-from breakwater.policy.price import estimate_input_tokens, limited, size_of_messages
-from breakwater.policy.usage import Usage, credible, with_estimated_usage
+from breakwater.prices.price_list import Pricing
+from breakwater.prices.rules.price import estimate_input_tokens, limited, size_of_messages
+from breakwater.prices.rules.usage import Usage, credible, with_estimated_usage
 from breakwater.providers.base import Answer, Call, CallError, refused
 from services.worker.assignment import Assignment, InFlight
 from services.worker.context import WorkerContext

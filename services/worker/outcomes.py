@@ -21,7 +21,7 @@ from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.process.outage import Outages, StoppedWaitingError
 from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError
 from breakwater.policy.breaker import BreakerKey, BreakerRules, caller_of
-from breakwater.policy.price import OBSERVED
+from breakwater.prices.rules.price import OBSERVED
 from breakwater.state.breakers import Breakers
 from services.worker.assignment import Assignment
 from services.worker.targets import Target

@@ -17,7 +17,7 @@ from breakwater.policy.classify import UNFAMILIAR, Classification
 from breakwater.policy.context_overflow import keep_ratio_from, most_output_in, output_limit_from
 from breakwater.policy.output import correction_message
 from breakwater.policy.parameters import MAX_LEFT_OUT, TRANSLATED
-from breakwater.policy.price import InputSize, size_of_added
+from breakwater.prices.rules.price import InputSize, size_of_added
 
 MAX_TRIMS = 3
 """A conversation is shortened so often for one model before it counts as too long for it."""

@@ -26,7 +26,7 @@ from breakwater.jobs.rules.ownership import shown, store_share
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import AlreadyDecidedError, BusUnavailableError
-from breakwater.policy.usage import Usage, of_completion
+from breakwater.prices.rules.usage import Usage, of_completion
 from breakwater.providers.base import Answer, Streaming
 from breakwater.providers.openai import ChatCompletions
 from services.worker.assignment import Assignment, InFlight

@@ -9,10 +9,10 @@ from functools import lru_cache
 import structlog
 
 from breakwater.config import Config
-from breakwater.config.pricing import Pricing, listed_name, pricing_of
 from breakwater.policy.breaker import BreakerKey
-from breakwater.policy.price import TokenRules, rules_for
 from breakwater.policy.provider_words import is_placeholder, is_same_model
+from breakwater.prices.price_list import Pricing, listed_name, pricing_of
+from breakwater.prices.rules.price import TokenRules, rules_for
 from breakwater.providers.base import HttpSettings
 from breakwater.state.rate_limits import Limited
 

@@ -12,7 +12,7 @@ import yaml
 from breakwater.config import Config, parse_config, validate_job
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.errors import ConfigError
-from breakwater.policy.price import max_output_of
+from breakwater.prices.rules.price import max_output_of
 
 CAP = {"daily_usd": 1, "enforcement": "hard"}
 PROVIDERS = {

@@ -25,8 +25,8 @@ from breakwater.dialects.rules.embeddings import (
     summary,
     too_many,
 )
-from breakwater.policy.price import BASE_TOKENS, GENERIC, estimate_input_tokens
-from breakwater.policy.usage import Usage, of_embeddings
+from breakwater.prices.rules.price import BASE_TOKENS, GENERIC, estimate_input_tokens
+from breakwater.prices.rules.usage import Usage, of_embeddings
 
 
 def base64_of(*numbers: float) -> str:

@@ -14,7 +14,7 @@ from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
 from breakwater.dialects.rules.messages import UNSIGNED, message_of
 from breakwater.dialects.rules.messages_stream import MessageStream
 from breakwater.jobs.rules.chat_messages import fields
-from breakwater.policy.usage import of_message
+from breakwater.prices.rules.usage import of_message
 from breakwater.providers.anthropic_stream import MessageEvents
 from tests.anthropic_client import accumulated, blocks_of
 from tests.any_answers import JSON

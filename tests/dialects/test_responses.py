@@ -23,7 +23,7 @@ from breakwater.dialects.rules.responses_answer import (
 )
 from breakwater.jobs.contract.job import NativeRequest
 from breakwater.kernel.formats import words
-from breakwater.policy.price import GENERIC, LINKED_FILE_TOKENS, estimate_input_tokens
+from breakwater.prices.rules.price import GENERIC, LINKED_FILE_TOKENS, estimate_input_tokens
 from tests.any_answers import JSON
 from tests.dialects.test_responses_stream import ASKED, result
 

@@ -36,7 +36,7 @@ from tests.docs.markdown import (
     rows,
     section,
 )
-from tests.policy import usage_table
+from tests.prices import usage_table
 from tests.sdks import programs
 from tests.sdks.__main__ import CLIENTS, version
 from tests.services.worker.error_table import ROWS

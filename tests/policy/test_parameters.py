@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from breakwater.policy.classify import HttpFailure, NotSent, classify
 from breakwater.policy.parameters import RefusedParams, refused_params, without_fields
-from breakwater.policy.price import OUTPUT_LIMITS
+from breakwater.prices.rules.price import OUTPUT_LIMITS
 from tests.policy.test_classify import NOW
 
 BOTH = "`temperature` and `top_p` cannot both be specified for this model. Please use only one."

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.policy.classify import HttpFailure, NothingSaid, NotSent
-from breakwater.policy.usage import Usage
+from breakwater.prices.rules.usage import Usage
 from breakwater.providers.anthropic import AnthropicSettings
 from breakwater.providers.base import Answer, Call
 from tests.flow.kit import USAGE, model

@@ -4,7 +4,7 @@ import pytest
 from aiohttp import web
 
 from breakwater.embedded.provider import SimulatedProvider
-from breakwater.policy.usage import Usage
+from breakwater.prices.rules.usage import Usage
 from breakwater.providers.openai import AzureSettings
 from tests.flow.kit import USAGE, model
 from tests.providers.kit import KEY, answering, call, perform, settings

@@ -13,7 +13,7 @@ from aiohttp import web
 from breakwater.dialects.rules.embeddings import MAX_VECTOR_BYTES, answer_of
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.policy.classify import BrokenAnswer, HttpFailure
-from breakwater.policy.usage import Usage
+from breakwater.prices.rules.usage import Usage
 from breakwater.providers.base import Call
 from tests.flow.kit import model
 from tests.providers.kit import KEY, answering, call, failure, perform, saying, settings

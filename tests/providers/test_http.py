@@ -16,7 +16,7 @@ from breakwater.embedded.provider import SimulatedProvider
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, NothingSaid, TransportFailure, classify
-from breakwater.policy.usage import Usage
+from breakwater.prices.rules.usage import Usage
 from breakwater.providers.base import CallError
 from breakwater.providers.http import MAX_ANSWER_BYTES
 from breakwater.redaction.rules.redact import RedactionRules

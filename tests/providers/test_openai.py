@@ -9,7 +9,7 @@ from aiohttp import web
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, NothingSaid
-from breakwater.policy.usage import Usage
+from breakwater.prices.rules.usage import Usage
 from breakwater.providers.base import Answer, Streaming
 from breakwater.providers.openai import ChatCompletions, OpenAISettings
 from tests.flow.kit import USAGE, model

@@ -18,7 +18,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from breakwater.kernel.errors import ConfigError
 from breakwater.policy.classify import Classification, classify
-from breakwater.policy.usage import Usage
+from breakwater.prices.rules.usage import Usage
 from breakwater.providers import child as child_module
 from breakwater.providers.base import Answer, CallError, Provider
 from breakwater.providers.process import ProcessProvider, ProcessSettings

@@ -13,7 +13,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from breakwater.kernel.errors import ConfigError
 from breakwater.policy.classify import Classification, classify
-from breakwater.policy.usage import Usage
+from breakwater.prices.rules.usage import Usage
 from breakwater.providers.base import Answer, CallError, Provider
 from breakwater.providers.python import NonRetryableError, PythonProvider, PythonSettings, Reply
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry

@@ -17,7 +17,7 @@ from aiohttp import web
 from breakwater.dialects.rules.chat_chunks import Chunk
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure, classify
-from breakwater.policy.usage import Usage
+from breakwater.prices.rules.usage import Usage
 from breakwater.providers.base import Answer, Call, CallError, Streaming
 from breakwater.providers.process import ProcessSettings
 from breakwater.providers.python import PythonProvider, Reply

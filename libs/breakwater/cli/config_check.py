@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from breakwater.cli.plane import EDITED_CONFIG_HELP, JsonOption, config_to_edit
 from breakwater.cli.reload import apply_to_servers, require_secrets
 from breakwater.config import Agent, Alerts, Config, load_config
-from breakwater.config.pricing import long_inputs_cost_more, pricing_of, sells_embeddings, unaffordable
 from breakwater.dialects.rules.embeddings import fallback_objection
 from breakwater.kernel.commands import formats, output
 from breakwater.kernel.commands.connect import run
@@ -25,6 +24,7 @@ from breakwater.kernel.nats.permissions import program, with_variables
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.security.addresses import IpNetwork, refusal
 from breakwater.policy.budget import Caps
+from breakwater.prices.price_list import long_inputs_cost_more, pricing_of, sells_embeddings, unaffordable
 
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help=EDITED_CONFIG_HELP)]
 

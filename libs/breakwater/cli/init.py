@@ -21,7 +21,6 @@ import yaml
 from breakwater.cli.config_check import warnings_of_agent
 from breakwater.cli.plane import JsonOption
 from breakwater.config import Config, parse_config
-from breakwater.config.pricing import pricing_of
 from breakwater.kernel.commands import formats, output
 from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.errors import CliError, ExitCode, replacing_file, usage_error
@@ -30,6 +29,7 @@ from breakwater.kernel.formats import money
 from breakwater.policy.breaker import PRESETS
 from breakwater.policy.classify import TransportFailure, classify
 from breakwater.policy.guard import GuardRules
+from breakwater.prices.price_list import pricing_of
 from breakwater.providers.base import Call, CallError
 from breakwater.providers.failures import http_failure, transport_failure, unreachable_at
 

@@ -48,9 +48,9 @@ from breakwater.policy.links import TRACE_ID
 from breakwater.policy.output import OutputRules
 from breakwater.policy.parameters import is_droppable
 from breakwater.policy.params import connection_objection, params_objection, unknown_objection, unknown_part
-from breakwater.policy.price import MAX_OUTPUT_TOKENS, Price, term_of
 from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.retry import RetryBudgetRules, RetryPolicy, is_known
+from breakwater.prices.rules.price import MAX_OUTPUT_TOKENS, Price, term_of
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
 from breakwater.redaction.rules.redact import RedactionRules, id_objection
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from breakwater.kernel.formats import words
 from breakwater.policy.classify import INSTEAD, NOT_SENT, UNSUPPORTED, Classification, says_unsupported
 from breakwater.policy.context_overflow import most_output_in
-from breakwater.policy.price import OUTPUT_LIMITS
+from breakwater.prices.rules.price import OUTPUT_LIMITS
 
 MAX_LEFT_OUT = 8
 """So many parameters are left out for one model before its refusals count as the request's fault."""

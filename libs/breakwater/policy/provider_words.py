@@ -14,7 +14,7 @@ from functools import lru_cache
 from breakwater.jobs.rules.chat_messages import KNOWN_REASONS
 from breakwater.kernel.formats import words
 from breakwater.policy.params import KNOWN_PARAMS
-from breakwater.policy.price import KNOWN_TERMS
+from breakwater.prices.rules.price import KNOWN_TERMS
 
 _CODES = words(
     """

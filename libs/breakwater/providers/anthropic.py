@@ -19,8 +19,8 @@ from breakwater.jobs.rules.chat_messages import OTHERS, arguments_text, fields, 
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.formats import words
 from breakwater.kernel.surrogates import whole_escapes
-from breakwater.policy.price import max_tokens_of
-from breakwater.policy.usage import Usage, of_message
+from breakwater.prices.rules.price import max_tokens_of
+from breakwater.prices.rules.usage import Usage, of_message
 from breakwater.providers.anthropic_stream import MessageEvents, text_of
 from breakwater.providers.base import (
     ApiVersion,

@@ -19,7 +19,7 @@ from breakwater.jobs.rules.chat_messages import (
     finish_reason,
     is_end,
 )
-from breakwater.policy.usage import Usage, highest
+from breakwater.prices.rules.usage import Usage, highest
 from breakwater.providers.failures import read_json
 
 _GROWS = {

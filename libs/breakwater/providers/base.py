@@ -19,7 +19,7 @@ from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.security.secret_refs import Secret
 from breakwater.kernel.types import Message, UsdAmount
 from breakwater.policy.classify import CallFailure, NotSent
-from breakwater.policy.usage import Usage
+from breakwater.prices.rules.usage import Usage
 from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
 
 STALL_S = 1.0

@@ -10,7 +10,7 @@ from breakwater.dialects.rules.chat_chunks import Assembly
 from breakwater.dialects.rules.embeddings import BrokenEmbeddingsError, EmbeddingsTooLargeError, packed, summary
 from breakwater.jobs.contract.execution import Choice
 from breakwater.kernel.json_values import flaw_of
-from breakwater.policy.usage import Usage, model_of, of_embeddings
+from breakwater.prices.rules.usage import Usage, model_of, of_embeddings
 from breakwater.providers.base import AnswerTooLargeError, Call, StreamReader, UnusableAnswerError
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024

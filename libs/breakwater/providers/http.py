@@ -23,7 +23,7 @@ from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.json_values import TOO_DEEP
 from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.policy.classify import BrokenAnswer, CallFailure, NothingSaid, TransportFailure
-from breakwater.policy.usage import Usage, model_of
+from breakwater.prices.rules.usage import Usage, model_of
 from breakwater.providers.base import (
     MAX_ANSWER_BYTES,
     Answer,

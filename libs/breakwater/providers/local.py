@@ -17,7 +17,7 @@ from breakwater.jobs.rules.ownership import shown
 from breakwater.kernel.surrogates import TextJoiner, whole_text
 from breakwater.kernel.types import MAX_COUNTED, nano_from_usd
 from breakwater.policy.classify import ProgramFailure
-from breakwater.policy.usage import Usage
+from breakwater.prices.rules.usage import Usage
 from breakwater.providers.base import Answer, AnswerTimeout, Call, Streaming
 from breakwater.redaction.rules.redact import KnownSecrets, RedactionRules, Redactor, cut
 

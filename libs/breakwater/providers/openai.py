@@ -13,8 +13,8 @@ from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
 from breakwater.jobs.contract.execution import Choice
 from breakwater.jobs.contract.job import CallApi
 from breakwater.jobs.rules.chat_messages import OTHERS, fields, finish_reason, parts_of
-from breakwater.policy.price import OUTPUT_LIMITS
-from breakwater.policy.usage import Usage, of_completion
+from breakwater.prices.rules.price import OUTPUT_LIMITS
+from breakwater.prices.rules.usage import Usage, of_completion
 from breakwater.providers.base import (
     ApiVersion,
     Call,

@@ -12,7 +12,7 @@ from breakwater.dialects.rules.chat_chunks import OBJECT, Assembly, Chunk
 from breakwater.dialects.rules.responses import chat_form, input_of, text_format
 from breakwater.jobs.contract.execution import Choice
 from breakwater.jobs.rules.chat_messages import OTHERS, THOUGHT, arguments_text, fields, objects
-from breakwater.policy.usage import Usage, of_completion, of_response
+from breakwater.prices.rules.usage import Usage, of_completion, of_response
 from breakwater.providers.base import Call, StreamReader, UnusableAnswerError
 from breakwater.providers.embeddings import ProviderEndpoint
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from breakwater.policy.classify import HttpFailure, TransportFailure
-from breakwater.policy.usage import Usage
+from breakwater.prices.rules.usage import Usage
 from breakwater.providers.base import Answer, Call, CallError
 from services.worker.assignment import Checkpoint
 from services.worker.repairs import Correction, Repairs

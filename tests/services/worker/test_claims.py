@@ -11,7 +11,7 @@ import pytest
 
 from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.nats import subjects
-from breakwater.policy.usage import Usage
+from breakwater.prices.rules.usage import Usage
 from breakwater.providers.base import Answer, Call
 from services.worker import handler, leases, recovery
 from services.worker.assignment import Checkpoint, InFlight

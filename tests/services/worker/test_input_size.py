@@ -9,7 +9,7 @@ from breakwater.dialects.rules.provider_state import token_of
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.store.executions import Claim
 from breakwater.policy.output import OutputGuard
-from breakwater.policy.price import GENERIC, estimate_input_tokens
+from breakwater.prices.rules.price import GENERIC, estimate_input_tokens
 from services.worker.assignment import Assignment, Parameters
 from services.worker.context import utc_now
 from services.worker.repairs import Correction, Repairs

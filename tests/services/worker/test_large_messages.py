@@ -21,7 +21,7 @@ from breakwater.embedded.ports import free_port
 from breakwater.kernel.nats.errors import PublishRefusedError
 from breakwater.kernel.nats.permissions import GRANTS, STREAMS_ACCOUNT, inbox_prefix, program, render
 from breakwater.kernel.security.encryption import new_key
-from breakwater.policy.usage import Usage
+from breakwater.prices.rules.usage import Usage
 from breakwater.providers.base import Answer
 from services.worker import crashes, handler, parsing
 from tests.flow.kit import model

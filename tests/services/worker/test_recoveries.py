@@ -16,7 +16,7 @@ from aiohttp import web
 from breakwater.kernel.nats import subjects
 from breakwater.policy.classify import HttpFailure, classify
 from breakwater.policy.parameters import refused_params
-from breakwater.policy.usage import Usage
+from breakwater.prices.rules.usage import Usage
 from breakwater.providers.base import Answer, CallError
 from services.worker.recovery import classification_of
 from services.worker.repairs import Repairs

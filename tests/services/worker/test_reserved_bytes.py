@@ -19,14 +19,14 @@ from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.chat_messages import encoded
 from breakwater.jobs.store.executions import Claim
 from breakwater.policy.output import OutputGuard
-from breakwater.policy.price import (
+from breakwater.prices.rules.price import (
     BYTES_OF_SMALL_BODIES,
     LINKED_FILE_TOKENS,
     InputSize,
     estimate_input_tokens,
     worst_input_tokens,
 )
-from breakwater.policy.usage import Usage
+from breakwater.prices.rules.usage import Usage
 from breakwater.providers.anthropic import Messages, NativeMessages
 from breakwater.providers.base import Call, CallError, Streaming, Wire
 from breakwater.providers.embeddings import EmbeddingsWire

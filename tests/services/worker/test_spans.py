@@ -11,7 +11,7 @@ import pytest
 
 from breakwater.kernel.security.encryption import new_key
 from breakwater.kernel.telemetry import tracing
-from breakwater.policy.usage import Usage
+from breakwater.prices.rules.usage import Usage
 from breakwater.providers.base import Answer
 from services.worker import call, handler
 from tests.flow.kit import model

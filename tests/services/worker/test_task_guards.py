@@ -15,7 +15,7 @@ from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.types import nano_from_usd, usd_from_nano
 from breakwater.policy.classify import TransportFailure
 from breakwater.policy.guard import Task
-from breakwater.policy.usage import Usage
+from breakwater.prices.rules.usage import Usage
 from breakwater.providers.base import Answer, CallError
 from breakwater.state.tasks import TaskKey
 from services.worker import crashes

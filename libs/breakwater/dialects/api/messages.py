@@ -25,7 +25,7 @@ from breakwater.jobs.contract.job import SENT_BY_PLANE, Job, NativeRequest
 from breakwater.jobs.rules.chat_messages import encoded
 from breakwater.kernel.http.operations import TOO_MANY, operation
 from breakwater.kernel.http.parsing import invalid_job, read_command
-from breakwater.policy.price import likely_input_tokens, size_of_messages, size_of_params
+from breakwater.prices.rules.price import likely_input_tokens, size_of_messages, size_of_params
 
 _BETA = "anthropic-beta"
 

@@ -23,7 +23,7 @@ from breakwater.jobs.rules.chat_messages import (
     parts_of,
 )
 from breakwater.kernel.surrogates import whole_escapes
-from breakwater.policy.usage import highest
+from breakwater.prices.rules.usage import highest
 
 Chunk = Mapping[str, Any]
 

@@ -20,7 +20,7 @@ from breakwater.dialects.rules.forms import Body, ChatForm, InvalidBodyError
 from breakwater.jobs.rules.chat_messages import encoded, fields
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.validation import FieldError
-from breakwater.policy.price import InputSize, size_of_inputs, size_of_params
+from breakwater.prices.rules.price import InputSize, size_of_inputs, size_of_params
 
 PARAMS = frozenset(
     {

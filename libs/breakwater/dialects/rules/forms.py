@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.validation import FieldError
-from breakwater.policy.price import InputSize
+from breakwater.prices.rules.price import InputSize
 
 Body = Mapping[str, JsonValue]
 

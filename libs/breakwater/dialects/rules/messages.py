@@ -46,8 +46,8 @@ from breakwater.kernel.formats import words
 from breakwater.kernel.surrogates import whole_escapes
 from breakwater.kernel.validation import FieldError
 from breakwater.policy.params import is_run_by_client
-from breakwater.policy.price import InputSize, size_of_messages, size_of_params
-from breakwater.policy.usage import ESTIMATED, figure, is_estimated, of_completion
+from breakwater.prices.rules.price import InputSize, size_of_messages, size_of_params
+from breakwater.prices.rules.usage import ESTIMATED, figure, is_estimated, of_completion
 
 Block = dict[str, Any]
 

@@ -15,7 +15,7 @@ from breakwater.dialects.rules.tool_schemas import portable_tool
 from breakwater.jobs.rules.chat_messages import arguments_text, fields, objects
 from breakwater.kernel.formats import words
 from breakwater.kernel.validation import FieldError
-from breakwater.policy.price import InputSize, size_of_messages, size_of_params
+from breakwater.prices.rules.price import InputSize, size_of_messages, size_of_params
 
 _SAME = words(
     """

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 from breakwater.dialects.rules.chat_completions import OVERFLOW, completion_of, error_of, first_choice
 from breakwater.dialects.rules.provider_state import AUTHOR, state_of_calls, token_of
 from breakwater.jobs.rules.chat_messages import ORDER, THOUGHT, arguments_text, call_id, fields, finish_reason, objects
-from breakwater.policy.usage import ESTIMATED, MAX_USAGE, figure, is_estimated, of_completion
+from breakwater.prices.rules.usage import ESTIMATED, MAX_USAGE, figure, is_estimated, of_completion
 
 Item = dict[str, Any]
 Turn = tuple[str, int]

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from breakwater.jobs.rules.record import totals
 from breakwater.policy.budget import Caps
-from breakwater.policy.price import Cost, Price, max_output_of, max_tokens_of
-from breakwater.policy.usage import MAX_USAGE, Usage, credible
+from breakwater.prices.rules.price import Cost, Price, max_output_of, max_tokens_of
+from breakwater.prices.rules.usage import MAX_USAGE, Usage, credible
 from tests.contracts.test_messages import attempt
 
 TOKENS = st.integers(0, 10_000_000)

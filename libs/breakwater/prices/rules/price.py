@@ -37,7 +37,7 @@ from breakwater.jobs.rules.chat_messages import (
 )
 from breakwater.kernel.formats import words
 from breakwater.kernel.types import Message, UsdAmount
-from breakwater.policy.usage import STANDARD_TERMS, Usage
+from breakwater.prices.rules.usage import STANDARD_TERMS, Usage
 
 TOKENS_PER_PRICE = 1_000_000
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 from breakwater.config import Config, ModelSettings
 from breakwater.kernel.formats import moneys
 from breakwater.kernel.types import NANO_PER_USD
-from breakwater.policy.price import Cost, InputSize, Rates, Tariff, max_output_of
-from breakwater.policy.usage import Usage
+from breakwater.prices.rules.price import Cost, InputSize, Rates, Tariff, max_output_of
+from breakwater.prices.rules.usage import Usage
 from breakwater.providers.base import LocalSettings
 
 if TYPE_CHECKING:

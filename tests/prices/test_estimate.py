@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.policy.price import (
+from breakwater.prices.rules.price import (
     ANTHROPIC,
     BASE_TOKENS,
     BYTES_PER_MEDIA_TOKEN,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from breakwater.policy.price import Price
+from breakwater.prices.rules.price import Price
 
 PRICE = Price.model_validate(
     {
