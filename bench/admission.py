@@ -34,6 +34,9 @@ from zoneinfo import ZoneInfo
 import uvloop
 
 from bench.counting import CountingRedis
+from breakwater.calls.assignment import Assignment, Checkpoint, Parameters
+from breakwater.calls.gate import Refused
+from breakwater.calls.rules.repairs import Correction, Repairs
 from breakwater.config import Config, LiveConfig, parse_config
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.store.executions import Claim
@@ -46,12 +49,9 @@ from breakwater.policy.guard import Trip
 from breakwater.state.breakers import Saving
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.tasks import TaskKey, Tripped
-from services.worker.assignment import Assignment, Checkpoint, Parameters
 from services.worker.attempts import request_for
 from services.worker.context import WorkerContext, context_for
 from services.worker.gates import Admitted, admit
-from services.worker.gates.gate import Refused
-from services.worker.repairs import Correction, Repairs
 from tests.server_sources import embedded_servers
 
 CONFIG = """

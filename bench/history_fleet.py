@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from breakwater.calls.rules.classify import Classification
+from breakwater.calls.rules.user_message import user_message
 from breakwater.jobs.contract.execution import ErrorKind
-from breakwater.policy.classify import Classification
-from breakwater.policy.user_message import user_message
 
 ErrorCells = tuple[object, ...]
 """Kind, class, message, status, retryable, hash, user message: as the tables have them."""

@@ -28,8 +28,8 @@ from breakwater.jobs.contract.execution import Attempt, Execution, Result
 from breakwater.jobs.store.records import is_result_of
 from breakwater.kernel.nats import subjects
 from tests.anthropic_client import accumulated
+from tests.calls.providers.kit import answering
 from tests.helpers import until
-from tests.providers.kit import answering
 from tests.services.worker.harness import WorkerPlane
 
 _WORDS = (

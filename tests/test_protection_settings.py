@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from breakwater.calls.rules.classify import NOT_SENT, RETRYABLE_CLASSES
 from breakwater.config import Config, parse_config
 from breakwater.kernel.errors import ConfigError
-from breakwater.policy.classify import NOT_SENT, RETRYABLE_CLASSES
 
 
 def config(agent: dict[str, Any], defaults: dict[str, Any] | None = None, name: str = "a") -> Config:
@@ -169,7 +169,7 @@ def test_a_callable_may_raise_any_class_and_it_may_be_retried() -> None:
 
 
 def test_the_classes_that_may_be_retried_are_all_that_providers_fail_with() -> None:
-    sources = [*Path("libs/breakwater/providers").glob("*.py"), Path("libs/breakwater/policy/classify.py")]
+    sources = [*Path("libs/breakwater/providers").glob("*.py"), Path("libs/breakwater/calls/rules/classify.py")]
     named = {name for path in sources for name in re.findall(r'"([A-Z]\w*Error)"', path.read_text())}
     # aiohttp's, which are given other names, and what is recovered from in another way.
     others = {"CancelledError", "ClientPayloadError", "ClientResponseError"}

@@ -12,6 +12,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from breakwater.calls.providers.local import Shown
 from breakwater.config import AlertChannel, Alerts, ConfigError, SlackChannel, WebhookChannel
 from breakwater.config.alerts import AlertLinks
 from breakwater.contracts.alerts import Alert, ChannelTest
@@ -21,7 +22,6 @@ from breakwater.kernel.process.callables import load_callable
 from breakwater.kernel.security.guarded_http import usable_url
 from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.policy.links import incident_link
-from breakwater.providers.local import Shown
 from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
 from services.alerter.bus import AlerterBus, SentMessages
 from services.alerter.channel import AlertSender, Link, PythonCallable, SendError, SignedWebhook

@@ -14,9 +14,9 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 from slack_sdk.webhook.async_client import AsyncWebhookClient
 
+from breakwater.calls.rules.classify import retry_after_s
 from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.kernel.security.addresses import IpNetwork
-from breakwater.policy.classify import retry_after_s
 from services.alerter.bus import SentMessages
 from services.alerter.channel import HttpChannel, SendError, check_answer, fingerprint, no_answer
 from services.alerter.wording import Line, Url, Worded, Wording, plain

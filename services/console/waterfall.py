@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
+from breakwater.calls.rules.retry import LONG_WAIT_S
 from breakwater.jobs.contract.execution import Attempt, Execution
-from breakwater.policy.retry import LONG_WAIT_S
 
 WIDTH = 1000
 """Width of the axis."""

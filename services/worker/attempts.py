@@ -11,6 +11,23 @@ from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
+from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, Finished, InFlight
+from breakwater.calls.gate import LEASE_MARGIN_S, POLL_S, AdmissionRequest, Gate, Refused, WaitForCapacity
+from breakwater.calls.providers.base import Answer
+from breakwater.calls.rules.classify import WORKER_LOST
+from breakwater.calls.rules.parameters import RefusedParams, refused_params
+from breakwater.calls.rules.params import KNOWN_PARAMS
+from breakwater.calls.rules.repairs import NO_REPAIRS, JsonMessage, Repaired, Repairs
+from breakwater.calls.rules.retry import (
+    LONG_WAIT_S,
+    LONG_WAIT_SLACK_S,
+    NextModel,
+    Retry,
+    Stop,
+    after_failure,
+    failures_on,
+)
+from breakwater.calls.targets import Target
 from breakwater.dialects.rules.provider_state import is_of_model, substitutes_in
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Reason
 from breakwater.jobs.contract.job import CallApi
@@ -18,11 +35,7 @@ from breakwater.jobs.store.executions import ClaimLostError, SavedProgress
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.types import usd_from_nano
 from breakwater.policy.breaker import caller_of
-from breakwater.policy.classify import WORKER_LOST
-from breakwater.policy.parameters import RefusedParams, refused_params
-from breakwater.policy.params import KNOWN_PARAMS
 from breakwater.policy.refusals import for_operators, retry_budget_spent
-from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
 from breakwater.prices.rules.price import (
     OUTPUT_LIMITS,
     estimate_input_tokens,
@@ -31,27 +44,15 @@ from breakwater.prices.rules.price import (
     size_of_added,
     worst_input_tokens,
 )
-from breakwater.providers.base import Answer
-from services.worker.assignment import Assignment, Checkpoint, Deferred, Finished, InFlight
 from services.worker.call import Ended, answered, attempt_of, call, record
 from services.worker.conclude import cancelled, stopped
 from services.worker.context import WorkerContext
 from services.worker.gates import ALL_GATES, GATES, Admitted, Gates, admit, check
-from services.worker.gates.gate import (
-    LEASE_MARGIN_S,
-    POLL_S,
-    AdmissionRequest,
-    Gate,
-    Refused,
-    WaitForCapacity,
-)
 from services.worker.gates.task import release_hold
 from services.worker.leases import JobCancelledError
 from services.worker.progress import ProgressReporter
 from services.worker.recovery import classification_of, recover
-from services.worker.repairs import NO_REPAIRS, JsonMessage, Repaired, Repairs
 from services.worker.streaming import AnswerStream, AttemptStream, continuing
-from services.worker.targets import Target
 
 LOST_ANSWER = ErrorInfo(
     kind="worker_lost",

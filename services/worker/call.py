@@ -17,6 +17,23 @@ import structlog
 from pydantic import JsonValue
 from pydantic_core import to_json
 
+from breakwater.calls.assignment import Assignment, InFlight
+from breakwater.calls.gate import Refused
+from breakwater.calls.providers.base import Answer, Call, CallError, refused
+from breakwater.calls.rules.classify import (
+    UNSUPPORTED,
+    BrokenAnswer,
+    Classification,
+    HttpFailure,
+    NotSent,
+    ProgramFailure,
+    classify,
+    without_text,
+)
+from breakwater.calls.rules.output import Invalid, Valid
+from breakwater.calls.rules.parameters import field_of
+from breakwater.calls.rules.repairs import Correction, JsonMessage, Repairs
+from breakwater.calls.targets import Target
 from breakwater.dialects.rules import repaired_body
 from breakwater.dialects.rules.embeddings import MAX_VECTOR_BYTES, dimensions_of, form_refused
 from breakwater.dialects.rules.provider_state import AUTHOR, author_of, for_author
@@ -31,31 +48,14 @@ from breakwater.kernel.nats.errors import AlreadyDecidedError
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.types import MAX_COUNTED
-from breakwater.policy.classify import (
-    UNSUPPORTED,
-    BrokenAnswer,
-    Classification,
-    HttpFailure,
-    NotSent,
-    ProgramFailure,
-    classify,
-    without_text,
-)
-from breakwater.policy.output import Invalid, Valid
-from breakwater.policy.parameters import field_of
 from breakwater.prices.price_list import Pricing
 from breakwater.prices.rules.price import estimate_input_tokens, limited, size_of_messages
 from breakwater.prices.rules.usage import Usage, credible, with_estimated_usage
-from breakwater.providers.base import Answer, Call, CallError, refused
-from services.worker.assignment import Assignment, InFlight
 from services.worker.context import WorkerContext
-from services.worker.gates.gate import Refused
 from services.worker.leases import JobCancelledError
 from services.worker.parsing import JobDelivery
-from services.worker.repairs import Correction, JsonMessage, Repairs
 from services.worker.spans import call_began, call_ended, operation_of
 from services.worker.streaming import AttemptStream
-from services.worker.targets import Target
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 """As JSON. Result and record hold it next to the attempts, and the NATS servers take messages of up to 8 MB."""

@@ -17,6 +17,8 @@ from typing import cast
 import structlog
 from pydantic import JsonValue
 
+from breakwater.calls.assignment import Checkpoint, Finished
+from breakwater.calls.rules.user_message import user_message_for
 from breakwater.dialects.rules import conversation_of, input_of, params_of
 from breakwater.jobs.contract.execution import Attempt, Cancellation, ErrorInfo, Execution, Reason, Result
 from breakwater.jobs.contract.job import Job
@@ -29,9 +31,7 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import dead_letter
 from breakwater.kernel.nats.errors import AlreadyDecidedError, MessageTooLargeError, PublishRefusedError
 from breakwater.kernel.nats.subjects import Stream
-from breakwater.policy.user_message import user_message_for
 from breakwater.state.tasks import TaskKey
-from services.worker.assignment import Checkpoint, Finished
 from services.worker.call import recorded_attempt
 from services.worker.context import WorkerContext
 from services.worker.dependencies import wake

@@ -11,6 +11,11 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+from breakwater.calls.providers.base import Provider
+from breakwater.calls.rules.output import OutputGuard
+from breakwater.calls.rules.provider_words import known_or_hash
+from breakwater.calls.store.cache import AnswerCache
+from breakwater.calls.targets import Targets
 from breakwater.config import Agent, Config
 from breakwater.dialects.rules.provider_state import StateRepair
 from breakwater.dialects.store.response_room import ResponseRoom
@@ -26,14 +31,10 @@ from breakwater.kernel.security.encryption import OFF, Cipher
 from breakwater.kernel.telemetry.metrics import WorkerMetrics
 from breakwater.kernel.types import is_identifier
 from breakwater.policy.budget import CapTable
-from breakwater.policy.output import OutputGuard
-from breakwater.policy.provider_words import known_or_hash
-from breakwater.providers.base import Provider
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.rules.scanner import holds_key
 from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets, LiveReservation
-from breakwater.state.cache import AnswerCache
 from breakwater.state.deployments import Deployments
 from breakwater.state.rate_limits import RateLimits
 from breakwater.state.tasks import Tasks
@@ -41,7 +42,6 @@ from services.worker import process
 from services.worker.leases import Leases
 from services.worker.outcomes import Outcomes
 from services.worker.slots import Slots
-from services.worker.targets import Targets
 
 utc_now = partial(datetime.now, UTC)
 """The clock of a worker."""

@@ -8,6 +8,7 @@ from functools import partial
 
 import structlog
 
+from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, Finished
 from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.jobs.rules.ownership import shown
 from breakwater.jobs.rules.plans import Dependency, dependency_failure, look_again_in
@@ -15,7 +16,6 @@ from breakwater.jobs.store.accepted import Accepted
 from breakwater.jobs.store.records import decided
 from breakwater.kernel.nats.delivery import wake_early
 from breakwater.kernel.nats.errors import BusUnavailableError, PublishRefusedError
-from services.worker.assignment import Assignment, Checkpoint, Deferred, Finished
 from services.worker.context import WorkerContext
 from services.worker.parsing import JobDelivery
 from services.worker.progress import ProgressReporter

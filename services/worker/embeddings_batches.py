@@ -10,6 +10,8 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
+from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, Finished
+from breakwater.calls.store.cache import Cached
 from breakwater.dialects.rules.embeddings import (
     BrokenEmbeddingsError,
     EmbeddingsTooLargeError,
@@ -20,8 +22,6 @@ from breakwater.dialects.rules.embeddings import (
 )
 from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.jobs.contract.job import NativeRequest
-from breakwater.state.cache import Cached
-from services.worker.assignment import Assignment, Checkpoint, Deferred, Finished
 from services.worker.attempts import Attempts
 from services.worker.context import WorkerContext
 from services.worker.embeddings_cache import keys_of

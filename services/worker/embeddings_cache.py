@@ -9,12 +9,12 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
+from breakwater.calls.assignment import Assignment, Finished
+from breakwater.calls.store.cache import Cached
 from breakwater.config import CacheRules
 from breakwater.dialects.rules.embeddings import inputs_of, summary
 from breakwater.jobs.contract.job import NativeRequest
 from breakwater.jobs.rules.ownership import cache_key
-from breakwater.state.cache import Cached
-from services.worker.assignment import Assignment, Finished
 from services.worker.context import WorkerContext
 from services.worker.response_cache import best_effort
 

@@ -11,6 +11,7 @@ from time import monotonic
 
 import structlog
 
+from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, Finished, Parameters
 from breakwater.config import Agent
 from breakwater.dialects.rules import params_of
 from breakwater.dialects.rules.embeddings import inputs_of
@@ -30,7 +31,6 @@ from breakwater.kernel.telemetry import tracing
 from breakwater.policy.job_rules import JobRules
 from breakwater.policy.ledger import cost_tags
 from services.worker import crashes
-from services.worker.assignment import Assignment, Checkpoint, Deferred, Finished, Parameters
 from services.worker.attempts import Attempts, dry_run
 from services.worker.call import recorded_attempt
 from services.worker.conclude import answer_known, cancelled, conclude, end_without_run, finish, refuse_id

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from breakwater.calls.assignment import Assignment, Checkpoint, InFlight
+from breakwater.calls.rules.classify import WORKER_LOST, Classification
+from breakwater.calls.rules.repairs import Repairs
 from breakwater.jobs.contract.execution import Attempt
-from breakwater.policy.classify import WORKER_LOST, Classification
 from breakwater.state.budgets import Reservation
-from services.worker.assignment import Assignment, Checkpoint, InFlight
 from services.worker.call import attempt_of, recorded_attempt, spent_at_most
 from services.worker.context import WorkerContext
-from services.worker.repairs import Repairs
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from datetime import datetime
 
 import structlog
 
+from breakwater.calls.assignment import Assignment, Finished
+from breakwater.calls.store.cache import Cached, Follower, Leader
 from breakwater.config import CacheRules
 from breakwater.jobs.rules.ownership import cache_key
 from breakwater.kernel.redis.connection import StateUnavailableError
-from breakwater.state.cache import Cached, Follower, Leader
-from services.worker.assignment import Assignment, Finished
 from services.worker.context import WorkerContext
 
 LEASE_S = 60.0

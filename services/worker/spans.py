@@ -7,6 +7,10 @@ from typing import cast
 
 from pydantic import JsonValue
 
+from breakwater.calls.assignment import Assignment, InFlight
+from breakwater.calls.providers.base import Answer, HttpSettings
+from breakwater.calls.rules.provider_words import hashed, known_or_hash
+from breakwater.calls.rules.repairs import JsonMessage
 from breakwater.jobs.contract.execution import Attempt, Result
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.telemetry.tracing.messages import (
@@ -18,11 +22,7 @@ from breakwater.kernel.telemetry.tracing.messages import (
     system_instructions,
     text_message,
 )
-from breakwater.policy.provider_words import hashed, known_or_hash
-from breakwater.providers.base import Answer, HttpSettings
-from services.worker.assignment import Assignment, InFlight
 from services.worker.context import WorkerContext
-from services.worker.repairs import JsonMessage
 
 
 def call_began(

@@ -16,6 +16,9 @@ from typing import Any
 import orjson
 from pydantic import JsonValue
 
+from breakwater.calls.assignment import Assignment, InFlight
+from breakwater.calls.providers.base import Answer, Streaming
+from breakwater.calls.providers.openai import ChatCompletions
 from breakwater.dialects.rules.chat_chunks import CONTINUE, OBJECT, Assembly, Chunk, Join
 from breakwater.dialects.rules.provider_state import AUTHOR
 from breakwater.dialects.store.response_log import DELETED, ChunksDroppedError, ResponseLog
@@ -27,9 +30,6 @@ from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import AlreadyDecidedError, BusUnavailableError
 from breakwater.prices.rules.usage import Usage, of_completion
-from breakwater.providers.base import Answer, Streaming
-from breakwater.providers.openai import ChatCompletions
-from services.worker.assignment import Assignment, InFlight
 from services.worker.context import WorkerContext
 
 _CONTINUED = frozenset({"role", THOUGHT, "reasoning", "thinking_blocks"})

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from bench.history import History
 from breakwater.analytics import rows, schema
+from breakwater.calls.rules.classify import error_identity
 from breakwater.jobs.rules.record import totals
-from breakwater.policy.classify import error_identity
 from tests.analytics.made import END, SMALL, made
 
 LARGER = History(4_000, days=14, end=END)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from breakwater.calls.providers.anthropic_stream import MessageEvents
 from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
 from breakwater.dialects.rules.messages import UNSIGNED, message_of
 from breakwater.dialects.rules.messages_stream import MessageStream
 from breakwater.jobs.rules.chat_messages import fields
 from breakwater.prices.rules.usage import of_message
-from breakwater.providers.anthropic_stream import MessageEvents
 from tests.anthropic_client import accumulated, blocks_of
 from tests.any_answers import JSON
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from breakwater.calls.rules.classify import HttpFailure, classify
 from breakwater.dialects.rules.provider_state import (
     STATE,
     author_of,
@@ -24,7 +25,6 @@ from breakwater.dialects.rules.provider_state import (
     token_of,
 )
 from breakwater.jobs.rules.chat_messages import encoded
-from breakwater.policy.classify import HttpFailure, classify
 from tests.any_answers import JSON
 
 NOW = datetime(2026, 11, 28, tzinfo=UTC)

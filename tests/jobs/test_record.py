@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from breakwater.calls.rules.classify import NOT_SENT, NotSent, classify
 from breakwater.jobs.contract.execution import Attempt, Reason
 from breakwater.jobs.rules.record import totals, why_unanswered
-from breakwater.policy.classify import NOT_SENT, NotSent, classify
 from tests.contracts.test_messages import attempt
 
 

@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from breakwater.calls.rules.classify import error_identity
 from breakwater.config import ConfigError, parse_config
 from breakwater.jobs.contract.events import BreakerState
 from breakwater.policy.breaker import (
@@ -33,7 +34,6 @@ from breakwater.policy.breaker import (
     observe,
     reset,
 )
-from breakwater.policy.classify import error_identity
 
 NOW = 1_795_000_000_000
 A, B, C = "a3f1b2c4", "0badc0de", "5eed0002"

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from breakwater.calls.providers.anthropic import Messages
+from breakwater.calls.providers.base import Wire
+from breakwater.calls.providers.openai import ChatCompletions
 from breakwater.dialects.rules.chat_chunks import Assembly
 from breakwater.prices.rules.price import Cost, InputSize, Price, size_of_messages, size_of_params
 from breakwater.prices.rules.usage import Usage, credible, figure, highest, of_completion, of_message, of_response
-from breakwater.providers.anthropic import Messages
-from breakwater.providers.base import Wire
-from breakwater.providers.openai import ChatCompletions
 from tests.prices.usage_table import BASE, PRICE, ROWS, Row
 
 MESSAGES, CHAT = Messages("http://127.0.0.1/v1", "2023-06-01"), ChatCompletions("http://127.0.0.1/v1")

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from aiohttp import web
 
-from tests.providers.kit import answering
+from tests.calls.providers.kit import answering
 
 Dialect = Literal["openai", "anthropic"]
 Body = dict[str, Any]

@@ -18,6 +18,9 @@ import aiohttp
 import typer
 import yaml
 
+from breakwater.calls.providers.base import Call, CallError
+from breakwater.calls.providers.failures import http_failure, transport_failure, unreachable_at
+from breakwater.calls.rules.classify import TransportFailure, classify
 from breakwater.cli.config_check import warnings_of_agent
 from breakwater.cli.plane import JsonOption
 from breakwater.config import Config, parse_config
@@ -27,11 +30,8 @@ from breakwater.kernel.commands.errors import CliError, ExitCode, replacing_file
 from breakwater.kernel.commands.formats import usd
 from breakwater.kernel.formats import money
 from breakwater.policy.breaker import PRESETS
-from breakwater.policy.classify import TransportFailure, classify
 from breakwater.policy.guard import GuardRules
 from breakwater.prices.price_list import pricing_of
-from breakwater.providers.base import Call, CallError
-from breakwater.providers.failures import http_failure, transport_failure, unreachable_at
 
 OPENAI_URL = "https://api.openai.com/v1"
 ANTHROPIC_URL = "https://api.anthropic.com/v1"

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
+from breakwater.calls.providers.failures import transport_failure, unreachable_at
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.kernel.commands import connect, output
 from breakwater.kernel.commands.errors import CliError, ExitCode, unreachable
-from breakwater.providers.failures import transport_failure, unreachable_at
 
 _HELP = """Break the simulated provider of a running `breakwater up --simulate`, and watch how the plane reacts.
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
+from breakwater.calls.providers.registry import KINDS
 from breakwater.config.models import Config, hint
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.process.callables import load_callable
@@ -19,7 +20,6 @@ from breakwater.kernel.security.encryption import Cipher
 from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.kernel.surrogates import whole_value
 from breakwater.kernel.validation import about_controls
-from breakwater.providers.registry import KINDS
 
 SECRETS_OF = {
     "worker": ("providers.", "encryption."),

@@ -21,6 +21,12 @@ from pydantic import (
     model_validator,
 )
 
+from breakwater.calls.providers.registry import LOCAL_KINDS, ProviderEntry
+from breakwater.calls.rules.classify import RETRYABLE_CLASSES
+from breakwater.calls.rules.output import OutputRules
+from breakwater.calls.rules.parameters import is_droppable
+from breakwater.calls.rules.params import connection_objection, params_objection, unknown_objection, unknown_part
+from breakwater.calls.rules.retry import RetryBudgetRules, RetryPolicy, is_known
 from breakwater.config.alerts import Alerts
 from breakwater.dialects.rules import InvalidBodyError, chat_form
 from breakwater.dialects.rules.embeddings import (
@@ -40,18 +46,12 @@ from breakwater.kernel.types import NO_CONTROLS, Identifier, Message, ModelId, N
 from breakwater.kernel.validation import FieldError
 from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules, take_preset
 from breakwater.policy.budget import OTHERS, Caps, CapTable
-from breakwater.policy.classify import RETRYABLE_CLASSES
 from breakwater.policy.guard import GuardRules
 from breakwater.policy.job_rules import NO_JOB_RULES, JobRules, bound_problem, job_rules
 from breakwater.policy.ledger import MAX_TAGS
 from breakwater.policy.links import TRACE_ID
-from breakwater.policy.output import OutputRules
-from breakwater.policy.parameters import is_droppable
-from breakwater.policy.params import connection_objection, params_objection, unknown_objection, unknown_part
 from breakwater.policy.rate_limit import RateLimit
-from breakwater.policy.retry import RetryBudgetRules, RetryPolicy, is_known
 from breakwater.prices.rules.price import MAX_OUTPUT_TOKENS, Price, term_of
-from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
 from breakwater.redaction.rules.redact import RedactionRules, id_objection
 
 MIB = 1024**2

@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from typing import TYPE_CHECKING, Protocol
 
+from breakwater.calls.providers.base import LocalSettings
 from breakwater.config import Config, ModelSettings
 from breakwater.kernel.formats import moneys
 from breakwater.kernel.types import NANO_PER_USD
 from breakwater.prices.rules.price import Cost, InputSize, Rates, Tariff, max_output_of
 from breakwater.prices.rules.usage import Usage
-from breakwater.providers.base import LocalSettings
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, ModelPrice, TieredPrices

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
 
+from breakwater.calls.gate import Gate, GateVerdict, Refused, WaitForCapacity
 from breakwater.config import Agent
 from breakwater.kernel.formats import moment
 from breakwater.kernel.nats import subjects
@@ -21,7 +22,6 @@ from breakwater.policy.health import half_opened
 from breakwater.policy.refusals import ISOLATED, breaker_open
 from breakwater.state.breakers import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
 from services.worker.context import WorkerContext
-from services.worker.gates.gate import Gate, GateVerdict, Refused, WaitForCapacity
 
 CHECK_EVERY_S = ALIVE_MS / 5000
 

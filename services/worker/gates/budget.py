@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from breakwater.calls.gate import POLL_S, Gate, Refused, WaitForCapacity
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
@@ -29,7 +30,6 @@ from breakwater.state.budgets import (
     TooManyTenants,
 )
 from services.worker.context import WorkerContext
-from services.worker.gates.gate import POLL_S, Gate, Refused, WaitForCapacity
 
 CHECK_EVERY_S = 1.0
 IDLE_CHECK_EVERY = 5

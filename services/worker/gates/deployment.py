@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from breakwater.calls.gate import Gate, Refused, WaitForCapacity
+from breakwater.calls.rules.retry import failures_on, hold_s
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.redis.connection import ScriptCall
 from breakwater.policy.breaker import caller_of
 from breakwater.policy.rate_limit import after_hold_s, waits_for_hold
 from breakwater.policy.refusals import model_held
-from breakwater.policy.retry import failures_on, hold_s
 from breakwater.state.deployments import HoldProbe
-from services.worker.gates.gate import Gate, Refused, WaitForCapacity
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from breakwater.calls.gate import POLL_S, Gate, Refused, WaitForCapacity
 from breakwater.config import Agent
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats.subjects import encode_token
@@ -15,7 +16,6 @@ from breakwater.kernel.redis.connection import ScriptCall
 from breakwater.policy.refusals import over_rate_limit
 from breakwater.state.rate_limits import Limited, OverLimit
 from services.worker.context import WorkerContext
-from services.worker.gates.gate import POLL_S, Gate, Refused, WaitForCapacity
 
 
 @dataclass(slots=True)

@@ -14,6 +14,8 @@ from typing import Any
 
 import structlog
 
+from breakwater.calls.assignment import Assignment, Checkpoint
+from breakwater.calls.gate import POLL_S, Gate, GateVerdict, Refused, WaitForCapacity
 from breakwater.config import Agent
 from breakwater.jobs.contract.events import GuardEvent
 from breakwater.jobs.contract.execution import FailureStatistics, Result
@@ -32,9 +34,7 @@ from breakwater.policy.guard import GuardRules, Task, TaskBudgetHeld, Trip, afte
 from breakwater.policy.health import of_task
 from breakwater.policy.refusals import task_budget_held, task_stopped
 from breakwater.state.tasks import Entered, TaskKey, Tripped
-from services.worker.assignment import Assignment, Checkpoint
 from services.worker.context import WorkerContext
-from services.worker.gates.gate import POLL_S, Gate, GateVerdict, Refused, WaitForCapacity
 
 _ALONE = Entered(1, Task(), None)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.providers.kit import answering
+from tests.calls.providers.kit import answering
 
 AUTHORS = ("plain", "deepseek", "gemini", "kimi", "responses", "anthropic")
 TEXT_TURNS = frozenset({3, 7, 10})

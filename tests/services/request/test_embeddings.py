@@ -18,9 +18,9 @@ from aiohttp import web
 
 from breakwater.config import load_config
 from breakwater.identity.api_keys import create_key
+from tests.calls.providers.kit import answering
 from tests.flow.kit import model
 from tests.openai_client import openai_client
-from tests.providers.kit import answering
 from tests.server_sources import RunningServer, Servers
 from tests.services.request.conftest import HttpApi, running, settings_for
 from tests.services.worker.harness import WorkerPlane, running_worker

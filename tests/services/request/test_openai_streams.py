@@ -19,6 +19,7 @@ import pytest
 import pytest_asyncio
 from openai.lib.streaming.chat import ChunkEvent
 
+from breakwater.calls.providers import http_stream
 from breakwater.config import load_config
 from breakwater.dialects.api import streams
 from breakwater.dialects.api.chat import ChatEvents
@@ -30,7 +31,6 @@ from breakwater.jobs.contract.execution import AnswerChunks, PendingCancel
 from breakwater.kernel.http import event_stream
 from breakwater.kernel.process import background
 from breakwater.kernel.surrogates import whole_escapes
-from breakwater.providers import http_stream
 from tests.any_answers import AnyAnswer, any_provider_server
 from tests.flow.kit import model
 from tests.helpers import until

@@ -15,9 +15,9 @@ from aiohttp import web
 from breakwater.config import load_config
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.identity.api_keys import create_key
+from tests.calls.providers.kit import answering
 from tests.dialects.test_recorded import EXPECTED
 from tests.flow.kit import model
-from tests.providers.kit import answering
 from tests.recorded import Recorded, recorded
 from tests.server_sources import RunningServer, Servers
 from tests.services.request.conftest import HttpApi, running, settings_for

@@ -28,6 +28,7 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
+from breakwater.calls.providers.base import Answer, Call, Provider
 from breakwater.cli.setup import bus_plan
 from breakwater.config import LiveConfig, cipher_of, load_config
 from breakwater.embedded.provider import SimulatedProvider
@@ -40,7 +41,6 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import PARKED_CONSUMER, Plan, worker_consumer
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import Redis
-from breakwater.providers.base import Answer, Call, Provider
 from services.worker.context import WorkerContext, context_for
 from services.worker.handler import JobHandler
 from services.worker.leases import receive_cancel_requests

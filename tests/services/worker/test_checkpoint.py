@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from breakwater.policy.classify import HttpFailure, TransportFailure
+from breakwater.calls.assignment import Checkpoint
+from breakwater.calls.providers.base import Answer, Call, CallError
+from breakwater.calls.rules.classify import HttpFailure, TransportFailure
+from breakwater.calls.rules.repairs import Correction, Repairs
 from breakwater.prices.rules.usage import Usage
-from breakwater.providers.base import Answer, Call, CallError
-from services.worker.assignment import Checkpoint
-from services.worker.repairs import Correction, Repairs
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import ScriptedProvider

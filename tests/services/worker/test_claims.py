@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from breakwater.calls.assignment import Checkpoint, InFlight
+from breakwater.calls.providers.base import Answer, Call
 from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.nats import subjects
 from breakwater.prices.rules.usage import Usage
-from breakwater.providers.base import Answer, Call
 from services.worker import handler, leases, recovery
-from services.worker.assignment import Checkpoint, InFlight
 from tests.flow.kit import model
 from tests.helpers import FIRST, until
 from tests.services.worker.conftest import StartWorker

@@ -15,18 +15,18 @@ from unittest.mock import patch
 import pytest
 from aiohttp import web
 
+from breakwater.calls.rules.retry import failures_on
 from breakwater.config import Config, validate_job
 from breakwater.dialects.rules.embeddings import answer_of, form_refused, usage_of_all
 from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.jobs.rules.record import totals
 from breakwater.jobs.store.executions import ClaimLostError
-from breakwater.policy.retry import failures_on
 from services.worker import attempts as attempts_module
 from services.worker.embeddings_batches import EmbeddingsBatches
 from tests.analytics.samples import attempt
+from tests.calls.providers.kit import answering
 from tests.flow.kit import config_for, model
 from tests.helpers import until
-from tests.providers.kit import answering
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import WorkerPlane
 from tests.services.worker.test_outcomes import fill

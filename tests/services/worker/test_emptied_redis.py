@@ -9,11 +9,11 @@ from unittest.mock import patch
 
 import pytest
 
+from breakwater.calls.assignment import Checkpoint
 from breakwater.jobs.store.executions import KEPT_SINCE, Claim
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from services.worker import attempts, leases
-from services.worker.assignment import Checkpoint
 from services.worker.dead_workers import DeadWorkers
 from tests.flow.kit import model
 from tests.helpers import until

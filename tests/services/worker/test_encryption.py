@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from breakwater.calls.providers.base import Answer, Usage
 from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.security.encryption import LEFT_OUT, Cipher, new_key
-from breakwater.providers.base import Answer, Usage
 from breakwater.state.tasks import TaskKey
 from services.worker import attempts, crashes
 from tests.flow.kit import model

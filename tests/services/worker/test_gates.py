@@ -14,6 +14,9 @@ from prometheus_client import CollectorRegistry
 
 import breakwater
 from bench.counting import CountingRedis
+from breakwater.calls.assignment import Assignment, Checkpoint, Parameters
+from breakwater.calls.claim_gate import ClaimGate
+from breakwater.calls.gate import AdmissionRequest, ClaimLostError, Gate, Refused
 from breakwater.config import LiveConfig, parse_config
 from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.jobs.contract.job import Job
@@ -25,14 +28,11 @@ from breakwater.policy.guard import Trip
 from breakwater.state.breakers import Saving
 from breakwater.state.rate_limits import Limited
 from breakwater.state.tasks import TaskKey
-from services.worker.assignment import Assignment, Checkpoint, Parameters
 from services.worker.attempts import request_for
 from services.worker.context import context_for
 from services.worker.gates import GATES, Admitted, admit, check, gates_of
 from services.worker.gates.budget import BudgetGate
-from services.worker.gates.claim import ClaimGate
 from services.worker.gates.deployment import DeploymentGate
-from services.worker.gates.gate import AdmissionRequest, ClaimLostError, Gate, Refused
 from services.worker.gates.rate_limit import RateLimitGate
 from tests.servers import RunningServer
 

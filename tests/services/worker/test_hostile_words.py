@@ -12,9 +12,9 @@ from aiohttp import web
 from prometheus_client import REGISTRY, generate_latest
 
 from breakwater.kernel.nats import subjects
+from tests.calls.providers.kit import answering
 from tests.flow.kit import model
 from tests.helpers import until
-from tests.providers.kit import answering
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import WorkerPlane
 

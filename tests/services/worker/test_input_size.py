@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from breakwater.calls.assignment import Assignment, Parameters
+from breakwater.calls.rules.output import OutputGuard
+from breakwater.calls.rules.repairs import Correction, Repairs
 from breakwater.config import Config
 from breakwater.dialects.rules.provider_state import token_of
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.store.executions import Claim
-from breakwater.policy.output import OutputGuard
 from breakwater.prices.rules.price import GENERIC, estimate_input_tokens
-from services.worker.assignment import Assignment, Parameters
 from services.worker.context import utc_now
-from services.worker.repairs import Correction, Repairs
 
 
 def assignment(agent: dict[str, Any] | None = None, **job: Any) -> Assignment:

@@ -17,12 +17,12 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 
+from breakwater.calls.providers.base import Answer
 from breakwater.embedded.ports import free_port
 from breakwater.kernel.nats.errors import PublishRefusedError
 from breakwater.kernel.nats.permissions import GRANTS, STREAMS_ACCOUNT, inbox_prefix, program, render
 from breakwater.kernel.security.encryption import new_key
 from breakwater.prices.rules.usage import Usage
-from breakwater.providers.base import Answer
 from services.worker import crashes, handler, parsing
 from tests.flow.kit import model
 from tests.helpers import until

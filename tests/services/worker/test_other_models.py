@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 from prometheus_client import REGISTRY
 
+from tests.calls.providers.kit import answering
 from tests.flow.kit import PRICE, model
-from tests.providers.kit import answering
 from tests.services.worker.conftest import StartWorker
 
 PRICED = {"input_usd_per_mtok": "10", "output_usd_per_mtok": "20"}

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
+from breakwater.calls.providers.base import Answer
 from breakwater.jobs.store.executions import Claim
 from breakwater.policy.breaker import BreakerKey
 from breakwater.prices.rules.usage import Usage
-from breakwater.providers.base import Answer
 from breakwater.state.budget_counters import BudgetCounters, PeriodCounters
 from tests.flow.kit import model
 from tests.helpers import until
@@ -78,7 +78,7 @@ async def test_a_job_that_waited_when_its_worker_died_has_lost_no_call(
         await plane.publish({"agent": "writer", "job_id": "first", "prompt": "x"})
         await until(lambda: asyncio.sleep(0, plane.sim.ledger.totals.in_progress == 1), "the first call")
         with monkeypatch.context() as patch:
-            patch.setattr("services.worker.gates.claim.ClaimGate.release", lambda _: None)
+            patch.setattr("breakwater.calls.claim_gate.ClaimGate.release", lambda _: None)
             await plane.publish({"agent": "writer", "job_id": "second", "prompt": "x"})
             await until(lambda: saved(plane, "second"), "a job that waits")
             await plane.end()

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from breakwater.calls.providers.base import Answer, CallError
+from breakwater.calls.rules.classify import HttpFailure, classify
+from breakwater.calls.rules.parameters import refused_params
+from breakwater.calls.rules.repairs import Repairs
 from breakwater.kernel.nats import subjects
-from breakwater.policy.classify import HttpFailure, classify
-from breakwater.policy.parameters import refused_params
 from breakwater.prices.rules.usage import Usage
-from breakwater.providers.base import Answer, CallError
 from services.worker.recovery import classification_of
-from services.worker.repairs import Repairs
 from tests.analytics.samples import NOON, attempt
+from tests.calls.providers.kit import answering
 from tests.flow.kit import COST, Plane, model
-from tests.providers.kit import answering
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.error_table import CONTEXT_OVERFLOW
 from tests.services.worker.harness import ScriptedProvider

@@ -12,8 +12,8 @@ import pytest_asyncio
 from aiohttp import web
 
 from breakwater.kernel.nats import subjects
+from tests.calls.providers.kit import answering
 from tests.flow.kit import PRICE, model
-from tests.providers.kit import answering
 from tests.server_sources import RunningServer, Servers
 from tests.services.worker.harness import WorkerPlane, running_worker
 

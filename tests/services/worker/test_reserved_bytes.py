@@ -13,12 +13,19 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from breakwater.calls.assignment import Assignment, Parameters
+from breakwater.calls.providers.anthropic import Messages, NativeMessages
+from breakwater.calls.providers.base import Call, CallError, Streaming, Wire
+from breakwater.calls.providers.embeddings import EmbeddingsWire
+from breakwater.calls.providers.openai import ChatCompletions
+from breakwater.calls.providers.responses import ResponsesWire
+from breakwater.calls.rules.output import OutputGuard
+from breakwater.calls.targets import Target, Targets
 from breakwater.config import Agent, Config, validate_job
 from breakwater.dialects.rules import params_of
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.chat_messages import encoded
 from breakwater.jobs.store.executions import Claim
-from breakwater.policy.output import OutputGuard
 from breakwater.prices.rules.price import (
     BYTES_OF_SMALL_BODIES,
     LINKED_FILE_TOKENS,
@@ -27,16 +34,9 @@ from breakwater.prices.rules.price import (
     worst_input_tokens,
 )
 from breakwater.prices.rules.usage import Usage
-from breakwater.providers.anthropic import Messages, NativeMessages
-from breakwater.providers.base import Call, CallError, Streaming, Wire
-from breakwater.providers.embeddings import EmbeddingsWire
-from breakwater.providers.openai import ChatCompletions
-from breakwater.providers.responses import ResponsesWire
-from services.worker.assignment import Assignment, Parameters
 from services.worker.context import utc_now
-from services.worker.targets import Target, Targets
+from tests.calls.providers.kit import answering
 from tests.flow.kit import model
-from tests.providers.kit import answering
 from tests.services.worker.conftest import StartWorker
 
 PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "2"}

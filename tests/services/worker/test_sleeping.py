@@ -11,9 +11,9 @@ from aiohttp import web
 from prometheus_client import REGISTRY
 
 from services.worker import attempts
+from tests.calls.providers.kit import answering
 from tests.flow.kit import Plane, model
 from tests.helpers import until
-from tests.providers.kit import answering
 from tests.services.worker.conftest import StartWorker
 
 

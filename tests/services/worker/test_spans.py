@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from breakwater.calls.providers.base import Answer
 from breakwater.kernel.security.encryption import new_key
 from breakwater.kernel.telemetry import tracing
 from breakwater.prices.rules.usage import Usage
-from breakwater.providers.base import Answer
 from services.worker import call, handler
 from tests.flow.kit import model
 from tests.otlp import collecting, tracing_to

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from breakwater.calls.providers.base import Answer, CallError
+from breakwater.calls.rules.classify import TransportFailure
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.types import nano_from_usd, usd_from_nano
-from breakwater.policy.classify import TransportFailure
 from breakwater.policy.guard import Task
 from breakwater.prices.rules.usage import Usage
-from breakwater.providers.base import Answer, CallError
 from breakwater.state.tasks import TaskKey
 from services.worker import crashes
 from services.worker.attempts import Attempts

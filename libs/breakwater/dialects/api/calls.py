@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
+from breakwater.calls.rules.parameters import own_params
 from breakwater.config import Config
 from breakwater.dialects.api.models import ModelNameTable
 from breakwater.dialects.api.streams import ChunkInbox, EncodedStream, Encoder
@@ -46,7 +47,6 @@ from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.surrogates import whole_escapes
 from breakwater.kernel.validation import FieldError, problems
-from breakwater.policy.parameters import own_params
 from services.request.observe import submitting
 
 LONGEST_CALL_S = 90_000.0

@@ -14,6 +14,7 @@ import orjson
 from pydantic import JsonValue
 from pydantic_core import from_json
 
+from breakwater.calls.rules.params import is_run_by_client
 from breakwater.dialects.rules.chat_completions import completion_of, first_choice
 from breakwater.dialects.rules.forms import EMPTY, Body, ChatForm, InvalidBodyError
 from breakwater.dialects.rules.provider_state import (
@@ -45,7 +46,6 @@ from breakwater.jobs.rules.ownership import shown
 from breakwater.kernel.formats import words
 from breakwater.kernel.surrogates import whole_escapes
 from breakwater.kernel.validation import FieldError
-from breakwater.policy.params import is_run_by_client
 from breakwater.prices.rules.price import InputSize, size_of_messages, size_of_params
 from breakwater.prices.rules.usage import ESTIMATED, figure, is_estimated, of_completion
 

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from breakwater.calls.rules.classify import error_identity
 from breakwater.client import ApiError
 from breakwater.identity.pages.operator_actions import (
     Fields,
@@ -37,7 +38,6 @@ from breakwater.kernel.pages.tables import PageTable
 from breakwater.kernel.pages.time_range import WINDOWS, window_links, window_of
 from breakwater.kernel.pages.words import segment
 from breakwater.kernel.types import format_time
-from breakwater.policy.classify import error_identity
 
 PAGE = 100
 """Dead letters that are shown."""

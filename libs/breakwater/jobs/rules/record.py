@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import Literal, cast
 
+from breakwater.calls.rules.classify import NOT_SENT, REFUSED_REQUEST_CLASSES, WORKER_LOST
 from breakwater.jobs.contract.execution import (
     Attempt,
     Cancellation,
@@ -19,7 +20,6 @@ from breakwater.jobs.contract.execution import (
     Status,
     Waste,
 )
-from breakwater.policy.classify import NOT_SENT, REFUSED_REQUEST_CLASSES, WORKER_LOST
 
 
 @dataclass(frozen=True, slots=True)

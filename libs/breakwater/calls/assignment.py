@@ -1,0 +1,367 @@
+"""A job as a worker runs it: the assignment, its checkpoint, and the outcomes of a run.
+
+The checkpoint holds all that another worker needs to continue after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from breakwater.calls.rules.output import OutputGuard
+from breakwater.calls.rules.parameters import TRANSLATED, own_params, without_fields
+from breakwater.calls.rules.repairs import Repairs
+from breakwater.calls.rules.retry import of_batch
+from breakwater.config import Agent
+from breakwater.dialects.rules import DIALECTS, chat_form, conversation_of, for_chat, params_of
+from breakwater.dialects.rules.embeddings import native_body
+from breakwater.dialects.rules.tool_schemas import portable_params
+from breakwater.jobs.contract.execution import Attempt, Cancellation, Cause, Choice, ErrorInfo, Reason
+from breakwater.jobs.contract.job import Job, NativeRequest
+from breakwater.jobs.store.executions import Claim
+from breakwater.kernel.types import Count, Event, Timestamp
+from breakwater.kernel.validation import FieldError
+from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules
+from breakwater.prices.rules.price import (
+    OUTPUT_LIMITS,
+    InputSize,
+    max_output_of,
+    max_tokens_of,
+    size_of_messages,
+    size_of_params,
+    with_each_byte,
+)
+from breakwater.state.tasks import TaskKey
+
+
+class InFlight(Event):
+    """An attempt whose call may be under way."""
+
+    number: int
+    model: str
+    provider: str
+    cause: Cause
+    started_at: Timestamp
+    backoff_ms: Count
+    reserved: int | None
+    """Worst-case cost in nano-dollars; None where the model has no price."""
+    input_tokens: Count | None = None
+    """A high estimate; None for a program, which has no tokens."""
+    max_tokens: Count | None = None
+    """The output limit of the call, if budgets reserve less than the job's own limit."""
+    reserved_at: Timestamp | None = None
+    """The time by Redis' clock; still unknown when the checkpoint is saved."""
+    dropped_messages: Count = 0
+    left_out: tuple[str, ...] = ()
+    """Parameters that the model refuses: the call goes without them, or has an output limit under its other name."""
+    breaker_version: Count | None = None
+    first_token_ms: Count | None = None
+    """The latency of the first published part of the answer; None if nothing was published."""
+    chunks: Count | None = None
+
+    @property
+    def dropped_params(self) -> tuple[str, ...]:
+        """The parameters that the call goes without."""
+        return self.left_out and tuple(name for name in self.left_out if name not in TRANSLATED)
+
+
+class Checkpoint(Event):
+    """The progress of a job, saved before each call and each long wait. Immutable: changes return a copy."""
+
+    dispatched_at: Timestamp
+    deadline: Timestamp
+    config_version: str | None = None
+    """The version of the config that the job began with, and keeps to its end."""
+    attempts: tuple[Attempt, ...] = ()
+    model_index: int = 0
+    """The index of the current model in the chain."""
+    model: str | None = None
+    """The current model while it is called or waited for, as a changed config may change the chain."""
+    cause: Cause | None = None
+    """The cause of the next attempt, if that is a recovery."""
+    repairs: Repairs | None = None
+    """None before the first repair."""
+    backoff_ms: int = 0
+    """The wait before the next attempt."""
+    resume_at: Timestamp | None = None
+    """The end of a long wait."""
+    in_flight: InFlight | None = None
+    partial: str = ""
+    """The published part of an interrupted answer that the next attempt continues."""
+
+    def text(self) -> str:
+        """Serializes the checkpoint: JSON without default values."""
+        return self.model_dump_json(exclude_defaults=True)
+
+    def tried(self, model: str) -> bool:
+        """Returns True if the current call of the job has an attempt on this model, including a refused one."""
+        return self.cause != "batch" and any(attempt.model == model for attempt in of_batch(self.attempts))
+
+    def is_last_of(self, chain: Sequence[str]) -> bool:
+        """Returns True if the chain has no further model."""
+        return self.model_index + 1 >= len(chain)
+
+    def cause_of_next(self, model: str) -> Cause:
+        """Returns the cause of the next attempt."""
+        if self.cause is not None:
+            return self.cause
+        if not self.attempts:
+            return "first"
+        return "retry" if self.tried(model) else "fallback"
+
+    def after(self, attempt: Attempt) -> Checkpoint:
+        """Returns the checkpoint after a recorded attempt."""
+        update = {"attempts": (*self.attempts, attempt), "in_flight": None, "cause": None}
+        return self.model_copy(update=update | {"backoff_ms": 0, "resume_at": None})
+
+    def at_model(self, index: int) -> Checkpoint:
+        """Returns the checkpoint at another model of the chain."""
+        update = {"model_index": index, "model": None, "repairs": self.repairs and self.repairs.for_next_model()}
+        return self.model_copy(update=update)
+
+    def repaired(self, cause: Cause, repairs: Repairs) -> Checkpoint:
+        """Returns the checkpoint before a repaired attempt on the same model."""
+        return self.model_copy(update={"cause": cause, "repairs": repairs})
+
+    def waiting(self, model: str, delay_s: float, until: datetime) -> Checkpoint:
+        """Returns the checkpoint during a wait for the next attempt on a model."""
+        waited_ms = self.backoff_ms + round(delay_s * 1000)
+        return self.model_copy(update={"backoff_ms": waited_ms, "resume_at": until, "model": model})
+
+    def extended(self, waited: timedelta) -> Checkpoint:
+        """Returns the checkpoint with its deadline extended by an outage of the plane."""
+        return self.model_copy(update={"deadline": self.deadline + waited})
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The parameters of a call, without its model and messages."""
+
+    values: Mapping[str, JsonValue]
+    max_output_tokens: int
+    """The most output tokens of a call, over all its choices."""
+    size: InputSize
+    """The input size of the parameters, including an output schema that is sent with them."""
+
+    @classmethod
+    def of_embeddings(cls, agent: Agent, request: NativeRequest) -> Parameters:
+        """Returns those of a request for embeddings: no output, and a size that is its own."""
+        body = native_body(request.body, params=agent.params)
+        return cls({name: value for name, value in body.items() if name != "input"}, 0, InputSize())
+
+    @classmethod
+    def of(cls, agent: Agent, own: Mapping[str, JsonValue], guard: OutputGuard | None) -> Parameters:
+        """Merges a job's parameters over those of its agent."""
+        values: dict[str, JsonValue] = {**agent.params, **own}
+        if "max_tokens" not in values and "max_completion_tokens" not in values:
+            # Without an output limit the worst case would be unbounded, and no budget could hold.
+            values["max_tokens"] = agent.max_tokens
+        schema = guard.schema if guard is not None and guard.rules.native else None
+        return cls(values, max_output_of(values, agent.max_tokens), size_of_params(values, schema=schema))
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A valid job that this worker has claimed."""
+
+    execution_id: str
+    agent_name: str
+    agent: Agent
+    job: Job
+    chain: tuple[str, ...]
+    claim: Claim
+    traceparent: str | None
+    parameters: Parameters
+    now: Callable[[], datetime]
+    """The clock of the run and its deadline. It is monotonic: setting the system time does not move it."""
+    breaker: BreakerRules | None = None
+    """The rules of its task's breaker, if the job sets them. `agent` already has its guard and retry rules."""
+    output_guard: OutputGuard | None = None
+    """Checks the agent's answers against its output schema."""
+    owner: str | None = None
+    """The API key or the program that owns the job."""
+    submitted_by: str | None = None
+    """The API key that sent the job."""
+    caller: str | None = None
+    """The key or the program whose share of a budget the job uses."""
+    trace_id: str | None = None
+    """The id of the job's trace, if that is sampled."""
+    cost_tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The job's cost tags, redacted."""
+
+    def attempt_id(self, number: int) -> str:
+        """Returns the id of an attempt by its number, from 1."""
+        return f"{self.execution_id}:{number}"
+
+    def task_breaker(self, model: str) -> BreakerKey | None:
+        """Returns the key of the task's breaker for a model; None if the job sets no breaker rules."""
+        if self.breaker is None:
+            return None
+        task = TaskKey(self.job.tenant, self.job.task_id or self.execution_id)
+        return BreakerKey(ALL, model, task.short_name)
+
+    @cached_property
+    def own_params(self) -> frozenset[str]:
+        """The parameters that the job sets, in the words of a chat and of its own API."""
+        request = self.job.api_request
+        return own_params(params_of(self.job), () if request is None else request.body)
+
+    @cached_property
+    def added_params(self) -> frozenset[str]:
+        """The parameters of its calls that the job does not set: those of its agent and of the plane.
+
+        Those whose meaning holds without them are among them, and so is an effort of Messages, a mere wish.
+        """
+        of_plane = {"stream_options", "response_format"}
+        wishes = {"reasoning_effort"} if self.job.api == "messages" else frozenset[str]()
+        return frozenset({*self.agent.params, *of_plane} - self.own_params).union(TRANSLATED, wishes)
+
+    def droppable(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of the parameters that calls of the job may go without."""
+        own = self.own_params if self.agent.on_unsupported_param == "drop" else frozenset[str]()
+        return tuple(sorted({*names} & (self.added_params | own)))
+
+    def params_without(self, left_out: Collection[str]) -> Mapping[str, JsonValue]:
+        """The parameters of a call, without those that its model refuses.
+
+        An output limit is left out only if the model knows neither of its names.
+        """
+        if not left_out:
+            return self.parameters.values
+        renamed = () if {*OUTPUT_LIMITS} <= {*left_out} else OUTPUT_LIMITS
+        return {
+            name: value for name, value in self.parameters.values.items() if name not in left_out or name in renamed
+        }
+
+    @cached_property
+    def messages(self) -> list[dict[str, JsonValue]]:
+        """The conversation, with the agent's system prompt if the job has none."""
+        messages = conversation_of(self.job)
+        prompt = self.agent.system_prompt
+        has_own = any(message.get("role") in {"system", "developer"} for message in messages)
+        if prompt is None or not messages or has_own:
+            return messages
+        return [{"role": "system", "content": prompt}, *messages]
+
+    @property
+    def losses(self) -> Sequence[FieldError]:
+        """The fields of the job's request that a provider of another API can't be sent."""
+        return () if self.job.api_request is None else chat_form(self.job.api_request).losses
+
+    def native_body(
+        self, params: Mapping[str, JsonValue], left_out: Collection[str] = ()
+    ) -> Mapping[str, JsonValue] | None:
+        """Returns the body for a provider that speaks the API of the job's request; None without such a request.
+
+        Args:
+            params: of the call, with the output limit of its reservation.
+            left_out: parameters that its model refuses.
+        """
+        if self.job.api_request is None:
+            return None
+        if params is self.parameters.values and not left_out:
+            return self._whole_native_body
+        return self._native_body(params, left_out)
+
+    def _native_body(
+        self, params: Mapping[str, JsonValue], left_out: Collection[str] = ()
+    ) -> Mapping[str, JsonValue] | None:
+        request = self.job.api_request
+        if request is None:
+            return None
+        most = max_tokens_of(params, self.agent.max_tokens)
+        dialect, prompt = DIALECTS[request.api], self.agent.system_prompt
+        own = {name: value for name, value in self.agent.params.items() if name not in left_out}
+        body = dialect.native_body(request.body, params=own, max_tokens=most, system_prompt=prompt)
+        if not left_out:
+            return body
+        # Anthropic requires a limit, and the form of vectors says how an answer is translated.
+        kept = {"messages": OUTPUT_LIMITS, "embeddings": TRANSLATED}.get(request.api, ())
+        dropped = [name for name in left_out if name not in kept]
+        names = chat_form(request).names
+        return cast(Mapping[str, JsonValue], without_fields(body, (names.get(name, name) for name in dropped)))
+
+    @cached_property
+    def _whole_native_body(self) -> Mapping[str, JsonValue] | None:
+        return self._native_body(self.parameters.values)
+
+    def chat_request(
+        self, messages: Sequence[Mapping[str, JsonValue]], params: Mapping[str, JsonValue]
+    ) -> tuple[Sequence[Mapping[str, JsonValue]], Mapping[str, JsonValue]]:
+        """Returns conversation and params for a provider of chats, which may not speak the API of the job's request."""
+        if messages is self.messages and params is self.parameters.values:
+            return self._whole_chat
+        return for_chat(self.job, messages, params)
+
+    @cached_property
+    def _whole_chat(self) -> tuple[Sequence[Mapping[str, JsonValue]], Mapping[str, JsonValue]]:
+        return for_chat(self.job, self.messages, self.parameters.values)
+
+    def input_size(self, *, as_written: bool = True) -> InputSize:
+        """Returns the size of all that a call sends before any repair.
+
+        Args:
+            as_written: the provider gets the job's request or chat as it is. Tools of a translation may be longer.
+        """
+        return self._size_as_written if as_written else self._size_as_translated
+
+    @cached_property
+    def _size_as_written(self) -> InputSize:
+        request = self.job.api_request
+        if request is not None and (body := self._whole_native_body) is not None:
+            size = DIALECTS[request.api].size_of(body) + size_of_params({}, schema=self._sent_schema)
+            return self._with_each_byte(size, body)
+        size = size_of_messages(self.messages) + self.parameters.size
+        if self.job.input is not None:
+            return size + size_of_params({}, input=self.job.input)
+        return self._with_each_byte(size, {**self.parameters.values, "messages": self.messages})
+
+    @cached_property
+    def _size_as_translated(self) -> InputSize:
+        messages, params = self._whole_chat
+        params = portable_params(params)
+        size = size_of_messages(messages) + size_of_params(params, schema=self._sent_schema)
+        return self._with_each_byte(size, {**params, "messages": messages})
+
+    def _with_each_byte(self, size: InputSize, body: Mapping[str, Any]) -> InputSize:
+        more: dict[str, Any] = {}
+        if self.job.stream:
+            more["stream_options"] = {"include_usage": True, "stream": True}
+        if (schema := self._sent_schema) is not None:
+            described = {"name": "answer", "schema": schema, "strict": True}
+            more["response_format"] = {"type": "json_schema", "json_schema": described}
+        return with_each_byte(size, [body, more] if more else body)
+
+    @property
+    def _sent_schema(self) -> Mapping[str, Any] | None:
+        guard = self.output_guard
+        return guard.schema if guard is not None and guard.rules.native else None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The outcome of a job. `reason` is None if it succeeded."""
+
+    checkpoint: Checkpoint
+    output: JsonValue
+    chosen_model: str | None
+    reason: Reason | None
+    error: ErrorInfo | None
+    response: dict[str, JsonValue] | None = None
+    finish_reason: str | None = None
+    choices: tuple[Choice, ...] = ()
+    cancellation: Cancellation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A wait that is too long to keep a slot for: the job is parked until `due`."""
+
+    due: datetime
+    over: Callable[[], Awaitable[bool]] | None = None
+    """Returns True if the event that wakes the job came just before it was parked."""

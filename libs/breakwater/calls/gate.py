@@ -1,0 +1,143 @@
+"""A gate: one condition that a call must meet before it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from breakwater.calls.assignment import Assignment, Checkpoint, InFlight
+from breakwater.calls.targets import Target
+from breakwater.config import Agent
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo, FailureStatistics, Reason
+from breakwater.jobs.store.executions import ClaimLostError
+from breakwater.kernel.redis.connection import ScriptCall
+from services.worker.context import WorkerContext
+from services.worker.leases import JobCancelledError
+
+LEASE_MARGIN_S = 120.0
+"""The time for which a grant outlives its call: enough for a redelivery to record a lost attempt."""
+
+POLL_S = 0.25
+"""The interval at which a call that waits for capacity asks again; random jitter at most doubles it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionRequest:
+    """A request to admit a call, or the question of a dry run about one."""
+
+    job: Assignment
+    target: Target
+    """The model to call."""
+    checkpoint: Checkpoint
+    """The job's checkpoint before the call."""
+    flight: InFlight
+    """The attempt: its number, model, provider and worst-case cost."""
+    worst_tokens: int
+    """The most tokens that the call can use, input and output."""
+    timeout_s: float
+    attempt_id: str
+    """The holder of the grants."""
+    lease_ms: int | None
+    """The lease of the grants. None for a dry run, which may take, count or save nothing."""
+    waited: Mapping[Reason, float] = field(default_factory=dict[Reason, float])
+    """The seconds that the job has waited for capacity, by the reason of the refusal it would get."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The call must not be made."""
+
+    reason: Reason
+    """The reason for the end of the job, unless another model answers."""
+    error: ErrorInfo
+    """One of `policy.refusals`."""
+    refused_by: str | None = None
+    """The name of the budget or the limit that has no room."""
+    refused_cap: int | None = None
+    """The exhausted hard cap, in nano-dollars."""
+    ends_chain: bool = False
+    """True if no other model may be tried."""
+    statistics: FailureStatistics | None = None
+    """The statistics of the guard or the breaker that refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForCapacity:
+    """There is no capacity for the call now; ask again after `delay_s`."""
+
+    delay_s: float
+    refused: Refused
+    """The refusal if the job has no time to wait."""
+
+
+GateVerdict = Refused | WaitForCapacity | ClaimLostError | JobCancelledError
+"""The verdict of a gate that does not admit a call."""
+
+
+@dataclass(slots=True)
+class Gate:
+    """One gate for one admission; a subclass overrides what it needs.
+
+    `ask` comes first. Its script joins the one round trip of all gates, and `read` gets the answer. If any gate
+    refuses, all that asked release their grants. `announce` comes last.
+    """
+
+    worker: WorkerContext
+    request: AdmissionRequest
+    flight_fields: dict[str, object] = field(default_factory=dict[str, object], init=False)
+    """Fields of `InFlight` that `read` sets for the record of the attempt."""
+    lease: AbstractContextManager[None] | None = field(default=None, init=False)
+    """A context for the duration of the call; set by `read`."""
+    announces: bool = field(default=False, init=False)
+    """True if `announce` has something to publish; set by `read`."""
+
+    settles: ClassVar[bool] = False
+    """True if the gate overrides `settle`; the method of other gates is not called."""
+    must_settle: ClassVar[bool] = False
+    """True if no service settles the grant from the log, so that the worker retries until Redis answers."""
+
+    def __init_subclass__(cls) -> None:
+        cls.settles = cls.settle is not Gate.settle
+
+    @classmethod
+    def applies(cls, worker: WorkerContext, agent: Agent) -> bool:
+        """Returns True if the gate can refuse a call of an agent; called once for each agent."""
+        del worker, agent
+        return True
+
+    @classmethod
+    def watch(cls, worker: WorkerContext) -> Coroutine[Any, Any, None] | None:
+        """Returns the background work of the gate, which runs as long as the worker."""
+        del worker
+        return None
+
+    def ask(self) -> ScriptCall | Refused | None:
+        """Returns the script that asks Redis, a refusal that needs no question, or None if the gate does not apply.
+
+        The script must take nothing if `request.lease_ms` is None.
+        """
+        raise NotImplementedError
+
+    def read(self, answer: Any) -> GateVerdict | None:
+        """Reads the answer of the script into a verdict; None admits the call."""
+        raise NotImplementedError
+
+    def release(self) -> ScriptCall | None:
+        """Returns the script that releases the grants of a call that is not made; None without grants."""
+        return None
+
+    async def announce(self, verdict: GateVerdict | None) -> None:
+        """Publishes changes that the admission made; called if `read` has set `announces`.
+
+        It waits while NATS is unavailable, so a refused call has already released its grants.
+
+        Args:
+            verdict: the verdict of all gates; None admits the call.
+        """
+
+    def settle(self, attempt: Attempt) -> ScriptCall | None:
+        """Returns the script that ends the grants of a finished call. After a crash, a new gate settles it."""
+        del attempt
+        return None

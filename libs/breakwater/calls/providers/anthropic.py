@@ -1,0 +1,481 @@
+"""Anthropic's Messages API, spoken natively; conversations and answers keep OpenAI's format on our side."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
+
+import orjson
+from pydantic import Field, JsonValue
+
+from breakwater.calls.providers.anthropic_stream import MessageEvents, text_of
+from breakwater.calls.providers.base import (
+    ApiVersion,
+    Call,
+    HttpSettings,
+    HttpUrl,
+    Provider,
+    StreamReader,
+    UnusableAnswerError,
+    refused,
+)
+from breakwater.dialects.rules.chat_chunks import Assembly
+from breakwater.dialects.rules.messages import without_lone_thinking, without_thinking
+from breakwater.dialects.rules.provider_state import plain_id
+from breakwater.dialects.rules.tool_schemas import anthropic_tool
+from breakwater.jobs.contract.execution import Choice
+from breakwater.jobs.contract.job import CallApi
+from breakwater.jobs.rules.chat_messages import OTHERS, arguments_text, fields, finish_reason, objects
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.formats import words
+from breakwater.kernel.surrogates import whole_escapes
+from breakwater.prices.rules.price import max_tokens_of
+from breakwater.prices.rules.usage import Usage, of_message
+from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
+
+_KEPT = ("title", "description", "enum", "const", "format", "default")
+_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"})
+
+
+class _InexpressibleError(BreakwaterError):
+    """The schema allows what a closed one can't."""
+
+
+def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The nearest schema that structured outputs can hold a model to; None where there is none.
+
+    Bounds of numbers, lengths and patterns are left out, so answers are still to be checked against the whole schema.
+    Objects are closed; references are put in place. An object without named properties, a recursive schema and the
+    intersection of objects (`allOf`) can't be expressed.
+
+    Source: the limits of JSON schema that Anthropic documents for structured outputs.
+    """
+    try:
+        return _closed(schema, schema, ())
+    except _InexpressibleError:
+        return None
+
+
+def _closed(schema: Any, root: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(schema, Mapping):
+        raise _InexpressibleError  # `true` allows anything
+    here = cast(Mapping[str, Any], schema)
+    if isinstance(ref := here.get("$ref"), str):
+        if ref in within:
+            raise _InexpressibleError
+        more = {name: value for name, value in here.items() if name in ("title", "description")}
+        return _closed(_at(root, ref), root, (*within, ref)) | more
+    variants = here.get("anyOf", here.get("oneOf"))
+    if "allOf" in here or (variants is not None and "properties" in here):
+        raise _InexpressibleError  # closed objects have no intersection
+    closed = {name: here[name] for name in _KEPT if name in here}
+    if closed.get("format") not in _FORMATS:
+        closed.pop("format", None)
+    if variants is not None:
+        return closed | {"anyOf": [_closed(variant, root, within) for variant in variants]}
+    if "enum" not in closed and "const" not in closed:
+        closed |= _typed(here, root, within)
+    return closed
+
+
+def _typed(here: Mapping[str, Any], root: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+    kind = here.get("type", "object" if "properties" in here else None)
+    if isinstance(kind, list):
+        return {"anyOf": [_typed({**here, "type": one}, root, within) for one in cast(list[Any], kind)]}
+    match kind:
+        case "object":
+            properties = here.get("properties")
+            if not isinstance(properties, Mapping) or not properties:
+                raise _InexpressibleError
+            named = cast(Mapping[str, Any], properties)
+            return {
+                "type": "object",
+                "properties": {name: _closed(value, root, within) for name, value in named.items()},
+                "required": [name for name in here.get("required", ()) if name in named],
+                "additionalProperties": False,
+            }
+        case "array":
+            items = _closed(here.get("items"), root, within)
+            return {"type": "array", "items": items, **({"minItems": 1} if here.get("minItems") else {})}
+        case "string" | "integer" | "number" | "boolean" | "null":
+            return {"type": kind}
+        case _:
+            raise _InexpressibleError
+
+
+def _at(root: Mapping[str, Any], ref: str) -> Any:
+    """The target of a reference inside the same document."""
+    found: Any = root
+    for step in ref.removeprefix("#").split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if not ref.startswith("#") or not isinstance(found, Mapping) or name not in found:
+            raise _InexpressibleError
+        found = cast(Mapping[str, Any], found)[name]
+    return found
+
+
+AnthropicBlock = dict[str, Any]
+DEFAULT_MAX_TOKENS = 4096
+"""Anthropic requires a limit; the worker always gives one."""
+
+_NO_COUNTERPART: Mapping[str, Any] = {
+    **dict.fromkeys(("audio", "function_call", "functions", "verbosity", "web_search_options"), ...),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "top_logprobs"), 0),
+    "logit_bias": {},
+    "logprobs": False,
+    "modalities": ["text"],
+    "n": 1,
+}
+"""OpenAI's params that Anthropic does not know, each with the value that asks for nothing; any other is refused."""
+_DROPPED = frozenset({"prediction", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "seed", "store"})
+"""OpenAI's params without which the same question is asked: they say how it is stored, cached, counted or repeated."""
+_TRANSLATED = words(
+    """
+    max_completion_tokens max_tokens metadata parallel_tool_calls reasoning_effort response_format stop system
+    tool_choice tools user
+    """
+)
+
+
+def request_body(call: Call) -> Mapping[str, Any]:
+    """Translates a call.
+
+    Messages: system and developer messages become `system`; tool calls and their results become blocks; consecutive
+    messages of one role become one. `cache_control` is kept, on parts and on whole messages. A participant's `name`
+    has no counterpart and is left out.
+
+    Params: OpenAI's are translated; those of Anthropic's own (`thinking`, `top_k`, …) are passed on, and so is what
+    neither is known to have: Anthropic names what it does not take. `dropped_params` are left out, and so is `thinking`
+    where Anthropic would refuse it, as another model has written a turn. Ids of tool calls are such as it takes.
+
+    The schema of an answer goes into `output_config.format`, Anthropic's structured outputs, which newer models have
+    (set `output.native: false` for others). A schema that they can't express is not sent; the answer is checked all
+    the same.
+
+    Raises:
+        CallError: the call asks for what only OpenAI knows. Leaving it out would answer another question.
+    """
+    params: dict[str, Any] = {
+        name: value for name, value in call.params.items() if value is not None and name not in _DROPPED
+    }
+    for name, nothing in _NO_COUNTERPART.items():
+        if name in params and params.pop(name) != nothing:
+            raise refused(f"the param {name!r} is not supported by Anthropic", name)
+    system, turns = _conversation(call.messages)
+    system = [*_blocks(params.get("system")), *system]
+    body: dict[str, Any] = {
+        **{name: value for name, value in params.items() if name not in _TRANSLATED},
+        "model": call.model,
+        "messages": turns,
+        "max_tokens": max_tokens_of(params, DEFAULT_MAX_TOKENS),
+        **({"system": system} if system else {}),
+        **_tools(params),
+    }
+    if "stop" in params:
+        stop = params["stop"]
+        body["stop_sequences"] = [stop] if isinstance(stop, str) else stop
+    user_id = fields(params.get("metadata")).get("user_id", params.get("user"))
+    if user_id is not None:
+        body["metadata"] = {"user_id": user_id}
+    if call.streaming is not None:
+        body["stream"] = True
+    output = _output_config(call, params)
+    body |= {"output_config": output} if output else {}
+    return without_thinking(body) if "thinking" in call.left_out else without_lone_thinking(body)
+
+
+_NO_TEXT = "(empty message)"
+"""Sent for a user's message without a visible character where one is required."""
+
+
+def _conversation(messages: Sequence[Mapping[str, Any]]) -> tuple[list[AnthropicBlock], list[dict[str, Any]]]:
+    """The system prompt, and turns such as Anthropic accepts.
+
+    A turn of the assistant may not end in thinking, and the last one not in white space. If a user's last message is
+    blank, the turn before it would be one to continue: so it is named. A system prompt without any message is one.
+    """
+    system, turns = _turns(messages)
+    for turn in turns:
+        while turn["role"] == "assistant" and turn["content"] and str(turn["content"][-1].get("type")) in _THOUGHTS:
+            turn["content"].pop()
+    turns = [turn for turn in turns if turn["content"]]
+    if not turns and system:
+        return [], [{"role": "user", "content": system}]
+    last_role = messages[-1].get("role") if messages else None
+    if last_role == "user" and (not turns or turns[-1]["role"] == "assistant"):
+        turns.append({"role": "user", "content": [{"type": "text", "text": _NO_TEXT}]})
+    if turns and turns[-1]["role"] == "assistant" and (last := turns[-1]["content"][-1]).get("type") == "text":
+        turns[-1]["content"][-1] = {**last, "text": str(last["text"]).rstrip()}
+    return system, turns
+
+
+_THOUGHTS = frozenset({"thinking", "redacted_thinking"})
+
+
+def _turns(messages: Iterable[Mapping[str, Any]]) -> tuple[list[AnthropicBlock], list[dict[str, Any]]]:
+    system: list[AnthropicBlock] = []
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        match message.get("role"):
+            case "system" | "developer":
+                system += _marked(_blocks(message.get("content")), message)
+                continue
+            case "user":
+                role = "user"
+                blocks = _blocks(message.get("content"))
+            case "assistant":
+                role = "assistant"
+                blocks = _said(message)
+            case "tool":
+                content = {"content": found} if (found := _blocks(message.get("content"))) else {}
+                result = {"type": "tool_result", "tool_use_id": _plain_id(message.get("tool_call_id"))}
+                failed = {"is_error": True} if message.get("is_error") is True else {}
+                role = "user"
+                blocks = [result | content | failed]
+            case unknown:
+                raise refused(f"messages with the role {unknown!r} are not supported by Anthropic", "messages")
+        blocks = _marked(blocks, message)
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"] += blocks
+        elif blocks:
+            turns.append({"role": role, "content": blocks})
+    return system, turns
+
+
+def _marked(blocks: list[AnthropicBlock], message: Mapping[str, Any]) -> list[AnthropicBlock]:
+    """The blocks with the message's own cache mark on the last: up to there the prompt is cached."""
+    mark = message.get("cache_control")
+    return [*blocks[:-1], {**blocks[-1], "cache_control": mark}] if mark and blocks else blocks
+
+
+def _blocks(content: Any) -> list[AnthropicBlock]:
+    """The blocks of a message's content; texts without a visible character, which Anthropic refuses, are left out."""
+    if not isinstance(content, list):
+        content = [{"type": "text", "text": content}] if isinstance(content, str) else []
+    blocks = (_block(fields(part)) for part in cast(list[Any], content))
+    return [block for block in blocks if block.get("type") != "text" or str(block.get("text") or "").strip()]
+
+
+def _block(part: Mapping[str, Any]) -> AnthropicBlock:
+    match part.get("type"):
+        case "image_url":
+            image = part.get("image_url")
+            url = image if isinstance(image, str) else fields(image).get("url")
+            return _marked([{"type": "image", "source": _image_source(str(url))}], part)[0]
+        case "refusal":
+            return {"type": "text", "text": part.get("refusal")}
+        case "file" if str(data := fields(part.get("file")).get("file_data")).startswith("data:application/pdf;"):
+            return _marked([{"type": "document", "source": _image_source(str(data))}], part)[0]
+        case "input_audio" | "file" as kind:
+            raise refused(f"content of type {kind!r} is not supported by Anthropic", "messages")
+        case _:
+            return dict(part)
+
+
+def _image_source(url: str) -> dict[str, str]:
+    if not url.startswith("data:"):
+        return {"type": "url", "url": url}
+    about, _, data = url.removeprefix("data:").partition(",")
+    media_type, *more = about.split(";")
+    if "base64" not in more:
+        raise refused("an image in a data: URL must be base64 for Anthropic", "messages")
+    return {"type": "base64", "media_type": media_type, "data": data}
+
+
+def _said(message: Mapping[str, Any]) -> list[AnthropicBlock]:
+    calls = [fields(call) for call in _list(message.get("tool_calls"))]
+    return [
+        *(dict(fields(block)) for block in _list(message.get("thinking_blocks"))),
+        *_blocks(message.get("content")),
+        *(
+            {"type": "tool_use", "id": _plain_id(call.get("id")), **_called(fields(call.get("function")))}
+            for call in calls
+        ),
+    ]
+
+
+def _plain_id(own: Any) -> Any:
+    return plain_id(own) if isinstance(own, str) else own
+
+
+def _called(function: Mapping[str, Any]) -> dict[str, Any]:
+    # Models do write arguments that are no JSON. Anthropic takes objects only, and the tool's result, which follows,
+    # already shows the model what came of it.
+    try:
+        arguments: Any = orjson.loads(whole_escapes(function.get("arguments") or "{}"))
+    except orjson.JSONDecodeError:  # also where it is no text
+        arguments = None
+    return {"name": function.get("name"), "input": arguments if isinstance(arguments, dict) else {}}
+
+
+def _tools(params: Mapping[str, Any]) -> dict[str, Any]:
+    if not (tools := _list(params.get("tools"))):
+        return {}
+    translated: dict[str, Any] = {"tools": [anthropic_tool(fields(tool)) for tool in tools]}
+    choice = _tool_choice(params.get("tool_choice"))
+    if params.get("parallel_tool_calls") is False and (choice or {}).get("type") != "none":
+        choice = {"type": "auto", **(choice or {}), "disable_parallel_tool_use": True}
+    return translated | {"tool_choice": choice} if choice else translated
+
+
+def _tool_choice(choice: Any) -> dict[str, Any] | None:
+    match choice:
+        case None:
+            return None
+        case "auto" | "none":
+            return {"type": choice}
+        case "required":
+            return {"type": "any"}
+        case {"type": "function", "function": {"name": name}}:
+            return {"type": "tool", "name": name}
+        case {"type": "auto" | "any" | "tool" | "none"}:
+            return dict(choice)
+        case _:
+            raise refused("this 'tool_choice' is not supported by Anthropic", "tool_choice")
+
+
+def _output_config(call: Call, params: Mapping[str, Any]) -> dict[str, Any]:
+    config = dict(fields(params.get("output_config")))
+    if "reasoning_effort" in params:
+        config.setdefault("effort", params["reasoning_effort"])
+    match params.get("response_format"):
+        case None if call.output_schema is not None and "format" not in config:
+            if (schema := closed_schema(call.output_schema)) is not None:
+                config["format"] = {"type": "json_schema", "schema": schema}
+        case None | {"type": "text"}:
+            pass
+        case {"type": "json_schema", "json_schema": {"schema": schema}}:
+            config["format"] = {"type": "json_schema", "schema": schema}
+        case other:
+            text = f"the response_format {fields(other).get('type')!r} is not supported by Anthropic"
+            raise refused(text, "response_format")
+    return config
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return cast(list[Any], value) if isinstance(value, list) else ()
+
+
+def dropped_params(params: Mapping[str, JsonValue]) -> list[str]:
+    """Params of a call that are left out: the same question is asked without them.
+
+    Of `metadata`, that is all but the `user_id` that Anthropic knows.
+    """
+    # 0 is a seed, and not False.
+    dropped = {name for name in _DROPPED.intersection(params) if params[name] is not None and params[name] is not False}
+    if fields(params.get("metadata")).keys() - {"user_id"}:
+        dropped.add("metadata")
+    return sorted(dropped)
+
+
+class AnthropicSettings(HttpSettings):
+    """Anthropic, or a gateway with its Messages API. Enable betas under `headers`."""
+
+    translates_chats: ClassVar[bool] = True
+
+    kind: Literal["anthropic"]
+    base_url: HttpUrl = Field(default="https://api.anthropic.com/v1", description="Up to and including /v1.")
+    version: ApiVersion = Field(default="2023-06-01", description="Sent as `anthropic-version`.")
+
+    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
+        """Makes the provider. Raises ConfigError."""
+        from breakwater.calls.providers.http import HttpProvider
+
+        chat = Messages(self.base_url, self.version)
+        native = NativeMessages(self.base_url, self.version)
+        return HttpProvider({"chat": chat, "messages": native}, self, redaction)
+
+    @property
+    def apis(self) -> Collection[CallApi]:
+        """Also Messages."""
+        return ("chat", "messages")
+
+    def dropped(self, params: Mapping[str, JsonValue]) -> Sequence[str]:
+        """`dropped_params`."""
+        return dropped_params(params)
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """`<base_url>/messages`. `request_body` says what is translated, and what is refused."""
+
+    base_url: str
+    version: str
+
+    def url(self, model: str) -> str:  # noqa: ARG002  it goes into the body
+        """The same for every model."""
+        return f"{self.base_url.rstrip('/')}/messages"
+
+    def headers(self, key: str | None) -> Mapping[str, str]:
+        """The API's version, and the key."""
+        return {"anthropic-version": self.version, **({} if key is None else {"x-api-key": key})}
+
+    def body(self, call: Call) -> Mapping[str, Any]:
+        """The translated call. Raises CallError."""
+        return request_body(call)
+
+    def stream_reader(self, answer: Assembly) -> StreamReader:  # noqa: ARG002  its own form has to be kept
+        """A reader of the events of a message."""
+        return MessageEvents(self.usage)
+
+    def usage(self, answer: Mapping[str, Any]) -> Usage | None:
+        """Tokens of a message."""
+        return of_message(answer)
+
+    def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
+        """The one: its text, also that of a refusal; with tool calls the assistant message.
+
+        Such a message has the blocks of extended thinking as `thinking_blocks`: Anthropic wants them back, unchanged,
+        with the tools' results.
+        """
+        content = answer.get("content")
+        if not isinstance(content, list | str):
+            raise UnusableAnswerError("the answer has no content")
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        blocks = objects(content)
+        text = "".join(text for block in blocks if (text := text_of(block)) is not None)
+        calls = [_tool_call(block) for block in blocks if block.get("type") == "tool_use"]
+        output: JsonValue = text or None
+        if calls:
+            message: dict[str, Any] = {"role": "assistant", "content": text or None, "tool_calls": calls}
+            thinking = [dict(block) for block in blocks if str(block.get("type")) in _THOUGHTS]
+            if thinking:
+                message["thinking_blocks"] = thinking
+            output = message
+        return [Choice(index=0, output=output, finish_reason=finish_reason(answer.get("stop_reason")))]
+
+
+class NativeMessages(Messages):
+    """The same for requests that are written for it: they go out as they are."""
+
+    def body(self, call: Call) -> Mapping[str, Any]:
+        """The request of the call, and where its conversation was repaired, that in its place."""
+        body: dict[str, Any] = {**(call.native or {}), "model": call.model}
+        if call.repaired:
+            system, turns = _conversation(call.messages)
+            body |= {"messages": turns, **({"system": system} if system else {})}
+        if call.streaming is not None:
+            body["stream"] = True
+        output = _output_config(call, {"output_config": body.get("output_config")})
+        body |= {"output_config": output} if output else {}
+        return without_thinking(body) if "thinking" in call.left_out else body
+
+    def stream_reader(self, answer: Assembly) -> StreamReader:  # noqa: ARG002  its own form has to be kept
+        """A reader of the events of a message, which passes them on."""
+        return MessageEvents(self.usage, native=True)
+
+    def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
+        """The one, also of an answer that is but thinking, or the use of the provider's own tools."""
+        (choice,) = Messages.choices(self, answer)
+        others = [dict(block) for block in objects(answer.get("content")) if block.get("type") != "text"]
+        if choice.output is not None or not others:
+            return [choice]
+        return [choice.model_copy(update={"output": {"role": "assistant", "content": None, OTHERS: others}})]
+
+
+def _tool_call(block: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = block.get("partial_json") or block.get("input") or {}
+    function = {"name": block.get("name"), "arguments": arguments_text(arguments)}
+    return {"id": block.get("id"), "type": "function", "function": function}

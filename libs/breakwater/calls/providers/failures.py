@@ -1,0 +1,429 @@
+"""Errors as providers word them, and as the network gives them, in the terms of `calls.rules.classify`."""
+
+from __future__ import annotations
+
+import errno
+import html
+import json
+import re
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, timedelta, timezone
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import orjson
+
+from breakwater.calls.providers.server_sent import EventReader, EventTooLargeError
+from breakwater.calls.rules.classify import BrokenAnswer, HttpFailure, TransportFailure, status_in_words
+from breakwater.calls.rules.delays import duration_s, moment_in, spoken_delay_s
+from breakwater.jobs.rules.chat_messages import fields
+from breakwater.kernel.json_values import MAX_DEPTH, TOO_DEEP, is_too_deep
+from breakwater.kernel.surrogates import EventJoiner, read_whole, whole_json
+from breakwater.redaction.rules.redact import cut
+
+MAX_ERROR_TEXT = 16_000
+"""Characters; cut only after redaction could see the whole, and records cut it further."""
+_MAX_PAGE_TEXT = 300
+_MAX_PAGE = 4_000
+_MAX_CODE = 200
+_SHORT = 2 * MAX_DEPTH
+"""Bytes of JSON that can't be nested too deep."""
+
+_STATUS_BY_NAME = {
+    name: status
+    for status, names in {
+        400: "invalid_request_error INVALID_ARGUMENT FAILED_PRECONDITION context_length_exceeded ValidationException",
+        401: "authentication_error UNAUTHENTICATED invalid_api_key",
+        402: "billing_error",
+        403: "permission_error PERMISSION_DENIED",
+        404: "not_found_error NOT_FOUND model_not_found",
+        413: "request_too_large",
+        429: "rate_limit_error RESOURCE_EXHAUSTED rate_limit_exceeded insufficient_quota ThrottlingException",
+        500: "api_error INTERNAL InternalServerException",
+        503: "UNAVAILABLE ServiceUnavailableException",
+        504: "timeout_error DEADLINE_EXCEEDED",
+        529: "overloaded_error",
+    }.items()
+    for name in names.split()
+}
+"""Statuses by Anthropic's types, Gemini's statuses, OpenAI's codes and Bedrock's exceptions.
+
+OpenAI's types are too wide: `server_error` says no more than that an error was answered.
+"""
+_NO_ERROR = frozenset({"none", "0", "200", "ok", "success"})
+_BEIJING = timezone(timedelta(hours=8))
+
+# HTTP
+
+
+def http_failure(status: int, payload: bytes, headers: Mapping[str, str]) -> HttpFailure:
+    """Reads an answer that is no 2xx.
+
+    Understood are the error bodies of OpenAI, Anthropic and Gemini and of what is compatible with them; of a page in
+    HTML its title, of a stream its first event, and any other body as the text that it is.
+
+    Args:
+        status: of the answer.
+        payload: its body, as far as it came.
+        headers: names in any case.
+    """
+    lowered = {name.lower(): value for name, value in headers.items()}
+    error = _error_of(_parsed(payload))
+    if error is None:
+        with suppress(EventTooLargeError):
+            error = next((_error_of(_parsed(data)) for _, data in EventReader().feed(payload + b"\n\n")), None)
+    if error is None:
+        text = _plain_text(payload)
+        return HttpFailure(
+            status,
+            text or f"HTTP {status} without a text",
+            headers=lowered,
+            retry_delay_s=spoken_delay_s(text),
+            resets_at=moment_in(text),
+        )
+    return _failure(status, error, lowered, f"HTTP {status} without a text")
+
+
+def _failure(status: int, error: dict[str, Any], headers: Mapping[str, str], silent: str) -> HttpFailure:
+    message = _text(error.get("message")) or silent
+    code = _name(error, "code")
+    limits = dict.fromkeys(name for name in _limits(error.get("details")) if name)
+    if isinstance(source := fields(error.get("metadata")).get("limit_source"), str):
+        limits[source] = None
+    # OpenRouter passes on what it was answered itself, where it says no more of it than that.
+    if isinstance(raw := fields(error.get("metadata")).get("raw"), str) and raw:
+        upstream = _error_of(_parsed(raw.encode(errors="replace"))) or {"message": raw}
+        message = f"{message}: {_text(upstream.get('message'))}"
+    # llama.cpp's figures of a conversation that is too long are not always in its words.
+    counted = error.get("n_prompt_tokens")
+    window = error.get("n_ctx")
+    if isinstance(counted, int) and isinstance(window, int) and str(counted) not in message:
+        message = f"{message} ({counted} tokens > {window})"
+    zone = _BEIJING if (code or "").startswith("13") else UTC  # Zhipu names the hour on its own clock
+    reset = next((error[name] for name in ("resets_at", "reset_at", "resetTime") if error.get(name)), None)
+    # The place that FastAPI names, where it is a place in the request, and no words.
+    param = _name(error, "param") or _located(error.get("message")) or ""
+    return HttpFailure(
+        status,
+        message,
+        code,
+        _name(error, "type") or _name(error, "status"),  # Gemini's word
+        {**headers, **_passed_on(error)},
+        _delay_s(error, message),
+        param if _PLACE.fullmatch(param) else None,
+        tuple(limits),
+        moment_in(reset if isinstance(reset, int | float) else f"until {reset}" if reset else message, zone),
+    )
+
+
+def carries_error(body: Mapping[str, Any]) -> bool:
+    """True if the body of a 2xx, or an event of it, is an error."""
+    error = body.get("error")
+    answered = any(body.get(name) for name in ("choices", "content", "output"))
+    # Some gateways write all fields of an error next to an answer, with nothing in them.
+    if error and not (answered and isinstance(error, dict) and not any(cast(dict[str, Any], error).values())):
+        return True
+    if "response" in body and any(fields(fields(body["response"]).get("error")).values()):
+        return True
+    if body.get("type") in ("error", "response.failed") or body.get("object") in ("error", "Error"):
+        return True
+    if answered:
+        return False
+    # As gateways send it that wrap what they pass on, and MiniMax.
+    said = _first(body, "message", "msg", "error_msg", "error_message")
+    failed = str(body.get("code", body.get("error_code"))).lower() not in _NO_ERROR and isinstance(said, str)
+    return failed or bool(fields(body.get("base_resp")).get("status_code"))
+
+
+def says_why(body: dict[str, Any]) -> bool:
+    """True if the body of a 2xx without an answer says in words what went wrong, in whatever shape."""
+    return bool(_text((_error_of(body) or {}).get("message")))
+
+
+def error_in_answer(body: dict[str, Any], answered: int = 200) -> HttpFailure | BrokenAnswer:
+    """The error that the body of a 2xx carries.
+
+    It is taken for the error that it is where the body says which, as gateways do that have sent their 200 before
+    they knew; otherwise the answer is broken.
+
+    Args:
+        body: of the answer.
+        answered: its status.
+    """
+    error = _error_of(body) or {}
+    failure = _failure(answered, error, {}, "an error without a text")
+    status = _status(error)
+    if status is None:
+        status = status_in_words(failure.code, failure.type, failure.message)
+    if status is None:
+        return BrokenAnswer(f"a {answered} with an error in its body: {failure.message}", answered)
+    return replace(failure, status=status)
+
+
+def read_json(payload: bytes, *, checked: bool = True, joiner: EventJoiner | None = None) -> Any:
+    """A body as JSON, also with a byte-order mark, as programs on Windows write it, and in UTF-16.
+
+    Args:
+        payload: the body.
+        checked: refuses what can't be passed on.
+        joiner: of the stream whose event it is, where halves of surrogate pairs are kept for it.
+
+    Raises:
+        ValueError: it is none, or nested deeper than can be passed on; says which, in words of ours.
+    """
+    try:
+        found = orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
+        found = _read_odd(payload, error, joiner)
+    # Most events are short, and counting is quick.
+    if (
+        checked
+        and len(payload) > _SHORT
+        and payload.count(b"{") + payload.count(b"[") > MAX_DEPTH
+        and is_too_deep(found)
+    ):
+        raise ValueError(TOO_DEEP)
+    return found
+
+
+def _read_odd(payload: bytes, refusal: orjson.JSONDecodeError, joiner: EventJoiner | None) -> Any:
+    encoding = json.detect_encoding(payload)
+    try:
+        if encoding != "utf-8":
+            return read_whole(orjson.loads, payload.decode(encoding, "surrogatepass").encode(errors="surrogatepass"))
+        if (mended := whole_json(payload)) is not None:
+            found = orjson.loads(mended)
+            return found if joiner is None else joiner.read(payload)
+    except RecursionError as error:
+        raise ValueError(TOO_DEEP) from error
+    except ValueError as error:
+        if encoding != "utf-8":
+            raise ValueError("is not JSON") from error
+    raise ValueError(f"is not JSON from character {refusal.pos} on") from refusal
+
+
+def first_of(found: Any) -> Any:
+    """The document itself, or the first of a list: Gemini wraps an error into one."""
+    return cast(list[Any], found)[0] if isinstance(found, list) and found else found
+
+
+def _parsed(payload: bytes) -> Any:
+    try:
+        return read_json(payload)
+    except ValueError:
+        return None
+
+
+def _error_of(body: Any) -> dict[str, Any] | None:
+    """The object with the error's message, code and type; None where there is none.
+
+    OpenAI, Anthropic and Gemini nest it under `error`, Gemini's stream in a list as well; Ollama has a text there;
+    vLLM, Mistral, Azure's gateway and FastAPI have it at the top.
+    """
+    body = first_of(body)
+    if not isinstance(body, dict):
+        return None
+    event = cast(dict[str, Any], body)
+    response = fields(event.get("response"))
+    # An event of a response has the error in it, or next to it; the other place is then absent, null or empty.
+    places = [response, fields(response.get("status_details")), fields(event.get("status_details")), event]
+    errors = [error for place in places if (error := _error_at(place)) is not None]
+    return next((error for error in errors if _text(error["message"])), errors[0] if errors else None)
+
+
+def _error_at(place: Mapping[str, Any], depth: int = 3) -> dict[str, Any] | None:
+    """The error under `error`, or at the top of an object."""
+    nested = place.get("error")
+    if isinstance(nested, dict):
+        error = cast(dict[str, Any], nested)
+        message = _first(error, "message", "msg", "detail") or _first(place, *_MESSAGES)
+        if message is None and depth and (inner := _error_at(error, depth - 1)) is not None:
+            return inner
+        return {**error, "message": message or _first(error, "type", "code", "status")}
+    if base := fields(place.get("base_resp")):
+        return {"code": base.get("status_code"), "message": base.get("status_msg")}
+    message = nested if isinstance(nested, str) and nested else _first(place, *_MESSAGES)
+    if message is None and place.get("object") != "error":
+        return None
+    return {"code": _first(place, "statusCode", "error_code"), **place, "message": message}
+
+
+_MESSAGES = ("message", "msg", "error_msg", "error_message", "detail", "errors")
+
+
+def _passed_on(error: Mapping[str, Any]) -> dict[str, str]:
+    """The headers that OpenRouter puts into the body."""
+    headers = fields(fields(error.get("metadata")).get("headers"))
+    return {name.lower(): value for name, value in headers.items() if isinstance(value, str)}
+
+
+def _limits(details: Any) -> Iterator[str]:
+    """The names of the limits that Google's details list."""
+    for detail in map(fields, cast(list[Any], details) if isinstance(details, list) else ()):
+        violations = detail.get("violations")
+        for one in map(fields, cast(list[Any], violations) if isinstance(violations, list) else ()):
+            yield str(one.get("quotaId") or "")
+        yield str(fields(detail.get("metadata")).get("quota_limit") or "")
+
+
+def _first(values: Mapping[str, Any], *names: str) -> Any:
+    return next((values[name] for name in names if values.get(name)), None)
+
+
+def _text(value: Any, depth: int = 4) -> str:
+    """The text of a message that may be nested, as FastAPI's list of what is wrong is."""
+    if isinstance(value, str):
+        return cut(value.strip(), MAX_ERROR_TEXT)
+    if isinstance(value, bool) or value is None or depth == 0:
+        return ""
+    if isinstance(value, list):
+        texts = (_text(part, depth - 1) for part in cast(list[Any], value)[:20])
+        return cut("; ".join(text for text in texts if text), MAX_ERROR_TEXT)
+    if isinstance(value, dict):
+        return _text(_first(cast(dict[str, Any], value), "message", "msg", "detail", "error"), depth - 1)
+    return str(value)
+
+
+def _name(error: Mapping[str, Any], field: str) -> str | None:
+    value = error.get(field)
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return None
+    return cut(str(value), _MAX_CODE) or None
+
+
+def _located(message: Any) -> str:
+    """`loc` of the first thing that is wrong, below the body."""
+    if isinstance(message, dict):
+        message = fields(message).get("detail")
+    first = fields(cast(list[Any], message)[0]) if isinstance(message, list) and message else {}
+    place = first.get("loc")
+    return ".".join(str(part) for part in cast(list[Any], place) if part != "body") if isinstance(place, list) else ""
+
+
+def _status(error: Mapping[str, Any]) -> int | None:
+    """The HTTP status that an error means. Codes go before types, which are the wider ones."""
+    names = [name for field in ("code", "status", "type") if (name := _name(error, field)) is not None]
+    for name in names:
+        if re.fullmatch(r"[45][0-9][0-9]", name):
+            return int(name)
+    return next((_STATUS_BY_NAME[name] for name in names if name in _STATUS_BY_NAME), None)
+
+
+def _delay_s(error: Mapping[str, Any], message: str) -> float | None:
+    """The wait in Gemini's RetryInfo, or in the words of the message."""
+    if isinstance(seconds := error.get("resets_in_seconds"), int | float):
+        return duration_s(str(seconds))
+    details = error.get("details")
+    for detail in cast(list[Any], details) if isinstance(details, list) else []:
+        named = cast(dict[str, Any], detail).get("retryDelay") if isinstance(detail, dict) else None
+        delay = duration_s(named) if isinstance(named, str) else None
+        if delay is not None:
+            return delay
+    return spoken_delay_s(message)
+
+
+_PLACE = re.compile(r"[A-Za-z_][\w.\[\]-]{0,99}")
+_MARKUP = re.compile(r"<(!doctype|!--|\?xml|html|head|body|title|h1|center|error)", re.I)
+_TITLE = re.compile(r"<title\b[^<>]*>([^<]*)<", re.I)
+_UNSEEN = re.compile(r"<(script|style)\b[^<>]*>.*?</\1\s*>|<!--.*?-->", re.I | re.S)
+_TAG = re.compile(r"<[^<>]*>")
+
+
+def _plain_text(payload: bytes) -> str:
+    text = cut(payload.decode(errors="replace").strip(), MAX_ERROR_TEXT)
+    if not _MARKUP.match(text):
+        return text
+    title = _TITLE.search(text[:_MAX_PAGE])
+    words = html.unescape(title[1]).split() if title else []
+    if not words:
+        words = html.unescape(_TAG.sub(" ", _UNSEEN.sub(" ", cut(text, _MAX_PAGE)))).split()
+    return cut(" ".join(words), _MAX_PAGE_TEXT)
+
+
+# The network
+
+_CLASS_BY_ERRNO = {
+    errno.ECONNREFUSED: "ConnectionRefusedError",
+    errno.ECONNRESET: "ConnectionResetError",
+    errno.ECONNABORTED: "ConnectionResetError",
+    errno.EPIPE: "ConnectionResetError",
+    errno.EHOSTUNREACH: "HostUnreachableError",
+    errno.ENETUNREACH: "HostUnreachableError",
+}
+
+_WORDS = {
+    "ConnectionRefusedError": "the provider's server refused the connection: it is not running, or not at this address",
+    "ConnectionResetError": "the connection to the provider was lost; the request may be sent again",
+    "HostUnreachableError": "there is no route to the provider's server: check the network",
+    "DnsError": "the host name of the provider can't be resolved: check base_url and DNS",
+    "TlsError": ("no TLS connection to the provider could be made: check whether base_url should begin with https"),
+    "ServerDisconnectedError": "the provider closed the connection without a response; the request may be sent again",
+    "ClientResponseError": "the provider's response is not HTTP: check base_url",
+    "TruncatedAnswerError": "the connection was lost in the middle of the answer; the request may be sent again",
+}
+_CERTIFICATES = {
+    9: "is not valid yet: check the clock",
+    10: "has expired",
+    18: "is self-signed: add it to the trusted certificates of the system",
+    19: "is signed by an authority that the system does not trust",
+    20: "is signed by an authority that the system does not trust",
+    62: "is for another host than base_url names",
+}
+"""Faults of certificates, by OpenSSL's numbers."""
+
+
+_AT = {
+    "ConnectionRefusedError": "connection refused at {}",
+    "HostUnreachableError": "no route to {}",
+    "DnsError": "the host name {} cannot be resolved",
+    "TimeoutError": "no answer in time from {}",
+}
+
+
+def unreachable_at(failure: TransportFailure, url: str) -> str:
+    """A failed connection for the person who chose the URL: `connection refused at 127.0.0.1:11998`."""
+    address = urlsplit(url).netloc.rpartition("@")[2]
+    return _AT.get(failure.class_name, f"{failure.message}, at {{}}").format(address)
+
+
+def transport_failure(error: BaseException) -> TransportFailure:
+    """Meaning of an error in place of an answer: a timeout, or a failure of the network, named by its cause.
+
+    Args:
+        error: of the operating system or of aiohttp, which is recognized by name: it is not imported here.
+    """
+    name = type(error).__name__
+    cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
+    number = getattr(cause, "errno", None)
+    if isinstance(cause, TimeoutError) or number == errno.ETIMEDOUT:
+        return TransportFailure("timeout", "TimeoutError", "the provider's server did not answer in time")
+    class_name = _class_of(name, cause)
+    text = _WORDS.get(class_name, "the connection to the provider failed")
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        text = f"the provider's certificate {_CERTIFICATES.get(getattr(cause, 'verify_code', 0), 'is not valid')}"
+    elif any(parent.__name__ == "InvalidURL" for parent in type(error).__mro__):
+        text = "the provider's URL is not valid"
+    code = "" if class_name in {"DnsError", "TlsError"} else errno.errorcode.get(number or 0, "")
+    return TransportFailure("network", class_name, f"{text} ({code})" if code else text)
+
+
+def _class_of(name: str, cause: BaseException) -> str:
+    # Before the error numbers, which for these two are not those of the operating system.
+    if isinstance(cause, ssl.SSLError) or name in {"ClientConnectorCertificateError", "ServerFingerprintMismatch"}:
+        return "TlsError"
+    if isinstance(cause, socket.gaierror | socket.herror) or name == "ClientConnectorDNSError":
+        return "DnsError"
+    if isinstance(cause, ConnectionRefusedError):
+        return "ConnectionRefusedError"
+    if isinstance(cause, ConnectionResetError | ConnectionAbortedError | BrokenPipeError):
+        return "ConnectionResetError"
+    known = _CLASS_BY_ERRNO.get(getattr(cause, "errno", None) or 0)
+    if known is not None:
+        return known
+    if name == "ClientPayloadError":
+        return "TruncatedAnswerError"
+    return name if name.endswith("Error") else f"{name}Error"

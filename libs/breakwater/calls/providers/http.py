@@ -1,0 +1,506 @@
+"""Calls over aiohttp: one request for each attempt, with no redirects and no retries of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from dataclasses import fields as fields_of
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import structlog
+from yarl import URL
+
+from breakwater.calls.providers.base import (
+    MAX_ANSWER_BYTES,
+    Answer,
+    AnswerTimeout,
+    AnswerTooLargeError,
+    Call,
+    CallError,
+    HttpSettings,
+    Streaming,
+    StreamReader,
+    UnusableAnswerError,
+    Wire,
+    silence,
+)
+from breakwater.calls.providers.embeddings import MAX_ANSWER_BYTES as MAX_EMBEDDINGS_BYTES
+from breakwater.calls.providers.embeddings import EmbeddingsWire
+from breakwater.calls.providers.failures import (
+    carries_error,
+    error_in_answer,
+    first_of,
+    http_failure,
+    read_json,
+    says_why,
+    transport_failure,
+)
+from breakwater.calls.providers.http_stream import StreamBrokenError, assembled, is_of_events, receive
+from breakwater.calls.rules.classify import BrokenAnswer, CallFailure, NothingSaid, TransportFailure
+from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
+from breakwater.dialects.rules.tool_names import long_names, shortened, with_long_names
+from breakwater.jobs.contract.execution import Choice
+from breakwater.jobs.contract.job import CallApi
+from breakwater.jobs.rules.chat_messages import INTERRUPTED, encoded, fields
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.json_values import TOO_DEEP
+from breakwater.kernel.security.secret_refs import SecretRef
+from breakwater.prices.rules.usage import Usage, model_of
+from breakwater.redaction.rules.redact import KnownSecrets, RedactionRules
+
+
+class Credential:
+    """A key, or that there is none.
+
+    Args:
+        ref: where it is found; None for a provider that needs none.
+
+    Attributes:
+        value: the key. It is in no log, no error and no repr.
+        version: 1 for the first reading; each one that brought another value counts one up.
+
+    Raises:
+        ConfigError: it can't be read, or can't be sent in an HTTP header.
+    """
+
+    def __init__(self, ref: SecretRef | None) -> None:
+        self._ref = ref
+        self.value: str | None = None if ref is None else _read(ref)
+        self.version = 1
+        self._lock = asyncio.Lock()
+        self._reads = 0
+        self._unreadable = False
+
+    def __repr__(self) -> str:
+        return f"Credential({self._ref!r}, version={self.version})"
+
+    async def refresh(self, used: int | None) -> bool:
+        """Reads the source again, once for all callers that wait for it at the same time.
+
+        Args:
+            used: the version that was refused; None for the one in use now.
+
+        Returns:
+            Whether there is a newer version than that one. A source that can't be read keeps the value as it is.
+        """
+        if self._ref is None:
+            return False
+        refused = self.version if used is None else used
+        reads = self._reads
+        if self.version <= refused:
+            async with self._lock:
+                if self._reads == reads:
+                    await self._read_again(self._ref)
+        return self.version > refused
+
+    async def _read_again(self, ref: SecretRef) -> None:
+        log = structlog.get_logger()
+        try:
+            value = await asyncio.to_thread(_read, ref)
+        except ConfigError as error:
+            if not self._unreadable:
+                log.warning("credential_unreadable", error=str(error))
+            self._unreadable = True
+        else:
+            if self._unreadable:
+                log.info("credential_readable")
+            self._unreadable = False
+            if value != self.value:
+                self.value = value
+                self.version += 1
+                log.info("credential_changed", version=self.version)
+        self._reads += 1
+
+
+def _read(ref: SecretRef) -> str:
+    value = ref.read()
+    if not (value.isascii() and value.isprintable()):
+        raise ConfigError(
+            f"{_source(ref)} contains line breaks or other characters that are not allowed in an HTTP header"
+        )
+    return value
+
+
+def _source(ref: SecretRef) -> str:
+    if ref.env is not None:
+        return f"the environment variable {ref.env}"
+    return f"the secret file {ref.file}" if ref.file is not None else "the output of the secret command"
+
+
+@dataclass(frozen=True, slots=True)
+class _HttpReply:
+    status: int
+    headers: Mapping[str, str]
+    payload: bytes
+    whole: bool
+
+
+_Requesting = AbstractAsyncContextManager[aiohttp.ClientResponse]
+
+
+@dataclass(slots=True)
+class _RequestState:
+    """Progress of a request."""
+
+    sent: bool = False
+
+
+class HttpProvider:
+    """Performs attempts at a model provider's endpoint.
+
+    Args:
+        wires: the APIs that are spoken there; a call without a request of its own API goes out as a chat.
+        settings: whose key is read now, and whose headers go with every call.
+        redaction: says what replaces the key in errors.
+
+    Raises:
+        ConfigError: the URL or a header can't be used, or the key can't be read.
+    """
+
+    def __init__(self, wires: Mapping[CallApi, Wire], settings: HttpSettings, redaction: RedactionRules) -> None:
+        self._wires = wires
+        self._placeholder = redaction.placeholder
+        self._origin = _checked_origin(wires["chat"].url("model"))
+        self._headers = {"Content-Type": "application/json", **settings.headers}
+        self._credential = Credential(settings.api_key)
+        self._secrets = KnownSecrets([], self._placeholder)
+        """Secrets that no answer may repeat: the key, which a provider was sent, and may quote."""
+        self._secrets_version = 0
+        self._session: aiohttp.ClientSession | None = None
+
+    def __repr__(self) -> str:
+        return f"HttpProvider({type(self._wires['chat']).__name__} at {self._origin})"
+
+    async def perform(self, call: Call) -> Answer:
+        """Makes the call once. Raises CallError."""
+        key = self._credential.value
+        version = self._credential.version
+        if self._secrets_version != version:
+            self._secrets = KnownSecrets([] if key is None else [key], self._placeholder)
+            self._secrets_version = version
+        wire = self._wires["chat" if call.native is None else call.api]
+        names = long_names(call.messages, call.params) if call.native is None else {}
+        if names:
+            messages, params = shortened(call.messages, call.params, names)
+            call = replace(call, messages=messages, params=params)
+            wire = _LongNames(wire, names)
+        try:
+            if call.streaming is not None:
+                answer = await self._stream(wire, call, key, call.streaming)
+            else:
+                answer = self._read(wire, call, await self._post(wire, call, key))
+            return _named_as_asked(answer, names) if names else answer
+        except CallError as failed:
+            raise CallError(
+                _without(self._secrets, failed.failure),
+                maybe_billed=failed.maybe_billed,
+                usage=failed.usage,
+                credential=version,
+                finish_reason=failed.finish_reason,
+            ) from failed.__cause__
+
+    async def refresh_credential(self, used: int | None) -> bool:
+        """Reads the key's source again; whether there is another key than the one used."""
+        return await self._credential.refresh(used)
+
+    async def close(self) -> None:
+        """Closes idle connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _post(self, wire: Wire, call: Call, key: str | None) -> _HttpReply:
+        course = _RequestState()
+        try:
+            async with AnswerTimeout(call.timeout_s), self._request(wire, call, key, course) as response:
+                return await _reply(response, _limit(wire))
+        except TimeoutError as error:
+            failure = TransportFailure("timeout", "TimeoutError", silence(call))
+            raise CallError(failure, maybe_billed=course.sent) from error
+        except (aiohttp.ClientError, OSError) as error:
+            # What never left this process was never billed: a refused connection, an unknown host, a TLS failure.
+            raise CallError(transport_failure(error), maybe_billed=course.sent) from error
+
+    async def _stream(self, wire: Wire, call: Call, key: str | None, streaming: Streaming) -> Answer:
+        course = _RequestState()
+        reader = wire.stream_reader(streaming.answer)
+        failure: CallFailure | None = None
+        maybe_billed = True
+        cause = None
+        status = 200
+        try:
+            async with (
+                AnswerTimeout(min(call.timeout_s, streaming.total_timeout_s)) as limit,
+                self._request(wire, call, key, course) as response,
+            ):
+                if response.content_type != "text/event-stream" or not 200 <= response.status <= 299:
+                    # An error, which may be an event; or the whole answer, from a server that does not stream.
+                    return self._read(wire, call, await _reply(response, MAX_ANSWER_BYTES))
+                status = response.status
+                await receive(response, reader, streaming, limit, self._secrets)
+        except TimeoutError as error:
+            name = "StreamStalledError" if streaming.answer.length else "TimeoutError"
+            failure = TransportFailure("timeout", name, silence(call))
+            maybe_billed = course.sent
+            cause = error
+        except (aiohttp.ClientError, OSError) as error:
+            _release(error)
+            failure = transport_failure(error)
+            maybe_billed = course.sent
+            cause = error
+        except StreamBrokenError as broken:
+            raise self._broken_off(wire, broken, reader, streaming.answer) from broken
+        except UnusableAnswerError as error:
+            failure = BrokenAnswer(str(error), status, not isinstance(error, AnswerTooLargeError))
+            cause = error
+        whole = self._secrets.hidden_in(reader.answer())  # of which each piece may have said a part
+        usage = wire.usage(whole)
+        # What breaks after the end of an answer takes nothing of it.
+        if failure is None or reader.whole:
+            try:
+                return self._answer(wire, whole, status, usage)
+            except UnusableAnswerError as error:
+                failure = error_in_answer(whole, status) if says_why(whole) else BrokenAnswer(str(error), status)
+                cause = error
+        raise CallError(failure, maybe_billed=maybe_billed, usage=usage) from cause
+
+    def _request(self, wire: Wire, call: Call, key: str | None, course: _RequestState) -> _Requesting:
+        data = encoded(wire.body(call))
+        headers = {"X-Client-Request-Id": call.attempt_id, **wire.headers(key)}
+        if call.native is not None:
+            headers |= {name: self._joined(name, value) for name, value in call.headers.items()}
+        if call.traceparent:
+            headers["traceparent"] = call.traceparent
+        url = URL(wire.url(call.model), encoded=True)
+        return self._opened().post(url, data=data, headers=headers, allow_redirects=False, trace_request_ctx=course)
+
+    def _joined(self, name: str, value: str) -> str:
+        """A client's header, after the config's own of that name: both are lists."""
+        own = (given for known, given in self._headers.items() if known.lower() == name)
+        return ", ".join((*own, value))
+
+    def _opened(self) -> aiohttp.ClientSession:
+        async def note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+            cast(_RequestState, context.trace_request_ctx).sent = True
+
+        if self._session is None:
+            trace = aiohttp.TraceConfig()
+            trace.on_request_headers_sent.append(note_sent)
+            self._session = aiohttp.ClientSession(
+                # The number of concurrent calls is bounded by the agents' concurrency; a second limit would hide it.
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+                timeout=aiohttp.ClientTimeout(total=None),
+                headers=self._headers,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trace_configs=[trace],
+            )
+        return self._session
+
+    def _read(self, wire: Wire, call: Call, reply: _HttpReply) -> Answer:
+        status = reply.status
+        if not 200 <= status <= 299:
+            raise CallError(http_failure(status, reply.payload, reply.headers), maybe_billed=False)
+        body = (
+            self._assembled(wire, reply)
+            if is_of_events(reply.payload) and not isinstance(wire, EmbeddingsWire)
+            else self._secrets.hidden_in_read(reply.payload, _parsed(wire, reply))
+        )
+        usage = wire.usage(body)
+        if carries_error(body):
+            raise CallError(error_in_answer(body, status), maybe_billed=self._begun(wire, body), usage=usage)
+        try:
+            found = wire.packed(body, call) if isinstance(wire, EmbeddingsWire) else body
+            return self._answer(wire, found, status, usage)
+        except UnusableAnswerError as error:
+            if says_why(body):
+                raise CallError(error_in_answer(body, status), maybe_billed=False, usage=usage) from error
+            raise _broken_by(error, status, usage) from error
+
+    def _assembled(self, wire: Wire, reply: _HttpReply) -> dict[str, Any]:
+        answer = Assembly()
+        reader = wire.stream_reader(answer)
+        _check_size(wire, reply)
+        try:
+            assembled(reply.payload, reader, answer, self._secrets)
+        except StreamBrokenError as broken:
+            raise self._broken_off(wire, broken, reader, answer) from broken
+        except UnusableAnswerError as error:
+            raise _broken_by(error, reply.status, wire.usage(reader.answer())) from error
+        return self._secrets.hidden_in(reader.answer())
+
+    def _broken_off(self, wire: Wire, broken: StreamBrokenError, reader: StreamReader, answer: Assembly) -> CallError:
+        said = reader.answer()
+        begun = answer.length > 0 or self._begun(wire, said)
+        return CallError(broken.failure, maybe_billed=begun, usage=wire.usage(said))
+
+    def _begun(self, wire: Wire, body: dict[str, Any]) -> bool:
+        """True if a model has said something before it failed: only then its provider may bill for it."""
+        blocks = body.get("content")
+        if isinstance(blocks, list):  # of Anthropic, perhaps of thinking alone
+            said = (
+                value for block in cast(list[Any], blocks) for name, value in fields(block).items() if name != "type"
+            )
+            return any(said)
+        if isinstance(wire, EmbeddingsWire):
+            return False
+        try:
+            return any(choice.output for choice in wire.choices(body))
+        except UnusableAnswerError:
+            return False
+
+    def _answer(self, wire: Wire, body: dict[str, Any], status: int, usage: Usage | None) -> Answer:
+        """The answer that a body holds. Raises UnusableAnswerError, CallError."""
+        choices = tuple(wire.choices(body))
+        good = (one for one in choices if one.output is not None and one.finish_reason not in INTERRUPTED)
+        chosen = next(good, choices[0])
+        reason = chosen.finish_reason
+        failure: CallFailure | None = None
+        if reason in INTERRUPTED:
+            failure = _aborted(body, chosen, status)
+        elif chosen.output is None:
+            words = f"the answer has no text and no tool call (finish_reason: {reason or 'none'})"
+            failure = NothingSaid(reason, words, status)
+        if failure is not None:
+            raise CallError(failure, maybe_billed=True, usage=usage, finish_reason=reason)
+        several = choices if len(choices) > 1 else ()
+        output = chosen.output
+        if isinstance(output, str):  # of several blocks, perhaps
+            output = self._secrets.hidden(output)
+        return Answer(output, usage or Usage(None, None, model=model_of(body)), None, body, reason, several)
+
+
+def _release(error: BaseException) -> None:
+    """Frees what came of an answer: aiohttp keeps its error, which keeps the frames that read it."""
+    error.__traceback__ = None
+
+
+def _limit(wire: Wire) -> int:
+    """The size limit of an answer's body."""
+    return MAX_EMBEDDINGS_BYTES if isinstance(wire, EmbeddingsWire) else MAX_ANSWER_BYTES
+
+
+async def _reply(response: aiohttp.ClientResponse, limit: int) -> _HttpReply:
+    """Reads a response, with its body as far as it comes: all of it, or a little more than is accepted."""
+    payload = bytearray()
+    whole = True
+    try:
+        while len(payload) <= limit and not response.content.at_eof():
+            payload += await response.content.read(limit + 1 - len(payload))
+    except (aiohttp.ClientError, ConnectionError) as error:
+        _release(error)
+        # The status has come, and says more than that the connection broke later.
+        whole = False
+    return _HttpReply(response.status, response.headers, bytes(payload), whole)
+
+
+def _check_size(wire: Wire, reply: _HttpReply) -> None:
+    """Raises CallError for an answer that is over the limit."""
+    if len(reply.payload) > (limit := _limit(wire)):
+        raise _broken(reply.status, f"the answer is over {limit} bytes", storable=False)
+
+
+def _parsed(wire: Wire, reply: _HttpReply) -> dict[str, Any]:
+    status = reply.status
+    payload = reply.payload
+    if not reply.whole:
+        raise _broken(status, f"the answer was truncated after {len(payload)} bytes")
+    _check_size(wire, reply)
+    if not payload.strip():
+        raise _broken(status, "the answer's body is empty")
+    try:
+        # Of vectors each number would be looked at; what remains of them once they are packed is little.
+        body = first_of(read_json(payload, checked=not isinstance(wire, EmbeddingsWire)))
+    except ValueError as error:
+        raise _broken(status, f"the answer {error}", storable=str(error) != TOO_DEEP) from error
+    if not isinstance(body, dict):
+        raise _broken(status, "the answer is not a JSON object")
+    return cast(dict[str, Any], body)
+
+
+def _aborted(body: Mapping[str, Any], choice: Choice, status: int) -> CallFailure:
+    """The failure of an answer that its provider broke off: the error in the choice, as OpenRouter writes it."""
+    written = body.get("choices")
+    listed = cast(list[Any], written) if isinstance(written, list) else []
+    said = dict(fields(listed[choice.index])) if choice.index < len(listed) else {}
+    if carries_error({"error": said.get("error")}):
+        return error_in_answer({"error": said["error"]}, status)
+    return BrokenAnswer(f"the provider aborted the answer (finish_reason: {choice.finish_reason})", status)
+
+
+def _broken(status: int, text: str, usage: Usage | None = None, *, storable: bool = True) -> CallError:
+    # A model ran and gave something: its provider may well bill for it.
+    return CallError(BrokenAnswer(text, status, storable), maybe_billed=True, usage=usage)
+
+
+def _broken_by(error: UnusableAnswerError, status: int, usage: Usage | None) -> CallError:
+    return _broken(status, str(error), usage, storable=not isinstance(error, AnswerTooLargeError))
+
+
+class _LongNamesReader:
+    """Reads a stream whose chunks have short names of tools."""
+
+    def __init__(self, reader: StreamReader, names: Mapping[str, str]) -> None:
+        self._reader = reader
+        self._names = names
+        self.done = False
+
+    @property
+    def whole(self) -> bool:
+        """True if all of the answer has come."""
+        return self._reader.whole
+
+    def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
+        """The chunks that an event means, with the names that were asked for."""
+        chunks = [with_long_names(chunk, self._names) for chunk in self._reader.read(event)]
+        self.done = self._reader.done
+        return chunks
+
+    def answer(self) -> dict[str, Any]:
+        """The answer so far."""
+        return self._reader.answer()
+
+
+class _LongNames:
+    """An API whose streams have short names of tools. All else is that API's."""
+
+    def __init__(self, wire: Wire, names: Mapping[str, str]) -> None:
+        self._wire = wire
+        self._names = names
+        self.url = wire.url
+        self.headers = wire.headers
+        self.body = wire.body
+        self.usage = wire.usage
+        self.choices = wire.choices
+
+    def stream_reader(self, answer: Assembly) -> StreamReader:
+        """A reader of one stream."""
+        return _LongNamesReader(self._wire.stream_reader(answer), self._names)
+
+
+def _named_as_asked(answer: Answer, names: Mapping[str, str]) -> Answer:
+    """An answer with the names of tools as the call had them."""
+    return replace(
+        answer,
+        output=with_long_names(answer.output, names),
+        response=with_long_names(answer.response, names),
+        choices=tuple(
+            choice.model_copy(update={"output": with_long_names(choice.output, names)}) for choice in answer.choices
+        ),
+    )
+
+
+def _without(key: KnownSecrets, failure: CallFailure) -> CallFailure:
+    """The failure without the key, which a provider may repeat when it complains of it."""
+    return replace(failure, **{item.name: key.hidden_in(getattr(failure, item.name)) for item in fields_of(failure)})
+
+
+def _checked_origin(url: str) -> URL:
+    try:
+        parsed = URL(url, encoded=True)
+        return parsed.origin().with_port(parsed.explicit_port)
+    except ValueError as error:
+        raise ConfigError("base_url is not a valid URL") from error

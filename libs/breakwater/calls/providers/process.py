@@ -1,0 +1,381 @@
+"""A child program for each attempt: a JSON request on its stdin, a JSON response on its stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, JsonValue, StrictInt, StringConstraints, ValidationError
+from pydantic_core import from_json, to_json
+
+from breakwater.calls.providers.base import (
+    Answer,
+    AnswerTimeout,
+    Call,
+    CallError,
+    LocalSettings,
+    Provider,
+    Streaming,
+    silence,
+)
+from breakwater.calls.providers.child import STDERR_KEPT, Child
+from breakwater.calls.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
+from breakwater.calls.providers.orphans import OrphanGuard
+from breakwater.calls.rules.classify import ProgramFailure, TransportFailure
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.security.secret_refs import EnvName, SecretRef
+from breakwater.kernel.surrogates import read_halves, read_whole
+from breakwater.kernel.types import Message
+from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
+
+INHERITED = ("PATH", "HOME", "LANG", "TMPDIR")
+MIB = 1024 * 1024
+
+NoNul = StringConstraints(pattern=r"^[^\x00]*$")
+
+
+def _text_or_secret(value: object) -> object:
+    # Decided here, and not by trying both: a mistake in a secret would be reported as one in a text, too.
+    if isinstance(value, dict):
+        return SecretRef.model_validate(value)
+    if not isinstance(value, str | SecretRef):
+        raise ValueError("must be a text, in quotes, or {env: NAME}, {file: PATH} or {command: [PROGRAM, …]}")  # noqa: TRY004  pydantic reports ValueError
+    return value
+
+
+EnvValue = Annotated[SecretRef | Annotated[str, NoNul], BeforeValidator(_text_or_secret)]
+
+
+class ProcessLimits(Message):
+    """Limits that the kernel sets a program, and each process that it starts. Linux only.
+
+    A wrapper that starts the program elsewhere, as `docker run` does, has options of its own for this.
+    """
+
+    memory_mb: int | None = Field(default=None, ge=1, le=1 << 24, description="Address space, in MiB (RLIMIT_AS).")
+    cpu_s: int | None = Field(default=None, ge=1, le=86_400, description="CPU time, in seconds; then it is killed.")
+    processes: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description=(
+            "Processes and threads of its user, including the worker's if it is the same user. "
+            "The kernel does not apply it to root."
+        ),
+    )
+    open_files: int | None = Field(default=None, ge=4, le=1 << 20, description="Open files, sockets and pipes.")
+
+    def by_number(self) -> dict[int, int]:
+        """The limits that are set, by the kernel's number of each."""
+        named = {
+            resource.RLIMIT_AS: None if self.memory_mb is None else self.memory_mb * MIB,
+            resource.RLIMIT_CPU: self.cpu_s,
+            resource.RLIMIT_NPROC: self.processes,
+            resource.RLIMIT_NOFILE: self.open_files,
+        }
+        return {number: value for number, value in named.items() if value is not None}
+
+
+class ProcessSettings(LocalSettings):
+    """A child program, started for each attempt: JSON request on stdin, JSON response on stdout.
+
+    Before the response it may print its answer in pieces, a line of `{"delta": "text"}` for each; the response needs no
+    `result` then.
+
+    It runs as the worker's own user. Its clean environment and `limits` are no sandbox; a `wrapper` can be one.
+    """
+
+    kind: Literal["process"] = "process"
+    command: tuple[Annotated[str, NoNul], ...] = Field(
+        min_length=1, description="The program with its arguments, run without a shell."
+    )
+    wrapper: tuple[Annotated[str, NoNul], ...] = Field(
+        default=(),
+        description=(
+            "A program with its arguments that runs the command, which is appended: bwrap, "
+            "nsjail, docker run. It must pass on stdin, stdout and the environment."
+        ),
+    )
+    limits: ProcessLimits = ProcessLimits()
+    cwd: Path | None = Field(
+        default=None, description="Working directory; default: a new empty one, removed afterwards."
+    )
+    env: dict[EnvName, EnvValue] = Field(
+        default_factory=dict,
+        description=(
+            "Environment, as texts or as {env: NAME}, {file: PATH} or {command: [PROGRAM, …]}, "
+            f"with {', '.join(INHERITED)}. It inherits nothing else from the worker."
+        ),
+    )
+    max_output_bytes: int = Field(
+        default=4 * MIB, ge=1, le=64 * MIB, description="A program that prints more is killed."
+    )
+
+    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
+        """Makes the provider. Raises ConfigError: the program or the directory is not there, or a secret is missing."""
+        cwd = None if self.cwd is None else self.cwd.absolute()
+        if cwd is not None and not cwd.is_dir():
+            raise ConfigError(f"cwd of the program {self.command[0]}: there is no directory {cwd}")
+        if (limits := self.limits.by_number()) and sys.platform != "linux":
+            raise ConfigError(f"limits of the program {self.command[0]}: only Linux supports them")
+        secrets = {name: value.read() for name, value in self.env.items() if isinstance(value, SecretRef)}
+        texts = {name: value for name, value in self.env.items() if isinstance(value, str)}
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        env = {**inherited, **texts, **secrets}
+        return ProcessProvider(
+            Program(
+                command=(*self.wrapper, *self.command),
+                file=_find((*self.wrapper, *self.command)[0], cwd or Path.cwd(), env.get("PATH")),
+                env=env,
+                shown=Shown(redaction, secrets.values()),
+                cwd=cwd,
+                max_output_bytes=self.max_output_bytes,
+                limits=limits,
+                cost_per_call=self.cost_per_call_usd,
+            )
+        )
+
+
+def _find(name: str, cwd: Path, path: str | None) -> Path:
+    # Not left to exec, which would look for it in the worker's PATH, and only when the first job needs it.
+    wanted, where = (str(cwd / name), f"at {cwd / name}") if "/" in name else (name, "in its PATH")
+    found = shutil.which(wanted, path=path)
+    if found is None:
+        raise ConfigError(f"the program {name!r} can't be run: there is no such executable file {where}")
+    return Path(found).absolute()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program to run.
+
+    Attributes:
+        command: as it sees itself in its argument list.
+        file: the file to run.
+        env: its whole environment.
+        shown: what may be seen in an error of what it says.
+        cwd: where it runs; None for a directory of its own.
+        max_output_bytes: of its stdout.
+        limits: by `resource.RLIMIT_…`.
+        cost_per_call: in nano-dollars, where it does not report its cost itself; None where that is unknown.
+    """
+
+    command: tuple[str, ...]
+    file: Path
+    env: Mapping[str, str] = field(repr=False)
+    shown: Shown
+    cwd: Path | None
+    max_output_bytes: int
+    limits: Mapping[int, int]
+    cost_per_call: int | None
+
+
+class Response(Spent):
+    """The output of a program. Only `status` "success" with `code` 0 is one: where they differ, it failed."""
+
+    status: str
+    code: StrictInt
+    result: JsonValue = None
+    error: str | None = None
+
+
+class _DeltaLines:
+    """The lines of `{"delta": "text"}` that a program prints before its response.
+
+    Attributes:
+        pieces: their texts.
+        length: bytes of them.
+    """
+
+    def __init__(self) -> None:
+        self.pieces = Pieces()
+        self.length = 0
+        self._rest = b""
+        self._are_over = False
+
+    def take(self, data: bytes) -> None:
+        """Takes what the program has printed."""
+        if self._are_over:
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            text = _delta_of(line)
+            if text is None:
+                self._are_over = True
+                return
+            self.length += len(line) + 1
+            self.pieces.put(text)
+
+
+def _delta_of(line: bytes) -> str | None:
+    try:
+        match read_halves(line):
+            case {"delta": str(text), **more} if not more:
+                return text
+            case _:
+                return None
+    except ValueError:
+        return None
+
+
+class ProcessProvider:
+    """Runs a program for each attempt.
+
+    A program that is out of time, or whose call is cancelled, is killed with all that it has started in its session;
+    so is what it leaves behind when it ends, and what runs when the worker itself is killed.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._children: set[Child] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._guard = OrphanGuard()
+        self._own_cwd: tempfile.TemporaryDirectory[str] | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"ProcessProvider({self._program.file})"
+
+    async def perform(self, call: Call) -> Answer:
+        """Runs the program once. Raises CallError."""
+        request = to_json(request_of(call))
+        child = self._start()
+        lines = _DeltaLines()
+        child.on_stdout = lines.take
+        try:
+            self._guard.watch(child.pid)
+            if call.streaming is None:
+                async with AnswerTimeout(call.timeout_s):
+                    await child.talk(request)
+            else:
+                await self._stream(child.talk(request), lines.pieces, call, call.streaming)
+        except TimeoutError as error:
+            text = f"{silence(call)}; the program was killed"
+            raise CallError(TransportFailure("timeout", "TimeoutError", text), maybe_billed=True) from error
+        except OSError as error:
+            text = f"could not be watched: {error.strerror}"
+            raise CallError(TransportFailure("network", "IoError", text), maybe_billed=True) from error
+        finally:
+            # A task of its own: a call may be cancelled again while its child is being ended.
+            ending = asyncio.create_task(self._end(child))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+            await asyncio.shield(ending)
+        return self._answer(child, lines)
+
+    async def _stream(self, talk: Coroutine[Any, Any, None], pieces: Pieces, call: Call, streaming: Streaming) -> None:
+        talking = asyncio.ensure_future(talk)
+        try:
+            if not await pieces.pass_on(call, streaming, talking):
+                raise TimeoutError
+            talking.result()
+        finally:
+            talking.cancel()
+            await asyncio.wait({talking})
+
+    async def refresh_credential(self, used: int | None) -> bool:  # noqa: ARG002
+        """False: its secrets are read once."""
+        return False
+
+    async def close(self) -> None:
+        """Kills what still runs, and starts no more."""
+        self._closed = True
+        await asyncio.gather(*(child.end() for child in self._children))
+        await asyncio.gather(*self._ending)
+        self._guard.close()
+        if self._own_cwd is not None:
+            await asyncio.to_thread(self._own_cwd.cleanup)
+            self._own_cwd = None
+
+    def _start(self) -> Child:
+        program = self._program
+        if self._closed:
+            text = "could not be started: the worker is stopping"
+            raise CallError(TransportFailure("network", "IoError", text), maybe_billed=False)
+        try:
+            if (cwd := program.cwd) is None:
+                self._own_cwd = self._own_cwd or tempfile.TemporaryDirectory(
+                    prefix="breakwater-process-", ignore_cleanup_errors=True
+                )
+                cwd = Path(self._own_cwd.name)
+            self._guard.start()
+            child = Child(
+                program.command,
+                program=program.file,
+                env=program.env,
+                cwd=cwd,
+                max_output_bytes=program.max_output_bytes,
+                limits=program.limits,
+            )
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            text = f"could not be started: {why}"
+            raise CallError(TransportFailure("network", "IoError", text), maybe_billed=False) from error
+        self._children.add(child)
+        return child
+
+    async def _end(self, child: Child) -> None:
+        await child.end()
+        self._guard.forget(child.pid)
+        self._children.discard(child)
+
+    def _answer(self, child: Child, lines: _DeltaLines) -> Answer:
+        shown = self._program.shown
+        if child.flooded:
+            raise _failed(f"printed more than {self._program.max_output_bytes} bytes, and was killed")
+        if child.returncode != 0:
+            stderr = child.stderr.decode(errors="replace")
+            is_rest = len(child.stderr) >= STDERR_KEPT
+            last = shown.last_line(stderr.lstrip("\ufffd"), is_rest=is_rest)
+            raise _failed(_ending(child.returncode) + (f": {last}" if last else ""))
+        lines.pieces.end()
+        stdout = bytes(child.stdout[lines.length :])
+        if not stdout.strip():
+            raise _failed("printed nothing" if not lines.pieces.texts else "printed no response after its answer")
+        try:
+            read = partial(from_json, allow_inf_nan=False)
+            printed = read_whole(read, stdout.removeprefix(codecs.BOM_UTF8))
+        except ValueError as error:
+            text = shown.text(stdout.decode(errors="replace"))
+            raise _failed(f"printed no JSON ({error}): {text}") from error
+        try:
+            response = Response.model_validate(printed)
+        except ValidationError as error:
+            raise _failed(f"printed JSON that is not a valid response: {first_problem(error)}") from error
+        if response.status == "success" and response.code == 0:
+            said = "".join(lines.pieces.texts) or None
+            return response.answer(said if response.result is None else response.result, self._program.cost_per_call)
+        said = shown.text(response.error or "") or f"answered {shown.text(response.status)!r} with {response.code}"
+        raise CallError(
+            failure_of_code(response.code, said),
+            maybe_billed=True,
+            usage=response.tokens(),
+            cost=response.cost_usd,
+            response=printed,
+        )
+
+
+def _failed(message: str) -> CallError:
+    return CallError(ProgramFailure("BackendFailureError", message, None, "server"), maybe_billed=True)
+
+
+def _ending(returncode: int | None) -> str:
+    if returncode is None:
+        return "could not be killed"
+    if returncode >= 0:
+        return f"exited with {returncode}"
+    try:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"was killed by signal {-returncode}"

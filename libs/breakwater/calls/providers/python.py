@@ -1,0 +1,215 @@
+"""An async callable for each attempt, in the worker's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from functools import partial
+from typing import Any, Literal
+
+import structlog
+from pydantic import Field, JsonValue, ValidationError
+from pydantic_core import from_json
+
+from breakwater.calls.providers.base import Answer, Call, CallError, LocalSettings, Provider, silence
+from breakwater.calls.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
+from breakwater.calls.rules.classify import ProgramFailure, TransportFailure
+from breakwater.kernel.errors import BreakwaterError, ConfigError
+from breakwater.kernel.process.callables import load_callable
+from breakwater.kernel.surrogates import read_whole
+from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
+
+GRACE_S = 0.05
+"""Time that a cancelled callable may take to end before it is abandoned."""
+
+AgentCallable = Callable[[dict[str, JsonValue]], Coroutine[Any, Any, Any] | AsyncIterator[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Return value of a callable that reports its usage with the result.
+
+    Attributes:
+        result: any JSON.
+        usage: `input_tokens`, `output_tokens`, `cached_tokens` (of the input), `reasoning_tokens` (of the output);
+            those that are absent are unknown.
+        cost_usd: such as "0.0123"; rounded to nano-dollars.
+    """
+
+    result: Any
+    usage: Mapping[str, int] | None = None
+    cost_usd: str | Decimal | None = None
+
+
+class NonRetryableError(BreakwaterError):
+    """Raised by a callable when no further try could help: the request is wrong, or not for it.
+
+    Args:
+        message: why.
+        status: as of HTTP: 4xx, or 501 for what it does not support.
+
+    Raises:
+        ValueError: the status means anything else.
+    """
+
+    def __init__(self, message: str, *, status: int = 422) -> None:
+        if not 400 <= status < 500 and status != 501:
+            raise ValueError(
+                f"a refusal needs a status of 4xx or 501, not {status}; raise any other exception for a retry"
+            )
+        super().__init__(message)
+        self.status = status
+
+
+class PythonSettings(LocalSettings):
+    """An async callable of a module that the worker can import, or an async generator that yields its answer in pieces.
+
+    It is given a dict (`execution_id`, `attempt_id`, `agent`, `model`, `tenant`, `task_id`, `timeout_s`, `traceparent`,
+    `stream`, `params`, and `input` or `messages`) and returns any JSON, or a `Reply`; a generator yields texts, and may
+    end with a `Reply` whose `result`, unless None, is the whole answer. Any exception is a failure that is tried
+    again, except `NonRetryableError`. It shares the worker's event loop: one that blocks it stops all calls of the
+    worker, and no timeout can end it. Such code belongs in a program of its own (`kind: process`).
+    """
+
+    kind: Literal["python"] = "python"
+    callable: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$", description="package.module:function")
+
+    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
+        """Makes the provider. Raises ConfigError: the callable can't be imported, or is not async."""
+        return PythonProvider(self.callable, _load(self.callable), redaction, cost_per_call=self.cost_per_call_usd)
+
+
+def _load(name: str) -> AgentCallable:
+    found = load_callable(name)
+    kind: type[Any] = type(found)
+    called = getattr(kind, "__call__", None)  # noqa: B004  looked at, not called
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    if not any(is_kind(one) for is_kind in kinds for one in (found, called)):
+        raise ConfigError(f"the callable {name!r} is not async; write it with `async def`")
+    return found
+
+
+class PythonProvider:
+    """Awaits a callable for each attempt."""
+
+    def __init__(
+        self,
+        name: str,
+        function: AgentCallable,
+        redaction: RedactionRules = DEFAULT_REDACTION,
+        *,
+        cost_per_call: int | None,
+    ) -> None:
+        self._name = name
+        self._function = function
+        self._cost_per_call = cost_per_call
+        self._shown = Shown(redaction)
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def __repr__(self) -> str:
+        return f"PythonProvider({self._name!r})"
+
+    async def perform(self, call: Call) -> Answer:
+        """Calls it once. Raises CallError."""
+        # A task of its own: it can be left where it ignores that it is cancelled, and its cancelling itself is no
+        # cancelling of the worker's.
+        pieces = Pieces()
+        in_time = True
+        task = asyncio.create_task(self._run(request_of(call), pieces))
+        self._running.add(task)
+        task.add_done_callback(self._forget)
+        try:
+            if call.streaming is not None:
+                in_time = await pieces.pass_on(call, call.streaming, task)
+            else:
+                in_time = task in (await asyncio.wait({task}, timeout=call.timeout_s))[0]
+        finally:
+            await self._end({task})
+        if not in_time:
+            raise CallError(TransportFailure("timeout", "TimeoutError", silence(call)), maybe_billed=True)
+        if task.cancelled():
+            raise _failed("CancelledError", "the callable cancelled itself")
+        error = task.exception()
+        if isinstance(error, CallError):
+            raise error
+        if isinstance(error, NonRetryableError):
+            raise CallError(failure_of_code(error.status, self._shown.text(str(error))), maybe_billed=True) from error
+        if error is not None:
+            name = type(error).__name__
+            raise _failed(name, self._shown.text(str(error)) or name) from error
+        return self._answer(task.result())
+
+    async def refresh_credential(self, used: int | None) -> bool:  # noqa: ARG002
+        """False: it has none that are known here."""
+        return False
+
+    async def close(self) -> None:
+        """Cancels what still runs."""
+        await self._end(set(self._running))
+
+    async def _run(self, request: dict[str, JsonValue], pieces: Pieces) -> Any:
+        try:
+            running = self._function(request)
+            if not isinstance(running, AsyncIterator):
+                return await running
+            return await _gathered(running, pieces)
+        except SystemExit as error:
+            # asyncio would end the worker with it.
+            raise RuntimeError(f"the callable tried to exit with {error.code!r}") from error
+
+    async def _end(self, tasks: set[asyncio.Task[Any]]) -> None:
+        unfinished = {task for task in tasks if not task.done()}
+        if not unfinished:
+            return
+        for task in unfinished:
+            task.cancel()
+        _, ignoring = await asyncio.wait(unfinished, timeout=GRACE_S)
+        if ignoring:
+            structlog.get_logger().warning("callable_ignores_cancelling", callable=self._name, running=len(ignoring))
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # of an abandoned one, which asyncio would log otherwise
+
+    def _answer(self, returned: Any) -> Answer:
+        reply = returned if isinstance(returned, Reply) else Reply(returned)
+        try:
+            spent = Spent.model_validate({"usage": reply.usage, "cost_usd": reply.cost_usd})
+        except ValidationError as error:
+            raise _failed("BackendFailureError", f"reported an invalid amount: {first_problem(error)}") from error
+        return spent.answer(_json(reply.result, self._shown), self._cost_per_call)
+
+
+async def _gathered(running: AsyncIterator[Any], pieces: Pieces) -> Reply:
+    """The texts that a generator has yielded, joined."""
+    reply: Reply | None = None
+    async for piece in running:
+        if reply is not None or not isinstance(piece, str | Reply):
+            raise _failed("BackendFailureError", "yielded something other than texts and a final Reply")
+        if isinstance(piece, str):
+            pieces.put(piece)
+        else:
+            reply = piece
+    pieces.end()
+    reply = reply or Reply(None)
+    return replace(reply, result="".join(pieces.texts)) if reply.result is None else reply
+
+
+def _json(result: Any, shown: Shown) -> JsonValue:
+    """A copy that the callable can't change any more; tuples become lists."""
+    try:
+        written = json.dumps([result], allow_nan=False).encode()
+        return read_whole(partial(from_json, allow_inf_nan=False), written)[0]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _failed(
+            "BackendFailureError", f"returned something that is not JSON: {shown.text(str(error))}"
+        ) from error
+
+
+def _failed(class_name: str, message: str) -> CallError:
+    return CallError(ProgramFailure(class_name, message, None, "server"), maybe_billed=True)

@@ -1,0 +1,201 @@
+"""Context overflows: the figures in a provider's words, and the same refusal in the words of the client's API.
+
+Coding agents shorten a conversation only where a refusal is worded as their API words it. Figures that a provider does
+not name stay unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from breakwater.calls.rules.provider_words import known_or_hash
+from breakwater.jobs.contract.job import CallApi
+
+_SAFETY = 0.9
+"""Tokens aren't bytes: a part of the text that should just fit may not."""
+_LEAST = 0.1
+_MOST = 0.9
+_READ = 4_000
+"""Characters of a provider's text that are looked at."""
+_N = r"(?P<{}>\d[\d,]{{0,14}})"
+_LIMIT, _USED, _INPUT, _OUTPUT = (_N.format(name) for name in ("limit", "used", "input", "output"))
+_OVERFLOWS = tuple(
+    re.compile(pattern, re.I | re.S)
+    for pattern in (
+        # OpenAI, DeepSeek, vLLM, OpenRouter
+        rf"maximum context length is {_LIMIT} tokens.{{1,80}}?requested (about )?\d[\d,]* tokens"
+        rf" \({_INPUT} (of text input|in (the|your) \w+)[,;] {_OUTPUT} (in|for) ",
+        rf"maximum context length is {_LIMIT} tokens.{{1,80}}?(resulted in|requested) (about )?{_USED} tokens",
+        rf"maximum context length is {_LIMIT} tokens.{{1,40}}?requested {_OUTPUT} output tokens"
+        rf" and your prompt contains (?P<least>at least )?{_INPUT} input",
+        rf"context length of {_LIMIT} tokens.{{1,40}}?tokens: {_INPUT} tokens .{{1,40}}? and {_OUTPUT} tokens for",
+        rf"passed {_INPUT} input tokens and requested {_OUTPUT} output tokens.{{1,80}}?length is only {_LIMIT} tokens",
+        rf"too large: {_OUTPUT}\. .{{1,40}}?context length is {_LIMIT} tokens and your request has {_INPUT} input",
+        rf"limit of {_LIMIT} tokens.{{1,80}}?resulted in {_USED} tokens",
+        # Groq, OpenAI
+        rf"too large for .{{1,300}}?Limit {_LIMIT}, Requested {_USED}",
+        # Cerebras
+        rf"current length is {_USED} while limit is {_LIMIT}",
+        # vLLM
+        rf"passed {_USED} input tokens.{{1,80}}?context length is only {_LIMIT} tokens",
+        rf"prompt \(?length {_USED}\)? .{{1,40}}?max(?:imum model length of|_model_len) {_LIMIT}",
+        # xAI
+        rf"maximum prompt length is {_LIMIT} .{{1,40}}?contains {_USED} tokens",
+        # Anthropic
+        rf"exceed context limit: {_INPUT} \+ {_OUTPUT} > {_LIMIT}",
+        rf"too long: {_USED} tokens > {_LIMIT}",
+        # Fireworks
+        rf"too long: {_USED}, .{{1,40}}?context length: {_LIMIT}",
+        # Gemini
+        rf"token count \({_USED}\) exceeds .{{1,60}}? \({_LIMIT}\)",
+        # GitHub
+        rf"token count of {_USED} exceeds the limit of {_LIMIT}",
+        # Mistral
+        rf"contains {_USED} tokens.{{1,80}}?model with {_LIMIT} maximum",
+        # llama.cpp
+        rf"\({_USED} tokens\) exceeds .{{1,40}}?\({_LIMIT} tokens\)",
+        # Text ConfigVersion Inference, Together
+        rf"must be <= {_LIMIT}\. Given: {_INPUT} `inputs` tokens and {_OUTPUT} `max_new_tokens`",
+    )
+)
+
+
+def keep_ratio_from(message: str) -> float | None:
+    """The part of a conversation that fits, going by the limit and the tokens that a provider's refusal names.
+
+    Returns:
+        A part for `trim`, from 0.1 to 0.9 and with something to spare; None where the text has no such numbers.
+    """
+    numbers = _numbers(message)
+    # What the answer may take of the window is no room for the conversation.
+    room = numbers.get("limit", 0) - numbers.get("output", 0)
+    used = numbers.get("input", numbers.get("used", 0))
+    return min(max(room / used * _SAFETY, _LEAST), _MOST) if used else None
+
+
+LEAST_OUTPUT = 16
+"""Tokens; an answer of fewer is none."""
+
+
+def output_limit_from(message: str) -> int | None:
+    """The output limit for which a provider's refusal leaves room after the conversation.
+
+    Returns:
+        Tokens; None where the text has no such numbers, or the conversation fits not even alone.
+    """
+    numbers = _numbers(message)
+    if "output" not in numbers:
+        return None
+    room = numbers["limit"] - numbers["input"]
+    if "least" in numbers:
+        room = min(room, numbers["output"] // 2)  # it has not counted to the end
+    return room if room >= LEAST_OUTPUT else None
+
+
+_MOST_OUTPUT = tuple(
+    re.compile(pattern, re.I)
+    for pattern in (
+        # OpenAI, Azure
+        rf"supports at most {_LIMIT} (?:completion|output) tokens",
+        # DeepSeek
+        rf"valid range of max_tokens is \[1, ?{_LIMIT}\]",
+        # Groq
+        rf"max_(?:completion_)?tokens`? must be less than or equal to `?{_LIMIT}",
+        # Anthropic, and what is compatible with it
+        rf"max_tokens: [\d,]{{1,20}} > {_LIMIT}, which is the maximum",
+    )
+)
+
+
+def most_output_in(message: str) -> int | None:
+    """The most output tokens of a model, where a provider's refusal names them; None where it does not."""
+    match = next((match for pattern in _MOST_OUTPUT if (match := pattern.search(message[:_READ]))), None)
+    return None if match is None else _figure(match["limit"])
+
+
+MAX_FIGURE = 100_000_000
+"""Tokens; no context is so long, and a greater number in a provider's words is none of tokens."""
+_BARE_NUMBER = re.compile(r"(?<![a-z0-9_.,:/-])(?:\d{1,3}(?:,\d{3})+|\d{4,9})(?![a-z0-9_/-]|[.,:]\d)", re.I)
+"""A number that is no part of a name, a version, a date or an address."""
+_OF_OTHER_UNITS = re.compile(
+    r"per (?:second|minute|hour|day)|\b(?:[tr]p[md]|bytes?|[km]i?b|characters?|chars|seconds?|max_\w*tokens)\b", re.I
+)
+
+
+def _numbers(message: str) -> dict[str, int]:
+    text = message[:_READ]
+    for pattern in _OVERFLOWS:
+        if (match := pattern.search(text)) is not None:
+            named = {name: number for name, number in match.groupdict().items() if number is not None}
+            return {name: _figure(number) if number[0].isdigit() else 1 for name, number in named.items()}
+    if _OF_OTHER_UNITS.search(text):
+        return {}
+    # Words that are not known: of two numbers, the lower one is the limit that the higher one exceeds.
+    numbers = {_figure(number) for number in _BARE_NUMBER.findall(text) if known_or_hash(number) != number}
+    return {"limit": min(numbers), "used": max(numbers)} if len(numbers) == 2 else {}
+
+
+def _figure(number: str) -> int:
+    return int(number.replace(",", ""))
+
+
+_OF_CHAT = re.compile(r".*(?:maximum context length is [\d,]+ tokens|exceeds the context window of this model)", re.I)
+_OWN_WORDS: Mapping[CallApi, re.Pattern[str]] = {
+    "chat": _OF_CHAT,
+    "embeddings": _OF_CHAT,
+    "messages": re.compile(r"prompt is too long|input length and `max_tokens` exceed context limit", re.I),
+    "responses": re.compile(r".*exceeds the context window of this model", re.I),
+}
+"""The words of each API's maker."""
+_WINDOW = "Your input exceeds the context window of this model"
+_ADJUST = "Please adjust your input and try again."
+
+
+def overflow_message(message: str, api: CallApi) -> str:
+    """The refusal of a call that is too long, as the API of its client words it.
+
+    Args:
+        message: of the provider. It is returned where it is worded so, and follows where it names no figures.
+        api: of the client's request.
+    """
+    if _OWN_WORDS[api].match(message):
+        return message
+    figures = _figures(message)
+    if figures is None:
+        return ": ".join(filter(None, ("prompt is too long" if api == "messages" else _WINDOW, message)))
+    limit, used, output = figures
+    if api == "messages":
+        return _as_message(limit, used, output)
+    sentence = f"This model's maximum context length is {limit} tokens. However, "
+    if output:
+        parts = f"{used} in the messages, {output} in the completion"
+        sentence += f"you requested {used + output} tokens ({parts}). "
+        sentence += "Please reduce the length of the messages or completion."
+    else:
+        sentence += f"your messages resulted in {used} tokens. Please reduce the length of the messages."
+    return f"{_WINDOW}. {_ADJUST} {sentence}" if api == "responses" else sentence
+
+
+def overflow_summary(message: str) -> str | None:
+    """The figures of a refusal, without any of the provider's words; None where it names none."""
+    figures = _figures(message)
+    return None if figures is None else _as_message(*figures)
+
+
+def _as_message(limit: int, used: int, output: int) -> str:
+    if not output or used > limit:
+        return f"prompt is too long: {used} tokens > {limit} maximum"
+    why = "decrease input length or `max_tokens` and try again"
+    return f"input length and `max_tokens` exceed context limit: {used} + {output} > {limit}, {why}"
+
+
+def _figures(message: str) -> tuple[int, int, int] | None:
+    """The limit, the tokens of the conversation, and those asked for in addition; None unless they explain it."""
+    numbers = _numbers(message)
+    limit = numbers.get("limit")
+    output = numbers.get("output", 0)
+    used = numbers.get("input", numbers.get("used"))
+    if limit is None or used is None or used + output <= limit or max(used, output) > MAX_FIGURE:
+        return None
+    return limit, used, output

@@ -1,0 +1,131 @@
+"""The models of a config as each agent calls them: provider, price and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import structlog
+
+from breakwater.calls.providers.base import HttpSettings
+from breakwater.calls.rules.provider_words import is_placeholder, is_same_model
+from breakwater.config import Config
+from breakwater.policy.breaker import BreakerKey
+from breakwater.prices.price_list import Pricing, listed_name, pricing_of
+from breakwater.prices.rules.price import TokenRules, rules_for
+from breakwater.state.rate_limits import Limited
+
+MAX_KNOWN = 4096
+MAX_LOGGED = 100
+"""The most substitutes that are logged, as a provider may name a new model in each answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model as an agent calls it."""
+
+    model: str
+    provider: str
+    """The name of the provider; empty if it is unknown."""
+    name: str
+    """The provider's name for the model."""
+    deployment: str
+    """Provider and name: the unit of the provider's limits, of holds and of retry budgets."""
+    token_rules: TokenRules
+    """The rules that estimate the tokens of a call."""
+    pricing: Pricing | None
+    """None if the model has no price."""
+    breaker: BreakerKey | None
+    """None if the agent's breakers are switched off."""
+    limits: tuple[Limited, ...]
+    """The rate limits of the agent and of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A model that answered in place of the requested one.
+
+    Attributes:
+        known: its name in the config or in the price list; None where neither has it.
+        pricing: None where it has no price.
+    """
+
+    known: str | None
+    pricing: Pricing | None
+
+
+class Targets:
+    """The models of a config as its agents call them, each computed once."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        # Programs may name models that the config does not: the caches have an end.
+        self.of: Callable[[str, str], Target] = lru_cache(MAX_KNOWN)(self._target)
+        """Returns the target of an agent's name and a model's id."""
+        self._pricing = lru_cache(MAX_KNOWN)(self._priced)
+        self._other = lru_cache(MAX_KNOWN)(self._found)
+        self._logged: set[tuple[str, str]] = set()
+
+    def _target(self, agent_name: str, model: str) -> Target:
+        config, agent, settings = self._config, self._config.agents[agent_name], self._config.models.get(model)
+        provider = config.provider_name(agent, model) or ""
+        rules = (
+            (f"agent:{agent_name}", agent.rate_limit),
+            (f"model:{model}", None if settings is None else settings.rate_limit),
+        )
+        return Target(
+            model=model,
+            provider=provider,
+            name=config.name_at_provider(provider, model),
+            deployment=config.deployment(agent, model),
+            token_rules=token_rules(config, provider, model),
+            pricing=self._pricing(provider, model),
+            breaker=None if agent.breaker is None else BreakerKey.of(agent.breaker.scope, agent_name, model, provider),
+            limits=tuple(one for name, rule in rules if rule is not None for one in Limited.all_of(name, rule)),
+        )
+
+    def other(self, target: Target, answered: str) -> Other | None:
+        """Returns the model that an answer names, if it is not the requested one."""
+        if answered == target.name or is_same_model(answered, (target.name, target.model)):
+            return None
+        serving = self._config.providers.get(target.provider)
+        # A deployment of Azure's has a name of its own; and what costs nothing runs on a server of one's own.
+        free = target.pricing is not None and target.pricing.worst_case(10**6, 10**6) == 0
+        if free or serving is None or serving.kind == "azure":
+            return None
+        other = self._other(target.provider, answered)
+        return None if other.pricing is None and is_placeholder(answered) else other
+
+    def log_other(self, target: Target, answered: str) -> None:
+        """Logs once that another model answers than the requested one. `answered` is safe to log."""
+        place = target.deployment, answered
+        if place not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add(place)
+            structlog.get_logger().warning("another_model_answers", model=target.model, answered=answered)
+
+    def _found(self, provider: str, answered: str) -> Other:
+        config = self._config
+        named = {config.name_at_provider(provider, model): model for model in sorted(config.models)}
+        ids = dict.fromkeys((named.get(answered, answered), f"{provider}/{answered}", answered))
+        for model in ids:
+            if (pricing := pricing_of(config, provider, model)) is not None:
+                return Other(model if model in config.models else listed_name(pricing), pricing)
+        return Other(next((model for model in ids if model in config.known_models), None), None)
+
+    def _priced(self, provider: str, model: str) -> Pricing | None:
+        found = pricing_of(self._config, provider, model)
+        if found is None and not self._config.is_local(provider):
+            structlog.get_logger().warning("model_without_price", model=model, what_to_do=f"set models.{model}.price")
+        return found
+
+
+def token_rules(config: Config, provider: str, model: str) -> TokenRules:
+    """Rules that estimate the tokens of a call: by its provider, and by the model's name there."""
+    serving, settings = config.providers.get(provider), config.models.get(model)
+    return rules_for(
+        "" if serving is None else serving.kind,
+        serving.base_url if isinstance(serving, HttpSettings) else "",
+        (config.name_at_provider(provider, model), model),
+        None if settings is None else settings.image_tokens,
+    )

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from breakwater.calls.providers.http import Credential
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.security.secret_refs import SecretRef
+
+OLD, NEW = "sk-old-secret-1", "sk-new-secret-2"
+PRINT = """
+import sys, time
+secret, takes_s, reads = sys.argv[1:]
+time.sleep(float(takes_s))
+open(reads, "a").write("x")
+print(open(secret).read())
+"""
+
+
+class Source:
+    """Where a secret comes from, of one of the three kinds; its value can be changed."""
+
+    def __init__(self, kind: str, directory: Path, setenv: Callable[[str, str], None], takes_s: float = 0) -> None:
+        self._file, self._reads, self._setenv = directory / "secret", directory / "reads", setenv
+        command = (sys.executable, "-c", PRINT, str(self._file), str(takes_s), str(self._reads))
+        self.ref = {
+            "env": SecretRef(env="A_KEY"),
+            "file": SecretRef(file=self._file),
+            "command": SecretRef(command=command),
+        }[kind]
+        self.becomes(OLD)
+
+    def becomes(self, value: str) -> None:
+        self._setenv("A_KEY", value)
+        self._file.write_text(f"{value}\n")
+
+    def vanishes(self) -> None:
+        self._setenv("A_KEY", "")
+        self._file.unlink()
+
+    @property
+    def reads(self) -> int:
+        """How often the command ran."""
+        return len(self._reads.read_text())
+
+
+@pytest.mark.parametrize("kind", ["env", "file", "command"])
+async def test_a_source_that_changed_gives_a_newer_version_and_one_that_did_not_none(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source(kind, tmp_path, monkeypatch.setenv)
+    credential = Credential(source.ref)
+    assert (credential.value, credential.version) == (OLD, 1)
+    assert await credential.refresh(1) is False
+    source.becomes(NEW)
+    assert await credential.refresh(1) is True
+    assert (credential.value, credential.version) == (NEW, 2)
+    assert await credential.refresh(2) is False
+    source.becomes(OLD)
+    assert await credential.refresh(None) is True
+    assert (credential.value, credential.version) == (OLD, 3)
+
+
+@pytest.mark.parametrize("kind", ["env", "file", "command"])
+async def test_a_source_that_fails_is_reported_once_and_the_key_stays(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source(kind, tmp_path, monkeypatch.setenv)
+    credential = Credential(source.ref)
+    source.vanishes()
+    with capture_logs() as logs:
+        assert [await credential.refresh(1) for _ in range(3)] == [False] * 3
+        assert (credential.value, credential.version) == (OLD, 1)
+        source.becomes(NEW)
+        assert await credential.refresh(1) is True
+        source.vanishes()
+        assert await credential.refresh(2) is False
+    assert [entry["event"] for entry in logs] == [
+        "credential_unreadable",
+        "credential_readable",
+        "credential_changed",
+        "credential_unreadable",
+    ]
+    assert logs[0]["log_level"] == "warning"
+    assert OLD not in str(logs)
+    assert NEW not in str(logs)
+
+
+@pytest.mark.parametrize("value", [OLD, NEW])
+async def test_all_who_wait_at_the_same_time_share_one_reading(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source("command", tmp_path, monkeypatch.setenv, takes_s=0.1)
+    credential = Credential(source.ref)
+    source.becomes(value)
+    answers = await asyncio.gather(*(credential.refresh(1) for _ in range(50)))
+    assert answers == [value == NEW] * 50
+    assert source.reads == 2
+    assert await credential.refresh(0) is True
+    assert source.reads == 2, "a version newer than the one refused needs no reading"
+
+
+async def test_one_who_gives_up_does_not_take_the_reading_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source("command", tmp_path, monkeypatch.setenv, takes_s=0.2)
+    credential = Credential(source.ref)
+    source.becomes(NEW)
+    first, second = (asyncio.create_task(credential.refresh(1)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second is True
+    assert credential.value == NEW
+
+
+async def test_reading_does_not_hold_up_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source("command", tmp_path, monkeypatch.setenv, takes_s=0.2)
+    credential = Credential(source.ref)
+    reading, turns = asyncio.create_task(credential.refresh(1)), 0
+    while not reading.done():
+        await asyncio.sleep(0.005)
+        turns += 1
+    assert turns > 2
+
+
+async def test_no_key_needs_no_source() -> None:
+    credential = Credential(None)
+    assert credential.value is None
+    assert await credential.refresh(1) is False
+
+
+@pytest.mark.parametrize("kind", ["env", "file", "command"])
+def test_a_repr_names_the_source_and_not_the_secret(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    credential = Credential(Source(kind, tmp_path, monkeypatch.setenv).ref)
+    assert kind in repr(credential)
+    assert OLD not in repr(credential)
+
+
+@pytest.mark.parametrize("value", ["two\nlines", "tab\there", "schlüssel", "nul\x7f"])
+async def test_a_key_that_no_header_can_carry_is_refused(value: str, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(value)
+    with pytest.raises(ConfigError, match="not allowed in an HTTP header") as caught:
+        Credential(SecretRef(file=file))
+    assert value not in str(caught.value)
+    file.write_text(OLD)
+    credential = Credential(SecretRef(file=file))
+    file.write_text(value)
+    assert await credential.refresh(1) is False
+    assert credential.value == OLD
+
+
+def test_a_missing_key_is_reported_at_once() -> None:
+    with pytest.raises(ConfigError, match="NO_SUCH_KEY is not set"):
+        Credential(SecretRef(env="NO_SUCH_KEY"))
