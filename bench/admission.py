@@ -34,6 +34,8 @@ from zoneinfo import ZoneInfo
 import uvloop
 
 from bench.counting import CountingRedis
+from breakwater.breakers.rules import Breaker, BreakerKey
+from breakwater.breakers.store import Saving
 from breakwater.calls.assignment import Assignment, Checkpoint, Parameters
 from breakwater.calls.gate import Refused
 from breakwater.calls.rules.repairs import Correction, Repairs
@@ -44,9 +46,7 @@ from breakwater.kernel.nats.broker import connection_of, make_broker
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.redis.connection import Redis
-from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.policy.guard import Trip
-from breakwater.state.breakers import Saving
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.tasks import TaskKey, Tripped
 from services.worker.attempts import request_for

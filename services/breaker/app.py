@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from breakwater.breakers.store import Breakers
 from breakwater.config import Config
 from breakwater.contracts.channels import ATTEMPTS, BREAKERS
 from breakwater.jobs.contract.execution import Attempt
@@ -12,7 +13,6 @@ from breakwater.kernel.nats.pull import BUSY
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.telemetry.metrics import BreakerMetrics, GaugeCollector
-from breakwater.state.breakers import Breakers
 from breakwater.state.health import Healths
 from breakwater.state.tasks import Tasks
 from services.breaker.handlers import BreakerHandler

@@ -10,8 +10,10 @@ from typing import get_args
 
 import structlog
 
+from breakwater.breakers.rules import ALL, BreakerKey
+from breakwater.breakers.store import Breakers
+from breakwater.breakers.transitions import Seen, decide, observation_of, publish_saved
 from breakwater.config import Config, breakers_of
-from breakwater.coordination.breaker_events import Seen, decide, observation_of, publish_saved
 from breakwater.jobs.contract.events import BreakerState
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.store.records import read_record
@@ -20,9 +22,7 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process.outage import Outages
 from breakwater.kernel.telemetry.metrics import BREAKER_STATE, OTHER, BreakerMetrics, Readings, one_of
 from breakwater.kernel.types import ms_from_time
-from breakwater.policy.breaker import ALL, BreakerKey
 from breakwater.policy.health import failed, out_of_budget
-from breakwater.state.breakers import Breakers
 from breakwater.state.health import EndedCall, Healths
 
 _WORST: tuple[BreakerState, ...] = ("isolated", "open", "half_open", "closed")

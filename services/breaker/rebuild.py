@@ -14,6 +14,8 @@ from datetime import UTC, datetime, timedelta
 
 import structlog
 
+from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.store import Breakers, Loaded, Saving
 from breakwater.config import Config
 from breakwater.jobs.contract.events import BreakerTransition, GuardEvent
 from breakwater.jobs.contract.execution import Attempt, Execution
@@ -24,10 +26,8 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage, Outages
 from breakwater.kernel.types import ms_from_time
-from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.guard import Trip, outcome_of
 from breakwater.policy.health import recalled
-from breakwater.state.breakers import Breakers, Loaded, Saving
 from breakwater.state.health import Healths
 from breakwater.state.tasks import TaskKey, Tasks, Tripped
 from services.breaker.handlers import BreakerHandler

@@ -16,9 +16,9 @@ from breakwater.analytics.figures import (
     WasteLine,
 )
 from breakwater.analytics.search import Filters, Page, search
+from breakwater.breakers.contract import AgentHealth, BreakerList
 from breakwater.client import ApiError
 from breakwater.contracts.alerts import AlertList
-from breakwater.contracts.breakers import AgentHealth, BreakerList
 from breakwater.contracts.budgets import BudgetList
 from breakwater.identity.pages.pages import Fetched, PageContext, fetched, problems_of
 from breakwater.identity.pages.visits import NotFound, PartReader, ReadModels, Visit, page, summed

@@ -19,6 +19,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from breakwater.breakers import pages as breakers
 from breakwater.client import ApiClient, ApiError, ApiKeyRefusedError
 from breakwater.config import Config, cipher_of
 from breakwater.identity.contract import OPENID_CALLBACK
@@ -33,7 +34,7 @@ from breakwater.kernel.pages.charts import LIBRARY_FOLDER, LIBRARY_PACKAGE
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.telemetry.http_metrics import CountRequests
 from breakwater.kernel.telemetry.metrics import HttpMetrics
-from services.console import agents, alerts, audit, breakers, budgets, costs, execution, executions, overview
+from services.console import agents, alerts, audit, budgets, costs, execution, executions, overview
 
 PAGES = (overview, agents, executions, execution, plans, breakers, budgets, costs, alerts, dead_letters, audit)
 ANSWER_TIMEOUT_S = 20.0

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from breakwater.analytics.figures import WindowTotals
+from breakwater.breakers.contract import AgentHealth, BreakerList
 from breakwater.client import ApiClient
 from breakwater.contracts.alerts import AlertList
-from breakwater.contracts.breakers import AgentHealth, BreakerList
 from breakwater.contracts.budgets import BudgetList, BudgetStatus
 from breakwater.identity.pages.pages import Fetched, fetched, problems_of
 from breakwater.kernel.http.contract import AgentQueue, Queues, ServiceQueue

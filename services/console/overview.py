@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from breakwater.analytics import figures
 from breakwater.analytics.figures import History, Spender, SpendLine
-from breakwater.contracts.breakers import AgentHealth
+from breakwater.breakers.contract import AgentHealth
 from breakwater.identity.pages.pages import Fetched, PageContext, problems_of
 from breakwater.identity.pages.visits import Visit, page, summed
 from breakwater.kernel.http.contract import ServiceQueue

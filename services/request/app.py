@@ -24,6 +24,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from breakwater.breakers.api import AgentAvailability, AgentRoutes, BreakerRoutes
+from breakwater.breakers.store import Breakers
 from breakwater.bus.incidents import IncidentLog
 from breakwater.config import Config, ConsoleSettings, LiveConfig, OpenId, cipher_of
 from breakwater.contracts import channels
@@ -77,14 +79,12 @@ from breakwater.kernel.security.encryption import DecryptionError
 from breakwater.kernel.telemetry.http_metrics import CountRequests
 from breakwater.kernel.telemetry.metrics import GaugeCollector, HttpMetrics, StreamMetrics
 from breakwater.redaction.rules.redact import Redactor
-from breakwater.state.breakers import Breakers
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.deployments import Deployments
 from breakwater.state.health import Healths
 from breakwater.state.tasks import Tasks
 from services.request.alert_links import LinkRoutes
 from services.request.alerts import ChannelRoutes, IncidentRoutes
-from services.request.breakers import AgentAvailability, AgentRoutes, BreakerRoutes
 from services.request.budgets import BudgetRoutes
 from services.request.costs import CostRoutes
 from services.request.events import EventLog, EventRoutes

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from breakwater.contracts.breakers import GuardRequest, StoppedTask, StoppedTasks
+from breakwater.breakers.contract import GuardRequest, StoppedTask, StoppedTasks
 from breakwater.jobs.contract.events import GuardEvent
 from breakwater.kernel.http.operations import REDIS_UNAVAILABLE, ApiRequest, operation
 from breakwater.kernel.http.parsing import suggestion

@@ -13,6 +13,7 @@ import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from breakwater.breakers.api import AgentRoutes
 from breakwater.jobs.api.queues import QueueRoutes
 from breakwater.jobs.contract.events import Health
 from breakwater.kernel.http.contract import AgentQueue, ServiceStatus
@@ -37,7 +38,6 @@ from breakwater.kernel.telemetry.metrics import (
     StreamMetrics,
     one_of,
 )
-from services.request.breakers import AgentRoutes
 
 CHECK_EVERY_S = 30.0
 WATCHED = (Stream.JOBS, Stream.EVENTS, Stream.RESULTS, Stream.RESPONSES, Stream.DLQ, Stream.ALERTS)

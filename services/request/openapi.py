@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from breakwater.breakers.api import AgentRoutes, BreakerRoutes
 from breakwater.contracts.alerts import Alert
 from breakwater.dialects.api.chat import ChatRoutes
 from breakwater.dialects.api.embeddings import EmbeddingsRoutes
@@ -45,7 +46,6 @@ from breakwater.kernel.http.operations import Operation, operations_of
 from breakwater.kernel.http.problems import is_messages, is_openai
 from breakwater.kernel.types import Event, Message
 from services.request.alerts import ChannelRoutes, IncidentRoutes
-from services.request.breakers import AgentRoutes, BreakerRoutes
 from services.request.budgets import BudgetRoutes
 from services.request.costs import CostRoutes
 from services.request.events import EventRoutes

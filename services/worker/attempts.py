@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
+from breakwater.breakers.rules import caller_of
 from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, Finished, InFlight
 from breakwater.calls.gate import LEASE_MARGIN_S, POLL_S, AdmissionRequest, Gate, Refused, WaitForCapacity
 from breakwater.calls.providers.base import Answer
@@ -34,7 +35,6 @@ from breakwater.jobs.contract.job import CallApi
 from breakwater.jobs.store.executions import ClaimLostError, SavedProgress
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.types import usd_from_nano
-from breakwater.policy.breaker import caller_of
 from breakwater.policy.refusals import for_operators, retry_budget_spent
 from breakwater.prices.rules.price import (
     OUTPUT_LIMITS,

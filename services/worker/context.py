@@ -11,6 +11,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+from breakwater.breakers.store import Breakers
 from breakwater.calls.providers.base import Provider
 from breakwater.calls.rules.output import OutputGuard
 from breakwater.calls.rules.provider_words import known_or_hash
@@ -33,7 +34,6 @@ from breakwater.kernel.types import is_identifier
 from breakwater.policy.budget import CapTable
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.rules.scanner import holds_key
-from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets, LiveReservation
 from breakwater.state.deployments import Deployments
 from breakwater.state.rate_limits import RateLimits

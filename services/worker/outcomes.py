@@ -16,15 +16,15 @@ from typing import Any
 
 import structlog
 
+from breakwater.breakers.rules import BreakerKey, BreakerRules, caller_of
+from breakwater.breakers.store import Breakers
+from breakwater.breakers.transitions import AS_OF_NOW, Seen, decide, observation_of
 from breakwater.calls.assignment import Assignment
 from breakwater.calls.targets import Target
-from breakwater.coordination.breaker_events import AS_OF_NOW, Seen, decide, observation_of
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.process.outage import Outages, StoppedWaitingError
 from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError
-from breakwater.policy.breaker import BreakerKey, BreakerRules, caller_of
 from breakwater.prices.rules.price import OBSERVED
-from breakwater.state.breakers import Breakers
 
 RECORD_TIMEOUT_S = 1.0
 """The longest wait of a job for Redis to have its outcome. An outage of Redis must not delay the answer."""

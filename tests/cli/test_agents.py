@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from breakwater.breakers.views import open_until
 from breakwater.cli.main import main
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.commands.formats import clock
 from breakwater.kernel.types import format_time
-from breakwater.views.breakers import open_until
 from tests.cli.api_stub import Stub, problem
 from tests.cli.conftest import Run, in_thread
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from breakwater.cli.breakers import NO_BREAKER_SERVICE
+from breakwater.breakers.commands import NO_BREAKER_SERVICE
+from breakwater.breakers.store import Breakers
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.commands.formats import clock
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import format_time
-from breakwater.state.breakers import Breakers
 from tests.cli.api_stub import Stub
 from tests.cli.conftest import Run, in_thread
 from tests.server_sources import RunningServer

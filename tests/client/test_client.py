@@ -6,6 +6,7 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
+from breakwater.breakers.contract import BreakerStatus
 from breakwater.client import (
     ApiClient,
     ApiError,
@@ -15,7 +16,6 @@ from breakwater.client import (
     UnexpectedResponseError,
     parse,
 )
-from breakwater.contracts.breakers import BreakerStatus
 from tests.cli.api_stub import KEY, problem, serving
 
 

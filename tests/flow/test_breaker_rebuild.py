@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from breakwater.breakers.rules import Breaker, BreakerKey, BreakerRules, isolate
+from breakwater.breakers.store import Breakers, Saving
 from breakwater.cli.setup import bus_plan
 from breakwater.config import load_config
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.redis.connection import Redis
-from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, isolate
 from breakwater.policy.health import transition
-from breakwater.state.breakers import Breakers, Saving
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
 from tests.helpers import FIRST, until

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from breakwater.breakers.rules import PRESETS, BreakerRules
 from breakwater.calls.rules.retry import RetryPolicy
 from breakwater.jobs.contract.job import RulesPart
 from breakwater.kernel.validation import FieldError
-from breakwater.policy.breaker import PRESETS, BreakerRules
 from breakwater.policy.guard import GuardRules
 from breakwater.policy.job_rules import ALLOWED, Allowed, JobRules, bound_problem, job_rules
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
+from breakwater.breakers.rules import ALL, BreakerKey, BreakerRules
 from breakwater.calls.rules.output import OutputGuard
 from breakwater.calls.rules.parameters import TRANSLATED, own_params, without_fields
 from breakwater.calls.rules.repairs import Repairs
@@ -26,7 +27,6 @@ from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.types import Count, Event, Timestamp
 from breakwater.kernel.validation import FieldError
-from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules
 from breakwater.prices.rules.price import (
     OUTPUT_LIMITS,
     InputSize,

@@ -8,10 +8,10 @@ from functools import lru_cache
 
 import structlog
 
+from breakwater.breakers.rules import BreakerKey
 from breakwater.calls.providers.base import HttpSettings
 from breakwater.calls.rules.provider_words import is_placeholder, is_same_model
 from breakwater.config import Config
-from breakwater.policy.breaker import BreakerKey
 from breakwater.prices.price_list import Pricing, listed_name, pricing_of
 from breakwater.prices.rules.price import TokenRules, rules_for
 from breakwater.state.rate_limits import Limited

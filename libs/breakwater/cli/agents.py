@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from breakwater.breakers.contract import AgentHealth
+from breakwater.breakers.rules import GUARD_PRESETS
 from breakwater.cli.api import Api, DefaultListGroup, api_command
 from breakwater.cli.init import StartingAgent, with_agent
 from breakwater.cli.plane import (
@@ -24,14 +26,12 @@ from breakwater.cli.plane import (
     config_to_edit,
 )
 from breakwater.client import ApiError
-from breakwater.contracts.breakers import AgentHealth
 from breakwater.kernel.columns import Cell, Column, Value
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.errors import CliError, ExitCode, as_cli_error, replacing_file, usage_error
 from breakwater.kernel.commands.formats import breakwater_command, usd
 from breakwater.kernel.formats import money
-from breakwater.policy.breaker import GUARD_PRESETS
 from breakwater.views.agents import HEALTH
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from breakwater.analytics.log_comparison import last_comparison
 from breakwater.analytics.migrations import MIGRATIONS, missing
+from breakwater.breakers.store import Breakers
 from breakwater.calls.providers.base import HttpSettings
 from breakwater.cli.doctor_findings import (
     CONNECT_TIMEOUT_S,
@@ -42,7 +43,6 @@ from breakwater.kernel.security.addresses import ANYWHERE
 from breakwater.kernel.security.encryption import key_of_document
 from breakwater.kernel.security.guarded_http import AddressRefusedError, guarded_session
 from breakwater.kernel.security.secret_refs import SecretRef
-from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets
 
 ANSWER_TIMEOUT_S = 5.0

@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from breakwater.breakers.rules import ALL, BreakerKey, BreakerRules, take_preset
 from breakwater.calls.providers.registry import LOCAL_KINDS, ProviderEntry
 from breakwater.calls.rules.classify import RETRYABLE_CLASSES
 from breakwater.calls.rules.output import OutputRules
@@ -44,7 +45,6 @@ from breakwater.kernel.nats.subjects import DUPLICATE_WINDOW_S
 from breakwater.kernel.security.secret_refs import EnvName, Secret
 from breakwater.kernel.types import NO_CONTROLS, Identifier, Message, ModelId, Name, Off, UsdAmount
 from breakwater.kernel.validation import FieldError
-from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules, take_preset
 from breakwater.policy.budget import OTHERS, Caps, CapTable
 from breakwater.policy.guard import GuardRules
 from breakwater.policy.job_rules import NO_JOB_RULES, JobRules, bound_problem, job_rules

@@ -15,12 +15,12 @@ from typing import Annotated, Literal, Self, TypedDict
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
+from breakwater.breakers.rules import Preset, take_preset
 from breakwater.jobs.contract.events import GuardRule
 from breakwater.jobs.contract.execution import Execution, Reason
 from breakwater.kernel.formats import beyond, counted, money, moneys
 from breakwater.kernel.json_values import NoJsonError, find_json
 from breakwater.kernel.types import Message, Off, UsdAmount
-from breakwater.policy.breaker import Preset, take_preset
 from breakwater.policy.budget import fits
 from breakwater.policy.rate_limit import RateLimit
 

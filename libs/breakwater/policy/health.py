@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from breakwater.jobs.contract.events import BreakerState, BreakerTransition, GuardRule, Health
-from breakwater.jobs.contract.execution import Attempt, ErrorKind, FailureStatistics
-from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.policy.breaker import (
+from breakwater.breakers.rules import (
     Breaker,
     BreakerChange,
     BreakerKey,
@@ -18,6 +15,9 @@ from breakwater.policy.breaker import (
     errors_within,
     is_open_for_one,
 )
+from breakwater.jobs.contract.events import BreakerState, BreakerTransition, GuardRule, Health
+from breakwater.jobs.contract.execution import Attempt, ErrorKind, FailureStatistics
+from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import NEVER_FITS
 from breakwater.policy.guard import Task, Trip
 

@@ -12,11 +12,11 @@ from typing import Any, Literal, cast
 
 from pydantic import JsonValue, ValidationError
 
+from breakwater.breakers.rules import BreakerRules, with_preset
 from breakwater.calls.rules.retry import RetryPolicy
 from breakwater.jobs.contract.job import RulesPart
 from breakwater.kernel.formats import money
 from breakwater.kernel.validation import FieldError, explain, problems
-from breakwater.policy.breaker import BreakerRules, with_preset
 from breakwater.policy.guard import GuardRules
 
 Rules = BreakerRules | GuardRules | RetryPolicy

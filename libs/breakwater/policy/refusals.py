@@ -9,12 +9,12 @@ from __future__ import annotations
 import shlex
 from typing import cast
 
+from breakwater.breakers.rules import GUARD_PRESETS, BreakerKey
 from breakwater.jobs.contract.events import GuardRule
 from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
 from breakwater.jobs.rules.ownership import shown
 from breakwater.kernel.formats import beyond, moment, moneys, sentence
 from breakwater.kernel.types import time_from_ms
-from breakwater.policy.breaker import GUARD_PRESETS, BreakerKey
 from breakwater.policy.budget import MAX_TENANTS, Counter, OverBudget, fits
 from breakwater.policy.guard import SOFT_PERCENT
 from breakwater.policy.rate_limit import HELD, RateLimit

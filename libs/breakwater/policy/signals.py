@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, JsonValue
 
+from breakwater.breakers.rules import BreakerKey
 from breakwater.contracts.alerts import Alert, AlertEvent
 from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, DeadLetter, Enforcement, GuardEvent
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
@@ -25,7 +26,6 @@ from breakwater.kernel.formats import counted, moment, money, moneys, percent, s
 from breakwater.kernel.nats.subjects import Header, encode_token
 from breakwater.kernel.types import format_time, is_identifier
 from breakwater.policy.alert_rules import UNDELIVERABLE
-from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.budget import NEVER_FITS, scope_key
 from breakwater.policy.rate_limit import HELD
 from breakwater.policy.refusals import (

@@ -59,7 +59,7 @@ class Deployments:
         Args:
             name: the deployment.
             first_try: counts it.
-            caller: whose call it is (`policy.breaker.caller_of`); empty where that is not known.
+            caller: whose call it is (`breakers.rules.caller_of`); empty where that is not known.
             attempt_id: the holder of a probe.
             lease_ms: of a probe; None only looks, and takes none.
         """
@@ -116,7 +116,7 @@ class Deployments:
         Args:
             name: the deployment.
             attempt_id: the attempt that has failed.
-            caller: whose, so that others can't use up all (`policy.breaker.caller_of`); empty where it is not known.
+            caller: whose, so that others can't use up all (`breakers.rules.caller_of`); empty where it is not known.
 
         Raises:
             StateUnavailableError: it may be counted; ask again for the same attempt.

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, cast
 
+from breakwater.breakers.store import KEEP_OF_TASK_MS
 from breakwater.jobs.contract.events import GuardRule
 from breakwater.kernel.nats.subjects import decode_token, encode_token
 from breakwater.kernel.redis.connection import Redis, ScriptCall, scripts_of
 from breakwater.policy.guard import JobOutcome, Task, Trip
-from breakwater.state.breakers import KEEP_OF_TASK_MS
 
 KEEP_MS = 7 * 24 * 3_600_000
 """A task without a job for a week is deleted."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from breakwater.contracts.breakers import AgentHealth, ModelHealth
+from breakwater.breakers.contract import AgentHealth, ModelHealth
+from breakwater.breakers.views import open_until
 from breakwater.kernel.columns import Cell, Column, tone_of
-from breakwater.views.breakers import open_until
 
 
 def _name(row: AgentHealth | ModelHealth) -> Cell:

@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from breakwater.breakers.gate import BreakerGate, TaskBreakerGate
 from breakwater.calls.assignment import InFlight
 from breakwater.calls.claim_gate import ClaimGate
 from breakwater.calls.gate import LEASE_MARGIN_S, AdmissionRequest, Gate, GateVerdict, Refused, WaitForCapacity
@@ -16,7 +17,6 @@ from breakwater.config import Agent
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.redis.connection import ScriptCall
 from services.worker.context import WorkerContext
-from services.worker.gates.breaker import BreakerGate, TaskBreakerGate
 from services.worker.gates.budget import BudgetGate
 from services.worker.gates.deployment import DeploymentGate
 from services.worker.gates.rate_limit import RateLimitGate

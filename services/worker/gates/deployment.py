@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from breakwater.breakers.rules import caller_of
 from breakwater.calls.gate import Gate, Refused, WaitForCapacity
 from breakwater.calls.rules.retry import failures_on, hold_s
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.redis.connection import ScriptCall
-from breakwater.policy.breaker import caller_of
 from breakwater.policy.rate_limit import after_hold_s, waits_for_hold
 from breakwater.policy.refusals import model_held
 from breakwater.state.deployments import HoldProbe

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from breakwater.breakers.rules import BreakerKey
 from breakwater.config import parse_config
 from breakwater.jobs.contract.events import BreakerState
-from breakwater.policy.breaker import BreakerKey
 from services.breaker.handlers import shown
 
 CONFIG = parse_config("""

@@ -11,6 +11,8 @@ import redis.asyncio as aioredis
 from faststream.nats import TestNatsBroker
 from pydantic import SecretStr
 
+from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.store import UNSAVED, Breakers
 from breakwater.config import parse_config
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
@@ -18,8 +20,6 @@ from breakwater.kernel.nats.publisher import Publisher, Stored
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
-from breakwater.policy.breaker import BreakerKey
-from breakwater.state.breakers import UNSAVED, Breakers
 from breakwater.state.health import Healths
 from services.breaker.app import build
 from services.breaker.handlers import BreakerHandler

@@ -8,14 +8,14 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.store import Breakers
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, parse_config
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
-from breakwater.policy.breaker import BreakerKey
-from breakwater.state.breakers import Breakers
 from breakwater.state.tasks import TaskKey, Tasks
 from services.breaker.app import build
 from tests.analytics.samples import execution

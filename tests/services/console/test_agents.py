@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from breakwater.analytics.figures import History, RefusalLine, RetryFigures
-from breakwater.contracts.breakers import AgentHealth
+from breakwater.breakers.contract import AgentHealth
 from breakwater.embedded.ports import free_port
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.http.contract import AgentQueue

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from breakwater.analytics.figures import WindowTotals
+from breakwater.breakers.contract import AgentHealth, BreakerList
 from breakwater.contracts.alerts import AlertList
-from breakwater.contracts.breakers import AgentHealth, BreakerList
 from breakwater.contracts.budgets import BudgetList, BudgetStatus
 from breakwater.identity.pages.pages import Fetched
 from breakwater.kernel.http.contract import Queues

@@ -23,6 +23,8 @@ from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 from yarl import URL
 
+from breakwater.breakers.rules import Breaker, BreakerKey
+from breakwater.breakers.store import Breakers, Saving
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, parse_config
 from breakwater.contracts.alerts import Alert, AlertEvent
@@ -40,10 +42,8 @@ from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.policy.alert_rules import Reminders
-from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.policy.incidents import IncidentRules, decide
 from breakwater.policy.signals import Firing
-from breakwater.state.breakers import Breakers, Saving
 from services.request.app import build
 from tests.helpers import FIRST, nats_client, share_event_loop, until
 from tests.server_sources import RunningServer, Servers

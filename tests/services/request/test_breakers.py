@@ -4,13 +4,13 @@ import asyncio
 
 import structlog.testing
 
+from breakwater.breakers.rules import Breaker, BreakerKey, BreakerRules, CountedFailure
+from breakwater.breakers.store import UNSAVED, BreakerRefused, Breakers, Loaded, Saving
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.contract.events import BreakerTransition
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.redis.connection import Redis
-from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, CountedFailure
 from breakwater.policy.health import half_opened
-from breakwater.state.breakers import UNSAVED, BreakerRefused, Breakers, Loaded, Saving
 from breakwater.state.deployments import Deployments
 from tests.services.request.conftest import HttpApi, put_breaker, redis_ms
 

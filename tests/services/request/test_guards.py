@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import structlog.testing
 
-from breakwater.contracts.breakers import StoppedTask
+from breakwater.breakers.contract import StoppedTask
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.contract.events import GuardEvent
 from breakwater.kernel.nats import subjects

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from breakwater.breakers.api import agents_health, breaker_statuses, refused_until
+from breakwater.breakers.contract import AgentHealth
+from breakwater.breakers.rules import Breaker, BreakerKey, CountedFailure
+from breakwater.breakers.store import Breakers, Loaded, Saving
 from breakwater.config import Config, breakers_of, parse_config
-from breakwater.contracts.breakers import AgentHealth
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import time_from_ms
-from breakwater.policy.breaker import Breaker, BreakerKey, CountedFailure
 from breakwater.policy.health import UNCALLED
-from breakwater.state.breakers import Breakers, Loaded, Saving
 from breakwater.state.deployments import Deployments
 from breakwater.state.health import EndedCall, Healths
-from services.request.breakers import agents_health, breaker_statuses, refused_until
 
 CONFIG = parse_config("""
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}, other: {base_url: "http://127.0.0.1:9/v1"}}

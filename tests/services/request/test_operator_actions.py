@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from breakwater.breakers.store import Breakers
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.redis.connection import Redis
-from breakwater.state.breakers import Breakers
 from breakwater.state.tasks import TaskKey
 from tests.helpers import until
 from tests.operator_cases import OPERATOR_CASES, OperatorCase

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from breakwater.analytics import rows, schema
+from breakwater.breakers.rules import Breaker
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
 from breakwater.identity.api_keys import create_key
@@ -21,7 +22,6 @@ from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.redis.connection import Redis
-from breakwater.policy.breaker import Breaker
 from tests.analytics import samples
 from tests.server_sources import RunningServer, Servers
 from tests.services.request.conftest import (

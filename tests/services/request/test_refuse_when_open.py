@@ -5,11 +5,11 @@ import time
 
 import pytest
 
+from breakwater.breakers.api import PROBE_POLL_S, PROBE_WAIT_S
+from breakwater.breakers.rules import Breaker, BreakerKey
+from breakwater.breakers.store import Breakers
 from breakwater.jobs.store.accepted import Accepted
 from breakwater.kernel.redis.connection import Redis
-from breakwater.policy.breaker import Breaker, BreakerKey
-from breakwater.state.breakers import Breakers
-from services.request.breakers import PROBE_POLL_S, PROBE_WAIT_S
 from tests.services.request.conftest import HttpApi, new_id, publish_result, put_breaker, redis_ms, result_of
 
 ISOLATED = Breaker(state="isolated", version=1)

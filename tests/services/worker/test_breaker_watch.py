@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
+from breakwater.breakers.gate import BreakerWatch
+from breakwater.breakers.store import Breakers
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.telemetry.metrics import WorkerMetrics
-from breakwater.state.breakers import Breakers
-from services.worker.gates.breaker import BreakerWatch
 from tests.helpers import until
 from tests.servers import RunningServer
 

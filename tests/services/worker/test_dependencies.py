@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from breakwater.breakers.rules import Breaker
 from breakwater.kernel.nats.subjects import Header, encode_token
-from breakwater.policy.breaker import Breaker
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.services.request.conftest import put_breaker

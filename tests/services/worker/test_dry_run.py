@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.store import Breakers, Saving
 from breakwater.kernel.nats.subjects import Header
-from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.guard import Trip
 from breakwater.policy.ledger import AttemptSums
-from breakwater.state.breakers import Breakers, Saving
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.tasks import TaskKey
 from tests.flow.kit import PRICE, model

@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry
 
 import breakwater
 from bench.counting import CountingRedis
+from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.store import Saving
 from breakwater.calls.assignment import Assignment, Checkpoint, Parameters
 from breakwater.calls.claim_gate import ClaimGate
 from breakwater.calls.gate import AdmissionRequest, ClaimLostError, Gate, Refused
@@ -23,9 +25,7 @@ from breakwater.jobs.contract.job import Job
 from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.redis.connection import Script, ScriptCall, StateUnavailableError, scripts_of
 from breakwater.kernel.telemetry.metrics import WorkerMetrics
-from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.guard import Trip
-from breakwater.state.breakers import Saving
 from breakwater.state.rate_limits import Limited
 from breakwater.state.tasks import TaskKey
 from services.worker.attempts import request_for

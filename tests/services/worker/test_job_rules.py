@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from breakwater.breakers.rules import BreakerKey, CountedFailure
+from breakwater.breakers.store import Saving
 from breakwater.kernel.nats import subjects
-from breakwater.policy.breaker import BreakerKey, CountedFailure
-from breakwater.state.breakers import Saving
 from tests.flow.kit import Plane, model
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import WorkerPlane

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
+from breakwater.breakers.rules import BreakerKey
 from breakwater.calls.providers.base import Answer
 from breakwater.jobs.store.executions import Claim
-from breakwater.policy.breaker import BreakerKey
 from breakwater.prices.rules.usage import Usage
 from breakwater.state.budget_counters import BudgetCounters, PeriodCounters
 from tests.flow.kit import model

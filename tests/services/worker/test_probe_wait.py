@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from breakwater.breakers.gate import PROBE_WAIT_S
+from breakwater.breakers.rules import Breaker, BreakerKey
+from breakwater.breakers.store import Saving
 from breakwater.jobs.store.executions import Claim
-from breakwater.policy.breaker import Breaker, BreakerKey
-from breakwater.state.breakers import Saving
-from services.worker.gates.breaker import PROBE_WAIT_S
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker

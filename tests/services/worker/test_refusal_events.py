@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from breakwater.policy.breaker import BreakerKey
-from breakwater.state.breakers import Saving
+from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.store import Saving
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.test_recoveries import _heard

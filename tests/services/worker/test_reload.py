@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 import yaml
 
+from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.store import Saving
 from breakwater.config import LiveConfig, load_config
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import Delivery
-from breakwater.policy.breaker import BreakerKey
-from breakwater.state.breakers import Saving
 from services.worker.config_versions import ConfigVersions, ProviderPool
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker

@@ -17,6 +17,7 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
+from breakwater.breakers.api import AgentAvailability
 from breakwater.config import Config, validate_job
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.api.job_queue import JobQueue
@@ -45,7 +46,6 @@ from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.validation import FieldError
-from services.request.breakers import AgentAvailability
 
 LOOK_UP_S = 1.0
 """Time limit of looking up a job's id. After it, only the worker can find that another job has the id."""

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.analytics.search import ended_jobs, newest_plans, plan_changes
+from breakwater.breakers.api import AgentAvailability
 from breakwater.identity.auth import caller_of
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.api.intake import JobIntake
@@ -36,7 +37,6 @@ from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.types import Message
 from breakwater.kernel.validation import FieldError
 from breakwater.redaction.rules.redact import id_objection
-from services.request.breakers import AgentAvailability
 from services.request.executions import answered
 from services.request.observe import submitting
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from breakwater.contracts.breakers import BreakerStatus, StoppedTask
+from breakwater.breakers.contract import BreakerStatus, StoppedTask
 from breakwater.jobs.contract.events import BreakerState
 from breakwater.kernel.columns import Column, clock
 from breakwater.kernel.formats import duration

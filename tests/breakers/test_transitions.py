@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.jobs.contract.events import BreakerTransition
-from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.policy.breaker import (
+from breakwater.breakers.rules import (
     Breaker,
     BreakerChange,
     BreakerKey,
@@ -18,6 +16,8 @@ from breakwater.policy.breaker import (
     observe,
     reset,
 )
+from breakwater.jobs.contract.events import BreakerTransition
+from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.policy.health import half_opened, open_for, recalled, transition
 
 NOW = 1_795_000_000_000

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from breakwater.config import Config, breaker_of, breakers_of
-from breakwater.contracts.breakers import (
+from breakwater.breakers.contract import (
     AgentHealth,
     BreakerList,
     BreakerRequest,
@@ -20,18 +19,7 @@ from breakwater.contracts.breakers import (
     ModelHealth,
     UnchangedBreaker,
 )
-from breakwater.coordination.breaker_events import dumped, publish_saved
-from breakwater.jobs.api.submission import Submission
-from breakwater.jobs.contract.events import BreakerTransition
-from breakwater.kernel.http.operations import PERHAPS_DONE, REDIS_UNAVAILABLE, ApiRequest, operation
-from breakwater.kernel.http.parsing import suggestion
-from breakwater.kernel.http.problems import RequestError, unavailable, unknown
-from breakwater.kernel.nats.errors import BusError
-from breakwater.kernel.nats.publisher import Publisher
-from breakwater.kernel.redis.connection import StateUnavailableError
-from breakwater.kernel.types import Message, format_time, time_from_ms
-from breakwater.kernel.validation import FieldError
-from breakwater.policy.breaker import (
+from breakwater.breakers.rules import (
     ALL,
     Breaker,
     BreakerChange,
@@ -43,6 +31,19 @@ from breakwater.policy.breaker import (
     isolate,
     reset,
 )
+from breakwater.breakers.store import UNSAVED, Breakers, Loaded, Saving
+from breakwater.breakers.transitions import dumped, publish_saved
+from breakwater.config import Config, breaker_of, breakers_of
+from breakwater.jobs.api.submission import Submission
+from breakwater.jobs.contract.events import BreakerTransition
+from breakwater.kernel.http.operations import PERHAPS_DONE, REDIS_UNAVAILABLE, ApiRequest, operation
+from breakwater.kernel.http.parsing import suggestion
+from breakwater.kernel.http.problems import RequestError, unavailable, unknown
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.types import Message, format_time, time_from_ms
+from breakwater.kernel.validation import FieldError
 from breakwater.policy.health import (
     CallHealth,
     Verdict,
@@ -53,7 +54,6 @@ from breakwater.policy.health import (
     transition,
 )
 from breakwater.prices.price_list import unaffordable
-from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Saving
 from breakwater.state.deployments import Deployments
 from breakwater.state.health import Healths
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
 
+from breakwater.breakers.rules import BreakerKey, BreakerRules, caller_of, task_of
+from breakwater.breakers.store import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
 from breakwater.calls.gate import Gate, GateVerdict, Refused, WaitForCapacity
 from breakwater.config import Agent
 from breakwater.kernel.formats import moment
@@ -17,10 +19,8 @@ from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.redis.connection import ScriptCall, StateUnavailableError
 from breakwater.kernel.telemetry.metrics import WorkerMetrics
 from breakwater.kernel.types import time_from_ms
-from breakwater.policy.breaker import BreakerKey, BreakerRules, caller_of, task_of
 from breakwater.policy.health import half_opened
 from breakwater.policy.refusals import ISOLATED, breaker_open
-from breakwater.state.breakers import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
 from services.worker.context import WorkerContext
 
 CHECK_EVERY_S = ALIVE_MS / 5000

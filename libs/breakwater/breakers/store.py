@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
+from breakwater.breakers.rules import Breaker, BreakerKey, CountedFailure, Slice, consecutive_failures
 from breakwater.jobs.contract.events import BreakerState
 from breakwater.jobs.contract.execution import FailureStatistics
 from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError, scripts_of
-from breakwater.policy.breaker import Breaker, BreakerKey, CountedFailure, Slice, consecutive_failures
 from breakwater.policy.health import of_breaker
 
 KEEP_MS = 7 * 24 * 3_600_000
@@ -104,8 +104,8 @@ class Breakers:
             key: the breaker.
             attempt_id: the call.
             probe_lease_ms: of a probe; None only looks.
-            caller: as `policy.breaker.caller_of` names it; empty where that is not known.
-            task: as `policy.breaker.task_of` names it, where it has a breaker of its own.
+            caller: as `breakers.rules.caller_of` names it; empty where that is not known.
+            task: as `breakers.rules.task_of` names it, where it has a breaker of its own.
         """
         lease = "" if probe_lease_ms is None else probe_lease_ms
         return ScriptCall(_LUA["admit"], [_redis_key(key)], [attempt_id, lease, caller, task])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.policy.breaker import (
+from breakwater.breakers.rules import (
     Breaker,
     BreakerChange,
     BreakerRules,

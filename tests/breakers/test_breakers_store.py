@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from breakwater.jobs.contract.execution import FailureStatistics
-from breakwater.kernel.redis.connection import Redis, StateUnavailableError
-from breakwater.policy.breaker import (
+from breakwater.breakers.rules import (
     Breaker,
     BreakerKey,
     BreakerRules,
@@ -18,7 +16,9 @@ from breakwater.policy.breaker import (
     isolate,
     reset,
 )
-from breakwater.state.breakers import ALIVE_MS, KEEP_MS, BreakerAdmitted, BreakerRefused, Breakers, Loaded, Saving
+from breakwater.breakers.store import ALIVE_MS, KEEP_MS, BreakerAdmitted, BreakerRefused, Breakers, Loaded, Saving
+from breakwater.jobs.contract.execution import FailureStatistics
+from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 
 KEY = BreakerKey("an agent", "org/model:1.5")
 OTHER = BreakerKey("*", "provider/*")

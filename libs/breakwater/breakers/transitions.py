@@ -1,7 +1,7 @@
 """From attempts to breakers in Redis, and the transitions saved with these to their events.
 
 A worker judges its own calls as they end, and the breaker service all attempts of the log. Both decide by
-`policy.breaker.observe`, and save only breakers that were not changed meanwhile. Any process that finds transitions
+`breakers.rules.observe`, and save only breakers that were not changed meanwhile. Any process that finds transitions
 unpublished may publish them.
 """
 
@@ -12,11 +12,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from breakwater.jobs.contract.events import BreakerTransition
-from breakwater.jobs.contract.execution import Attempt
-from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.publisher import Publisher
-from breakwater.policy.breaker import (
+from breakwater.breakers.rules import (
     Breaker,
     BreakerKey,
     BreakerRules,
@@ -26,8 +22,12 @@ from breakwater.policy.breaker import (
     short_hash,
     task_of,
 )
+from breakwater.breakers.store import Breakers, Loaded, Saving
+from breakwater.jobs.contract.events import BreakerTransition
+from breakwater.jobs.contract.execution import Attempt
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.publisher import Publisher
 from breakwater.policy.health import transition
-from breakwater.state.breakers import Breakers, Loaded, Saving
 
 _TRANSITIONS = TypeAdapter(list[BreakerTransition])
 

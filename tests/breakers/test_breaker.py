@@ -11,10 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from breakwater.calls.rules.classify import error_identity
-from breakwater.config import ConfigError, parse_config
-from breakwater.jobs.contract.events import BreakerState
-from breakwater.policy.breaker import (
+from breakwater.breakers.rules import (
     ALL,
     MAX_ERRORS_SEEN,
     MAX_KEPT,
@@ -34,6 +31,9 @@ from breakwater.policy.breaker import (
     observe,
     reset,
 )
+from breakwater.calls.rules.classify import error_identity
+from breakwater.config import ConfigError, parse_config
+from breakwater.jobs.contract.events import BreakerState
 
 NOW = 1_795_000_000_000
 A, B, C = "a3f1b2c4", "0badc0de", "5eed0002"

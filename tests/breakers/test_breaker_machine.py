@@ -15,8 +15,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from breakwater.jobs.contract.events import BreakerState
-from breakwater.policy.breaker import (
+from breakwater.breakers.rules import (
     Breaker,
     BreakerKey,
     BreakerRules,
@@ -27,7 +26,8 @@ from breakwater.policy.breaker import (
     observe,
     reset,
 )
-from breakwater.state.breakers import BreakerAdmitted, BreakerRefused, Breakers, Loaded, Saving
+from breakwater.breakers.store import BreakerAdmitted, BreakerRefused, Breakers, Loaded, Saving
+from breakwater.jobs.contract.events import BreakerState
 from tests.servers import RunningServer
 from tests.state.machine import RedisMachine, run_for_steps
 
