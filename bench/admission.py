@@ -46,9 +46,9 @@ from breakwater.kernel.nats.broker import connection_of, make_broker
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.redis.connection import Redis
-from breakwater.policy.guard import Trip
-from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.tasks import TaskKey, Tripped
+from breakwater.limits.rules.guard import Trip
+from breakwater.limits.store.budget_counters import BudgetCounters
+from breakwater.limits.store.tasks import TaskKey, Tripped
 from services.worker.attempts import request_for
 from services.worker.context import WorkerContext, context_for
 from services.worker.gates import Admitted, admit

@@ -30,10 +30,10 @@ from zoneinfo import ZoneInfo
 import uvloop
 
 from bench.counting import CountingRedis
-from breakwater.policy.budget import Caps, CapTable
-from breakwater.policy.ledger import AttemptSums
-from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.budgets import Budgets, Reserved, Settlement
+from breakwater.limits.rules.budget import Caps, CapTable
+from breakwater.limits.rules.ledger import AttemptSums
+from breakwater.limits.store.budget_counters import BudgetCounters
+from breakwater.limits.store.budgets import Budgets, Reserved, Settlement
 from tests.server_sources import embedded_servers
 
 ZONE = ZoneInfo("Europe/Berlin")

@@ -10,12 +10,12 @@ from zoneinfo import ZoneInfo
 
 from breakwater.analytics import events, figures, search, spend
 from breakwater.analytics.search import Cursor, Filters
-from breakwater.contracts.budgets import CostsBy
 from breakwater.jobs.contract.events import Window as BudgetWindow
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.policy.budget import period, recent_from
+from breakwater.limits.contract import CostsBy
+from breakwater.limits.rules.budget import period, recent_from
 from breakwater.policy.costs import CostSums, month_before
 
 AGENT = "support-triage"

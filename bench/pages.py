@@ -29,14 +29,14 @@ from playwright.async_api import Page, async_playwright
 from bench.history import History, load
 from bench.history_fleet import AGENTS
 from breakwater.analytics.figures import Spender
-from breakwater.contracts.budgets import CostsListQuery
 from breakwater.embedded.ports import free_port
 from breakwater.identity.rules.callers import person
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.http.operations import ApiRequest
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.types import format_time
-from breakwater.policy.budget import Caps, CapTable, period
+from breakwater.limits.contract import CostsListQuery
+from breakwater.limits.rules.budget import Caps, CapTable, period
 from breakwater.policy.costs import month_before
 from services.request.costs import CostRoutes
 from tests.browser.conftest import OPTIONS, PROGRAM

@@ -13,8 +13,8 @@ from breakwater.kernel.nats.pull import BUSY
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.telemetry.metrics import BreakerMetrics, GaugeCollector
+from breakwater.limits.store.tasks import Tasks
 from breakwater.state.health import Healths
-from breakwater.state.tasks import Tasks
 from services.breaker.handlers import BreakerHandler
 from services.breaker.rebuild import Heartbeat, Rebuild
 

@@ -26,10 +26,10 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage, Outages
 from breakwater.kernel.types import ms_from_time
-from breakwater.policy.guard import Trip, outcome_of
+from breakwater.limits.rules.guard import Trip, outcome_of
+from breakwater.limits.store.tasks import TaskKey, Tasks, Tripped
 from breakwater.policy.health import recalled
 from breakwater.state.health import Healths
-from breakwater.state.tasks import TaskKey, Tasks, Tripped
 from services.breaker.handlers import BreakerHandler
 
 HEALTH_FROM_S = 600.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from breakwater.config import Config, LiveConfig
 from breakwater.contracts.channels import ATTEMPTS, BUDGETS
-from breakwater.coordination.reconciliation import RecordedSpend
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
@@ -14,8 +13,9 @@ from breakwater.kernel.nats.pull import BUSY
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.telemetry.metrics import BudgetMetrics, GaugeCollector
-from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.budgets import Budgets
+from breakwater.limits.reconciliation import RecordedSpend
+from breakwater.limits.store.budget_counters import BudgetCounters
+from breakwater.limits.store.budgets import Budgets
 from services.budget.gauges import BudgetGauges
 from services.budget.handlers import BudgetHandler
 from services.budget.reconciler import Reconciler

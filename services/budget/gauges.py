@@ -15,9 +15,9 @@ from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.telemetry.metrics import BUDGET_FORECAST, BUDGET_LIMIT, BUDGET_RESERVED, BUDGET_SPENT, Readings
 from breakwater.kernel.types import NANO_PER_USD, ms_from_time, time_from_ms
-from breakwater.policy.budget import CapTable, forecast, periods_at, recent_from
-from breakwater.policy.ledger import AttemptSums, BudgetPlace
-from breakwater.state.budget_counters import BudgetCounters, Snapshot
+from breakwater.limits.rules.budget import CapTable, forecast, periods_at, recent_from
+from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
+from breakwater.limits.store.budget_counters import BudgetCounters, Snapshot
 
 FORECAST_EVERY_S = 300.0
 """The interval of forecasts while Prometheus scrapes: they sum up days of attempts in ClickHouse."""

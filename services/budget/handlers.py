@@ -19,11 +19,11 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process.outage import Outages
 from breakwater.kernel.telemetry.metrics import BudgetMetrics
 from breakwater.kernel.types import time_from_ms
-from breakwater.policy.budget import CapTable, Counter, Period, effective_limit, periods_at, reached, threshold
-from breakwater.policy.ledger import charged_at
-from breakwater.policy.refusals import for_operators
-from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.budgets import Budgets, NotFilledError, Settlement, Totals
+from breakwater.limits.rules.budget import CapTable, Counter, Period, effective_limit, periods_at, reached, threshold
+from breakwater.limits.rules.ledger import charged_at
+from breakwater.limits.rules.refusals import for_operators
+from breakwater.limits.store.budget_counters import BudgetCounters
+from breakwater.limits.store.budgets import Budgets, NotFilledError, Settlement, Totals
 
 
 class BudgetHandler:

@@ -9,7 +9,6 @@ from functools import partial
 
 import structlog
 
-from breakwater.coordination.reconciliation import BudgetComparison, RecordedSpend, added, at_least, compare
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
 from breakwater.kernel.formats import money
 from breakwater.kernel.nats import subjects
@@ -20,10 +19,11 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage, Outages
 from breakwater.kernel.telemetry.metrics import BudgetMetrics
-from breakwater.policy.budget import CapTable
-from breakwater.policy.ledger import AttemptSums, BudgetPlace
-from breakwater.state.budget_counters import BudgetCounters, Filled
-from breakwater.state.budgets import NotFilledError
+from breakwater.limits.reconciliation import BudgetComparison, RecordedSpend, added, at_least, compare
+from breakwater.limits.rules.budget import CapTable
+from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
+from breakwater.limits.store.budget_counters import BudgetCounters, Filled
+from breakwater.limits.store.budgets import NotFilledError
 from services.budget.handlers import event_of
 
 CHECK_EVERY_S = 1.0

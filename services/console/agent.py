@@ -19,7 +19,6 @@ from breakwater.analytics.search import Filters, Page, search
 from breakwater.breakers.contract import AgentHealth, BreakerList
 from breakwater.client import ApiError
 from breakwater.contracts.alerts import AlertList
-from breakwater.contracts.budgets import BudgetList
 from breakwater.identity.pages.pages import Fetched, PageContext, fetched, problems_of
 from breakwater.identity.pages.visits import NotFound, PartReader, ReadModels, Visit, page, summed
 from breakwater.jobs.contract.execution import ExecutionSummary
@@ -29,6 +28,7 @@ from breakwater.kernel.http.contract import AgentQueue, Queues
 from breakwater.kernel.pages import words
 from breakwater.kernel.pages.time_range import BY_DATA
 from breakwater.kernel.types import is_identifier
+from breakwater.limits.contract import BudgetList
 from breakwater.views.executions import COLUMNS
 from services.console import tiles
 from services.console.history import history_charts

@@ -34,7 +34,8 @@ from breakwater.kernel.pages.charts import LIBRARY_FOLDER, LIBRARY_PACKAGE
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.telemetry.http_metrics import CountRequests
 from breakwater.kernel.telemetry.metrics import HttpMetrics
-from services.console import agents, alerts, audit, budgets, costs, execution, executions, overview
+from breakwater.limits import pages as budgets
+from services.console import agents, alerts, audit, costs, execution, executions, overview
 
 PAGES = (overview, agents, executions, execution, plans, breakers, budgets, costs, alerts, dead_letters, audit)
 ANSWER_TIMEOUT_S = 20.0

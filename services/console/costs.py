@@ -15,7 +15,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.analytics.spend import SpendHistory, spend_history
-from breakwater.contracts.budgets import CostLine, Costs
 from breakwater.identity.pages.pages import API_CLICKHOUSE_S, HEADERS, PART_TIMEOUT_S, Fetched, PageContext
 from breakwater.identity.pages.sessions import session_of
 from breakwater.identity.pages.visits import ReadModels, Visit, page, visit_of
@@ -26,7 +25,8 @@ from breakwater.kernel.pages.charts import Series
 from breakwater.kernel.pages.tables import csv_headers
 from breakwater.kernel.pages.time_range import between
 from breakwater.kernel.pages.words import segment
-from breakwater.policy.budget import period
+from breakwater.limits.contract import CostLine, Costs
+from breakwater.limits.rules.budget import period
 from breakwater.policy.costs import month_before
 from breakwater.views.costs import BY, cap_text, columns, tone
 from services.console import tiles

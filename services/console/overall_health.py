@@ -12,10 +12,10 @@ from breakwater.analytics.figures import WindowTotals
 from breakwater.breakers.contract import AgentHealth, BreakerList
 from breakwater.client import ApiClient
 from breakwater.contracts.alerts import AlertList
-from breakwater.contracts.budgets import BudgetList, BudgetStatus
 from breakwater.identity.pages.pages import Fetched, fetched, problems_of
 from breakwater.kernel.http.contract import AgentQueue, Queues, ServiceQueue
 from breakwater.kernel.pages import words
+from breakwater.limits.contract import BudgetList, BudgetStatus
 
 Tone = Literal["", "good", "warn", "bad"]
 """The empty tone says neither that all is well nor that an operator must act."""

@@ -29,7 +29,6 @@ from breakwater.breakers.store import Breakers
 from breakwater.bus.incidents import IncidentLog
 from breakwater.config import Config, ConsoleSettings, LiveConfig, OpenId, cipher_of
 from breakwater.contracts import channels
-from breakwater.coordination.reconciliation import RecordedSpend, compare
 from breakwater.dialects.api import OF_RESPONSES, nothing_at
 from breakwater.dialects.api.calls import Calls, NameRequests
 from breakwater.dialects.api.chat import ChatRoutes
@@ -78,18 +77,19 @@ from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import DecryptionError
 from breakwater.kernel.telemetry.http_metrics import CountRequests
 from breakwater.kernel.telemetry.metrics import GaugeCollector, HttpMetrics, StreamMetrics
+from breakwater.limits.api.budgets import BudgetRoutes
+from breakwater.limits.api.guards import GuardRoutes
+from breakwater.limits.reconciliation import RecordedSpend, compare
+from breakwater.limits.store.budget_counters import BudgetCounters
+from breakwater.limits.store.deployments import Deployments
+from breakwater.limits.store.tasks import Tasks
 from breakwater.redaction.rules.redact import Redactor
-from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.deployments import Deployments
 from breakwater.state.health import Healths
-from breakwater.state.tasks import Tasks
 from services.request.alert_links import LinkRoutes
 from services.request.alerts import ChannelRoutes, IncidentRoutes
-from services.request.budgets import BudgetRoutes
 from services.request.costs import CostRoutes
 from services.request.events import EventLog, EventRoutes
 from services.request.executions import ExecutionRoutes
-from services.request.guards import GuardRoutes
 from services.request.observe import RequestGauges, ServiceRoutes, StreamFill
 from services.request.openapi import documentation
 

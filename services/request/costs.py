@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 from breakwater.analytics.spend import budget_notes, month_costs
-from breakwater.contracts.budgets import CostLine, Costs, CostsListQuery, CostsQuery
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.formats import csv_text
 from breakwater.kernel.http.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest, operation
 from breakwater.kernel.types import ms_from_time, time_from_ms, usd_from_nano
-from breakwater.policy.budget import CapTable, period
+from breakwater.limits.contract import CostLine, Costs, CostsListQuery, CostsQuery
+from breakwater.limits.rules.budget import CapTable, period
 from breakwater.policy.costs import CostSums, cap_of, cost_line, month_before, month_of, raises_of, scope_of
 from services.request.executions import answered
 

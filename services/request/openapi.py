@@ -45,12 +45,12 @@ from breakwater.kernel.http.contract import ErrorBody, EventGap
 from breakwater.kernel.http.operations import Operation, operations_of
 from breakwater.kernel.http.problems import is_messages, is_openai
 from breakwater.kernel.types import Event, Message
+from breakwater.limits.api.budgets import BudgetRoutes
+from breakwater.limits.api.guards import GuardRoutes
 from services.request.alerts import ChannelRoutes, IncidentRoutes
-from services.request.budgets import BudgetRoutes
 from services.request.costs import CostRoutes
 from services.request.events import EventRoutes
 from services.request.executions import ExecutionRoutes
-from services.request.guards import GuardRoutes
 from services.request.observe import ServiceRoutes
 
 HANDLERS = (

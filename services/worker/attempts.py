@@ -35,7 +35,8 @@ from breakwater.jobs.contract.job import CallApi
 from breakwater.jobs.store.executions import ClaimLostError, SavedProgress
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.types import usd_from_nano
-from breakwater.policy.refusals import for_operators, retry_budget_spent
+from breakwater.limits.gate.task import release_hold
+from breakwater.limits.rules.refusals import for_operators, retry_budget_spent
 from breakwater.prices.rules.price import (
     OUTPUT_LIMITS,
     estimate_input_tokens,
@@ -48,7 +49,6 @@ from services.worker.call import Ended, answered, attempt_of, call, record
 from services.worker.conclude import cancelled, stopped
 from services.worker.context import WorkerContext
 from services.worker.gates import ALL_GATES, GATES, Admitted, Gates, admit, check
-from services.worker.gates.task import release_hold
 from services.worker.leases import JobCancelledError
 from services.worker.progress import ProgressReporter
 from services.worker.recovery import classification_of, recover

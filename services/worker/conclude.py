@@ -31,11 +31,11 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import dead_letter
 from breakwater.kernel.nats.errors import AlreadyDecidedError, MessageTooLargeError, PublishRefusedError
 from breakwater.kernel.nats.subjects import Stream
-from breakwater.state.tasks import TaskKey
+from breakwater.limits.gate.task import count_ended
+from breakwater.limits.store.tasks import TaskKey
 from services.worker.call import recorded_attempt
 from services.worker.context import WorkerContext
 from services.worker.dependencies import wake
-from services.worker.gates.task import count_ended
 from services.worker.parsing import JobDelivery
 from services.worker.plans import reach_stage
 from services.worker.progress import ProgressReporter

@@ -31,13 +31,13 @@ from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import OFF, Cipher
 from breakwater.kernel.telemetry.metrics import WorkerMetrics
 from breakwater.kernel.types import is_identifier
-from breakwater.policy.budget import CapTable
+from breakwater.limits.rules.budget import CapTable
+from breakwater.limits.store.budgets import Budgets, LiveReservation
+from breakwater.limits.store.deployments import Deployments
+from breakwater.limits.store.rate_limits import RateLimits
+from breakwater.limits.store.tasks import Tasks
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.rules.scanner import holds_key
-from breakwater.state.budgets import Budgets, LiveReservation
-from breakwater.state.deployments import Deployments
-from breakwater.state.rate_limits import RateLimits
-from breakwater.state.tasks import Tasks
 from services.worker import process
 from services.worker.leases import Leases
 from services.worker.outcomes import Outcomes

@@ -28,8 +28,9 @@ from breakwater.kernel.nats.subjects import PROGRAM, Header
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.security.encryption import DecryptionError, may_be_encrypted
 from breakwater.kernel.telemetry import tracing
-from breakwater.policy.job_rules import JobRules
-from breakwater.policy.ledger import cost_tags
+from breakwater.limits.gate.task import count_job, task_of_parent
+from breakwater.limits.rules.job_rules import JobRules
+from breakwater.limits.rules.ledger import cost_tags
 from services.worker import crashes
 from services.worker.attempts import Attempts, dry_run
 from services.worker.call import recorded_attempt
@@ -40,7 +41,6 @@ from services.worker.dependencies import Dependencies
 from services.worker.embeddings_batches import EmbeddingsBatches
 from services.worker.embeddings_cache import EmbeddingsCache
 from services.worker.gates import ALL_GATES, gates_of
-from services.worker.gates.task import count_job, task_of_parent
 from services.worker.leases import ClaimLease, JobCancelledError
 from services.worker.parsing import JobDelivery, program_of, read_job
 from services.worker.plans import reach_stage

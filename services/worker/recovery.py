@@ -9,7 +9,7 @@ from breakwater.calls.assignment import Assignment, Checkpoint, InFlight
 from breakwater.calls.rules.classify import WORKER_LOST, Classification
 from breakwater.calls.rules.repairs import Repairs
 from breakwater.jobs.contract.execution import Attempt
-from breakwater.state.budgets import Reservation
+from breakwater.limits.store.budgets import Reservation
 from services.worker.call import attempt_of, recorded_attempt, spent_at_most
 from services.worker.context import WorkerContext
 

@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 from breakwater.analytics import schema
 from breakwater.analytics.spend import burn, spent_since
 from breakwater.kernel.clickhouse.client import Analytics
-from breakwater.policy.budget import period
+from breakwater.limits.rules.budget import period
 from tests.analytics import samples
 
 UTC_ZONE, BERLIN = ZoneInfo("UTC"), ZoneInfo("Europe/Berlin")

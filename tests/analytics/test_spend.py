@@ -14,8 +14,8 @@ from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import QueryError
 from breakwater.kernel.types import time_from_ms
-from breakwater.policy.budget import Period, period, periods_since
-from breakwater.policy.ledger import AttemptSums, Ledger, charged_at, ledger
+from breakwater.limits.rules.budget import Period, period, periods_since
+from breakwater.limits.rules.ledger import AttemptSums, Ledger, charged_at, ledger
 from tests.analytics.samples import attempt, budget_event, full_budget_event, repair
 
 BERLIN = ZoneInfo("Europe/Berlin")

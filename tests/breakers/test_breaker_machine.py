@@ -28,8 +28,8 @@ from breakwater.breakers.rules import (
 )
 from breakwater.breakers.store import BreakerAdmitted, BreakerRefused, Breakers, Loaded, Saving
 from breakwater.jobs.contract.events import BreakerState
+from tests.limits.machine import RedisMachine, run_for_steps
 from tests.servers import RunningServer
-from tests.state.machine import RedisMachine, run_for_steps
 
 Step = tuple[BreakerState, BreakerState]
 

@@ -9,14 +9,14 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from breakwater.cli.budgets import NOT_FILLED
 from breakwater.kernel.columns import Column
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.commands.formats import clock
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import format_time
-from breakwater.state.budget_counters import BudgetCounters
+from breakwater.limits.commands import NOT_FILLED
+from breakwater.limits.store.budget_counters import BudgetCounters
 from tests.cli.api_stub import Stub, problem
 from tests.cli.conftest import Run, Terminal, in_thread
 from tests.server_sources import RunningServer

@@ -8,7 +8,7 @@ import pytest
 
 from breakwater.cli.demo.reconciliation import LedgerComparison, ProviderCall, compare
 from breakwater.jobs.contract.execution import Attempt, CostBasis
-from breakwater.policy.ledger import AttemptSums
+from breakwater.limits.rules.ledger import AttemptSums
 from tests.analytics.samples import attempt
 
 LEDGER = (

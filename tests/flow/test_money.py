@@ -18,16 +18,16 @@ import nats.js.errors
 import pytest
 
 from breakwater.analytics.migrations import migrate
-from breakwater.coordination.reconciliation import BudgetComparison, RecordedSpend, compare
 from breakwater.jobs.contract.execution import Attempt, Cancellation, PendingCancel
 from breakwater.jobs.store.executions import Executions
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import format_time, usd_from_nano
-from breakwater.policy.ledger import AttemptSums, ledger
-from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.budgets import NotFilledError
+from breakwater.limits.reconciliation import BudgetComparison, RecordedSpend, compare
+from breakwater.limits.rules.ledger import AttemptSums, ledger
+from breakwater.limits.store.budget_counters import BudgetCounters
+from breakwater.limits.store.budgets import NotFilledError
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model, seconds_between
 from tests.helpers import POLL_MOST_S, ZONE, until

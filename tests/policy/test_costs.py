@@ -11,10 +11,10 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from breakwater.config import parse_config
-from breakwater.contracts.budgets import CostLine
 from breakwater.kernel.formats import csv_text
 from breakwater.kernel.types import NANO_PER_USD, ms_from_time
-from breakwater.policy.budget import period
+from breakwater.limits.contract import CostLine
+from breakwater.limits.rules.budget import period
 from breakwater.policy.costs import Cap, CostSums, cap_of, cost_line, month_before, month_of, raises_of, scope_of
 from tests.analytics.samples import budget_event
 

@@ -6,7 +6,7 @@ import pytest
 
 from breakwater.jobs.contract.events import GuardRule
 from breakwater.kernel.formats import failures_in_words
-from breakwater.policy.guard import Task, Trip
+from breakwater.limits.rules.guard import Task, Trip
 from breakwater.policy.health import of_breaker, of_task
 
 TASK = Task(iterations=9, consecutive_failures=3, total_failures=5, errors={"a3f1b2c4": 4, "0badc0de": 1})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from breakwater.jobs.contract.events import BreakerState, Health
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, ErrorKind, Outcome
 from breakwater.kernel.types import time_from_ms
-from breakwater.policy.budget import NEVER_FITS, OWN_CAP
+from breakwater.limits.rules.budget import NEVER_FITS, OWN_CAP
 from breakwater.policy.health import (
     LAST_CALLS,
     NONE_SUCCEEDS,

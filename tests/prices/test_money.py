@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from breakwater.jobs.rules.record import totals
-from breakwater.policy.budget import Caps
+from breakwater.limits.rules.budget import Caps
 from breakwater.prices.rules.price import Cost, Price, max_output_of, max_tokens_of
 from breakwater.prices.rules.usage import MAX_USAGE, Usage, credible
 from tests.contracts.test_messages import attempt

@@ -35,8 +35,8 @@ from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, Budge
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
 from breakwater.jobs.rules.runs import run_id
 from breakwater.kernel.clickhouse.errors import UnstorableError
+from breakwater.limits.rules.refusals import for_operators
 from breakwater.policy.alert_rules import began_with, highest_severity
-from breakwater.policy.refusals import for_operators
 
 StoredRow = tuple[object, ...]
 

@@ -3,7 +3,7 @@
 A call counts at the moment that it is charged at, in periods of the budgets' time zone. So the last point of a burn,
 and the sums of a month, are what Redis has counted to the nano-dollar, but for what the sink has yet to store.
 
-The figures that counters are rebuilt from are those of `breakwater.policy.ledger`, over the part of the record that
+The figures that counters are rebuilt from are those of `breakwater.limits.rules.ledger`, over the part of the record that
 ClickHouse has; the rest is read from EVENTS. Where the one ends and the other begins is a sequence of the stream as it
 is now (the log). Rows of an earlier log, which was lost, count whatever their sequence says, as nothing else has them.
 
@@ -22,14 +22,14 @@ from zoneinfo import ZoneInfo
 
 from breakwater.analytics.rows import budget_of
 from breakwater.analytics.schema import ATTEMPTS, BUDGET_EVENTS
-from breakwater.contracts.budgets import CostsBy
 from breakwater.jobs.contract.events import BudgetEvent
 from breakwater.kernel.clickhouse.client import Analytics, statements
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.policy.budget import Period, period, recent_from, scope_keys
+from breakwater.limits.contract import CostsBy
+from breakwater.limits.rules.budget import Period, period, recent_from, scope_keys
+from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
 from breakwater.policy.costs import CostSums
-from breakwater.policy.ledger import AttemptSums, BudgetPlace
 
 SQL = statements(__file__)
 
@@ -45,7 +45,7 @@ _DRAWN_MARGIN_MS = HOUR_MS
 async def spend(
     analytics: Analytics, periods: Sequence[Period], *, log_created: datetime, upto: int
 ) -> dict[BudgetPlace, AttemptSums]:
-    """The sums of the stored calls for each budget in some periods: `policy.ledger.ledger` of them.
+    """The sums of the stored calls for each budget in some periods: `limits.rules.ledger.ledger` of them.
 
     Args:
         analytics: the database.

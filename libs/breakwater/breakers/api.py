@@ -44,6 +44,7 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.types import Message, format_time, time_from_ms
 from breakwater.kernel.validation import FieldError
+from breakwater.limits.store.deployments import Deployments
 from breakwater.policy.health import (
     CallHealth,
     Verdict,
@@ -54,7 +55,6 @@ from breakwater.policy.health import (
     transition,
 )
 from breakwater.prices.price_list import unaffordable
-from breakwater.state.deployments import Deployments
 from breakwater.state.health import Healths
 
 PROBE_WAIT_S = 2.0

@@ -19,8 +19,8 @@ from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.redis.connection import ScriptCall, StateUnavailableError
 from breakwater.kernel.telemetry.metrics import WorkerMetrics
 from breakwater.kernel.types import time_from_ms
+from breakwater.limits.rules.refusals import ISOLATED, breaker_open
 from breakwater.policy.health import half_opened
-from breakwater.policy.refusals import ISOLATED, breaker_open
 from services.worker.context import WorkerContext
 
 CHECK_EVERY_S = ALIVE_MS / 5000

@@ -27,6 +27,7 @@ from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.types import Count, Event, Timestamp
 from breakwater.kernel.validation import FieldError
+from breakwater.limits.store.tasks import TaskKey
 from breakwater.prices.rules.price import (
     OUTPUT_LIMITS,
     InputSize,
@@ -36,7 +37,6 @@ from breakwater.prices.rules.price import (
     size_of_params,
     with_each_byte,
 )
-from breakwater.state.tasks import TaskKey
 
 
 class InFlight(Event):

@@ -9,7 +9,7 @@ from breakwater.calls.assignment import Checkpoint
 from breakwater.calls.gate import Gate, Refused, WaitForCapacity
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.redis.connection import ScriptCall
-from breakwater.policy.refusals import task_budget_held
+from breakwater.limits.rules.refusals import task_budget_held
 from services.worker.leases import JobCancelledError
 
 

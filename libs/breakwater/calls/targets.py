@@ -12,9 +12,9 @@ from breakwater.breakers.rules import BreakerKey
 from breakwater.calls.providers.base import HttpSettings
 from breakwater.calls.rules.provider_words import is_placeholder, is_same_model
 from breakwater.config import Config
+from breakwater.limits.store.rate_limits import Limited
 from breakwater.prices.price_list import Pricing, listed_name, pricing_of
 from breakwater.prices.rules.price import TokenRules, rules_for
-from breakwater.state.rate_limits import Limited
 
 MAX_KNOWN = 4096
 MAX_LOGGED = 100

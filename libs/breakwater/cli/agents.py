@@ -272,8 +272,8 @@ async def _summaries(url: str, since: datetime) -> dict[str, AgentSummary]:
 
 
 async def _spent_today(url: str, config: Config) -> dict[str, int]:
-    from breakwater.policy.budget import period
-    from breakwater.state.budget_counters import BudgetCounters
+    from breakwater.limits.rules.budget import period
+    from breakwater.limits.store.budget_counters import BudgetCounters
 
     zone = config.budgets.zone
     async with connect.state(url) as redis:

@@ -23,7 +23,7 @@ from breakwater.kernel.commands.output import Column
 from breakwater.kernel.nats.permissions import program, with_variables
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.security.addresses import IpNetwork, refusal
-from breakwater.policy.budget import Caps
+from breakwater.limits.rules.budget import Caps
 from breakwater.prices.price_list import long_inputs_cost_more, pricing_of, sells_embeddings, unaffordable
 
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help=EDITED_CONFIG_HELP)]

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from breakwater.cli.api import Api, api_command
-from breakwater.contracts.budgets import Costs
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import usage_error
 from breakwater.kernel.formats import money
+from breakwater.limits.contract import Costs
 from breakwater.views.costs import BY, columns
 
 

@@ -43,7 +43,7 @@ from breakwater.kernel.security.addresses import ANYWHERE
 from breakwater.kernel.security.encryption import key_of_document
 from breakwater.kernel.security.guarded_http import AddressRefusedError, guarded_session
 from breakwater.kernel.security.secret_refs import SecretRef
-from breakwater.state.budgets import Budgets
+from breakwater.limits.store.budgets import Budgets
 
 ANSWER_TIMEOUT_S = 5.0
 """Longest silence of ClickHouse: less than a check may take, so that each names it."""

@@ -30,7 +30,7 @@ from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.errors import CliError, ExitCode, replacing_file, usage_error
 from breakwater.kernel.commands.formats import usd
 from breakwater.kernel.formats import money
-from breakwater.policy.guard import GuardRules
+from breakwater.limits.rules.guard import GuardRules
 from breakwater.prices.price_list import pricing_of
 
 OPENAI_URL = "https://api.openai.com/v1"

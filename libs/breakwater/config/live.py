@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from breakwater.config.models import Config
 from breakwater.kernel.errors import ConfigError
-from breakwater.policy.budget import Caps, CapTable
+from breakwater.limits.rules.budget import Caps, CapTable
 
 
 class LiveConfig:

@@ -45,12 +45,12 @@ from breakwater.kernel.nats.subjects import DUPLICATE_WINDOW_S
 from breakwater.kernel.security.secret_refs import EnvName, Secret
 from breakwater.kernel.types import NO_CONTROLS, Identifier, Message, ModelId, Name, Off, UsdAmount
 from breakwater.kernel.validation import FieldError
-from breakwater.policy.budget import OTHERS, Caps, CapTable
-from breakwater.policy.guard import GuardRules
-from breakwater.policy.job_rules import NO_JOB_RULES, JobRules, bound_problem, job_rules
-from breakwater.policy.ledger import MAX_TAGS
+from breakwater.limits.rules.budget import OTHERS, Caps, CapTable
+from breakwater.limits.rules.guard import GuardRules
+from breakwater.limits.rules.job_rules import NO_JOB_RULES, JobRules, bound_problem, job_rules
+from breakwater.limits.rules.ledger import MAX_TAGS
+from breakwater.limits.rules.rate_limit import RateLimit
 from breakwater.policy.links import TRACE_ID
-from breakwater.policy.rate_limit import RateLimit
 from breakwater.prices.rules.price import MAX_OUTPUT_TOKENS, Price, term_of
 from breakwater.redaction.rules.redact import RedactionRules, id_objection
 

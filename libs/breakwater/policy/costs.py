@@ -11,10 +11,10 @@ from dataclasses import astuple, dataclass
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from breakwater.contracts.budgets import CostLine, CostsBy
 from breakwater.jobs.contract.events import BudgetEvent
 from breakwater.kernel.types import time_from_ms
-from breakwater.policy.budget import CapTable, Period, effective_limit, forecast, period, scope_key
+from breakwater.limits.contract import CostLine, CostsBy
+from breakwater.limits.rules.budget import CapTable, Period, effective_limit, forecast, period, scope_key
 
 
 @dataclass(frozen=True, slots=True)

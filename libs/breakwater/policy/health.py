@@ -18,8 +18,8 @@ from breakwater.breakers.rules import (
 from breakwater.jobs.contract.events import BreakerState, BreakerTransition, GuardRule, Health
 from breakwater.jobs.contract.execution import Attempt, ErrorKind, FailureStatistics
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.policy.budget import NEVER_FITS
-from breakwater.policy.guard import Task, Trip
+from breakwater.limits.rules.budget import NEVER_FITS
+from breakwater.limits.rules.guard import Task, Trip
 
 _SAYS_NOTHING: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "orphan_tool_calls", "rate_limit"})
 """Kinds that say nothing of health: a message was wrong and is mended or sent back, or the model was busy."""

@@ -25,10 +25,9 @@ from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
 from breakwater.kernel.formats import counted, moment, money, moneys, percent, sentence
 from breakwater.kernel.nats.subjects import Header, encode_token
 from breakwater.kernel.types import format_time, is_identifier
-from breakwater.policy.alert_rules import UNDELIVERABLE
-from breakwater.policy.budget import NEVER_FITS, scope_key
-from breakwater.policy.rate_limit import HELD
-from breakwater.policy.refusals import (
+from breakwater.limits.rules.budget import NEVER_FITS, scope_key
+from breakwater.limits.rules.rate_limit import HELD
+from breakwater.limits.rules.refusals import (
     ISOLATED,
     breaker_open,
     command,
@@ -37,6 +36,7 @@ from breakwater.policy.refusals import (
     task_near_cap,
     task_stopped,
 )
+from breakwater.policy.alert_rules import UNDELIVERABLE
 
 _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
     ("budget_soft_cap", "hard"): "Calls that could exceed the cap will be refused.",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from breakwater.contracts.budgets import CostLine, Costs
 from breakwater.kernel.columns import Cell, Column
 from breakwater.kernel.formats import at_least, money
+from breakwater.limits.contract import CostLine, Costs
 
 BY = {"agent": "agent", "tenant": "tenant", "model": "model", "provider": "provider", "key": "API key"}
 """The groupings of costs, each with its heading."""

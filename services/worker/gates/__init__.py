@@ -16,11 +16,11 @@ from breakwater.calls.gate import LEASE_MARGIN_S, AdmissionRequest, Gate, GateVe
 from breakwater.config import Agent
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.redis.connection import ScriptCall
+from breakwater.limits.gate.budget import BudgetGate
+from breakwater.limits.gate.deployment import DeploymentGate
+from breakwater.limits.gate.rate_limit import RateLimitGate
+from breakwater.limits.gate.task import TaskGate
 from services.worker.context import WorkerContext
-from services.worker.gates.budget import BudgetGate
-from services.worker.gates.deployment import DeploymentGate
-from services.worker.gates.rate_limit import RateLimitGate
-from services.worker.gates.task import TaskGate
 from services.worker.leases import JobCancelledError
 
 Gates = Sequence[type[Gate]]

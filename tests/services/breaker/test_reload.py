@@ -16,7 +16,7 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
-from breakwater.state.tasks import TaskKey, Tasks
+from breakwater.limits.store.tasks import TaskKey, Tasks
 from services.breaker.app import build
 from tests.analytics.samples import execution
 from tests.flow.kit import config_for

@@ -20,9 +20,9 @@ from breakwater.kernel.telemetry.metrics import (
     Readings,
 )
 from breakwater.kernel.types import NANO_PER_USD
-from breakwater.policy.budget import Caps, CapTable, Period
-from breakwater.policy.ledger import AttemptSums
-from breakwater.state.budget_counters import BudgetCounters, Filled, Notes, PeriodCounters, Snapshot
+from breakwater.limits.rules.budget import Caps, CapTable, Period
+from breakwater.limits.rules.ledger import AttemptSums
+from breakwater.limits.store.budget_counters import BudgetCounters, Filled, Notes, PeriodCounters, Snapshot
 from services.budget.gauges import FORECAST_EVERY_S, FORECAST_KEPT_S, BudgetGauges
 from tests.helpers import until
 

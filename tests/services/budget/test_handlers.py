@@ -17,7 +17,7 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import format_time, usd_from_nano
-from breakwater.state.budget_counters import BudgetCounters
+from breakwater.limits.store.budget_counters import BudgetCounters
 from services.budget.app import build
 from services.budget.reconciler import Reconciler
 from tests.flow.fixtures import StartPlane

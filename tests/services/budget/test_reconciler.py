@@ -19,7 +19,6 @@ from structlog.testing import capture_logs
 
 from breakwater.analytics import schema
 from breakwater.analytics.rows import attempt_row
-from breakwater.coordination.reconciliation import BudgetComparison, RecordedSpend, compare
 from breakwater.jobs.contract.events import BudgetEvent
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.clickhouse.client import Analytics, connect
@@ -32,9 +31,10 @@ from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.telemetry.metrics import BudgetMetrics
-from breakwater.policy.budget import Caps, CapTable, Period, periods_at
-from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.budgets import Budgets, NotFilledError, Reserved, Settlement, period_key
+from breakwater.limits.reconciliation import BudgetComparison, RecordedSpend, compare
+from breakwater.limits.rules.budget import Caps, CapTable, Period, periods_at
+from breakwater.limits.store.budget_counters import BudgetCounters
+from breakwater.limits.store.budgets import Budgets, NotFilledError, Reserved, Settlement, period_key
 from services.budget import reconciler as reconciler_module
 from services.budget.handlers import BudgetHandler
 from services.budget.reconciler import Reconciler

@@ -18,9 +18,9 @@ from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.telemetry.metrics import BudgetMetrics
-from breakwater.policy.budget import Caps, CapTable, periods_at
-from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.budgets import Budgets
+from breakwater.limits.rules.budget import Caps, CapTable, periods_at
+from breakwater.limits.store.budget_counters import BudgetCounters
+from breakwater.limits.store.budgets import Budgets
 from services.budget.handlers import BudgetHandler
 from tests.contracts.test_messages import attempt
 from tests.helpers import FIRST

@@ -7,11 +7,11 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from breakwater.analytics import schema
-from breakwater.contracts.budgets import BudgetStatus
 from breakwater.kernel.types import NANO_PER_USD, format_time, ms_from_time, time_from_ms
-from breakwater.policy.budget import Forecast, period
-from breakwater.views.budgets import no_cap_text
-from services.console.budgets import budget_row, outlook
+from breakwater.limits.contract import BudgetStatus
+from breakwater.limits.pages import budget_row, outlook
+from breakwater.limits.rules.budget import Forecast, period
+from breakwater.limits.views import no_cap_text
 from tests.analytics import samples
 from tests.cli.api_stub import problem
 from tests.services.console.conftest import Console, key_with

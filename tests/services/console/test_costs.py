@@ -23,16 +23,16 @@ from breakwater.analytics import schema
 from breakwater.analytics.rows import budget_row
 from breakwater.client import ApiClient, ApiError
 from breakwater.config import parse_config
-from breakwater.contracts.budgets import Costs
 from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.formats import exact_money, money
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.types import nano_from_usd, time_from_ms
-from breakwater.policy.budget import period
+from breakwater.limits.contract import Costs
+from breakwater.limits.rules.budget import period
+from breakwater.limits.rules.ledger import ledger
 from breakwater.policy.costs import month_before, month_of
-from breakwater.policy.ledger import ledger
 from services.request.app import build
 from tests.analytics import samples
 from tests.analytics.samples import attempt_row

@@ -6,15 +6,15 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 from breakwater.config import parse_config
-from breakwater.contracts.budgets import BudgetStatus, EstimateAccuracy
 from breakwater.jobs.contract.events import CapRaise
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import NANO_PER_USD
-from breakwater.policy.budget import CapTable, periods_at
-from breakwater.policy.ledger import AttemptSums, Ledger
-from breakwater.state.budget_counters import BudgetCounters, Notes
-from breakwater.state.budgets import Budgets
-from services.request.budgets import current, known_keys, statuses
+from breakwater.limits.api.budgets import current, known_keys, statuses
+from breakwater.limits.contract import BudgetStatus, EstimateAccuracy
+from breakwater.limits.rules.budget import CapTable, periods_at
+from breakwater.limits.rules.ledger import AttemptSums, Ledger
+from breakwater.limits.store.budget_counters import BudgetCounters, Notes
+from breakwater.limits.store.budgets import Budgets
 
 CAPS = parse_config("""
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}}

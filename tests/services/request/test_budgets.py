@@ -19,11 +19,11 @@ from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.kernel.types import NANO_PER_USD
-from breakwater.policy.budget import Periods, periods_at
-from breakwater.policy.ledger import AttemptSums, Ledger
-from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.budgets import FILLED, NotFilledError
-from services.request.budgets import BudgetRoutes
+from breakwater.limits.api.budgets import BudgetRoutes
+from breakwater.limits.rules.budget import Periods, periods_at
+from breakwater.limits.rules.ledger import AttemptSums, Ledger
+from breakwater.limits.store.budget_counters import BudgetCounters
+from breakwater.limits.store.budgets import FILLED, NotFilledError
 from services.request.openapi import document
 from tests.services.request.conftest import HttpApi, StartApi
 

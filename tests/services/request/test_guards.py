@@ -11,9 +11,9 @@ from breakwater.jobs.contract.events import GuardEvent
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.kernel.types import time_from_ms
-from breakwater.policy.guard import Task, Trip
-from breakwater.state import tasks as tasks_module
-from breakwater.state.tasks import JobOutcome, TaskKey, Tasks, Tripped
+from breakwater.limits.rules.guard import Task, Trip
+from breakwater.limits.store import tasks as tasks_module
+from breakwater.limits.store.tasks import JobOutcome, TaskKey, Tasks, Tripped
 from tests.services.request.conftest import HttpApi
 
 KEY = TaskKey("acme", "research 4711")

@@ -13,8 +13,8 @@ from breakwater.breakers.store import Breakers, Loaded, Saving
 from breakwater.config import Config, breakers_of, parse_config
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import time_from_ms
+from breakwater.limits.store.deployments import Deployments
 from breakwater.policy.health import UNCALLED
-from breakwater.state.deployments import Deployments
 from breakwater.state.health import EndedCall, Healths
 
 CONFIG = parse_config("""

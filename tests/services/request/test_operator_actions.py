@@ -9,7 +9,7 @@ from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.redis.connection import Redis
-from breakwater.state.tasks import TaskKey
+from breakwater.limits.store.tasks import TaskKey
 from tests.helpers import until
 from tests.operator_cases import OPERATOR_CASES, OperatorCase
 from tests.server_sources import RunningServer

@@ -19,7 +19,7 @@ from typing import Any
 import nats
 from nats.aio.msg import Msg
 
-from breakwater.state.budget_counters import BudgetCounters
+from breakwater.limits.store.budget_counters import BudgetCounters
 from tests.flow.kit import model
 from tests.server_sources import RunningServer
 from tests.services.worker.conftest import StartWorker

@@ -12,7 +12,7 @@ import pytest
 from breakwater.calls.providers.base import Answer, Usage
 from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.security.encryption import LEFT_OUT, Cipher, new_key
-from breakwater.state.tasks import TaskKey
+from breakwater.limits.store.tasks import TaskKey
 from services.worker import attempts, crashes
 from tests.flow.kit import model
 from tests.helpers import until

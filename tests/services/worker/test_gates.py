@@ -25,15 +25,15 @@ from breakwater.jobs.contract.job import Job
 from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.redis.connection import Script, ScriptCall, StateUnavailableError, scripts_of
 from breakwater.kernel.telemetry.metrics import WorkerMetrics
-from breakwater.policy.guard import Trip
-from breakwater.state.rate_limits import Limited
-from breakwater.state.tasks import TaskKey
+from breakwater.limits.gate.budget import BudgetGate
+from breakwater.limits.gate.deployment import DeploymentGate
+from breakwater.limits.gate.rate_limit import RateLimitGate
+from breakwater.limits.rules.guard import Trip
+from breakwater.limits.store.rate_limits import Limited
+from breakwater.limits.store.tasks import TaskKey
 from services.worker.attempts import request_for
 from services.worker.context import context_for
 from services.worker.gates import GATES, Admitted, admit, check, gates_of
-from services.worker.gates.budget import BudgetGate
-from services.worker.gates.deployment import DeploymentGate
-from services.worker.gates.rate_limit import RateLimitGate
 from tests.servers import RunningServer
 
 CONFIG = """

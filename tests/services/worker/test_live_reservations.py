@@ -11,11 +11,11 @@ from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 from breakwater.kernel.redis.connection import Redis
-from breakwater.policy.budget import Caps, CapTable
-from breakwater.policy.ledger import AttemptSums
-from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.budgets import RESERVATIONS, Budgets, LiveReservation, Reservation, Reserved, Settlement
-from services.worker.gates.budget import LiveReservations
+from breakwater.limits.gate.budget import LiveReservations
+from breakwater.limits.rules.budget import Caps, CapTable
+from breakwater.limits.rules.ledger import AttemptSums
+from breakwater.limits.store.budget_counters import BudgetCounters
+from breakwater.limits.store.budgets import RESERVATIONS, Budgets, LiveReservation, Reservation, Reserved, Settlement
 
 ZONE = ZoneInfo("UTC")
 LOG = "log"

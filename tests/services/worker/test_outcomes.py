@@ -12,8 +12,8 @@ import pytest
 from breakwater.breakers.rules import BreakerKey
 from breakwater.calls.providers.base import Answer
 from breakwater.jobs.store.executions import Claim
+from breakwater.limits.store.budget_counters import BudgetCounters, PeriodCounters
 from breakwater.prices.rules.usage import Usage
-from breakwater.state.budget_counters import BudgetCounters, PeriodCounters
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker

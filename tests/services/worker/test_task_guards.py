@@ -15,9 +15,9 @@ from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.types import nano_from_usd, usd_from_nano
-from breakwater.policy.guard import Task
+from breakwater.limits.rules.guard import Task
+from breakwater.limits.store.tasks import TaskKey
 from breakwater.prices.rules.usage import Usage
-from breakwater.state.tasks import TaskKey
 from services.worker import crashes
 from services.worker.attempts import Attempts
 from tests.flow.kit import COST, COST_NANO, Plane, model
@@ -559,8 +559,8 @@ async def test_a_job_alone_in_its_task_tries_a_model_that_fits_under_the_cap_and
 async def test_a_key_that_begins_ever_more_tasks_keeps_so_many_in_redis_and_no_other_keys_are_forgotten(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("breakwater.state.tasks.MAX_OF_CALLER", 5)
-    monkeypatch.setattr("breakwater.state.tasks.IN_USE_MS", 0)
+    monkeypatch.setattr("breakwater.limits.store.tasks.MAX_OF_CALLER", 5)
+    monkeypatch.setattr("breakwater.limits.store.tasks.IN_USE_MS", 0)
     agents = {"writer": {"model": "sim/m", "guard": {"max_iterations": 1}}}
     async with start_worker({"sim/m": model()}, agents) as plane:
         tasks, client = plane.worker.tasks, plane.worker.redis.client

@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.commands.formats import exact_money
 from breakwater.kernel.types import usd_from_nano
-from breakwater.policy.ledger import AttemptSums, BudgetPlace, Ledger, ledger
+from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, Ledger, ledger
 
 
 @dataclass(frozen=True, slots=True)

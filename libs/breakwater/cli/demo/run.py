@@ -41,8 +41,8 @@ from breakwater.kernel.commands.errors import unreachable
 from breakwater.kernel.nats.provision import survey
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.process.files import write_private
-from breakwater.policy.budget import periods_since
-from breakwater.state.budget_counters import BudgetCounters
+from breakwater.limits.rules.budget import periods_since
+from breakwater.limits.store.budget_counters import BudgetCounters
 
 CONFIG = "breakwater.yaml"
 IN_FLIGHT = 32

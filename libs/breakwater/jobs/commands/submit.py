@@ -22,7 +22,7 @@ from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import ExitCode, usage_error
 from breakwater.kernel.commands.given import check_no_spaces, check_sendable, read_file, read_stdin
 from breakwater.kernel.commands.output import Column
-from breakwater.policy.refusals import joined
+from breakwater.limits.rules.refusals import joined
 
 DEFAULT_WAIT_S = 30.0
 LONGEST_WAIT_S = 300.0

@@ -1,0 +1,285 @@
+"""`/api/v1/budgets`: the state of budgets, whether their counters agree with the record, and raising a cap."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
+from typing import get_args
+
+from breakwater.jobs.contract.events import BudgetEvent, CapRaise, Reconciliation, Scope
+from breakwater.kernel.clickhouse.errors import QueryError
+from breakwater.kernel.errors import UnavailableError
+from breakwater.kernel.formats import exact_money
+from breakwater.kernel.http.operations import REDIS_UNAVAILABLE, ApiRequest, operation
+from breakwater.kernel.http.parsing import suggestion
+from breakwater.kernel.http.problems import RequestError, unavailable, unknown
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.types import Message, is_identifier, ms_from_time, time_from_ms, usd_from_nano
+from breakwater.kernel.validation import FieldError
+from breakwater.limits.contract import (
+    BudgetList,
+    BudgetQuery,
+    BudgetStatus,
+    EstimateAccuracy,
+    RaiseCapRequest,
+    UnchangedBudget,
+)
+from breakwater.limits.rules.budget import OTHERS, WINDOWS, CapTable, Counter, Period, periods_at, threshold
+from breakwater.limits.rules.ledger import AttemptSums, is_reached
+from breakwater.limits.store.budget_counters import BudgetCounters, PeriodCounters, Snapshot
+from breakwater.limits.store.budgets import NotFilledError
+
+_SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+
+class BudgetRoutes:
+    """The budgets of the fleet, for people.
+
+    Args:
+        caps: the config's, as they are now.
+        counters: the counters in Redis.
+        publisher: for raised caps.
+        compare: compares counters and record. May raise StateUnavailableError, BusError, AnalyticsUnavailableError,
+            QueryError, and NotFilledError if the counters are lost.
+        now: the clock.
+    """
+
+    def __init__(
+        self,
+        caps: Callable[[], CapTable],
+        counters: BudgetCounters,
+        publisher: Publisher,
+        compare: Callable[[], Awaitable[Reconciliation]],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._caps = caps
+        self._counters = counters
+        self._publisher = publisher
+        self._compare = compare
+        self._now = now
+        # Of two raises at the same time, the last on record is to be the one that counts.
+        self._one_by_one = asyncio.Lock()
+
+    @operation(
+        "GET",
+        "/api/v1/budgets",
+        tag="budgets",
+        summary="The state of every budget",
+        description="Those of the current day and month, for all agents and tenants in the config and all others that "
+        "called a model. With a parameter, only those that such a call counts against.",
+        result="Global, then agents, then tenants.",
+        errors={404: "The agent is not known (`unknown_agent`).", 503: REDIS_UNAVAILABLE},
+    )
+    async def list_budgets(self, request: ApiRequest[BudgetQuery]) -> BudgetList:
+        """All budgets, or those that a call of the agent, for the tenant, counts against."""
+        agent = request.input.agent
+        tenant = request.input.tenant
+        caps = self._caps()
+        snapshot = await self._counters.snapshot(current(self._counters, self._now()))
+        keys = known_keys(caps, snapshot)
+        if agent is not None and f"agent:{agent}" not in keys:
+            message = f"no agent {agent!r} is known{suggestion(agent, caps.agents)}"
+            raise RequestError(404, "unknown_agent", message, [FieldError(path="agent", message=message)])
+        if agent is not None or tenant is not None:
+            named = {"agent": agent, "tenant": tenant}.items()
+            keys = ("global", *(f"{scope}:{name}" for scope, name in named if name is not None))
+        return BudgetList(filled=snapshot.filled is not None, budgets=statuses(caps, snapshot, keys))
+
+    @operation(
+        "GET",
+        "/api/v1/budgets/reconciliation",
+        tag="budgets",
+        summary="Compare the counters in Redis with the record",
+        description="Reads the counters in Redis, and adds up all attempts in ClickHouse and the event log, as of the "
+        "same moment. The budget service repairs differences by itself.",
+        result="Both figures for every budget.",
+        errors={
+            503: "Redis, NATS or ClickHouse is unavailable (`unavailable`), or the counters are being rebuilt "
+            "(`not_filled`)."
+        },
+    )
+    async def reconcile_budgets(self, _: ApiRequest[Message]) -> Reconciliation:
+        """The counters in Redis and the record, whether they agree or not."""
+        try:
+            return await self._compare()
+        except NotFilledError as error:
+            raise _not_filled() from error
+        except (UnavailableError, BusError, QueryError) as error:
+            raise unavailable("unavailable", f"the budgets can't be compared now: {error}") from error
+
+    @operation(
+        "POST",
+        "/api/v1/budgets/raise",
+        tag="budgets",
+        summary="Raise a cap until its day or month ends",
+        description="Setting exactly the config's cap revokes an earlier raise. If the cap already has this "
+        "value, the response is an `UnchangedBudget`.",
+        result="The raise, which is now in effect; or, if there was nothing to do, the budget with `unchanged`.",
+        errors={
+            404: "There is no such budget (`unknown_budget`).",
+            409: "The config gives this budget no cap (`no_cap`).",
+            422: "The body is invalid (`invalid_request`), or the cap is below the config's (`below_cap`).",
+            503: "Redis or NATS is unavailable (`unavailable`), or the counters are being rebuilt (`not_filled`). Ask "
+            "again: repeating the request is safe.",
+        },
+    )
+    async def raise_cap(self, request: ApiRequest[RaiseCapRequest]) -> BudgetEvent | UnchangedBudget:
+        """Raises a cap, and publishes that."""
+        try:
+            async with self._one_by_one:
+                result = await self._raise(request)
+        except NotFilledError as error:
+            raise _not_filled() from error
+        limit = usd_from_nano(request.input.limit_usd)
+        changed = isinstance(result, BudgetEvent)
+        request.log("cap_raised", budget=request.input.budget, limit=limit, changed=changed)
+        return result
+
+    async def _raise(self, request: ApiRequest[RaiseCapRequest]) -> BudgetEvent | UnchangedBudget:
+        """Publishes first, and records it then: a raise that only Redis knew would end when Redis is filled again."""
+        now = self._now()
+        caps = self._caps()
+        limit = request.input.limit_usd
+        snapshot = await self._counters.snapshot(current(self._counters, now))
+        counter = _counter(request.input.budget, caps, snapshot)
+        configured = counter.limit
+        if configured is None:
+            where = "budgets.global" if counter.scope_name is None else f"budgets.tenants.{counter.scope_name}"
+            if counter.scope == "agent":
+                where = f"agents.{counter.scope_name}.budget"
+            message = f"the budget {counter.name} has no cap to raise"
+            detail = FieldError(path="budget", message=f"the config sets one with {where}.{counter.window}_usd")
+            raise RequestError(409, "no_cap", message, [detail])
+        if limit < configured:
+            detail = FieldError(path="limit_usd", message="use a higher one, or exactly the config's to revoke a raise")
+            message = f"a cap can't be lower than the config's ({exact_money(configured)})"
+            raise RequestError(422, "below_cap", message, [detail])
+        if snapshot.filled is None:
+            raise NotFilledError
+        period_counters = snapshot.periods[WINDOWS.index(counter.window)]
+        before = budget_status(counter, period_counters)
+        if limit == before.limit:
+            return UnchangedBudget.model_validate(before.model_dump())
+        ends = limit == configured
+        at = time_from_ms(ms_from_time(now))
+        event = BudgetEvent(
+            event_id=f"{counter.name}/{period_counters.period.name}/raised/{ms_from_time(now)}/{request.caller.id}",
+            kind="raise_ended" if ends else "raised",
+            scope=counter.scope,
+            agent=counter.agent,
+            tenant=counter.tenant,
+            window=counter.window,
+            period=period_counters.period.name,
+            limit=limit,
+            total=before.spent,
+            previous=before.limit,
+            configured=configured,
+            enforcement=counter.caps.enforcement,
+            by=request.by,
+            reason=request.why,
+            resets_at=before.resets_at,
+            at=at,
+        )
+        subject = subjects.budget(counter.scope, counter.window)
+        await self._publisher.event(subject, event, id=event.event_id, at=event.at)
+        raised = CapRaise(limit=limit, configured=configured, by=request.by, reason=request.why, at=at)
+        await self._counters.note_raise(period_counters.period, counter.key, None if ends else raised)
+        filled = snapshot.filled
+        known = await self._counters.filled()
+        # Repairs add and take away; they leave raised caps alone.
+        if known is None or (filled.log, filled.zone, filled.upto) != (known.log, known.zone, known.upto):
+            # Filled meanwhile, perhaps from the record before the raise.
+            raise NotFilledError
+        return event
+
+
+def _counter(budget: str, caps: CapTable, snapshot: Snapshot) -> Counter:
+    """The budget of a name. Raises RequestError: there is none."""
+    key, _, window = budget.rpartition("/")
+    scope, _, name = key.partition(":")
+    any_tenant = scope == "tenant" and OTHERS in caps.tenants and name != OTHERS and is_identifier(name)
+    known = any_tenant or key in known_keys(caps, snapshot)
+    if known:
+        for one in WINDOWS:
+            if one == window:
+                return caps.counter(key, one)
+    if key == f"tenant:{OTHERS}":
+        hint = "each tenant that the config does not list has its own cap: name a tenant"
+    else:
+        meant = (key,) if known else caps.keys()
+        hint = suggestion(budget, [f"{one}/{window}" for one in meant for window in WINDOWS]).removeprefix("; ")
+    raise unknown("budget", f"there is no budget {budget!r}", "budget", hint)
+
+
+def _not_filled() -> RequestError:
+    message = "the counters are being rebuilt from the record; until then hard caps refuse calls. Retry in a moment"
+    return unavailable("not_filled", message)
+
+
+def current(counters: BudgetCounters, now: datetime) -> tuple[Period, Period]:
+    """The day and the month whose counters budgets are held against."""
+    periods = periods_at(now, counters.zone)
+    return periods.day, periods.month
+
+
+def known_keys(caps: CapTable, snapshot: Snapshot) -> tuple[str, ...]:
+    """The scopes that the config names or that Redis has counters of: global, agents, tenants."""
+    counted = {
+        key
+        for period_counters in snapshot.periods
+        for key in (*period_counters.figures, *period_counters.reserved, *period_counters.notes.raises)
+    }
+    # The sort is stable: the config's own come first, in its order.
+    return tuple(sorted(caps.keys(counted), key=lambda key: _SCOPES.index(caps.counters_of(key)[0].scope)))
+
+
+def statuses(caps: CapTable, snapshot: Snapshot, keys: Iterable[str]) -> tuple[BudgetStatus, ...]:
+    """The budgets of some scopes in the periods of a snapshot."""
+    return tuple(
+        budget_status(caps.counter(key, period_counters.period.window), period_counters)
+        for key in keys
+        for period_counters in snapshot.periods
+    )
+
+
+def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetStatus:
+    """A budget in the contract's words."""
+    figures = period_counters.figures.get(counter.key, AttemptSums())
+    held = period_counters.reserved.get(counter.key, 0)
+    notes = period_counters.notes
+    limit = period_counters.limit(counter)
+    enforcement = counter.caps.enforcement
+    reached = False
+    if limit is not None:
+        refused = enforcement == "hard" and threshold(counter.key, limit, 100) in notes.announced
+        reached = is_reached(limit, figures, held, refused=refused)
+    estimate = EstimateAccuracy(
+        calls=figures.gauged,
+        reserved=figures.foreseen,
+        cost=figures.measured,
+        percent=round(100 * figures.measured / figures.foreseen, 1) if figures.foreseen else None,
+        exceeded=figures.exceeded,
+    )
+    return BudgetStatus(
+        budget=counter.name,
+        scope=counter.scope,
+        agent=counter.agent,
+        tenant=counter.tenant,
+        window=counter.window,
+        period=period_counters.period.name,
+        enforcement=enforcement,
+        limit=limit,
+        # Of another cap of the config, there is no raise any more.
+        raised=None if limit == counter.limit else notes.raises.get(counter.key),
+        spent=figures.spent,
+        reserved=held,
+        remaining=None if limit is None else max(0, limit - figures.spent - held),
+        reached=reached,
+        calls=figures.calls,
+        calls_of_unknown_cost=figures.unpriced,
+        resets_at=time_from_ms(period_counters.period.end_ms),
+        estimate=estimate if figures.gauged else None,
+    )

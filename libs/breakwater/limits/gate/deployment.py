@@ -1,0 +1,86 @@
+"""The deployment: a model that answers with a rate limit is held for the whole fleet until that limit ends.
+
+A long hold is probed by calls of other callers, one at a time. The same script counts first tries: they earn the
+retries of an outage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from breakwater.breakers.rules import caller_of
+from breakwater.calls.gate import Gate, Refused, WaitForCapacity
+from breakwater.calls.rules.retry import failures_on, hold_s
+from breakwater.jobs.contract.execution import Attempt
+from breakwater.kernel.redis.connection import ScriptCall
+from breakwater.limits.rules.rate_limit import after_hold_s, waits_for_hold
+from breakwater.limits.rules.refusals import model_held
+from breakwater.limits.store.deployments import HoldProbe
+
+
+@dataclass(slots=True)
+class DeploymentGate(Gate):
+    """Admits no call while the model is held, and counts a job's first try on it. `may_retry` admits retries."""
+
+    _counted: bool = False
+    _probes: bool = False
+    must_settle = True
+
+    def ask(self) -> ScriptCall:
+        """Counts the call if it is the job's first on this model."""
+        request = self.request
+        self._counted = request.lease_ms is not None and not request.checkpoint.tried(request.flight.model)
+        return self.worker.deployments.admit_call(
+            request.target.deployment,
+            first_try=self._counted,
+            caller=self._caller(),
+            attempt_id=request.attempt_id,
+            lease_ms=request.lease_ms,
+        )
+
+    def read(self, answer: Any) -> Refused | WaitForCapacity | None:
+        """Has the call wait while the model is held, or refuses it if another model may be called sooner."""
+        match self.worker.deployments.admission(answer):
+            case HoldProbe():
+                self._probes = self.request.lease_ms is not None
+                return None
+            case 0:
+                return None
+            case rest_ms:
+                self._counted = False
+                return self._held(rest_ms / 1000)
+
+    def _held(self, rest_s: float) -> Refused | WaitForCapacity:
+        request = self.request
+        error = model_held(request.job.agent_name, request.target.model, rest_s)
+        refused = Refused("rate_limited", error, refused_by=f"provider:{request.target.provider}")
+        waited_s = request.waited.get(refused.reason, 0.0)
+        is_last = request.checkpoint.is_last_of(request.job.chain)
+        if not is_last and not waits_for_hold(waited_s + rest_s):
+            return refused
+        return WaitForCapacity(after_hold_s(rest_s, self.worker.jitter()), refused)
+
+    def release(self) -> ScriptCall | None:
+        """Takes back the first try and the probe, as the call was not made."""
+        if not (self._counted or self._probes):
+            return None
+        name, attempt_id = self.request.target.deployment, self.request.attempt_id
+        return self.worker.deployments.take_back_call(name, first_try=self._counted, attempt_id=attempt_id)
+
+    def settle(self, attempt: Attempt) -> ScriptCall | None:
+        """Holds the model if it has answered with a rate limit, and ends its hold if a probe has succeeded."""
+        deployments, name, attempt_id = self.worker.deployments, self.request.target.deployment, self.request.attempt_id
+        error = attempt.error
+        if error is not None and error.kind == "rate_limit":
+            failures = failures_on(attempt.model, (*self.request.checkpoint.attempts, attempt))
+            # By the agent's policy: the longer waits that a job wants are its own.
+            policy = self.worker.config.agents[self.request.job.agent_name].retry
+            if (wait_s := hold_s(error.retry_after_s, policy, failures)) > 0:
+                return deployments.hold_call(name, wait_s, self._caller(), attempt_id)
+        if not self._probes:
+            return None
+        return deployments.end_probe_call(name, attempt_id, succeeded=attempt.outcome == "success")
+
+    def _caller(self) -> str:
+        return caller_of(self.request.job.caller, self.request.job.job.tenant)

@@ -1,0 +1,351 @@
+"""Cost of calls by the record of attempts, to fill the budgets' counters from and to compare them with.
+
+The record is in two places: ClickHouse has it up to what the sink has stored for sure, EVENTS from there on. Both say
+the same of every attempt, which is on the log once, so the sums are exact to the nano-dollar.
+
+ClickHouse may have lost rows: restored from an old backup, or recreated. So some of what EVENTS still has is looked up
+there first, and where any of it is missing, all that EVENTS has is read from EVENTS.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import structlog
+
+from breakwater.analytics.spend import budget_notes, spend, stored_attempts, stored_upto
+from breakwater.jobs.contract.events import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
+from breakwater.jobs.contract.execution import Attempt
+from breakwater.jobs.store.records import read_record
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
+from breakwater.kernel.nats.lookup import ClientGetter, Facts, Lookup
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.types import ms_from_time
+from breakwater.limits.rules.budget import Period, scope_key, threshold
+from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, Ledger, figures_of, places_of
+from breakwater.limits.store.budget_counters import BudgetCounters, Notes, Repair, Snapshot
+from breakwater.limits.store.budgets import NotFilledError
+
+ATTEMPTS = "bw.attempts.>"
+
+SAMPLES = 16
+"""Attempts that are looked up in ClickHouse before it is believed to have all of them."""
+
+SINK, BUDGET = "sink-events", "budget"
+"""The durable consumers that have to be done with an event before it is read from ClickHouse."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSpend:
+    """The part of the record that ClickHouse has.
+
+    Attributes:
+        log: what EVENTS is now.
+        begins_at: when the first attempt that EVENTS has was stored; None where it has none.
+        counted: events up to this one were counted in Redis, and acknowledged.
+        upto: events up to this one are part of `figures`; the rest is to be read from the log.
+        figures: by period and scope.
+        events: the budget events of the log.
+    """
+
+    log: Facts
+    begins_at: datetime | None
+    counted: int
+    upto: int
+    figures: Ledger
+    events: Sequence[BudgetEvent]
+
+    def is_all_logged(self, period: Period, *, alone: bool) -> bool:
+        """True if EVENTS alone has all that was charged in a period, so that nothing depends on ClickHouse.
+
+        `alone`: counters that were filled from this log were filled from nothing else.
+        """
+        if self.log.first <= 1:
+            return alone or ms_from_time(self.log.created) <= period.start_ms
+        return self.begins_at is not None and ms_from_time(self.begins_at) <= period.start_ms
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedSpend:
+    """The part of the record that EVENTS has.
+
+    Attributes:
+        upto: the last event that was read.
+        figures: by period and scope.
+    """
+
+    upto: int
+    figures: Ledger
+
+
+class RecordedSpend:
+    """Reads the record of attempts, for the days and months of a time zone."""
+
+    def __init__(self, connection: ClientGetter, analytics: Analytics, zone: ZoneInfo) -> None:
+        self._lookup = Lookup(connection)
+        self._analytics = analytics
+        self._zone = zone
+
+    async def stored(self, periods: Sequence[Period], *, thorough: bool = False, lost_log: bool = False) -> StoredSpend:
+        """The part in ClickHouse.
+
+        Where ClickHouse can't be asked, and EVENTS still has all that was ever published to it, the part is empty.
+
+        Args:
+            periods: those of the counters.
+            thorough: ClickHouse is asked only for the part that EVENTS does not have any more.
+            lost_log: there was another log before, so that EVENTS alone is not the whole record.
+
+        Raises:
+            AnalyticsUnavailableError, QueryError: ClickHouse can't be asked, and is needed.
+            BusUnavailableError: NATS does not answer.
+        """
+        # Asked for first: events that the two are done with by now are in ClickHouse and Redis.
+        done = [(await self._lookup.progress(Stream.EVENTS, consumer)).acknowledged for consumer in (SINK, BUDGET)]
+        log = await self._lookup.facts(Stream.EVENTS)
+        first = await self._lookup.next(Stream.EVENTS, ATTEMPTS, max(log.first, 1))
+        begins_at = None if first is None else first.stored_at
+        try:
+            upto = min(*done, await stored_upto(self._analytics, log_created=log.created))
+            if thorough or not await self._has_all(log, upto):
+                upto = min(upto, max(log.first - 1, 0))
+            figures = await spend(self._analytics, periods, log_created=log.created, upto=upto)
+            events = await budget_notes(self._analytics, periods)
+        except (AnalyticsUnavailableError, QueryError):
+            if log.first > 1 or lost_log:
+                raise
+            return StoredSpend(log, begins_at, done[1], 0, {}, ())
+        return StoredSpend(log, begins_at, done[1], upto, figures, events)
+
+    async def is_alone(self, stored: StoredSpend, periods: Sequence[Period]) -> bool:
+        """True if nothing of the record is from before this log. Raises as `stored` does."""
+        if stored.log.first > 1:
+            return False
+        if not stored.figures:
+            return True
+        return not await spend(self._analytics, periods, log_created=stored.log.created, upto=0)
+
+    async def _has_all(self, log: Facts, upto: int) -> bool:
+        """True if ClickHouse has all that EVENTS has up to a sequence, by a few samples."""
+        first = max(log.first, 1)
+        step = max((upto - first) // SAMPLES, 1)
+        places = range(first, upto + 1, step)[: SAMPLES + 1]
+        looks = [await self._lookup.next(Stream.EVENTS, ATTEMPTS, place) for place in places]
+        attempts = [read_record(found, Attempt) for found in looks if found is not None and found.sequence <= upto]
+        ids = {attempt.attempt_id for attempt in attempts if attempt is not None}
+        missing = len(ids) - await stored_attempts(self._analytics, sorted(ids)) if ids else 0
+        if missing:
+            structlog.get_logger().warning(
+                "clickhouse_lacks_rows", missing=missing, of=len(ids), effect="all that EVENTS has is read from EVENTS"
+            )
+        return not missing
+
+    async def logged(
+        self, stored: StoredSpend, periods: Sequence[Period], counts: Callable[[int], bool] = lambda _: True
+    ) -> LoggedSpend:
+        """The part of EVENTS that ClickHouse lacks. Raises BusUnavailableError, also where a replica is behind.
+
+        Args:
+            stored: the other part.
+            periods: those of the counters.
+            counts: True for the sequence of an event that is to be counted.
+        """
+        wanted = {period.name for period in periods}
+        sums: dict[BudgetPlace, AttemptSums] = defaultdict(AttemptSums)
+        upto, log = stored.upto, await self._lookup.facts(Stream.EVENTS)
+        if upto >= log.last or log.first > log.last:
+            return LoggedSpend(upto, {})
+        # Events that a cut-off replica lacks would be taken for money that was never spent.
+        whole = self._lookup.scan(Stream.EVENTS, ATTEMPTS, start=upto + 1, up_to=log.last, whole=True)
+        async with aclosing(whole) as found:
+            async for message in found:
+                upto = message.sequence
+                attempt = read_record(message, Attempt) if counts(message.sequence) else None
+                if attempt is not None and not attempt.short_circuited:
+                    figures = figures_of(attempt)
+                    for place in places_of(attempt, self._zone):
+                        if place[0] in wanted:
+                            sums[place] += figures
+        return LoggedSpend(upto, dict(sums))
+
+    async def notes(self, stored: StoredSpend, periods: Sequence[Period]) -> dict[str, Notes]:
+        """The announced thresholds and the raised caps of budgets, by the period's name. Raises as `logged`."""
+        events = {event.event_id: event for event in stored.events}
+        async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.budgets.>", whole=True)) as found:
+            async for message in found:
+                if (event := message.read(BudgetEvent)) is not None:
+                    events[event.event_id] = event
+        wanted = {period.name for period in periods}
+        return _notes(event for event in events.values() if event.period in wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetComparison:
+    """The counters and the record, as of one moment."""
+
+    snapshot: Snapshot
+    stored: StoredSpend
+    logged: LoggedSpend
+    at: datetime
+
+    @property
+    def recorded(self) -> Ledger:
+        """All of the record."""
+        return added(self.stored.figures, self.logged.figures)
+
+    @property
+    def differences(self) -> Mapping[BudgetPlace, AttemptSums]:
+        """The counters less the record, by period and scope."""
+        counted, recorded = self.snapshot.settled, self.recorded
+        differences = {
+            place: counted.get(place, AttemptSums()) - recorded.get(place, AttemptSums())
+            for place in {*counted, *recorded}
+        }
+        return {place: one for place, one in sorted(differences.items()) if one != AttemptSums()}
+
+    @property
+    def leaks(self) -> Mapping[BudgetPlace, int]:
+        """Amounts held by the counters beyond those of calls, in nano-dollars, by period and scope."""
+        held, counted = self.snapshot.held(charged=False), self.snapshot.reserved
+        # A call may hold something in a period that has begun since: it is not in the snapshot.
+        names = {counters.period.name for counters in self.snapshot.periods}
+        places = {place for place in {*held, *counted} if place[0] in names}
+        leaks = {place: counted.get(place, 0) - held.get(place, 0) for place in places}
+        return {place: leak for place, leak in sorted(leaks.items()) if leak}
+
+    @property
+    def doubtful(self) -> frozenset[BudgetPlace]:
+        """Places where the counters have more than the record, which may have lost the difference.
+
+        There nothing is taken away: a record that lost rows would open a cap that is spent.
+        """
+        filled = self.snapshot.filled
+        alone = filled is not None and filled.alone
+        periods = {counters.period.name: counters.period for counters in self.snapshot.periods}
+        return frozenset(
+            place
+            for place, one in self.differences.items()
+            if one.spent > 0 and not self.stored.is_all_logged(periods[place[0]], alone=alone)
+        )
+
+    def repairs(self) -> tuple[Repair, ...]:
+        """Repairs that make the counters equal to the record, but for those in doubt."""
+        periods = {counters.period.name: counters.period for counters in self.snapshot.periods}
+        doubtful = self.doubtful
+        figures = [
+            Repair(periods[place[0]], f"{figure}:{place[1]}", -value)
+            for place, one in self.differences.items()
+            if place not in doubtful
+            for figure, value in one.items()
+            if value
+        ]
+        leaks = [Repair(periods[name], f"reserved:{key}", -leak) for (name, key), leak in self.leaks.items()]
+        return (*figures, *leaks)
+
+    def reconciliation(self) -> Reconciliation:
+        """The report to users: the budgets of the current periods, and of earlier ones where they differ."""
+        now = int(self.at.timestamp() * 1000)
+        differences, charged, recorded = self.differences, self.snapshot.held(charged=True), self.recorded
+        stored, logged = self.stored.figures, self.logged.figures
+        budgets: list[BudgetReconciliation] = []
+        for counters in self.snapshot.periods:
+            name = counters.period.name
+            current = counters.period.holds(now)
+            places = {place for place in {*recorded, *self.snapshot.figures} if place[0] == name}
+            for place in sorted(place for place in places if current or place in differences):
+                counted = self.snapshot.figures.get(place, AttemptSums())
+                budgets.append(
+                    BudgetReconciliation(
+                        budget=f"{place[1]}/{counters.period.window}",
+                        period=name,
+                        counted=counted.spent,
+                        recorded=recorded.get(place, AttemptSums()).spent,
+                        stored=stored.get(place, AttemptSums()).spent,
+                        logged=logged.get(place, AttemptSums()).spent,
+                        unrecorded=charged.get(place, 0),
+                        difference=differences.get(place, AttemptSums()).spent,
+                        counted_calls=counted.calls,
+                        recorded_calls=recorded.get(place, AttemptSums()).calls,
+                    )
+                )
+        return Reconciliation(
+            equal=not differences and not self.leaks,
+            budgets=tuple(budgets),
+            reserved=self._reserved_globally(self.snapshot.reserved, now),
+            held=self._reserved_globally(self.snapshot.held(charged=False), now),
+            at=self.at,
+        )
+
+    def _reserved_globally(self, reserved: Mapping[BudgetPlace, int], now_ms: int) -> int:
+        months = [counters.period for counters in self.snapshot.periods if counters.period.window == "monthly"]
+        return sum(reserved.get((month.name, "global"), 0) for month in months if month.holds(now_ms))
+
+
+async def compare(
+    record: RecordedSpend, counters: BudgetCounters, now: datetime, *, thorough: bool = False
+) -> BudgetComparison:
+    """Compares the counters with the record. Nothing stops for it.
+
+    The counters are read as of one moment, with the events that they count; of those the record is summed up.
+
+    Args:
+        record: the costs of calls.
+        counters: those of Redis.
+        now: time that the current periods depend on.
+        thorough: ClickHouse is asked only for the part that EVENTS does not have any more.
+
+    Raises:
+        NotFilledError: the counters are lost, or of another log.
+        StateUnavailableError, BusUnavailableError: Redis or NATS does not answer.
+        AnalyticsUnavailableError, QueryError: ClickHouse can't be asked, and is needed.
+    """
+    periods = counters.periods(now)
+    stored = await record.stored(periods, thorough=thorough)
+    log, first = stored.log, max(stored.upto, stored.counted, stored.log.first - 1) + 1
+    snapshot = await counters.snapshot(periods, log.identity, first, log.last)
+    filled = snapshot.filled
+    if filled is None or (filled.log, filled.zone) != (log.identity, counters.zone.key):
+        raise NotFilledError
+
+    def counts(sequence: int) -> bool:
+        return sequence <= stored.counted or snapshot.counts(sequence)
+
+    return BudgetComparison(snapshot, stored, await record.logged(stored, periods, counts), now)
+
+
+def added(one: Ledger, other: Ledger) -> dict[BudgetPlace, AttemptSums]:
+    """Both sums together."""
+    return {place: one.get(place, AttemptSums()) + other.get(place, AttemptSums()) for place in {*one, *other}}
+
+
+def at_least(one: Ledger, other: Ledger) -> dict[BudgetPlace, AttemptSums]:
+    """The larger of each figure."""
+    places = {*one, *other}
+    return {place: one.get(place, AttemptSums()).largest(other.get(place, AttemptSums())) for place in places}
+
+
+def _notes(events: Iterable[BudgetEvent]) -> dict[str, Notes]:
+    raises: dict[str, dict[str, CapRaise]] = defaultdict(dict)
+    announced: dict[str, set[str]] = defaultdict(set)
+    for event in sorted(events, key=lambda event: event.at):
+        key = scope_key(event)
+        if event.kind == "raised" and event.limit is not None:
+            raises[event.period][key] = CapRaise(
+                limit=event.limit,
+                configured=event.configured or 0,
+                by=event.by or "",
+                reason=event.reason or "",
+                at=event.at,
+            )
+        elif event.kind == "raise_ended":
+            raises[event.period].pop(key, None)
+        elif event.threshold_percent is not None:
+            announced[event.period].add(threshold(key, event.limit, event.threshold_percent))
+    names = {*raises, *announced}
+    return {name: Notes(raises.get(name, {}), frozenset(announced.get(name, ()))) for name in names}

@@ -1,0 +1,369 @@
+"""Refusals of calls: the error of each kind, in the same words in the API, the CLI, the console and alerts.
+
+The error has three texts. `message` names the rule that refused and no figure, as programs read it. `figures` is for
+operators: what was needed, what is left of which cap, and what to do. `user_message` is for models and end users.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import cast
+
+from breakwater.breakers.rules import GUARD_PRESETS, BreakerKey
+from breakwater.jobs.contract.events import GuardRule
+from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
+from breakwater.jobs.rules.ownership import shown
+from breakwater.kernel.formats import beyond, moment, moneys, sentence
+from breakwater.kernel.types import time_from_ms
+from breakwater.limits.rules.budget import MAX_TENANTS, Counter, OverBudget, fits
+from breakwater.limits.rules.guard import SOFT_PERCENT
+from breakwater.limits.rules.rate_limit import HELD, RateLimit
+
+RETRY_HELD_S = 5.0
+"""The advised wait for calls in flight to end."""
+
+_TOO_MANY = "This agent is receiving too many requests right now. Please try again later."
+
+
+def for_operators(error: ErrorInfo) -> str:
+    """The whole text of a refusal, with its figures and the next step."""
+    return joined(error.message, error.figures)
+
+
+def joined(message: str, figures: str | None) -> str:
+    """The message of an error, and its figures if they are there."""
+    return message if not figures else f"{message}. {figures}"
+
+
+def refusal(
+    kind: ErrorKind,
+    class_name: str,
+    message: str,
+    *,
+    figures: str = "",
+    to_do: str | None = None,
+    retry_after_s: float | None = None,
+    user_message: str | None = None,
+) -> ErrorInfo:
+    """Builds the error of a refusal."""
+    for_people = [sentence(figures)] if figures else []
+    if to_do is not None:
+        for_people.append(f"To do: {to_do}.")
+    return ErrorInfo(
+        kind=kind,
+        class_=class_name,
+        message=message,
+        figures=" ".join(for_people) or None,
+        retry_after_s=retry_after_s,
+        user_message=user_message,
+    )
+
+
+def command(group: str, action: str | None, *names: str, **options: str | None) -> str:
+    """A command of ours, for a text. `action` is None where the group itself is the command."""
+    # People paste it into a shell, and programs choose names: each is quoted, and none is read as an option.
+    given = [f"--{option}={value}" for option, value in options.items() if value is not None]
+    end = ["--"] if any(name.startswith("-") for name in names) else []
+    return shlex.join(["breakwater", group, *([] if action is None else [action]), *given, *end, *names])
+
+
+# Budgets
+
+REBUILDING = refusal(
+    "budget_exceeded",
+    "BudgetsRebuildingError",
+    "the budgets' counters were lost and are being rebuilt; until then no call is made under a hard cap",
+    to_do="wait a few seconds; if it lasts, `breakwater doctor` shows what holds the rebuild up",
+    user_message="This agent's budget cannot be checked right now. Please try again in a minute.",
+)
+
+TOO_MANY_TENANTS = refusal(
+    "budget_exceeded",
+    "TooManyTenantsError",
+    "the sender of this job has named too many tenants this month, and this one is new",
+    figures=f"budgets are kept for {MAX_TENANTS:,} tenants of each sender, and for all in budgets.tenants",
+    to_do="list the sender's tenants in budgets.tenants, or fix the program that makes up their names",
+    user_message="This agent does not accept requests for more customers at present. Please contact its owner.",
+)
+
+
+def over_budget(over: OverBudget, model: str, wait_s: float) -> ErrorInfo:
+    """A hard cap is spent, or lower than the call may cost. `wait_s`: until the period ends."""
+    counter = over.counter
+    budget = _budget(over.counter)
+    if over.limit == 0:
+        return refusal(
+            "budget_exceeded",
+            "BudgetExceededError",
+            f"{budget} admits no call that costs anything",
+            figures="its cap is $0.00",
+            to_do=f"raise {counter.setting}",
+            user_message="This agent may not spend anything at present. Please contact its owner.",
+        )
+    amount, cap, left, reserved = moneys(
+        over.amount, over.limit, max(0, over.limit - over.spent - over.reserved), over.reserved
+    )
+    worst = f"a call to {model} may cost up to {amount}"
+    if over.amount > over.limit:
+        return refusal(
+            "budget_exceeded",
+            # A tenant's cap may be meant for other agents.
+            "BudgetExceededError" if counter.scope == "tenant" else "CallOverCapError",
+            f"a call to {model} may cost more than the whole of {budget}; no such call ever fits",
+            figures=f"{worst}, and the cap is {cap}",
+            to_do=f"lower `max_tokens`, or raise {counter.setting}",
+            user_message="This request would cost more than this agent may spend. Please make it shorter.",
+        )
+    held = f" ({reserved} is reserved by calls in flight)" if over.reserved else ""
+    resets = moment(time_from_ms(over.resets_at_ms))
+    return refusal(
+        "budget_exceeded",
+        "BudgetExceededError",
+        f"{budget} has no room for a call to {model}; it resets at {resets}",
+        figures=f"it has {left} of {cap} left{held}, and {worst}",
+        to_do=f"lower `max_tokens`, raise the cap ({raise_cap(counter)}), or wait until it resets",
+        retry_after_s=wait_s,
+        user_message=f"This agent has used up its budget for now. It can be used again after {resets}.",
+    )
+
+
+def budget_held(over: OverBudget, model: str) -> ErrorInfo:
+    """Calls in flight or the share of others leave no room, and the job has no time to wait for it."""
+    budget = _budget(over.counter)
+    left, cap, held, amount = moneys(over.limit - over.spent, over.limit, over.reserved, over.amount)
+    why = "calls in flight hold what is left of it"
+    whose = "is held by requests that are still running"
+    if over.by_share:
+        why = "a caller holds at most half of what is left of it while others hold some of it or wait for it"
+        whose = "is shared with other requests at the moment"
+    return refusal(
+        "budget_exceeded",
+        "BudgetHeldError",
+        f"{budget} is not spent, but {why}",
+        figures=f"it has {left} of {cap} left, {held} of it held by calls in flight, and a call to {model} may cost up "
+        f"to {amount}",
+        to_do=f"try again, lower `max_tokens`, or raise the cap ({raise_cap(over.counter)})",
+        retry_after_s=RETRY_HELD_S,
+        user_message=f"This agent's budget {whose}. Please try again soon.",
+    )
+
+
+def over_own_cap(agent: str, model: str, worst_case: int, spent: int, cap: int) -> ErrorInfo:
+    """The job's own cap has no room for the call."""
+    never = not fits(worst_case, limit=cap, spent=0)
+    setting = f"agents.{agent}.max_cost_usd"
+    so_far, most, limit = beyond(spent, worst_case, cap)
+    return refusal(
+        "budget_exceeded",
+        "CallOverCapError" if never else "BudgetExceededError",
+        f"a call to {model} does not fit under the job's own cap (max_cost_usd)",
+        figures=f"the job has cost {so_far}, a call to {model} may cost up to {most}, and {setting} is {limit}",
+        to_do=f"lower `max_tokens`, or raise {setting}",
+        user_message="This request would cost too much for a single one. Please make it shorter or simpler.",
+    )
+
+
+def unpriced(model: str, cap: str, setting: str) -> ErrorInfo:
+    """A model without a price under a cap, as it may not be free."""
+    return refusal(
+        "budget_exceeded",
+        "UnpricedModelError",
+        f"{model} has no price, so {cap} cannot be enforced; set {setting}",
+        user_message="This agent's budget can't be enforced, as its model has no price. Please ask its owner.",
+    )
+
+
+def raise_cap(counter: Counter) -> str:
+    """The setting and the command that raise a cap."""
+    until = "day" if counter.window == "daily" else "month"
+    return f"{counter.setting}, or for this {until} `{raise_command(counter.name)}`"
+
+
+def raise_command(budget: str) -> str:
+    """The command that raises the cap of a budget, by its name."""
+    return f"breakwater budgets raise {shlex.quote(budget)} USD --reason WHY"
+
+
+def _budget(counter: Counter) -> str:
+    owner = "all agents" if counter.scope_name is None else f"{counter.scope} {counter.scope_name}"
+    return f"the {counter.window} budget of {owner}"
+
+
+# Tasks
+
+_TASK_RULES: dict[GuardRule, str] = {
+    "max_iterations": "it has reached its limit of iterations",
+    "max_tokens": "it has used all its tokens",
+    "max_cost": "its money is used up, or too little for another call",
+    "consecutive_failures": "its jobs fail one after the other",
+    "same_error": "its jobs fail with the same error",
+    "confidence_drift": "its answers are less and less sure, or not sure enough",
+}
+
+
+_AGENT_RUN = f" (`preset: agent-run` allows {GUARD_PRESETS['agent-run']['max_iterations']})"
+
+
+def task_stopped(
+    rule: GuardRule, reason: str, *, agent: str, task_id: str, tenant: str | None, execution_id: str | None
+) -> ErrorInfo:
+    """A guard has stopped the task.
+
+    Args:
+        rule: that stopped it.
+        reason: in figures.
+        agent: the job's that tripped the guard.
+        task_id: the task.
+        tenant: of the task.
+        execution_id: the job that tripped the guard; its id is the task's if it was given none.
+    """
+    whose = "" if tenant is None else f" of tenant {tenant}"
+    setting = _guard_setting(agent, rule)
+    reset = command("guards", "reset", task_id, tenant=tenant)
+    if task_id == execution_id:
+        message = f"the guard of agent {agent} admits no further call of this job ({rule}: {_TASK_RULES[rule]})"
+        to_do = f"make the job smaller, or raise {setting}, and replay its dead letter; `{reset}` resolves the alert"
+    else:
+        message = (
+            f"task {shown(task_id)}{whose} is stopped by the guard of agent {agent} ({rule}: {_TASK_RULES[rule]}) "
+            "until an operator resets it; other work needs another task_id"
+        )
+        to_do = f"look at its last executions; `{reset}` resumes it, and {setting} sets the limit"
+        if rule == "max_iterations":
+            to_do += _AGENT_RUN
+    return refusal("guard_tripped", "GuardTrippedError", message, figures=reason, to_do=to_do)
+
+
+def task_near_cap(rule: GuardRule, reason: str, *, agent: str, task_id: str, tenant: str | None) -> str:
+    """A task has used 80 % of a cap of its guard, for people. The arguments are those of `task_stopped`."""
+    whose = "" if tenant is None else f" of tenant {tenant}"
+    return (
+        f"Task {task_id}{whose} has used at least {SOFT_PERCENT} % of {rule} of the guard of agent {agent}: {reason}. "
+        "At the limit its jobs are refused. To do: check whether it loops; if it needs more, raise "
+        f"{_guard_setting(agent, rule)}{_AGENT_RUN if rule == 'max_iterations' else ''}."
+    )
+
+
+def task_budget_held(agent: str, *, used: int = 0, worst_case: int = 0, cap: int | None = None) -> ErrorInfo:
+    """Other jobs of the task hold the rest of its cost cap, and the job has no time to wait for them.
+
+    Args:
+        agent: of the job.
+        used: by the task, including what its other jobs hold, in nano-dollars.
+        worst_case: of the call, in nano-dollars.
+        cap: of the task; None where it is not known yet.
+    """
+    figures = ""
+    if cap is not None:
+        spent, most, limit = beyond(used, worst_case, cap)
+        figures = f"{spent} of {limit} is spent or held, and the call may cost up to {most}"
+    return refusal(
+        "budget_exceeded",
+        "BudgetExceededError",
+        "other jobs of the task hold what is left of its cost cap",
+        figures=figures,
+        to_do=f"try again when they have ended, lower `max_tokens`, or raise {_guard_setting(agent, 'max_cost')}",
+        user_message="This task has no budget left while its other jobs are running. Please try again later.",
+    )
+
+
+def _guard_setting(agent: str, rule: GuardRule) -> str:
+    name = {"max_cost": "max_cost_usd", "confidence_drift": "confidence"}.get(rule, rule)
+    return f"agents.{agent}.guard.{name}"
+
+
+# Breakers
+
+ISOLATED = "isolated until an operator resets it"
+
+
+def breaker_open(
+    key: BreakerKey, reason: str, *, state: str, retry_after_s: float | None = None, user_message: str | None = None
+) -> ErrorInfo:
+    """A breaker is open.
+
+    Args:
+        key: of the breaker.
+        reason: why it opened, in figures.
+        state: in words, with its end.
+        retry_after_s: until a call may pass; None where that is not known.
+        user_message: for models and end users.
+    """
+    agent = None if key.agent == "*" else key.agent
+    whose = "the agents that share it" if agent is None else f"agent {agent}"
+    failures = command("executions", None, agent=agent, since="1h")
+    reset = command("breakers", "reset", key.agent, key.model)
+    to_do = f"look at `{failures}` and at the provider's status page; `{reset}` admits calls now"
+    if state == ISOLATED:
+        to_do = f"`{reset}` once calls may resume"
+    elif key.task is not None:
+        whose = f"task {shown(key.task)}"
+        to_do = "fix what fails, or submit the job with looser `breaker` rules"
+    what = f"provider {key.model.removesuffix('/*')}" if key.model.endswith("/*") else key.model
+    return refusal(
+        "breaker_open",
+        "CircuitBreakerOpenError",
+        f"the breaker of {whose} for {what} is {state}",
+        figures=reason,
+        to_do=to_do,
+        retry_after_s=retry_after_s,
+        user_message=user_message,
+    )
+
+
+def retry_budget_spent(model: str) -> ErrorInfo:
+    """Too many calls of the fleet are retries already."""
+    return refusal(
+        "retry_budget",
+        "RetryBudgetExceededError",
+        f"too many calls to {model} are retries already, so this one is not repeated",
+        to_do=f"find why calls to it fail: `{command('executions', None, since='1h')}`",
+        user_message="This agent is temporarily unavailable because of recent failures. Please try again later.",
+    )
+
+
+# Rate limits
+
+
+def over_rate_limit(name: str, what: str, rule: RateLimit, wait_s: float | None, agent: str) -> ErrorInfo:
+    """A rate limit of the config has no room.
+
+    Args:
+        name: whose it is: `agent:writer`, `model:gpt-4o`, `task:<tenant>/<task>`.
+        what: `requests_per_minute`, `tokens_per_hour`, `concurrent_calls`.
+        rule: the limits.
+        wait_s: until there is room, at the latest; None where the call alone is above the limit.
+        agent: of the call.
+    """
+    kind, _, of = name.partition(":")
+    owner = f"{kind}s.{of}"
+    if kind == "task":
+        owner = f"agents.{agent}.guard"
+        of = shown(of.partition("/")[2])
+    setting = what if what in RateLimit.model_fields else what.partition("_per_")[0]
+    of_what = what.replace("_", " ")
+    limit = cast(int, getattr(rule, setting))
+    later = "; the call alone is above it" if wait_s is None else f"; try again in {wait_s:.0f} s"
+    return refusal(
+        "rate_limit",
+        "RateLimitExceededError",
+        f"the limit of {kind} {of} on {of_what} has no room for this call{later}",
+        figures=f"it is {limit:,} {of_what}",
+        to_do=f"{'lower `max_tokens`' if wait_s is None else 'wait'}, or raise {owner}.rate_limit.{setting}",
+        retry_after_s=wait_s,
+        user_message=_TOO_MANY,
+    )
+
+
+def model_held(agent: str, model: str, rest_s: float) -> ErrorInfo:
+    """A provider's rate limit holds the model for the whole fleet."""
+    reset = command("breakers", "reset", agent, model)
+    return refusal(
+        "rate_limit",
+        HELD,
+        f"{model} is held until its provider's rate limit is over",
+        figures=f"that is in {rest_s:.0f} s",
+        to_do=f"wait, or ask the provider for a higher limit; `{reset}` ends the hold",
+        retry_after_s=rest_s,
+        user_message=_TOO_MANY,
+    )

@@ -1,0 +1,303 @@
+"""The counters of all budgets: read as of one moment, filled from the record, repaired where they differ.
+
+The figures that they are filled from or compared with are computed in `breakwater.limits.reconciliation`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from secrets import token_hex
+from typing import Any, cast
+from zoneinfo import ZoneInfo
+
+from redis.exceptions import ResponseError
+
+from breakwater.jobs.contract.events import CapRaise
+from breakwater.kernel.redis.connection import Argument, Redis, ScriptCall, StateUnavailableError, read_hashes
+from breakwater.limits.rules.budget import Counter, Period, effective_limit, periods_since, scope_keys
+from breakwater.limits.rules.ledger import FIGURES, AttemptSums, BudgetPlace, Ledger
+from breakwater.limits.store.budgets import (
+    BLOCK,
+    FILLED,
+    HELD,
+    KEEP_MS,
+    LUA,
+    RESERVATIONS,
+    Reservation,
+    block_key,
+    period_key,
+    raised_cap,
+    reservation,
+)
+
+KEEP = timedelta(milliseconds=KEEP_MS)
+KEEP_COPIES_MS = 600_000
+_FILLED = ("log", "zone", "upto", "alone", "repairs")
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Source of the counters: a log, by its identity, up to a sequence, in the days of a time zone."""
+
+    log: str
+    zone: str
+    upto: int
+    alone: bool
+    """Nothing in them is from elsewhere than this log."""
+    repairs: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """The notes next to the counters of a period, by the scope's key."""
+
+    raises: Mapping[str, CapRaise] = field(default_factory=dict[str, CapRaise])
+    announced: frozenset[str] = frozenset()
+    """The thresholds that were announced, each as `<key>@<limit in nano-dollars>@<percent>`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodCounters:
+    """The counters of one period, by the scope's key."""
+
+    period: Period
+    figures: Mapping[str, AttemptSums]
+    reserved: Mapping[str, int]
+    notes: Notes
+
+    def limit(self, counter: Counter) -> int | None:
+        """The effective cap of a budget in this period, in nano-dollars; None where there is none."""
+        raised = self.notes.raises.get(counter.key)
+        return effective_limit(counter.limit, None if raised is None else (raised.limit, raised.configured))
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All counters as of one moment, and which events of the log are counted in them."""
+
+    filled: Filled | None
+    periods: tuple[PeriodCounters, ...]
+    reservations: tuple[Reservation, ...]
+    _blocks: Mapping[int, bytes]
+
+    def counts(self, sequence: int) -> bool:
+        """True if an event of the log is counted; it must lie in the range that was asked for."""
+        if self.filled is not None and sequence <= self.filled.upto:
+            return True
+        block, bit = divmod(sequence, BLOCK)
+        bits = self._blocks.get(block, b"")
+        return bit // 8 < len(bits) and bool(bits[bit // 8] >> (7 - bit % 8) & 1)
+
+    @property
+    def figures(self) -> Ledger:
+        """By period and scope."""
+        return {(one.period.name, key): sums for one in self.periods for key, sums in one.figures.items()}
+
+    @property
+    def settled(self) -> Ledger:
+        """The same, without charges for calls of which nothing is recorded."""
+        charged = self.held(charged=True)
+        return {place: sums - AttemptSums(spent=charged.get(place, 0)) for place, sums in self.figures.items()}
+
+    @property
+    def reserved(self) -> Mapping[BudgetPlace, int]:
+        """Held by the counters, by period and scope."""
+        return {(one.period.name, key): held for one in self.periods for key, held in one.reserved.items()}
+
+    def held(self, *, charged: bool) -> Mapping[BudgetPlace, int]:
+        """Held by the reservations themselves; or charged when their leases ended without a settlement."""
+        sums: dict[BudgetPlace, int] = defaultdict(int)
+        for one in self.reservations:
+            if one.charged == charged:
+                for name in (one.day, one.month):
+                    for key in scope_keys(one.agent, one.tenant):
+                        sums[name, key] += one.amount
+        return dict(sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """An amount that a counter lacks; it has too much where that is negative."""
+
+    period: Period
+    field: str
+    """Such as `spent:global`."""
+    add: int
+
+
+class BudgetCounters:
+    """Reads, fills and repairs the counters. All methods raise StateUnavailableError, and may then be called again."""
+
+    def __init__(self, redis: Redis, zone: ZoneInfo) -> None:
+        self._redis = redis
+        self._zone = zone
+
+    @property
+    def zone(self) -> ZoneInfo:
+        """Time zone of its days and months."""
+        return self._zone
+
+    def periods(self, now: datetime) -> tuple[Period, ...]:
+        """The current day and month, and the earlier ones whose calls may still be settled."""
+        return periods_since(now - KEEP, now, self._zone)
+
+    async def run_id(self) -> str:
+        """The id of this run of Redis: it changes with a restart. Constant where Redis does not permit reading it."""
+        try:
+            return str((await cast(Any, self._redis.client.info("server"))).get("run_id"))
+        except ResponseError:
+            return ""
+
+    async def filled(self) -> Filled | None:
+        """Source of the counters; None where they are lost."""
+        return _filled((await read_hashes(self._redis.client, [FILLED]))[0])
+
+    async def snapshot(self, periods: Sequence[Period], log: str = "", first: int = 1, last: int = 0) -> Snapshot:
+        """The counters of some periods as of one moment.
+
+        Args:
+            periods: which.
+            log: whose events are asked for with `Snapshot.counts`.
+            first: the first of those, by its sequence.
+            last: the last of those. Events of the next minute may be asked for as well.
+        """
+        # Also where there is none of those yet: some may come, and be counted, before this is read.
+        blocks = range(first // BLOCK, max(first, last) // BLOCK + 2) if log else range(0)
+        hashes = [RESERVATIONS, *(period_key(one.window, one.name) for one in periods)]
+        name = token_hex(8)
+        copies = [f"bw:budget:copy:{name}:{number}" for number in range(len(hashes))]
+        pairs = [key for pair in zip(hashes, copies, strict=True) for key in pair]
+        keys = [FILLED, *(block_key(log, block) for block in blocks), *pairs]
+        [answer] = await self._redis.run([ScriptCall(LUA["snapshot"], keys, [len(blocks), KEEP_COPIES_MS])])
+        filled, copied, *bits = answer
+        reservations, *counted = await read_hashes(self._redis.client, copies)
+        if await self._redis.client.unlink(*copies) < copied:
+            raise StateUnavailableError("the copy of the budgets' counters was not read in time")
+        return Snapshot(
+            _filled(dict(zip(_FILLED, filled, strict=True))),
+            tuple(_period_counters(one, fields) for one, fields in zip(periods, counted, strict=True)),
+            tuple(reservation(attempt_id, text) for attempt_id, text in reservations.items()),
+            {block: bytes.fromhex(part) for block, part in zip(blocks, bits, strict=True)},
+        )
+
+    async def fill(
+        self,
+        known: Filled | None,
+        log: str,
+        upto: int,
+        periods: Sequence[Period],
+        figures: Ledger,
+        notes: Mapping[str, Notes],
+        *,
+        alone: bool = True,
+    ) -> bool:
+        """Sets the counters to the figures of the record. Reservations of calls under way stay.
+
+        Args:
+            known: their source so far.
+            log: the identity of the log.
+            upto: the last event that is counted in `figures`; those after it are settled as they come.
+            periods: which; others are not touched.
+            figures: by period and scope.
+            notes: next to them, by the period's name.
+            alone: nothing of `figures` is from elsewhere than this log.
+
+        Returns:
+            True if it was done; another process may have filled them since `known` was read.
+        """
+        before = ("", "") if known is None else (known.log, known.zone)
+        arguments: list[Argument] = [log, self._zone.key, upto, int(alone), *before]
+        for one in periods:
+            fields: list[Argument] = []
+            for (name, key), sums in figures.items():
+                if name == one.name:
+                    fields += [part for figure, value in sums.items() for part in (f"{figure}:{key}", value)]
+            fields += _fields_of(notes.get(one.name, Notes()))
+            arguments += [one.name, one.end_ms + KEEP_MS, len(fields) // 2, *fields]
+        keys = [FILLED, RESERVATIONS, HELD, *(period_key(one.window, one.name) for one in periods)]
+        [done] = await self._redis.run([ScriptCall(LUA["fill"], keys, arguments)])
+        return bool(done)
+
+    async def repair(self, known: Filled, repairs: Sequence[Repair], upto: int) -> bool:
+        """Adds missing amounts to counters; then they count all events of the log up to one of them.
+
+        Returns:
+            True if it was done: not where they were filled or repaired since.
+        """
+        periods = list(dict.fromkeys(one.period for one in repairs))
+        arguments: list[Argument] = [known.log, known.zone, known.repairs, upto]
+        for one in repairs:
+            arguments += [periods.index(one.period) + 1, one.period.end_ms + KEEP_MS, one.field, one.add]
+        keys = [FILLED, *(period_key(one.window, one.name) for one in periods)]
+        [done] = await self._redis.run([ScriptCall(LUA["repair"], keys, arguments)])
+        return bool(done)
+
+    async def note_raise(self, period: Period, key: str, raised: CapRaise | None) -> None:
+        """Records that an operator raised a cap until the period's end; None revokes the raise."""
+        place = period_key(period.window, period.name)
+        async with self._redis.client.pipeline(transaction=True) as pipe:
+            if raised is None:
+                pipe.hdel(place, f"cap:{key}", f"raised:{key}")
+            else:
+                pipe.hset(place, items=_fields_of(Notes({key: raised})))
+                pipe.pexpireat(place, period.end_ms + KEEP_MS)
+            await pipe.execute()
+
+    async def spent(self, period: Period, key: str) -> tuple[int, tuple[int, int] | None]:
+        """The spend of a scope in a period, and its raised cap (see `raised_cap`)."""
+        spent, cap = await cast(
+            Any, self._redis.client.hmget(period_key(period.window, period.name), [f"spent:{key}", f"cap:{key}"])
+        )
+        return int(spent or 0), raised_cap(cap)
+
+    async def announced(self, period: Period, key: str, thresholds: Sequence[str]) -> tuple[int, list[bool]]:
+        """Held by calls in flight of a scope, and which thresholds (`<key>@<limit>@<percent>`) were announced."""
+        fields = [f"reserved:{key}", *(f"announced:{one}" for one in thresholds)]
+        held, *announced = await cast(Any, self._redis.client.hmget(period_key(period.window, period.name), fields))
+        return int(held or 0), [one is not None for one in announced]
+
+    async def announce(self, period: Period, threshold: str) -> None:
+        """Records that a threshold has been announced."""
+        place = period_key(period.window, period.name)
+        async with self._redis.client.pipeline(transaction=True) as pipe:
+            pipe.hset(place, f"announced:{threshold}", "1")
+            pipe.pexpireat(place, period.end_ms + KEEP_MS)
+            await pipe.execute()
+
+
+def _filled(fields: Mapping[str, str | None]) -> Filled | None:
+    log, zone, upto, alone, repairs = (fields.get(name) for name in _FILLED)
+    if log is None:
+        return None
+    return Filled(log, cast(str, zone), int(cast(str, upto)), alone == "1", cast(str, repairs))
+
+
+def _period_counters(period: Period, fields: Mapping[str, str]) -> PeriodCounters:
+    figures: dict[str, dict[str, int]] = defaultdict(dict)
+    reserved: dict[str, int] = {}
+    raises: dict[str, CapRaise] = {}
+    announced: set[str] = set()
+    for name, value in fields.items():
+        what, _, key = name.partition(":")
+        if what in FIGURES:
+            figures[key][what] = int(value)
+        elif what == "reserved":
+            reserved[key] = int(value)
+        elif what == "raised":
+            raises[key] = CapRaise.model_validate_json(value)
+        elif what == "announced":
+            announced.add(key)
+    sums = {key: AttemptSums(**known) for key, known in figures.items()}
+    return PeriodCounters(period, sums, reserved, Notes(raises, frozenset(announced)))
+
+
+def _fields_of(notes: Notes) -> list[Argument]:
+    fields: list[Argument] = []
+    for key, raised in notes.raises.items():
+        fields += [f"cap:{key}", f"{raised.limit}:{raised.configured}", f"raised:{key}", raised.model_dump_json()]
+    for threshold in sorted(notes.announced):
+        fields += [f"announced:{threshold}", 1]
+    return fields

@@ -1,0 +1,135 @@
+"""The limits of agents and models on requests, tokens and concurrent calls: over the whole fleet, by Redis' clock.
+
+Requests and tokens are counted in slices of 1 % of the window with running sums, in one hash for each name and window
+(a minute, an hour, a day): at most 206 small fields, however much is called. A call counts for at least the whole
+window and at most a slice longer, so no window, wherever it is laid, ever holds more than the limit. Calls under way
+are a sorted set of leases: those of a worker that died end by themselves. What a call has counted is remembered in a
+small hash for each attempt, as long as its lease lasts or it counts, but no longer than an hour after its lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from breakwater.kernel.nats.subjects import encode_token
+from breakwater.kernel.redis.connection import ScriptCall, scripts_of
+from breakwater.limits.rules.rate_limit import MINUTES, WINDOW_MS, LimitPeriod, RateLimit
+
+SLICES = 100
+"""Slices in a window."""
+
+_LUA = scripts_of(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """Subject of a limit: `agent:<agent>` or `model:<model>`. Calls are counted by name; the rule is the asker's."""
+
+    name: str
+    rule: RateLimit
+    period: LimitPeriod = "minute"
+    most: tuple[int | None, int | None, int | None] = field(init=False)
+    """The limits on requests, tokens and concurrent calls."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "most", self.rule.most(self.period))
+
+    @classmethod
+    def all_of(cls, name: str, rule: RateLimit) -> tuple[Limited, ...]:
+        """One for each period of a rule."""
+        return tuple(cls(name, rule, period) for period in rule.periods)
+
+
+@dataclass(frozen=True, slots=True)
+class OverLimit:
+    """The call was refused: by whose limit, and on what."""
+
+    name: str
+    what: str
+    """`requests_per_minute`, `tokens_per_hour` and so on; or `concurrent_calls`."""
+    wait_ms: int | None
+    """Requests and tokens: when enough of what counts now will be over; sooner only if calls use less than their worst
+    case. Concurrent calls: when enough leases will have ended, which is the latest; calls mostly end sooner. None: it
+    can never fit, as the call alone is more than a window's tokens.
+    """
+    under_way: int = 0
+    """The calls that count towards the limit and have not ended."""
+
+
+class RateLimits:
+    """The rate limits of the fleet. Rules are arguments: a changed one holds from the next question on."""
+
+    def __init__(self, window_ms: int = WINDOW_MS) -> None:
+        """Takes the length of a minute: a multiple of `SLICES`, and the same for all that share a Redis."""
+        self._slice_ms = {period: minutes * window_ms // SLICES for period, minutes in MINUTES.items()}
+
+    def admit_call(self, attempt_id: str, limits: Sequence[Limited], tokens: int, lease_ms: int | None) -> ScriptCall:
+        """Counts a call if it fits all its limits; read its answer with `admitted`.
+
+        While its lease lasts, the same attempt gets the same answer. After that it asks for another call.
+
+        Args:
+            attempt_id: whose call it is.
+            limits: of the agent and of the model, each name and period once.
+            tokens: the call's worst case, input and output; at least 0.
+            lease_ms: how long it counts as under way, unless it is settled or released before.
+        """
+        rules = [
+            "" if value is None else value
+            for limited in limits
+            for value in (self._slice_ms[limited.period], *limited.most)
+        ]
+        return ScriptCall(
+            _LUA["admit"],
+            _keys(attempt_id, limits),
+            [attempt_id, tokens, "" if lease_ms is None else lease_ms, SLICES, *rules],
+        )
+
+    @staticmethod
+    def admitted(answer: Sequence[Any], limits: Sequence[Limited]) -> OverLimit | None:
+        """Reads the answer to `admit_call`: None when the call may be made.
+
+        Of several limits that refuse, it names the one that does so the longest, and concurrent calls last.
+        """
+        if answer[0] == 1:
+            return None
+        _, index, what, wait_ms, under_way = answer
+        limited = limits[int(index) - 1]
+        if what != "concurrent_calls":
+            what = f"{what}_per_{limited.period}"
+        return OverLimit(limited.name, what, None if wait_ms < 0 else int(wait_ms), int(under_way))
+
+    @staticmethod
+    def settle_call(attempt_id: str, limits: Sequence[Limited], tokens: Sequence[int | None]) -> ScriptCall:
+        """Ends a call: it is under way no more, and counts towards each limit with the tokens it used.
+
+        Unknown tokens (None) change nothing, nor does a limit that the call was not admitted to; limits that are left
+        out go on counting it until their windows end. Answers nothing.
+
+        Args:
+            attempt_id: of the call.
+            limits: that the call was admitted to.
+            tokens: for each of `limits`, in the same order.
+        """
+        used = ["" if count is None else count for count in tokens]
+        return ScriptCall(_LUA["settle"], _keys(attempt_id, limits), [attempt_id, *used])
+
+    @staticmethod
+    def release_call(attempt_id: str, limits: Sequence[Limited]) -> ScriptCall:
+        """The script that takes back a call that was never made: none of it counts. It returns nothing."""
+        return ScriptCall(_LUA["settle"], _keys(attempt_id, limits), [attempt_id, *("unmade" for _ in limits)])
+
+
+def _keys(attempt_id: str, limits: Sequence[Limited]) -> list[str]:
+    by_name = [key for limited in limits for key in _counts_and_calls(limited.name, limited.period)]
+    return [f"bw:rate:attempt:{attempt_id}", *by_name]
+
+
+@lru_cache(maxsize=4096)
+def _counts_and_calls(name: str, period: LimitPeriod) -> tuple[str, str]:
+    token = encode_token(name)
+    window = "" if period == "minute" else f":{period}"
+    return f"bw:rate:counts:{token}{window}", f"bw:rate:calls:{token}"

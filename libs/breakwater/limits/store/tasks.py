@@ -1,0 +1,328 @@
+"""The usage and the failures of tasks, and the tasks that are stopped. Counted here, judged in `limits.rules.guard`.
+
+A task is one hash. Its life begins with its first job and ends when it is reset, or when it has had no job for a
+week; a job under way then counts for nothing in the next one. Each job under way has one hold in it: its cost so far,
+and the worst case of its present call. The list of stopped tasks is a sorted set by when they stopped. It may name too
+many, which a reader finds out. Callers may name any tasks, so each has a list of those that began with its jobs, and of
+the breakers that its jobs brought. Of too many, those that rest are forgotten before their time is over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, cast
+
+from breakwater.breakers.store import KEEP_OF_TASK_MS
+from breakwater.jobs.contract.events import GuardRule
+from breakwater.kernel.nats.subjects import decode_token, encode_token
+from breakwater.kernel.redis.connection import Redis, ScriptCall, scripts_of
+from breakwater.limits.rules.guard import JobOutcome, Task, Trip
+
+KEEP_MS = 7 * 24 * 3_600_000
+"""A task without a job for a week is deleted."""
+
+KEEP_DONE_MS = 3_600_000
+"""A counted job is known for so long, for a delivery whose worker died before it published the job's record."""
+
+KEEP_COPY_MS = 60_000
+"""A repeated reset gets the same answer for so long."""
+
+LONGEST_NAME = 48
+
+MAX_KEPT = 100
+"""Different errors of a task, and confidences that its answers stated."""
+
+TRIPPED = "bw:tasks:tripped"
+MAX_LISTED = 1_000
+"""Stopped tasks that are listed: a page is to be read, and Redis to answer others meanwhile."""
+
+MAX_OF_CALLER = 50_000
+"""Tasks that began with jobs of one caller, 0.3 KB each, and breakers of tasks; more only while they are in use."""
+
+MAX_STOPPED_OF_CALLER = 5_000
+"""Stopped ones beyond those: no task goes on because others begin."""
+
+IN_USE_MS = 600_000
+"""A task is in use for ten minutes after a job of it, and so is its breaker."""
+
+_FORGOTTEN_AT_ONCE = 1_000
+
+_LUA = scripts_of(__file__)
+
+_COUNTS = ("iterations", "tokens", "cost", "consecutive_failures", "total_failures")
+_FIELDS = (
+    *_COUNTS,
+    "errors",
+    "confidences",
+    "rule",
+    "reason",
+    "agent",
+    "execution",
+    "at_ms",
+    "published",
+    "life",
+    "warned",
+)
+"""As the scripts return them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskKey:
+    """Identity of a task. Tenants do not share tasks, even under the same name."""
+
+    tenant: str | None
+    task_id: str
+
+    @property
+    def name(self) -> str:
+        """The task's name: `<tenant>/<task>`, each encoded as a subject token; the tenant is empty for none."""
+        return f"{'' if self.tenant is None else encode_token(self.tenant)}/{encode_token(self.task_id)}"
+
+    @property
+    def short_name(self) -> str:
+        """Its name in keys of Redis, of a bounded size."""
+        return _short(self.name)
+
+    @property
+    def redis_key(self) -> str:
+        """Its key in Redis."""
+        return f"bw:task:{self.short_name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tripped:
+    """A task is stopped: why, by which agent's job, and when (ms since the epoch, by Redis' clock)."""
+
+    trip: Trip
+    agent: str
+    execution_id: str
+    at_ms: int
+    published: bool
+    """Its event has been published."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A job's turn in its task.
+
+    Attributes:
+        number: which iteration it is, from 1; 0 while tripped, or in a life that is over.
+        task: with its concluded jobs.
+        tripped: set where it is stopped.
+        held: for the task's other jobs under way, in nano-dollars.
+        over_cap: the cost cap has no room for the hold that was asked for, and the job's hold is what it was.
+        unwarned: the life of the task, until people are notified that it is near a cap.
+    """
+
+    number: int
+    task: Task
+    tripped: Tripped | None
+    held: int = 0
+    over_cap: bool = False
+    unwarned: str | None = field(default=None, compare=False)
+
+
+class Tasks:
+    """The tasks of the fleet. All methods that wait raise StateUnavailableError, and may then be called again."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._begun: dict[str, list[str]] = {}
+
+    def begun(self, redis_key: str, caller: str | None) -> None:
+        """Notes that a task, or its breaker, began with a job of a caller, until `bound` is called."""
+        self._begun.setdefault(caller or "", []).append(redis_key)
+
+    async def bound(self) -> None:
+        """Forgets tasks of callers that have too many, the first ones that began and rest, up to a thousand of each."""
+        begun, self._begun = self._begun, {}
+        for caller, keys in begun.items():
+            listed = f"bw:tasks:of:{caller}"
+            extra = await self._extra(listed, keys, MAX_OF_CALLER)
+            found = list(zip(extra, await self._redis.run([_forget(key) for key in extra]), strict=True))
+            await self._extra(listed, [key for key, what in found if what == "in use"], None)
+            stopped = [key for key, what in found if what == "stopped"]
+            for key in await self._extra(f"bw:tasks:stopped-of:{caller}", stopped, MAX_STOPPED_OF_CALLER):
+                await self._redis.client.unlink(key)
+
+    async def _extra(self, listed: str, keys: Sequence[str], most: int | None) -> list[str]:
+        """Puts keys at the end of a list, and takes those that are too many off its beginning."""
+        if not keys:
+            return []
+        async with self._redis.client.pipeline(transaction=False) as pipe:
+            pipe.zadd(listed, dict.fromkeys(keys, time.time()), nx=True)
+            pipe.pexpire(listed, KEEP_MS)
+            pipe.zcard(listed)
+            *_, count = await pipe.execute()
+            extra = 0 if most is None else min(count - most, _FORGOTTEN_AT_ONCE)
+            popped = await self._redis.client.zpopmin(listed, extra) if extra > 0 else []
+        return [key for key, _ in cast(list[tuple[str, float]], popped)]
+
+    @staticmethod
+    def enter_call(
+        key: TaskKey,
+        execution_id: str,
+        *,
+        hold: int = 0,
+        cap: int | None = None,
+        dry_run: bool = False,
+        only_first: bool = False,
+        is_step: bool = True,
+    ) -> ScriptCall:
+        """Counts a job as an iteration, once for each execution, and holds its cost after the next call at most.
+
+        Not while tripped, and the hold only where the cap has room for it. Read the answer with `entered`.
+
+        Args:
+            key: the task.
+            execution_id: the job.
+            hold: the job's cost so far and the worst case of its next call, in nano-dollars.
+            cap: of the task's cost; None where it has no cap.
+            dry_run: count and hold nothing; the answer is that to a job that has not entered yet.
+            only_first: the hold of a job that has entered stays as it is, as another than its worker asks.
+            is_step: the job is an iteration.
+        """
+        limit = "" if cap is None else cap
+        keys = [key.redis_key, _marker(key, execution_id)]
+        flags = [int(only_first), int(is_step)]
+        arguments = ["" if dry_run else KEEP_MS, KEEP_MS, _short(execution_id), hold, limit, *flags]
+        return ScriptCall(_LUA["enter"], keys, arguments)
+
+    @staticmethod
+    def entered(answer: Sequence[Any]) -> Entered:
+        """Reads the answer to `enter_call`."""
+        number, held, over_cap, values = answer
+        task, tripped = _read(values)
+        life, warned = values[-2:]
+        return Entered(int(number), task, tripped, int(held), bool(over_cap), None if warned else life)
+
+    @staticmethod
+    def shrink_call(key: TaskKey, execution_id: str, *, spent: int) -> ScriptCall:
+        """Holds no more for a job than it has spent (nano-dollars), as it is at no call; answers nothing."""
+        return ScriptCall(_LUA["shrink"], [key.redis_key], [_short(execution_id), spent])
+
+    async def record(self, key: TaskKey, execution_id: str, outcome: JobOutcome) -> Task:
+        """Counts a concluded job instead of its hold, once, whether it ever entered or not; returns the task then."""
+        error = (outcome.error_hash if outcome.failed else None) or ""
+        confidence = "" if outcome.confidence is None else repr(outcome.confidence)
+        failed = "" if outcome.failed is None else int(outcome.failed)
+        counted = [outcome.tokens, outcome.cost, failed, int(outcome.called), error, confidence]
+        # The first job of its own task is counted again by children that come late.
+        keep_done_ms = KEEP_MS if execution_id == key.task_id else KEEP_DONE_MS
+        arguments = [KEEP_MS, keep_done_ms, *counted, MAX_KEPT, _short(execution_id), int(outcome.is_step)]
+        call = ScriptCall(_LUA["record"], [key.redis_key, _marker(key, execution_id)], arguments)
+        [values] = await self._redis.run([call])
+        return _read(values)[0]
+
+    async def trip(self, key: TaskKey, trip: Trip, *, agent: str, execution_id: str) -> Tripped:
+        """Stops a task, unless it is stopped already. Returns the trip that counts, which is the first one."""
+        return await self._trip(key, trip, agent, execution_id, at_ms=None, published=False)
+
+    async def restore(self, key: TaskKey, tripped: Tripped) -> None:
+        """Puts a trip back that Redis has lost, unless the task has tripped again."""
+        trip, agent, execution_id = tripped.trip, tripped.agent, tripped.execution_id
+        await self._trip(key, trip, agent, execution_id, at_ms=tripped.at_ms, published=tripped.published)
+
+    async def _trip(
+        self, key: TaskKey, trip: Trip, agent: str, execution_id: str, *, at_ms: int | None, published: bool
+    ) -> Tripped:
+        at = "" if at_ms is None else at_ms
+        arguments = [KEEP_MS, trip.rule, trip.reason, agent, execution_id, at, int(published)]
+        [values] = await self._redis.run([ScriptCall(_LUA["trip"], [key.redis_key], arguments)])
+        tripped = _read(values)[1]
+        assert tripped is not None
+        await self._list(key, tripped.at_ms)
+        return tripped
+
+    async def mark_published(self, key: TaskKey) -> None:
+        """Records that a trip's event has been published."""
+        [at_ms] = await self._redis.run([ScriptCall(_LUA["published"], [key.redis_key], [])])
+        if at_ms:
+            # Once more: the worker that tripped it may have died in between, and another one published it.
+            await self._list(key, int(at_ms))
+
+    async def mark_warned(self, key: TaskKey, life: str) -> None:
+        """Records that people were notified of a task near a cap."""
+        await self._redis.run([ScriptCall(_LUA["warned"], [key.redis_key], [life])])
+
+    async def reset(self, key: TaskKey) -> tuple[Task, Tripped | None]:
+        """Forgets a task, which may so go on, and returns its last state; for a minute also when called again."""
+        call = ScriptCall(_LUA["reset"], [key.redis_key, f"{key.redis_key}:was"], [KEEP_COPY_MS])
+        [values] = await self._redis.run([call])
+        task, tripped = _read(values)
+        if tripped is not None:
+            await self._redis.run([_unlist(key.name, tripped.at_ms)])
+        return task, tripped
+
+    async def load(self, key: TaskKey) -> tuple[Task, Tripped | None]:
+        """A task as it is; an unknown one is empty."""
+        [values] = await self._redis.run([ScriptCall(_LUA["load"], [key.redis_key], [])])
+        return _read(values)
+
+    async def tripped(self) -> list[tuple[TaskKey, Tripped]]:
+        """The tasks that are stopped, in the order in which they were; the last ones, where they are many."""
+        found = await self._redis.client.zrange(TRIPPED, -MAX_LISTED, -1, withscores=True)
+        listed = cast(list[tuple[str, float]], found)
+        if not listed:
+            return []
+        keys = [_key(name) for name, _ in listed]
+        answers = await self._redis.run([ScriptCall(_LUA["load"], [key.redis_key], []) for key in keys])
+        states = [_read(values)[1] for values in answers]
+        unlisted = [
+            _unlist(name, int(at_ms)) for (name, at_ms), tripped in zip(listed, states, strict=True) if tripped is None
+        ]
+        if unlisted:
+            await self._redis.run(unlisted)
+        return [(key, tripped) for key, tripped in zip(keys, states, strict=True) if tripped is not None]
+
+    async def _list(self, key: TaskKey, at_ms: int) -> None:
+        async with self._redis.client.pipeline(transaction=False) as pipe:
+            pipe.zadd(TRIPPED, {key.name: at_ms})
+            pipe.zremrangebyrank(TRIPPED, 0, -10 * MAX_LISTED - 1)
+            await pipe.execute()
+
+
+def _forget(key: str) -> ScriptCall:
+    keep_ms = KEEP_MS if key.startswith("bw:task:") else KEEP_OF_TASK_MS
+    return ScriptCall(_LUA["forget"], [key], [keep_ms - IN_USE_MS])
+
+
+def _unlist(name: str, at_ms: int) -> ScriptCall:
+    return ScriptCall(_LUA["unlist"], [TRIPPED], [name, at_ms])
+
+
+def _marker(key: TaskKey, execution_id: str) -> str:
+    return f"{key.redis_key}:x:{_short(execution_id)}"
+
+
+def _short(name: str) -> str:
+    """A name that Redis keeps for each task or job: a digest of one that is long.
+
+    Senders of jobs choose names, of up to 3 KB each, encoded; and a hash with a field of more than 64 bytes takes three
+    times the memory.
+    """
+    if len(name) <= LONGEST_NAME and not name.startswith("~"):
+        return name
+    return f"~{blake2b(name.encode(), digest_size=16).hexdigest()}"
+
+
+def _key(name: str) -> TaskKey:
+    tenant, _, task_id = name.partition("/")
+    return TaskKey(decode_token(tenant) if tenant else None, decode_token(task_id))
+
+
+def _read(values: Sequence[str | None]) -> tuple[Task, Tripped | None]:
+    known = dict(zip(_FIELDS, values, strict=True))
+    counts = [int(known[name] or 0) for name in _COUNTS]
+    errors = (error.split("=") for error in (known["errors"] or "").split())
+    confidences = tuple(map(float, (known["confidences"] or "").split()))
+    task = Task(*counts, errors={error: int(count) for error, count in errors}, confidences=confidences)
+    if known["rule"] is None:
+        return task, None
+    # A trip is written whole.
+    trip = Trip(cast(GuardRule, known["rule"]), cast(str, known["reason"]))
+    agent, execution_id, at_ms = (cast(str, known[name]) for name in ("agent", "execution", "at_ms"))
+    return task, Tripped(trip, agent, execution_id, int(at_ms), known["published"] == "1")

@@ -1,0 +1,111 @@
+"""Columns of budgets, and of the comparison of their counters with the record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from breakwater.jobs.contract.events import BudgetReconciliation
+from breakwater.kernel.columns import Cell, Column, time_until
+from breakwater.kernel.formats import at_least, exact_money, money, percent
+from breakwater.limits.contract import BudgetStatus
+
+WARN_PERCENT = 80
+"""A budget that has used a larger share of its cap is a warning."""
+
+
+def used_share(budget: BudgetStatus) -> float | None:
+    """The share of the cap that is spent or reserved: 1.0 is all of it; None without a cap."""
+    if budget.limit is None:
+        return None
+    return (budget.spent + budget.reserved) / budget.limit if budget.limit else 1.0
+
+
+def tone(budget: BudgetStatus) -> str:
+    """The tone of a budget: `bad` if the cap is reached, `warn` if it is near; otherwise empty."""
+    if budget.limit is None:
+        return ""
+    used = budget.spent + budget.reserved
+    if budget.reached or used >= budget.limit:
+        return "bad"
+    return "warn" if used * 100 > budget.limit * WARN_PERCENT else ""
+
+
+def no_cap_text(budget: BudgetStatus, budgets: Iterable[BudgetStatus]) -> str:
+    """Describes a budget without a cap: `no cap`, or `no monthly cap, daily cap $5.00` if its other window has one."""
+    owner = (budget.scope, budget.agent, budget.tenant)
+    for candidate in budgets:
+        if candidate.limit is not None and (candidate.scope, candidate.agent, candidate.tenant) == owner:
+            return f"no {budget.window} cap, {candidate.window} cap {money(candidate.limit)}"
+    return "no cap"
+
+
+def _spent(budget: BudgetStatus) -> Cell:
+    return at_least(budget.spent, budget.calls_of_unknown_cost), tone(budget)
+
+
+def _free(budget: BudgetStatus) -> Cell:
+    remaining = "" if budget.remaining is None else money(budget.remaining)
+    # A reached cap may still have room, but not for another call.
+    return remaining + (", reached" if budget.reached and budget.remaining else ""), tone(budget)
+
+
+def _estimate(budget: BudgetStatus) -> Cell:
+    estimate = budget.estimate
+    if estimate is None or estimate.percent is None:
+        return ""
+    return percent(estimate.percent / 100), "bad" if estimate.exceeded else ""
+
+
+COLUMNS: tuple[Column[BudgetStatus], ...] = (
+    Column("budget", lambda budget: budget.budget),
+    Column("cap", lambda budget: "" if budget.limit is None else budget.limit, "usd"),
+    Column("spent", lambda budget: budget.spent, "usd", _spent),
+    Column("in flight", lambda budget: budget.reserved, "usd", name="reserved", drop=4),
+    Column("free", lambda budget: budget.remaining, "usd", _free, smallest_first=True),
+    Column("used", used_share, "percent", terminal=False),
+    Column(
+        "resets",
+        lambda budget: budget.resets_at,
+        "ago",
+        lambda budget: time_until(budget.resets_at),
+        smallest_first=True,
+        drop=2,
+    ),
+    Column("mode", lambda budget: budget.enforcement if budget.limit is not None else None, name="enforcement", drop=1),
+    Column(
+        "est.", lambda budget: budget.estimate and budget.estimate.percent, "percent", _estimate, drop=3, page=False
+    ),
+    Column("calls", lambda budget: budget.calls, terminal=False, page=False),
+    Column("calls_of_unknown_cost", lambda budget: budget.calls_of_unknown_cost, terminal=False, page=False),
+)
+
+
+def differs(budget: BudgetReconciliation) -> bool:
+    """Returns whether the counter of a budget and its record disagree."""
+    return budget.difference != 0 or budget.counted_calls != budget.recorded_calls
+
+
+def _calls(budget: BudgetReconciliation) -> Cell:
+    if budget.counted_calls == budget.recorded_calls:
+        return f"{budget.counted_calls:,}"
+    return f"{budget.counted_calls:,} counted, {budget.recorded_calls:,} recorded", "warn"
+
+
+def _compared(title: str, get: Callable[[BudgetReconciliation], int], drop: int = 0) -> Column[BudgetReconciliation]:
+    return Column(title, get, "usd", lambda budget: exact_money(get(budget)), drop=drop)
+
+
+def _difference(budget: BudgetReconciliation) -> Cell:
+    return exact_money(budget.difference), "bad" if differs(budget) else ""
+
+
+RECONCILIATION: tuple[Column[BudgetReconciliation], ...] = (
+    Column("budget", lambda row: row.budget),
+    Column("period", lambda row: row.period),
+    _compared("Redis", lambda row: row.counted),
+    _compared("ClickHouse", lambda row: row.stored, 1),
+    _compared("EVENTS", lambda row: row.logged, 2),
+    _compared("unrecorded", lambda row: row.unrecorded, 3),
+    Column("difference", lambda row: row.difference, "usd", _difference),
+    Column("calls", lambda row: row.counted_calls, "count", _calls, terminal=False),
+)
