@@ -14,6 +14,8 @@ from breakwater.breakers.rules import ALL, BreakerKey
 from breakwater.breakers.store import Breakers
 from breakwater.breakers.transitions import Seen, decide, observation_of, publish_saved
 from breakwater.config import Config, breakers_of
+from breakwater.health.rules import failed, out_of_budget
+from breakwater.health.store import EndedCall, Healths
 from breakwater.jobs.contract.events import BreakerState
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.store.records import read_record
@@ -22,8 +24,6 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process.outage import Outages
 from breakwater.kernel.telemetry.metrics import BREAKER_STATE, OTHER, BreakerMetrics, Readings, one_of
 from breakwater.kernel.types import ms_from_time
-from breakwater.policy.health import failed, out_of_budget
-from breakwater.state.health import EndedCall, Healths
 
 _WORST: tuple[BreakerState, ...] = ("isolated", "open", "half_open", "closed")
 

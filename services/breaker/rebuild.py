@@ -17,6 +17,8 @@ import structlog
 from breakwater.breakers.rules import BreakerKey
 from breakwater.breakers.store import Breakers, Loaded, Saving
 from breakwater.config import Config
+from breakwater.health.rules import recalled
+from breakwater.health.store import Healths
 from breakwater.jobs.contract.events import BreakerTransition, GuardEvent
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.jobs.store.records import read_record
@@ -28,8 +30,6 @@ from breakwater.kernel.process.outage import Outage, Outages
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.rules.guard import Trip, outcome_of
 from breakwater.limits.store.tasks import TaskKey, Tasks, Tripped
-from breakwater.policy.health import recalled
-from breakwater.state.health import Healths
 from services.breaker.handlers import BreakerHandler
 
 HEALTH_FROM_S = 600.0

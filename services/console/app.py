@@ -22,6 +22,7 @@ from starlette.types import Scope
 from breakwater.breakers import pages as breakers
 from breakwater.client import ApiClient, ApiError, ApiKeyRefusedError
 from breakwater.config import Config, cipher_of
+from breakwater.health.pages import agents, overview
 from breakwater.identity.contract import OPENID_CALLBACK
 from breakwater.identity.pages.operator_actions import FormError
 from breakwater.identity.pages.pages import HEADERS, PageContext, PageRenderer
@@ -35,7 +36,7 @@ from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.telemetry.http_metrics import CountRequests
 from breakwater.kernel.telemetry.metrics import HttpMetrics
 from breakwater.limits import pages as budgets
-from services.console import agents, alerts, audit, costs, execution, executions, overview
+from services.console import alerts, audit, costs, execution, executions
 
 PAGES = (overview, agents, executions, execution, plans, breakers, budgets, costs, alerts, dead_letters, audit)
 ANSWER_TIMEOUT_S = 20.0

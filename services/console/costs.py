@@ -15,6 +15,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.analytics.spend import SpendHistory, spend_history
+from breakwater.health.pages import tiles
+from breakwater.health.pages.overall_health import MUCH_WASTED
+from breakwater.health.pages.tiles import Colour, Tile
 from breakwater.identity.pages.pages import API_CLICKHOUSE_S, HEADERS, PART_TIMEOUT_S, Fetched, PageContext
 from breakwater.identity.pages.sessions import session_of
 from breakwater.identity.pages.visits import ReadModels, Visit, page, visit_of
@@ -29,9 +32,6 @@ from breakwater.limits.contract import CostLine, Costs
 from breakwater.limits.rules.budget import period
 from breakwater.policy.costs import month_before
 from breakwater.views.costs import BY, cap_text, columns, tone
-from services.console import tiles
-from services.console.overall_health import MUCH_WASTED
-from services.console.tiles import Colour, Tile
 
 MOST = 200
 """Lines on the page; the CSV has all."""

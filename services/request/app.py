@@ -40,6 +40,7 @@ from breakwater.dialects.api.responses import ResponsesRoutes
 from breakwater.dialects.api.stored_responses import MAX_FOLLOWED, StoredResponseRoutes
 from breakwater.dialects.store.response_log import ResponseLog
 from breakwater.dialects.store.response_room import ResponseRoom
+from breakwater.health.store import Healths
 from breakwater.identity.api import OpenIdRoutes, SessionRoutes
 from breakwater.identity.api_keys import KeyRing
 from breakwater.identity.audit import AuditLog
@@ -84,7 +85,6 @@ from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.deployments import Deployments
 from breakwater.limits.store.tasks import Tasks
 from breakwater.redaction.rules.redact import Redactor
-from breakwater.state.health import Healths
 from services.request.alert_links import LinkRoutes
 from services.request.alerts import ChannelRoutes, IncidentRoutes
 from services.request.costs import CostRoutes

@@ -16,9 +16,9 @@ from breakwater.breakers.rules import (
     observe,
     reset,
 )
+from breakwater.health.rules import half_opened, open_for, recalled, transition
 from breakwater.jobs.contract.events import BreakerTransition
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.policy.health import half_opened, open_for, recalled, transition
 
 NOW = 1_795_000_000_000
 A, B = "a3f1b2c4", "0badc0de"

@@ -34,6 +34,16 @@ from breakwater.breakers.rules import (
 from breakwater.breakers.store import UNSAVED, Breakers, Loaded, Saving
 from breakwater.breakers.transitions import dumped, publish_saved
 from breakwater.config import Config, breaker_of, breakers_of
+from breakwater.health.rules import (
+    CallHealth,
+    Verdict,
+    combined,
+    health_of_agent,
+    health_of_model,
+    open_for,
+    transition,
+)
+from breakwater.health.store import Healths
 from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.contract.events import BreakerTransition
 from breakwater.kernel.http.operations import PERHAPS_DONE, REDIS_UNAVAILABLE, ApiRequest, operation
@@ -45,17 +55,7 @@ from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.types import Message, format_time, time_from_ms
 from breakwater.kernel.validation import FieldError
 from breakwater.limits.store.deployments import Deployments
-from breakwater.policy.health import (
-    CallHealth,
-    Verdict,
-    combined,
-    health_of_agent,
-    health_of_model,
-    open_for,
-    transition,
-)
 from breakwater.prices.price_list import unaffordable
-from breakwater.state.health import Healths
 
 PROBE_WAIT_S = 2.0
 """The wait of a submission for a probe under way, as of a worker's call: the probe may have succeeded already."""

@@ -12,6 +12,7 @@ from breakwater.breakers.rules import BreakerKey, BreakerRules, caller_of, task_
 from breakwater.breakers.store import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
 from breakwater.calls.gate import Gate, GateVerdict, Refused, WaitForCapacity
 from breakwater.config import Agent
+from breakwater.health.rules import half_opened
 from breakwater.kernel.formats import moment
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.process import background
@@ -20,7 +21,6 @@ from breakwater.kernel.redis.connection import ScriptCall, StateUnavailableError
 from breakwater.kernel.telemetry.metrics import WorkerMetrics
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.rules.refusals import ISOLATED, breaker_open
-from breakwater.policy.health import half_opened
 from services.worker.context import WorkerContext
 
 CHECK_EVERY_S = ALIVE_MS / 5000

@@ -10,11 +10,11 @@ from functools import lru_cache
 from typing import cast
 
 from breakwater.breakers.rules import Breaker, BreakerKey, CountedFailure, Slice, consecutive_failures
+from breakwater.health.rules import of_breaker
 from breakwater.jobs.contract.events import BreakerState
 from breakwater.jobs.contract.execution import FailureStatistics
 from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError, scripts_of
-from breakwater.policy.health import of_breaker
 
 KEEP_MS = 7 * 24 * 3_600_000
 """A breaker that sees no call for a week expires, which closes it; not one that was isolated."""

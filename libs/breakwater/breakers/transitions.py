@@ -23,11 +23,11 @@ from breakwater.breakers.rules import (
     task_of,
 )
 from breakwater.breakers.store import Breakers, Loaded, Saving
+from breakwater.health.rules import transition
 from breakwater.jobs.contract.events import BreakerTransition
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
-from breakwater.policy.health import transition
 
 _TRANSITIONS = TypeAdapter(list[BreakerTransition])
 

@@ -14,13 +14,13 @@ from pydantic import SecretStr
 from breakwater.breakers.rules import BreakerKey
 from breakwater.breakers.store import UNSAVED, Breakers
 from breakwater.config import parse_config
+from breakwater.health.store import Healths
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher, Stored
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
-from breakwater.state.health import Healths
 from services.breaker.app import build
 from services.breaker.handlers import BreakerHandler
 from services.breaker.rebuild import Heartbeat

@@ -10,13 +10,13 @@ import pytest
 from breakwater.analytics.figures import History, RefusalLine, RetryFigures
 from breakwater.breakers.contract import AgentHealth
 from breakwater.embedded.ports import free_port
+from breakwater.health.pages.agent import helped
+from breakwater.health.pages.agents import COLUMNS, AgentRow
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.http.contract import AgentQueue
 from breakwater.kernel.pages.tables import PageTable, TableUrl
 from breakwater.kernel.pages.time_range import yesterday
 from breakwater.kernel.pages.words import refused_by
-from services.console.agent import helped
-from services.console.agents import COLUMNS, AgentRow
 from tests.cli.api_stub import Stub, problem
 from tests.services.console.answers import answer, breaker, budget, health, incident, model, queue
 from tests.services.console.conftest import Console, visiting

@@ -8,10 +8,10 @@ import pytest
 from breakwater.analytics.figures import WindowTotals
 from breakwater.breakers.contract import AgentHealth, BreakerList
 from breakwater.contracts.alerts import AlertList
+from breakwater.health.pages.overall_health import Live, OverallHealth, overall_health, shares, spent
 from breakwater.identity.pages.pages import Fetched
 from breakwater.kernel.http.contract import Queues
 from breakwater.limits.contract import BudgetList, BudgetStatus
-from services.console.overall_health import Live, OverallHealth, overall_health, shares, spent
 from tests.services.console import answers
 from tests.services.console.answers import AT, breaker, budget, health, incident, queue, service
 

@@ -3,11 +3,11 @@
 import re
 
 from breakwater.breakers.rules import Breaker
+from breakwater.health.store import EndedCall, Healths
 from breakwater.jobs.contract.execution import Result
 from breakwater.jobs.contract.submission import AcceptedJob, UndecidedJob
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import format_time, time_from_ms
-from breakwater.state.health import EndedCall, Healths
 from services.request.openapi import document
 from tests.services.request.conftest import HttpApi, put_breaker, redis_ms
 

@@ -11,11 +11,11 @@ from breakwater.breakers.contract import AgentHealth
 from breakwater.breakers.rules import Breaker, BreakerKey, CountedFailure
 from breakwater.breakers.store import Breakers, Loaded, Saving
 from breakwater.config import Config, breakers_of, parse_config
+from breakwater.health.rules import UNCALLED
+from breakwater.health.store import EndedCall, Healths
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.store.deployments import Deployments
-from breakwater.policy.health import UNCALLED
-from breakwater.state.health import EndedCall, Healths
 
 CONFIG = parse_config("""
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}, other: {base_url: "http://127.0.0.1:9/v1"}}

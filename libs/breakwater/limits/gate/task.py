@@ -17,6 +17,7 @@ import structlog
 from breakwater.calls.assignment import Assignment, Checkpoint
 from breakwater.calls.gate import POLL_S, Gate, GateVerdict, Refused, WaitForCapacity
 from breakwater.config import Agent
+from breakwater.health.rules import of_task
 from breakwater.jobs.contract.events import GuardEvent
 from breakwater.jobs.contract.execution import FailureStatistics, Result
 from breakwater.jobs.contract.job import Job
@@ -42,7 +43,6 @@ from breakwater.limits.rules.guard import (
 )
 from breakwater.limits.rules.refusals import task_budget_held, task_stopped
 from breakwater.limits.store.tasks import Entered, TaskKey, Tripped
-from breakwater.policy.health import of_task
 from services.worker.context import WorkerContext
 
 _ALONE = Entered(1, Task(), None)

@@ -4,10 +4,10 @@ from typing import Any, get_args
 
 import pytest
 
+from breakwater.health.rules import of_breaker, of_task
 from breakwater.jobs.contract.events import GuardRule
 from breakwater.kernel.formats import failures_in_words
 from breakwater.limits.rules.guard import Task, Trip
-from breakwater.policy.health import of_breaker, of_task
 
 TASK = Task(iterations=9, consecutive_failures=3, total_failures=5, errors={"a3f1b2c4": 4, "0badc0de": 1})
 

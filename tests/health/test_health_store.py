@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from breakwater.health.rules import LAST_CALLS, CallHealth
+from breakwater.health.store import KEEP_MS, EndedCall, Healths
 from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError
-from breakwater.policy.health import LAST_CALLS, CallHealth
-from breakwater.state.health import KEEP_MS, EndedCall, Healths
 
 AGENT, MODEL, OTHER = "support/triage {1}", "openai/gpt-4.1:mini", "org/model"
 

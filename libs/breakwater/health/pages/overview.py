@@ -12,6 +12,10 @@ from starlette.routing import Route
 from breakwater.analytics import figures
 from breakwater.analytics.figures import History, Spender, SpendLine
 from breakwater.breakers.contract import AgentHealth
+from breakwater.health.pages import tiles
+from breakwater.health.pages.history import history_charts
+from breakwater.health.pages.overall_health import Live, behind, live, overall_health
+from breakwater.health.rules import Verdict, combined
 from breakwater.identity.pages.pages import Fetched, PageContext, problems_of
 from breakwater.identity.pages.visits import Visit, page, summed
 from breakwater.kernel.http.contract import ServiceQueue
@@ -19,10 +23,6 @@ from breakwater.kernel.nats import topology
 from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.pages.time_range import BY_DATA, TimeRange
 from breakwater.kernel.pages.words import segment
-from breakwater.policy.health import Verdict, combined
-from services.console import tiles
-from services.console.history import history_charts
-from services.console.overall_health import Live, behind, live, overall_health
 
 CAUSES, SHOWN = 3, 5
 """Rows of the tables of failures and waste, and of spenders."""

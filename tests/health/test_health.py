@@ -6,11 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.jobs.contract.events import BreakerState, Health
-from breakwater.jobs.contract.execution import Attempt, ErrorInfo, ErrorKind, Outcome
-from breakwater.kernel.types import time_from_ms
-from breakwater.limits.rules.budget import NEVER_FITS, OWN_CAP
-from breakwater.policy.health import (
+from breakwater.health.rules import (
     LAST_CALLS,
     NONE_SUCCEEDS,
     UNCALLED,
@@ -21,6 +17,10 @@ from breakwater.policy.health import (
     health_of_model,
     out_of_budget,
 )
+from breakwater.jobs.contract.events import BreakerState, Health
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo, ErrorKind, Outcome
+from breakwater.kernel.types import time_from_ms
+from breakwater.limits.rules.budget import NEVER_FITS, OWN_CAP
 
 MOMENT = time_from_ms(1_795_000_000_000)
 SAYS_NOTHING = {"logic", "context_overflow", "orphan_tool_calls", "rate_limit"}

@@ -8,20 +8,12 @@ from typing import Literal
 
 from breakwater.analytics.figures import WindowTotals
 from breakwater.contracts.alerts import Alert, AlertList
+from breakwater.health.pages.overall_health import MANY_FAIL, MUCH_WASTED, SOME_FAIL, Live, shares, spent, stuck
 from breakwater.kernel.formats import counted
 from breakwater.kernel.pages import words
 from breakwater.kernel.pages.time_range import TimeRange
 from breakwater.limits.contract import BudgetStatus
 from breakwater.views.alerts import NO_CHANNEL
-from services.console.overall_health import (
-    MANY_FAIL,
-    MUCH_WASTED,
-    SOME_FAIL,
-    Live,
-    shares,
-    spent,
-    stuck,
-)
 
 Colour = Literal["", "warn", "bad"]
 

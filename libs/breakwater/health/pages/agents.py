@@ -12,15 +12,15 @@ from starlette.routing import Route
 from breakwater.analytics import figures
 from breakwater.analytics.figures import History, RefusalLine, WindowTotals
 from breakwater.breakers.contract import AgentHealth
+from breakwater.health.pages import agent
+from breakwater.health.pages.history import sparks
+from breakwater.health.pages.overall_health import MANY_FAIL, SOME_FAIL, shares
 from breakwater.identity.pages.pages import Fetched, PageContext, fetched, problems_of
 from breakwater.identity.pages.visits import Visit, page, summed
 from breakwater.kernel.columns import Column, ColumnKind
 from breakwater.kernel.http.contract import AgentQueue, Queues
 from breakwater.kernel.pages.tables import PageTable
 from breakwater.kernel.pages.time_range import BY_DATA
-from services.console import agent
-from services.console.history import sparks
-from services.console.overall_health import MANY_FAIL, SOME_FAIL, shares
 
 _REFUSING = ("open", "isolated")
 _WORST_FIRST = ("unhealthy", "degraded", "healthy")

@@ -19,6 +19,10 @@ from breakwater.analytics.search import Filters, Page, search
 from breakwater.breakers.contract import AgentHealth, BreakerList
 from breakwater.client import ApiError
 from breakwater.contracts.alerts import AlertList
+from breakwater.health.pages import tiles
+from breakwater.health.pages.history import history_charts
+from breakwater.health.pages.overall_health import queue_of, spent
+from breakwater.health.pages.tiles import Tile
 from breakwater.identity.pages.pages import Fetched, PageContext, fetched, problems_of
 from breakwater.identity.pages.visits import NotFound, PartReader, ReadModels, Visit, page, summed
 from breakwater.jobs.contract.execution import ExecutionSummary
@@ -30,10 +34,6 @@ from breakwater.kernel.pages.time_range import BY_DATA
 from breakwater.kernel.types import is_identifier
 from breakwater.limits.contract import BudgetList
 from breakwater.views.executions import COLUMNS
-from services.console import tiles
-from services.console.history import history_charts
-from services.console.overall_health import queue_of, spent
-from services.console.tiles import Tile
 
 T = TypeVar("T")
 

@@ -26,13 +26,13 @@ from breakwater.cli.plane import (
     config_to_edit,
 )
 from breakwater.client import ApiError
+from breakwater.health.views import HEALTH
 from breakwater.kernel.columns import Cell, Column, Value
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.errors import CliError, ExitCode, as_cli_error, replacing_file, usage_error
 from breakwater.kernel.commands.formats import breakwater_command, usd
 from breakwater.kernel.formats import money
-from breakwater.views.agents import HEALTH
 
 if TYPE_CHECKING:
     from breakwater.analytics.figures import AgentSummary
