@@ -12,15 +12,15 @@ from pydantic import JsonValue
 
 from bench.history_fleet import AGENTS, Agent, Model
 from bench.history_jobs import Done, Job
+from breakwater.alerts.contract import Alert
+from breakwater.alerts.rules.alert_rules import Reminders
+from breakwater.alerts.rules.incidents import IncidentRules, acknowledge, decide, resolve
+from breakwater.alerts.rules.signals import signals_of
 from breakwater.analytics import rows, schema
 from breakwater.analytics.rows import StoredRow
-from breakwater.contracts.alerts import Alert
 from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
 from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.types import time_from_ms
-from breakwater.policy.alert_rules import Reminders
-from breakwater.policy.incidents import IncidentRules, acknowledge, decide, resolve
-from breakwater.policy.signals import signals_of
 
 DAY_MS = 86_400_000
 COOLDOWN_MS = 60_000

@@ -9,15 +9,15 @@ from functools import partial
 
 import structlog
 
+from breakwater.alerts.contract import Alert
+from breakwater.alerts.rules.anomaly import Baseline, Place, signals, turned_off, unwatched
+from breakwater.alerts.rules.signals import Signal
 from breakwater.analytics.anomalies import GRACE, baselines, latest_minutes
 from breakwater.config import Alerts
-from breakwater.contracts.alerts import Alert
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.process.outage import Outage
-from breakwater.policy.anomaly import Baseline, Place, signals, turned_off, unwatched
-from breakwater.policy.signals import Signal
 from services.alerter.bus import IncidentRecorder
 
 MINUTE_S = 60.0

@@ -19,9 +19,14 @@ from uuid import uuid4
 import structlog
 from pydantic import ValidationError
 
-from breakwater.bus.incidents import IncidentLog
+from breakwater.alerts.channels.channel import AlertSender
+from breakwater.alerts.channels.configured_channels import ChannelTester, channels_of
+from breakwater.alerts.contract import Alert, AlertDigest, IncidentStatus
+from breakwater.alerts.rules.alert_rules import SEVERITY_OF, began_with, highest_severity
+from breakwater.alerts.rules.incidents import IncidentRules
+from breakwater.alerts.rules.outbox import ChannelRules
+from breakwater.alerts.store import IncidentLog
 from breakwater.config import Alerts, Config
-from breakwater.contracts.alerts import Alert, AlertDigest, IncidentStatus
 from breakwater.contracts.channels import ALERTS, BREAKERS, BUDGETS, DEAD_LETTERS, GUARDS
 from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.kernel.clickhouse.client import Analytics, connect
@@ -36,15 +41,10 @@ from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.telemetry.metrics import INCIDENTS, AlerterMetrics, GaugeCollector, Readings
-from breakwater.policy.alert_rules import SEVERITY_OF, began_with, highest_severity
-from breakwater.policy.incidents import IncidentRules
-from breakwater.policy.outbox import ChannelRules
 from breakwater.redaction.rules.redact import Redactor
 from services.alerter.anomalies import AnomalyWatch
 from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
-from services.alerter.channel import AlertSender
 from services.alerter.clock import SYSTEM_CLOCK, Clock
-from services.alerter.configured_channels import ChannelTester, channels_of
 from services.alerter.handlers import Decisions, Grouping, Sweep, of_dead_letters, of_executions
 from services.alerter.notifier import Notifier
 

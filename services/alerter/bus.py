@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import structlog
 from pydantic import ValidationError
 
-from breakwater.bus.incidents import IncidentLog, Incidents
+from breakwater.alerts.channels.channel import AlertSender
+from breakwater.alerts.rules.incidents import IncidentRules
+from breakwater.alerts.rules.signals import Signal
+from breakwater.alerts.store import IncidentLog, Incidents
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import PublishRefusedError
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
-from breakwater.policy.incidents import IncidentRules
-from breakwater.policy.signals import Signal
-from services.alerter.channel import AlertSender
 
 
 class AlerterBus:

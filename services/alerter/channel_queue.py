@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from breakwater.contracts.alerts import Alert, AlertDigest
+from breakwater.alerts.channels.channel import AlertSender, SendError
+from breakwater.alerts.contract import Alert, AlertDigest
+from breakwater.alerts.rules.alert_rules import UNDELIVERABLE
+from breakwater.alerts.rules.outbox import ChannelMessage, ChannelRules, Held, message_id, next_message
 from breakwater.jobs.contract.events import DeadLetter
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.subjects import Header
-from breakwater.policy.alert_rules import UNDELIVERABLE
-from breakwater.policy.outbox import ChannelMessage, ChannelRules, Held, message_id, next_message
-from services.alerter.channel import AlertSender, SendError
 
 IDLE_S = 2.0
 """Approximate duration of a fetch while the queue is idle."""

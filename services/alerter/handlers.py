@@ -12,7 +12,19 @@ from datetime import datetime
 import structlog
 from pydantic import ValidationError
 
-from breakwater.contracts.alerts import Alert
+from breakwater.alerts.contract import Alert
+from breakwater.alerts.rules.alert_rules import AnomalyRules
+from breakwater.alerts.rules.incidents import due, due_at
+from breakwater.alerts.rules.signals import (
+    Firing,
+    Signal,
+    cut_off,
+    key_of,
+    of_dead_letter,
+    of_execution,
+    of_quotas,
+    signals_of,
+)
 from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.jobs.contract.execution import Execution
 from breakwater.jobs.store.records import read_record
@@ -23,18 +35,6 @@ from breakwater.kernel.nats.pull import BUSY, Pull
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
-from breakwater.policy.alert_rules import AnomalyRules
-from breakwater.policy.incidents import due, due_at
-from breakwater.policy.signals import (
-    Firing,
-    Signal,
-    cut_off,
-    key_of,
-    of_dead_letter,
-    of_execution,
-    of_quotas,
-    signals_of,
-)
 from services.alerter.bus import IncidentRecorder
 from services.alerter.clock import Clock
 

@@ -13,7 +13,10 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
-from breakwater.contracts.alerts import Alert
+from breakwater.alerts.channels.channel import AlertSender, SendError
+from breakwater.alerts.contract import Alert
+from breakwater.alerts.rules.outbox import ChannelMessage, ChannelRules, message_id
+from breakwater.alerts.rules.signals import channel_works
 from breakwater.kernel.nats.delivery import Delivery, give_back, keep, report_in_progress
 from breakwater.kernel.nats.errors import BusError, EventStreamFullError
 from breakwater.kernel.nats.pull import Pull
@@ -22,10 +25,7 @@ from breakwater.kernel.nats.topology import ALERTS_HELD, alert_consumer
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.telemetry.metrics import ChannelMetrics
-from breakwater.policy.outbox import ChannelMessage, ChannelRules, message_id
-from breakwater.policy.signals import channel_works
 from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
-from services.alerter.channel import AlertSender, SendError
 from services.alerter.channel_queue import DEFAULT_SCHEDULE, IDLE_S, ChannelQueue, Composed, Schedule
 from services.alerter.clock import Clock
 

@@ -19,6 +19,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from breakwater.alerts import pages as alerts
 from breakwater.breakers import pages as breakers
 from breakwater.client import ApiClient, ApiError, ApiKeyRefusedError
 from breakwater.config import Config, cipher_of
@@ -36,7 +37,7 @@ from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.telemetry.http_metrics import CountRequests
 from breakwater.kernel.telemetry.metrics import HttpMetrics
 from breakwater.limits import pages as budgets
-from services.console import alerts, audit, costs, execution, executions
+from services.console import audit, costs, execution, executions
 
 PAGES = (overview, agents, executions, execution, plans, breakers, budgets, costs, alerts, dead_letters, audit)
 ANSWER_TIMEOUT_S = 20.0

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from breakwater.alerts.rules.links import trace_url
 from breakwater.analytics.search import Cursor, Filters, find_execution, search
 from breakwater.analytics.tree import Tree, TreeNode, execution_tree
 from breakwater.client import ApiError, ApiKeyRefusedError, ApiRefusedError
@@ -29,7 +30,6 @@ from breakwater.jobs.contract.submission import CancelledJob
 from breakwater.kernel.pages.words import humanize, segment
 from breakwater.kernel.process import background
 from breakwater.kernel.security.encryption import DecryptionError
-from breakwater.policy.links import trace_url
 from breakwater.views.executions import answering_attempt, dropped_parts
 from services.console.comparison import compare
 from services.console.messages import bare_json, conversation

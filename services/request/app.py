@@ -24,9 +24,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from breakwater.alerts.api.alert_links import LinkRoutes
+from breakwater.alerts.api.alerts import ChannelRoutes, IncidentRoutes
+from breakwater.alerts.store import IncidentLog
 from breakwater.breakers.api import AgentAvailability, AgentRoutes, BreakerRoutes
 from breakwater.breakers.store import Breakers
-from breakwater.bus.incidents import IncidentLog
 from breakwater.config import Config, ConsoleSettings, LiveConfig, OpenId, cipher_of
 from breakwater.contracts import channels
 from breakwater.dialects.api import OF_RESPONSES, nothing_at
@@ -85,8 +87,6 @@ from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.deployments import Deployments
 from breakwater.limits.store.tasks import Tasks
 from breakwater.redaction.rules.redact import Redactor
-from services.request.alert_links import LinkRoutes
-from services.request.alerts import ChannelRoutes, IncidentRoutes
 from services.request.costs import CostRoutes
 from services.request.events import EventLog, EventRoutes
 from services.request.executions import ExecutionRoutes

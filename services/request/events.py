@@ -18,7 +18,7 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.contracts.alerts import Alert
+from breakwater.alerts.contract import Alert
 from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.jobs.contract.execution import Attempt, Execution, ExecutionSummary
 from breakwater.jobs.store.records import read_record

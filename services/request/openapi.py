@@ -19,8 +19,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from breakwater.alerts.api.alerts import ChannelRoutes, IncidentRoutes
+from breakwater.alerts.contract import Alert
 from breakwater.breakers.api import AgentRoutes, BreakerRoutes
-from breakwater.contracts.alerts import Alert
 from breakwater.dialects.api.chat import ChatRoutes
 from breakwater.dialects.api.embeddings import EmbeddingsRoutes
 from breakwater.dialects.api.messages import MessageRoutes
@@ -47,7 +48,6 @@ from breakwater.kernel.http.problems import is_messages, is_openai
 from breakwater.kernel.types import Event, Message
 from breakwater.limits.api.budgets import BudgetRoutes
 from breakwater.limits.api.guards import GuardRoutes
-from services.request.alerts import ChannelRoutes, IncidentRoutes
 from services.request.costs import CostRoutes
 from services.request.events import EventRoutes
 from services.request.executions import ExecutionRoutes

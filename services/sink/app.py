@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from breakwater.alerts.contract import Alert
 from breakwater.config import Config
-from breakwater.contracts.alerts import Alert
 from breakwater.contracts.channels import (
     ALERTS,
     ATTEMPTS,

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from breakwater.alerts.contract import Alert
 from breakwater.analytics import rows, schema
 from breakwater.analytics.rows import StoredRow
-from breakwater.contracts.alerts import Alert
 from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.jobs.store.records import problem_of

@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 
 import structlog
 
-from breakwater.bus.incidents import IncidentLog
+from breakwater.alerts.rules.incidents import IncidentRules
+from breakwater.alerts.rules.signals import consumer_deleted, consumer_restored
+from breakwater.alerts.store import IncidentLog
 from breakwater.config import Config
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.lookup import ClientGetter
@@ -16,8 +18,6 @@ from breakwater.kernel.nats.provision import ConsumerCheck
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.process.outage import Outage
-from breakwater.policy.incidents import IncidentRules
-from breakwater.policy.signals import consumer_deleted, consumer_restored
 from breakwater.redaction.rules.redact import Redactor
 from services.worker.config_versions import ConfigVersions
 

@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
+from breakwater.alerts.contract import Alert
 from breakwater.analytics import rows
 from breakwater.analytics.migrations import migrate
 from breakwater.analytics.schema import TABLES
-from breakwater.contracts.alerts import Alert
 from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution, FailureStatistics
 from breakwater.kernel.clickhouse.client import Analytics, connect

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from breakwater.alerts.rules.alert_rules import AnomalyRules
+from breakwater.alerts.rules.anomaly import LAPSE, NEW_NORMAL, Baseline, Minute
 from breakwater.analytics import rows, schema
 from breakwater.analytics.anomalies import GRACE, baselines, latest_minutes
 from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.clickhouse.client import Analytics
-from breakwater.policy.alert_rules import AnomalyRules
-from breakwater.policy.anomaly import LAPSE, NEW_NORMAL, Baseline, Minute
 from tests.analytics.samples import NOON, attempt, attempt_row, execution
 from tests.analytics.test_views import store_twice
 

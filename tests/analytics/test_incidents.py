@@ -3,8 +3,8 @@
 from datetime import datetime, timedelta
 from typing import Any
 
+from breakwater.alerts.contract import Alert
 from breakwater.analytics import rows, schema
-from breakwater.contracts.alerts import Alert
 from breakwater.kernel.clickhouse.client import Analytics
 from tests.analytics import samples
 

@@ -8,9 +8,9 @@ from decimal import Decimal
 import pytest
 from pydantic_core import to_json
 
+from breakwater.alerts.contract import Alert
 from breakwater.analytics import rows, schema
 from breakwater.analytics.search import find_execution
-from breakwater.contracts.alerts import Alert
 from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.clickhouse.client import Analytics

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.cli.alerts import short_ids
+from breakwater.alerts.commands import short_ids
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.commands.formats import clock
 from breakwater.kernel.types import format_time

@@ -14,9 +14,10 @@ import jsonschema
 import pytest
 import yaml
 
+from breakwater.alerts.channels.channel import envelope
+from breakwater.alerts.contract import Alert, AlertDigest, HeldBack, WebhookEnvelope
 from breakwater.cli.contract import config_schema, files
 from breakwater.config import parse_config
-from breakwater.contracts.alerts import Alert, AlertDigest, HeldBack, WebhookEnvelope
 from breakwater.contracts.channels import CHANNELS
 from breakwater.contracts.schemas import ON_WEBHOOKS
 from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
@@ -24,7 +25,6 @@ from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution, Pr
 from breakwater.kernel.nats import subjects, topology
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.types import Event
-from services.alerter.channel import envelope
 from tests.cli.conftest import Run
 
 ROOT = Path(__file__).parents[2]

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 import aiohttp
 from standardwebhooks import Webhook
 
+from breakwater.alerts.channels.channel import envelope
+from breakwater.alerts.contract import Alert
 from breakwater.cli.demo.report import Delivered
 from breakwater.cli.demo.run import receiving
-from breakwater.contracts.alerts import Alert
-from services.alerter.channel import envelope
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 OTHER = "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"

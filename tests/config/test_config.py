@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
+from breakwater.alerts.contract import AlertEvent
 from breakwater.config import Alerts, ConfigError, SecretRef, load_config, named_secrets, parse_config, variables_of
-from breakwater.contracts.alerts import AlertEvent
 
 GOOD = """
 providers:

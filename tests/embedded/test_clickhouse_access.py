@@ -15,6 +15,7 @@ import psutil
 import pytest
 from testcontainers.core.container import DockerContainer
 
+from breakwater.alerts.rules.alert_rules import AnomalyRules
 from breakwater.analytics.anomalies import baselines, latest_minutes
 from breakwater.analytics.migrations import migrate
 from breakwater.analytics.rows import execution_row
@@ -33,7 +34,6 @@ from breakwater.embedded.clickhouse.statements import ClickHouseError
 from breakwater.embedded.ports import free_port, http_ready
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.clickhouse.errors import QueryError
-from breakwater.policy.alert_rules import AnomalyRules
 from tests import servers
 from tests.analytics.samples import NOON, attempt, attempt_row, execution
 from tests.embedded.test_clickhouse_http import PASSWORD, Server, start, stop

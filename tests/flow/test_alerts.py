@@ -24,9 +24,9 @@ from pydantic import SecretStr
 from standardwebhooks import Webhook
 from structlog.testing import capture_logs
 
+from breakwater.alerts.contract import Alert
 from breakwater.cli.setup import bus_plan
 from breakwater.config import load_config
-from breakwater.contracts.alerts import Alert
 from breakwater.jobs.contract.events import BreakerTransition
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.broker import ServiceApp

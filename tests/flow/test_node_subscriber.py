@@ -14,17 +14,17 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from breakwater.bus.incidents import IncidentLog
-from breakwater.contracts.alerts import Alert
+from breakwater.alerts.contract import Alert
+from breakwater.alerts.rules import incidents
+from breakwater.alerts.rules.alert_rules import Reminders
+from breakwater.alerts.rules.incidents import IncidentRules
+from breakwater.alerts.rules.signals import Signal, of_execution, signals_of
+from breakwater.alerts.store import IncidentLog
 from breakwater.embedded.ports import free_port
 from breakwater.kernel.nats.permissions import GRANTS, inbox_prefix, render
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import Plan
-from breakwater.policy import incidents
-from breakwater.policy.alert_rules import Reminders
-from breakwater.policy.incidents import IncidentRules
-from breakwater.policy.signals import Signal, of_execution, signals_of
 from breakwater.redaction.rules.redact import RedactionRules, Redactor
 from tests.analytics import samples
 from tests.nats_node import start_nats

@@ -7,12 +7,12 @@ from typing import Literal
 
 import pytest
 
+from breakwater.alerts.rules.signals import of_execution
 from breakwater.calls.rules.retry import failures_on
 from breakwater.health.rules import failed
 from breakwater.jobs.contract.execution import Attempt, Cancellation, Execution, PendingCancel
 from breakwater.jobs.rules.record import cancelled_by, ends_with_client, error_of, status_of, totals
 from breakwater.limits.rules.guard import GuardRules, outcome_of
-from breakwater.policy.signals import of_execution
 
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
 ATTEMPT = Attempt(

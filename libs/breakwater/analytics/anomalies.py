@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from breakwater.alerts.rules.alert_rules import AnomalyRules
+from breakwater.alerts.rules.anomaly import LAPSE, LEARNED_FROM, NEW_NORMAL, Baseline, Minute, Place
 from breakwater.kernel.clickhouse.client import Analytics, statements
-from breakwater.policy.alert_rules import AnomalyRules
-from breakwater.policy.anomaly import LAPSE, LEARNED_FROM, NEW_NORMAL, Baseline, Minute, Place
 
 SQL = statements(__file__)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
+from breakwater.alerts.contract import Alert
 from breakwater.analytics.rows import alert_of, audit_event_of
-from breakwater.contracts.alerts import Alert
 from breakwater.jobs.contract.events import AuditEvent, BreakerTransition
 from breakwater.kernel.clickhouse.client import Analytics, statements
 from breakwater.kernel.time_window import TimeWindow

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from pydantic_core import from_json, to_json
 
+from breakwater.alerts.contract import Alert
+from breakwater.alerts.rules.alert_rules import began_with, highest_severity
 from breakwater.analytics.schema import (
     ALERTS,
     ATTEMPTS,
@@ -30,13 +32,11 @@ from breakwater.analytics.schema import (
     TIME_OR_NULL,
     Table,
 )
-from breakwater.contracts.alerts import Alert
 from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
 from breakwater.jobs.rules.runs import run_id
 from breakwater.kernel.clickhouse.errors import UnstorableError
 from breakwater.limits.rules.refusals import for_operators
-from breakwater.policy.alert_rules import began_with, highest_severity
 
 StoredRow = tuple[object, ...]
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 import nats.errors
 from nats.aio.client import Client
 
+from breakwater.alerts.rules.alert_rules import Route
 from breakwater.cli.doctor_findings import SETUP, Finding, Findings, answers, clock, timed
 from breakwater.cli.plane import PlaneLocation
 from breakwater.cli.setup import bus_plan
@@ -25,7 +26,6 @@ from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.provision import ConsumerFound, StreamFound, Survey, survey
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.process.settings import Settings
-from breakwater.policy.alert_rules import Route
 
 READER_RETRY_S = 1.0
 

@@ -15,7 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from breakwater.bus.incidents import IncidentLog
+from breakwater.alerts.rules.incidents import IncidentRules
+from breakwater.alerts.rules.signals import config_applied
+from breakwater.alerts.store import IncidentLog
 from breakwater.cli.setup import prepare
 from breakwater.config import (
     Config,
@@ -41,8 +43,6 @@ from breakwater.kernel.process import background
 from breakwater.kernel.process.files import write_private
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.process.settings import Settings
-from breakwater.policy.incidents import IncidentRules
-from breakwater.policy.signals import config_applied
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.state.configs import Configs
 

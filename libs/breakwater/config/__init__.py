@@ -1,6 +1,6 @@
 """The config file: its settings, and reading and checking it."""
 
-from breakwater.config.alerts import AlertChannel, Alerts, PythonChannel, SlackChannel, WebhookChannel
+from breakwater.alerts.settings import AlertChannel, Alerts, PythonChannel, SlackChannel, WebhookChannel
 from breakwater.config.live import LiveConfig, changes, require_reloadable
 from breakwater.config.load import (
     cipher_of,

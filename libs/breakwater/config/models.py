@@ -21,6 +21,8 @@ from pydantic import (
     model_validator,
 )
 
+from breakwater.alerts.rules.links import TRACE_ID
+from breakwater.alerts.settings import Alerts
 from breakwater.breakers.rules import ALL, BreakerKey, BreakerRules, take_preset
 from breakwater.calls.providers.registry import LOCAL_KINDS, ProviderEntry
 from breakwater.calls.rules.classify import RETRYABLE_CLASSES
@@ -28,7 +30,6 @@ from breakwater.calls.rules.output import OutputRules
 from breakwater.calls.rules.parameters import is_droppable
 from breakwater.calls.rules.params import connection_objection, params_objection, unknown_objection, unknown_part
 from breakwater.calls.rules.retry import RetryBudgetRules, RetryPolicy, is_known
-from breakwater.config.alerts import Alerts
 from breakwater.dialects.rules import InvalidBodyError, chat_form
 from breakwater.dialects.rules.embeddings import (
     MAX_BATCHES,
@@ -50,7 +51,6 @@ from breakwater.limits.rules.guard import GuardRules
 from breakwater.limits.rules.job_rules import NO_JOB_RULES, JobRules, bound_problem, job_rules
 from breakwater.limits.rules.ledger import MAX_TAGS
 from breakwater.limits.rules.rate_limit import RateLimit
-from breakwater.policy.links import TRACE_ID
 from breakwater.prices.rules.price import MAX_OUTPUT_TOKENS, Price, term_of
 from breakwater.redaction.rules.redact import RedactionRules, id_objection
 

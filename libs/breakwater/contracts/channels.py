@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from breakwater.contracts.alerts import Alert
+from breakwater.alerts.contract import Alert
 from breakwater.jobs.contract.events import (
     AuditEvent,
     BreakerTransition,

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from breakwater.contracts.alerts import AlertDigest, WebhookEnvelope
+from breakwater.alerts.contract import AlertDigest, WebhookEnvelope
 from breakwater.contracts.channels import CHANNELS, Channel
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats.subjects import Header

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from breakwater.config.alerts import NetworkSetting
+from breakwater.alerts.settings import NetworkSetting
 from breakwater.identity.contract import PersonRole
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.secret_refs import Secret

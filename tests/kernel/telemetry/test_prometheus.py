@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from breakwater.contracts.alerts import IncidentStatus
+from breakwater.alerts.contract import IncidentStatus
 from breakwater.jobs.contract.events import BreakerState, Enforcement, Health, Scope
 from breakwater.jobs.contract.execution import ErrorKind, Status
 from breakwater.kernel.nats.subjects import Stream

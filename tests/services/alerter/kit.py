@@ -17,9 +17,9 @@ from nats.js.api import DeliverPolicy
 from pydantic import SecretStr
 from standardwebhooks import Webhook
 
+from breakwater.alerts.contract import Alert
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, parse_config
-from breakwater.contracts.alerts import Alert
 from breakwater.embedded.ports import free_port
 from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.kernel.nats import subjects

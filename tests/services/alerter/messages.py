@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from breakwater.contracts.alerts import Alert, AlertDigest, HeldBack
-from breakwater.policy.alert_rules import Reminders
-from breakwater.policy.incidents import IncidentRules, acknowledge, decide, resolve
-from breakwater.policy.signals import signals_of
+from breakwater.alerts.contract import Alert, AlertDigest, HeldBack
+from breakwater.alerts.rules.alert_rules import Reminders
+from breakwater.alerts.rules.incidents import IncidentRules, acknowledge, decide, resolve
+from breakwater.alerts.rules.signals import signals_of
 from tests.services.alerter.kit import AT, opened, stopped
 
 RULES = IncidentRules(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from breakwater.alerts.rules.anomaly import Baseline, Minute, Place, signals, unwatched
+from breakwater.alerts.rules.incidents import IncidentRules
+from breakwater.alerts.rules.signals import Firing
+from breakwater.alerts.store import IncidentLog
 from breakwater.analytics import schema
 from breakwater.analytics.rows import execution_row
-from breakwater.bus.incidents import IncidentLog
 from breakwater.config import Config
 from breakwater.embedded.ports import free_port
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats.publisher import Publisher
-from breakwater.policy.anomaly import Baseline, Minute, Place, signals, unwatched
-from breakwater.policy.incidents import IncidentRules
-from breakwater.policy.signals import Firing
 from breakwater.redaction.rules.redact import RedactionRules, Redactor
 from services.alerter.anomalies import MAX_FAILURES, AnomalyWatch
 from services.alerter.bus import IncidentRecorder

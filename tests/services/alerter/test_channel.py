@@ -8,9 +8,9 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
+from breakwater.alerts.channels.channel import SendError, check_answer, fingerprint, no_answer
 from breakwater.config import ConfigError
 from breakwater.kernel.security.guarded_http import AddressRefusedError, RedirectError, usable_url
-from services.alerter.channel import SendError, check_answer, fingerprint, no_answer
 
 NOW = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from breakwater.policy.alert_rules import UNDELIVERABLE, Route
-from breakwater.policy.outbox import ChannelRules
-from services.alerter.channel import SendError
+from breakwater.alerts.channels.channel import SendError
+from breakwater.alerts.rules.alert_rules import UNDELIVERABLE, Route
+from breakwater.alerts.rules.outbox import ChannelRules
 from services.alerter.channel_queue import ChannelQueue, Composed, Schedule
-from tests.policy.test_outbox import alert
+from tests.alerts.test_outbox import alert
 
 NOW = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 SCHEDULE = Schedule(first_s=1.0, max_s=60.0, give_up_s=100.0, tries_if_permanent=2)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from breakwater.contracts.alerts import ChannelTest
+from breakwater.alerts.contract import ChannelTest
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 from services.alerter.bus import AlerterBus
+from tests.alerts.test_outbox import alert
 from tests.helpers import until
-from tests.policy.test_outbox import alert
 from tests.server_sources import RunningServer
 from tests.services.alerter.kit import Answer, Bus, Receiver, alerter, bus_of, config_of, opened
 from tests.services.alerter.test_notifier import Recorder

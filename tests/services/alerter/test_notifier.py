@@ -12,8 +12,14 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from breakwater.bus.incidents import IncidentLog
-from breakwater.contracts.alerts import Alert, AlertChange, AlertDigest
+from breakwater.alerts.channels.channel import AlertSender, SendError
+from breakwater.alerts.contract import Alert, AlertChange, AlertDigest
+from breakwater.alerts.rules import outbox
+from breakwater.alerts.rules.alert_rules import Route
+from breakwater.alerts.rules.incidents import IncidentRules
+from breakwater.alerts.rules.outbox import ChannelMessage, ChannelRules, message_id
+from breakwater.alerts.rules.signals import of_dead_letter
+from breakwater.alerts.store import IncidentLog
 from breakwater.jobs.contract.events import DeadLetter
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import Delivery
@@ -23,20 +29,14 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import ACK_WAIT_S, alert_consumer
 from breakwater.kernel.process import background
 from breakwater.kernel.telemetry.metrics import AlerterMetrics
-from breakwater.policy import outbox
-from breakwater.policy.alert_rules import Route
-from breakwater.policy.incidents import IncidentRules
-from breakwater.policy.outbox import ChannelMessage, ChannelRules, message_id
-from breakwater.policy.signals import of_dead_letter
 from breakwater.redaction.rules.redact import RedactionRules, Redactor
 from services.alerter import notifier as notifier_module
 from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
-from services.alerter.channel import AlertSender, SendError
 from services.alerter.channel_queue import Schedule
 from services.alerter.clock import SYSTEM_CLOCK
 from services.alerter.notifier import Notifier
+from tests.alerts.test_outbox import alert
 from tests.helpers import until
-from tests.policy.test_outbox import alert
 from tests.server_sources import RunningServer
 from tests.services.alerter.kit import Bus, bus_of, config_of
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from breakwater.alerts.channels.channel import AlertSender, SendError
+from breakwater.alerts.channels.configured_channels import channels_of
 from breakwater.config import ConfigError
-from services.alerter.channel import AlertSender, SendError
-from services.alerter.configured_channels import channels_of
 from tests.helpers import until
 from tests.services.alerter.kit import AT, config_of
 from tests.services.alerter.messages import alert, digest, held
@@ -182,8 +182,8 @@ def test_a_module_that_is_not_there_is_named() -> None:
 def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
     code = (
         "import asyncio, time\n"
-        "from services.alerter.channel import PythonCallable\n"
-        "from services.alerter.channel import SendError\n"
+        "from breakwater.alerts.channels.channel import PythonCallable\n"
+        "from breakwater.alerts.channels.channel import SendError\n"
         "from breakwater.redaction.rules.redact import DEFAULT_REDACTION\n"
         "from breakwater.calls.providers.local import Shown\n"
         "from tests.services.alerter.messages import alert\n"

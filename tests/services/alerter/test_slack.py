@@ -5,11 +5,11 @@ from ipaddress import ip_network
 
 import pytest
 
+from breakwater.alerts.channels.channel import AlertSender, SendError
+from breakwater.alerts.channels.configured_channels import channels_of
+from breakwater.alerts.channels.slack import SlackWebhook, slack_message
+from breakwater.alerts.channels.wording import Wording
 from breakwater.config import ConfigError
-from services.alerter.channel import AlertSender, SendError
-from services.alerter.configured_channels import channels_of
-from services.alerter.slack import SlackWebhook, slack_message
-from services.alerter.wording import Wording
 from tests.services.alerter.kit import AT, Answer, Receiver, config_of
 from tests.services.alerter.messages import acknowledged, alert, closed, digest, held
 from tests.services.alerter.slack_double import HOOK, SlackDouble

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from breakwater.alerts.channels.channel import SendError
+from breakwater.alerts.channels.configured_channels import channels_of
+from breakwater.alerts.channels.slack import SlackApp, SlackBot
+from breakwater.alerts.channels.wording import Wording
 from breakwater.config import ConfigError
 from services.alerter.bus import SentMessages
-from services.alerter.channel import SendError
-from services.alerter.configured_channels import channels_of
-from services.alerter.slack import SlackApp, SlackBot
-from services.alerter.wording import Wording
 from tests.services.alerter.kit import AT, Answer, Receiver, config_of
 from tests.services.alerter.messages import (
     acknowledged,

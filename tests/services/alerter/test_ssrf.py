@@ -19,11 +19,11 @@ from typing import Any, Self
 import pytest
 import uvloop
 
+from breakwater.alerts.channels.channel import AlertSender, SendError
+from breakwater.alerts.channels.configured_channels import channels_of
 from breakwater.config import ConfigError
 from breakwater.kernel.security.addresses import IpNetwork, refusal
 from breakwater.kernel.security.guarded_http import guarded_session
-from services.alerter.channel import AlertSender, SendError
-from services.alerter.configured_channels import channels_of
 from tests.services.alerter.kit import AT, SECRET, Answer, Receiver, config_of
 from tests.services.alerter.messages import alert
 from tests.services.alerter.slack_double import CHANNEL, TOKEN

@@ -9,12 +9,12 @@ import pytest
 from faststream.nats import TestNatsBroker
 from pydantic import BaseModel, JsonValue
 
-from breakwater.bus.incidents import IncidentLog
+from breakwater.alerts.rules.signals import Signal
+from breakwater.alerts.store import IncidentLog
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher, Stored
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process.settings import Settings
-from breakwater.policy.signals import Signal
 from services.alerter.app import build
 from tests.helpers import deliver
 from tests.services.alerter.kit import config_of, crossed, opened, stopped

@@ -13,10 +13,10 @@ import pytest
 from aiohttp import web
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from breakwater.alerts.channels.channel import Link, SendError, SignedWebhook, envelope
+from breakwater.alerts.channels.configured_channels import channels_of
+from breakwater.alerts.contract import Alert, AlertDigest
 from breakwater.config import ConfigError
-from breakwater.contracts.alerts import Alert, AlertDigest
-from services.alerter.channel import Link, SendError, SignedWebhook, envelope
-from services.alerter.configured_channels import channels_of
 from tests.services.alerter.kit import AT, SECRET, Answer, Receiver, config_of
 from tests.services.alerter.messages import alert, digest, held, resolved
 

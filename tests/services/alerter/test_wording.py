@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.config.alerts import AlertTemplate
-from breakwater.contracts.alerts import AlertDigest
-from services.alerter.slack import escaped, slack_message
-from services.alerter.wording import Worded, Wording, clean, duration, plain
+from breakwater.alerts.channels.slack import escaped, slack_message
+from breakwater.alerts.channels.wording import Worded, Wording, clean, duration, plain
+from breakwater.alerts.contract import AlertDigest
+from breakwater.alerts.settings import AlertTemplate
 from tests.services.alerter.kit import AT
 from tests.services.alerter.messages import (
     acknowledged,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from breakwater.alerts.contract import Alert
 from breakwater.analytics import rows, schema
-from breakwater.contracts.alerts import Alert
 from tests.analytics import samples
 from tests.cli.api_stub import problem
 from tests.services.console.conftest import Console, key_with

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from breakwater.alerts.contract import AlertList
 from breakwater.analytics.figures import WindowTotals
 from breakwater.breakers.contract import AgentHealth, BreakerList
-from breakwater.contracts.alerts import AlertList
 from breakwater.health.pages.overall_health import Live, OverallHealth, overall_health, shares, spent
 from breakwater.identity.pages.pages import Fetched
 from breakwater.kernel.http.contract import Queues

@@ -23,11 +23,14 @@ from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 from yarl import URL
 
+from breakwater.alerts.contract import Alert, AlertEvent
+from breakwater.alerts.rules.alert_rules import Reminders
+from breakwater.alerts.rules.incidents import IncidentRules, decide
+from breakwater.alerts.rules.signals import Firing
 from breakwater.breakers.rules import Breaker, BreakerKey
 from breakwater.breakers.store import Breakers, Saving
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, parse_config
-from breakwater.contracts.alerts import Alert, AlertEvent
 from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.contract.execution import Result
@@ -41,9 +44,6 @@ from breakwater.kernel.nats.subjects import Header, Stream, decode_token
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
-from breakwater.policy.alert_rules import Reminders
-from breakwater.policy.incidents import IncidentRules, decide
-from breakwater.policy.signals import Firing
 from services.request.app import build
 from tests.helpers import FIRST, nats_client, share_event_loop, until
 from tests.server_sources import RunningServer, Servers

@@ -8,9 +8,9 @@ from typing import Any
 import jsonschema
 import structlog.testing
 
-from breakwater.contracts.alerts import Alert
+from breakwater.alerts.contract import Alert
+from breakwater.alerts.rules.incidents import resolve
 from breakwater.identity.api_keys import create_key
-from breakwater.policy.incidents import resolve
 from services.request.openapi import document as openapi
 from tests.services.request.conftest import HttpApi, publish_alert, publish_change
 

@@ -14,9 +14,10 @@ import pytest_asyncio
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from breakwater.alerts.api import alerts
+from breakwater.alerts.contract import Alert, AlertDigest, ChannelTest, HeldBack
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
-from breakwater.contracts.alerts import Alert, AlertDigest, ChannelTest, HeldBack
 from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.contract.events import DeadLetter
@@ -27,7 +28,6 @@ from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.types import Event, format_time
-from services.request import alerts
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import ALERTING, LINK_SECRET, HttpApi, publish_alert, running, settings_for

@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from breakwater.alerts.rules.links import incident_link
 from breakwater.config import ConfigError, parse_config
-from breakwater.policy.links import incident_link
 from services.request.app import build
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import (

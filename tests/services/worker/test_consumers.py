@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.bus.incidents import IncidentLog
+from breakwater.alerts.store import IncidentLog
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
 from breakwater.contracts.channels import JOBS

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from breakwater.alerts.contract import Alert
 from breakwater.analytics.figures import AgentSummary, agent_summaries
 from breakwater.analytics.rows import attempt_of, execution_of
 from breakwater.cli.demo.reconciliation import ComparedFigure, LedgerComparison
 from breakwater.cli.demo.scenario import BURST, RETRY_AFTER_S, STORY, trouble_at
-from breakwater.contracts.alerts import Alert
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.clickhouse.client import Analytics

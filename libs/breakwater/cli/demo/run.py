@@ -21,6 +21,7 @@ from aiohttp import web
 from nats.aio.client import Client
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from breakwater.alerts.contract import Alert
 from breakwater.cli.console import sign_in_link
 from breakwater.cli.demo import report, scenario
 from breakwater.cli.demo.reconciliation import ProviderCall, compare
@@ -29,7 +30,6 @@ from breakwater.cli.setup import bus_plan
 from breakwater.cli.up import start_stack
 from breakwater.client import ApiError, AsyncClient, JobFailedError
 from breakwater.config import load_config
-from breakwater.contracts.alerts import Alert
 from breakwater.embedded.datadir import DataDir, Endpoints
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.simulation import SCRIPT, provider_process

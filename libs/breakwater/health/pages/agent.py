@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from starlette.routing import Route
 
+from breakwater.alerts.contract import AlertList
 from breakwater.analytics import figures
 from breakwater.analytics.figures import (
     History,
@@ -18,7 +19,6 @@ from breakwater.analytics.figures import (
 from breakwater.analytics.search import Filters, Page, search
 from breakwater.breakers.contract import AgentHealth, BreakerList
 from breakwater.client import ApiError
-from breakwater.contracts.alerts import AlertList
 from breakwater.health.pages import tiles
 from breakwater.health.pages.history import history_charts
 from breakwater.health.pages.overall_health import queue_of, spent

@@ -6,8 +6,8 @@ import asyncio
 import time
 from contextlib import suppress
 
+from breakwater.alerts.contract import AlertList
 from breakwater.client import ApiClient, ApiKeyRefusedError
-from breakwater.contracts.alerts import AlertList
 from breakwater.identity.pages.pages import fetched
 from breakwater.identity.pages.sessions import Badge, KnownSession, Session
 from breakwater.jobs.contract.dead_letters import DeadLetterList

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from breakwater.alerts.contract import AlertList
 from breakwater.analytics.figures import WindowTotals
 from breakwater.breakers.contract import AgentHealth, BreakerList
 from breakwater.client import ApiClient
-from breakwater.contracts.alerts import AlertList
 from breakwater.identity.pages.pages import Fetched, fetched, problems_of
 from breakwater.kernel.http.contract import AgentQueue, Queues, ServiceQueue
 from breakwater.kernel.pages import words

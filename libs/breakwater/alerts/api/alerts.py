@@ -12,8 +12,7 @@ from itertools import islice
 
 from pydantic import ValidationError
 
-from breakwater.bus.incidents import IncidentLog, Incidents
-from breakwater.contracts.alerts import (
+from breakwater.alerts.contract import (
     Alert,
     AlertList,
     AlertQuery,
@@ -27,6 +26,9 @@ from breakwater.contracts.alerts import (
     UndeliveredList,
     UndeliveredQuery,
 )
+from breakwater.alerts.rules.alert_rules import began_with
+from breakwater.alerts.rules.incidents import acknowledge, resolve
+from breakwater.alerts.store import IncidentLog, Incidents
 from breakwater.jobs.api.dead_letters import StoredDeadLetter, read_dead_letter
 from breakwater.kernel.http.operations import NATS_UNAVAILABLE, PERHAPS_DONE, ApiRequest, operation, utc_now
 from breakwater.kernel.http.parsing import suggestion
@@ -39,8 +41,6 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.types import Event, Message
 from breakwater.kernel.validation import FieldError
-from breakwater.policy.alert_rules import began_with
-from breakwater.policy.incidents import acknowledge, resolve
 
 LEAST_OF_ID = len("inc_") + 6
 """The shortest prefix that names an incident."""

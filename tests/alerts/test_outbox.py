@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.contracts.alerts import Alert, AlertChange, AlertDigest, IncidentStatus
-from breakwater.policy.alert_rules import MessageLimit, QuietHours, Route
-from breakwater.policy.outbox import ChannelRules, Held, Next, message_id, next_message, quiet_until
+from breakwater.alerts.contract import Alert, AlertChange, AlertDigest, IncidentStatus
+from breakwater.alerts.rules.alert_rules import MessageLimit, QuietHours, Route
+from breakwater.alerts.rules.outbox import ChannelRules, Held, Next, message_id, next_message, quiet_until
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 QUIET_S = 600.0

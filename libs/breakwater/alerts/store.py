@@ -15,14 +15,14 @@ from contextlib import aclosing
 import structlog
 from pydantic import ValidationError
 
-from breakwater.contracts.alerts import Alert
+from breakwater.alerts.contract import Alert
+from breakwater.alerts.rules.incidents import IncidentRules, decide
+from breakwater.alerts.rules.signals import Resolved, Signal
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import AlreadyDecidedError
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
-from breakwater.policy.incidents import IncidentRules, decide
-from breakwater.policy.signals import Resolved, Signal
 from breakwater.redaction.rules.redact import Redactor
 
 RESOLVED_KEPT = 2_000

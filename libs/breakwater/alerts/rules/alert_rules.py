@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, field_validator, model_validator
 
-from breakwater.contracts.alerts import Alert, AlertEvent, Severity
+from breakwater.alerts.contract import Alert, AlertEvent, Severity
 from breakwater.kernel.formats import moment
 from breakwater.kernel.types import Identifier, Message, Off, UsdAmount
 

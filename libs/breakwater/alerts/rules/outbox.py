@@ -16,8 +16,8 @@ from datetime import datetime, timedelta
 from typing import Literal
 from zoneinfo import ZoneInfo
 
-from breakwater.contracts.alerts import Alert, AlertDigest, HeldBack
-from breakwater.policy.alert_rules import SEVERITIES, UNDELIVERABLE, QuietHours, Route, began_with, severity_of
+from breakwater.alerts.contract import Alert, AlertDigest, HeldBack
+from breakwater.alerts.rules.alert_rules import SEVERITIES, UNDELIVERABLE, QuietHours, Route, began_with, severity_of
 
 ChannelMessage = Alert | AlertDigest
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from breakwater.policy.links import trace_url
+from breakwater.alerts.rules.links import trace_url
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 

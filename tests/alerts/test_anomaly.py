@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.contracts.alerts import Alert
-from breakwater.kernel.types import format_time
-from breakwater.policy.alert_rules import AnomalyRules, Reminders
-from breakwater.policy.anomaly import (
+from breakwater.alerts.contract import Alert
+from breakwater.alerts.rules.alert_rules import AnomalyRules, Reminders
+from breakwater.alerts.rules.anomaly import (
     FIGURES,
     HABIT_MARGIN,
     LAPSE,
@@ -27,9 +26,10 @@ from breakwater.policy.anomaly import (
     turned_off,
     unwatched,
 )
-from breakwater.policy.incidents import IncidentRules, decide
-from breakwater.policy.signals import Firing, Resolved, Signal
-from tests.policy.test_incidents import AT
+from breakwater.alerts.rules.incidents import IncidentRules, decide
+from breakwater.alerts.rules.signals import Firing, Resolved, Signal
+from breakwater.kernel.types import format_time
+from tests.alerts.test_incidents import AT
 
 MINUTE = timedelta(minutes=1)
 RULES = AnomalyRules()

@@ -9,14 +9,14 @@ from urllib.parse import quote
 
 import typer
 
+from breakwater.alerts.contract import Alert, AlertList, AlertReplays, ChannelTest, UnchangedAlert, UndeliveredList
+from breakwater.alerts.views import FACTS, INCIDENTS, NO_CHANNEL, UNDELIVERED, changed_by
 from breakwater.cli.api import SEE_DOCTOR, Api, DefaultListGroup, ReasonOption, api_command
-from breakwater.contracts.alerts import Alert, AlertList, AlertReplays, ChannelTest, UnchangedAlert, UndeliveredList
 from breakwater.kernel.columns import with_display
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.commands.given import check_sendable
 from breakwater.kernel.formats import counted
-from breakwater.views.alerts import FACTS, INCIDENTS, NO_CHANNEL, UNDELIVERED, changed_by
 
 TEST_TIMEOUT_S = 30.0
 """Seconds to wait for a test message. The API waits 20 s for an alerter, which waits for the receiver."""

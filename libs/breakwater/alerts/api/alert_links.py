@@ -23,8 +23,12 @@ from pydantic import Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.bus.incidents import IncidentLog, Incidents
-from breakwater.contracts.alerts import Alert
+from breakwater.alerts.api.alerts import decided
+from breakwater.alerts.contract import Alert
+from breakwater.alerts.rules.alert_rules import began_with, highest_severity
+from breakwater.alerts.rules.incidents import acknowledge, resolve
+from breakwater.alerts.rules.links import link_objection
+from breakwater.alerts.store import IncidentLog, Incidents
 from breakwater.identity.audit import Actor, AuditLog
 from breakwater.kernel.formats import moment, sentence
 from breakwater.kernel.http.contract import ReasonText
@@ -34,11 +38,7 @@ from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.types import Message, format_time
 from breakwater.kernel.validation import problems
-from breakwater.policy.alert_rules import began_with, highest_severity
-from breakwater.policy.incidents import acknowledge, resolve
-from breakwater.policy.links import link_objection
 from breakwater.redaction.rules.redact import Redactor
-from services.request.alerts import decided
 
 _MAX_FIELDS = 10
 _STATE = {

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Self, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from breakwater.alerts.contract import AlertEvent
+from breakwater.alerts.rules.alert_rules import PLACEHOLDERS, AnomalyRules, Demanding, Reminders, Route
+from breakwater.alerts.rules.links import LEAST_SECRET
 from breakwater.calls.providers.base import HttpUrl
-from breakwater.contracts.alerts import AlertEvent
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.secret_refs import Secret
 from breakwater.kernel.types import Message, Name
-from breakwater.policy.alert_rules import PLACEHOLDERS, AnomalyRules, Demanding, Reminders, Route
-from breakwater.policy.links import LEAST_SECRET
 
 
 def _network(setting: object) -> IPv4Network | IPv6Network:

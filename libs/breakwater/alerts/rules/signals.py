@@ -18,8 +18,9 @@ from typing import Any
 
 from pydantic import BaseModel, JsonValue
 
+from breakwater.alerts.contract import Alert, AlertEvent
+from breakwater.alerts.rules.alert_rules import UNDELIVERABLE
 from breakwater.breakers.rules import BreakerKey
-from breakwater.contracts.alerts import Alert, AlertEvent
 from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, DeadLetter, Enforcement, GuardEvent
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
 from breakwater.kernel.formats import counted, moment, money, moneys, percent, sentence
@@ -36,7 +37,6 @@ from breakwater.limits.rules.refusals import (
     task_near_cap,
     task_stopped,
 )
-from breakwater.policy.alert_rules import UNDELIVERABLE
 
 _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
     ("budget_soft_cap", "hard"): "Calls that could exceed the cap will be refused.",

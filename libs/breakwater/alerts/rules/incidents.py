@@ -12,10 +12,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from breakwater.contracts.alerts import Alert, AlertChange, AlertEvent, IncidentStatus
+from breakwater.alerts.contract import Alert, AlertChange, AlertEvent, IncidentStatus
+from breakwater.alerts.rules.alert_rules import SEVERITIES, Reminders, began_with, highest_severity, severity_of
+from breakwater.alerts.rules.signals import Firing, Resolved, Signal
 from breakwater.kernel.formats import moment, sentence
-from breakwater.policy.alert_rules import SEVERITIES, Reminders, began_with, highest_severity, severity_of
-from breakwater.policy.signals import Firing, Resolved, Signal
 
 
 @dataclass(frozen=True, slots=True)

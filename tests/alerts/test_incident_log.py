@@ -10,17 +10,17 @@ from typing import Any, get_args
 import pytest
 from nats.aio.client import Client
 
-from breakwater.bus import incidents as incidents_module
-from breakwater.bus.incidents import IncidentLog
-from breakwater.contracts.alerts import Alert, AlertEvent
+from breakwater.alerts import store as incidents_module
+from breakwater.alerts.contract import Alert, AlertEvent
+from breakwater.alerts.rules.alert_rules import Reminders
+from breakwater.alerts.rules.incidents import IncidentRules, acknowledge, resolve
+from breakwater.alerts.rules.signals import Firing, Resolved
+from breakwater.alerts.store import IncidentLog
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import Plan
-from breakwater.policy.alert_rules import Reminders
-from breakwater.policy.incidents import IncidentRules, acknowledge, resolve
-from breakwater.policy.signals import Firing, Resolved
 from breakwater.redaction.rules.redact import RedactionRules, Redactor
 from tests.helpers import nats_client
 from tests.servers import RunningServer

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from breakwater.config.alerts import AlertTemplate
-from breakwater.contracts.alerts import Alert, AlertDigest, AlertEvent, HeldBack
+from breakwater.alerts.channels.channel import Link
+from breakwater.alerts.contract import Alert, AlertDigest, AlertEvent, HeldBack
+from breakwater.alerts.rules.alert_rules import SEVERITIES, fill
+from breakwater.alerts.settings import AlertTemplate
 from breakwater.kernel.formats import moment, sentence
-from breakwater.policy.alert_rules import SEVERITIES, fill
-from services.alerter.channel import Link
 
 SHOWN_TITLES = 20
 SHOWN_AGENTS = 5

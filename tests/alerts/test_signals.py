@@ -6,14 +6,10 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts.alerts import Alert
-from breakwater.jobs.contract.events import BreakerState, BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
-from breakwater.jobs.contract.execution import Attempt, Execution
-from breakwater.kernel.formats import moment
-from breakwater.kernel.types import nano_from_usd
-from breakwater.policy.alert_rules import Reminders, severity_of
-from breakwater.policy.incidents import IncidentRules, decide
-from breakwater.policy.signals import (
+from breakwater.alerts.contract import Alert
+from breakwater.alerts.rules.alert_rules import Reminders, severity_of
+from breakwater.alerts.rules.incidents import IncidentRules, decide
+from breakwater.alerts.rules.signals import (
     Firing,
     Resolved,
     channel_works,
@@ -22,6 +18,10 @@ from breakwater.policy.signals import (
     of_quotas,
     signals_of,
 )
+from breakwater.jobs.contract.events import BreakerState, BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
+from breakwater.jobs.contract.execution import Attempt, Execution
+from breakwater.kernel.formats import moment
+from breakwater.kernel.types import nano_from_usd
 from tests.analytics.samples import attempt
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)

@@ -14,12 +14,12 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 from slack_sdk.webhook.async_client import AsyncWebhookClient
 
+from breakwater.alerts.channels.channel import HttpChannel, SendError, check_answer, fingerprint, no_answer
+from breakwater.alerts.channels.wording import Line, Url, Worded, Wording, plain
+from breakwater.alerts.contract import Alert, AlertDigest
 from breakwater.calls.rules.classify import retry_after_s
-from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.kernel.security.addresses import IpNetwork
 from services.alerter.bus import SentMessages
-from services.alerter.channel import HttpChannel, SendError, check_answer, fingerprint, no_answer
-from services.alerter.wording import Line, Url, Worded, Wording, plain
 
 TIMEOUT_S = 10.0
 INTERVAL_S = 1.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from breakwater.contracts.alerts import Alert, UndeliveredAlert
+from breakwater.alerts.contract import Alert, UndeliveredAlert
+from breakwater.alerts.rules.alert_rules import began_with, highest_severity
 from breakwater.kernel.columns import Column, clock
 from breakwater.kernel.formats import counted
-from breakwater.policy.alert_rules import began_with, highest_severity
 
 NO_CHANNEL = (
     "Alerts are not sent to anyone: the config has no channel. Add one under `alerts.channels`, such as Slack or a "

@@ -12,21 +12,21 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from breakwater.alerts.channels.channel import AlertSender, Link, PythonCallable, SendError, SignedWebhook
+from breakwater.alerts.channels.slack import SlackApp, SlackBot, SlackWebhook
+from breakwater.alerts.channels.wording import Wording
+from breakwater.alerts.contract import Alert, ChannelTest
+from breakwater.alerts.rules.links import incident_link
+from breakwater.alerts.settings import AlertLinks
 from breakwater.calls.providers.local import Shown
 from breakwater.config import AlertChannel, Alerts, ConfigError, SlackChannel, WebhookChannel
-from breakwater.config.alerts import AlertLinks
-from breakwater.contracts.alerts import Alert, ChannelTest
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.process.callables import load_callable
 from breakwater.kernel.security.guarded_http import usable_url
 from breakwater.kernel.security.secret_refs import SecretRef
-from breakwater.policy.links import incident_link
 from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
 from services.alerter.bus import AlerterBus, SentMessages
-from services.alerter.channel import AlertSender, Link, PythonCallable, SendError, SignedWebhook
-from services.alerter.slack import SlackApp, SlackBot, SlackWebhook
-from services.alerter.wording import Wording
 
 T = TypeVar("T")
 

@@ -19,14 +19,14 @@ import orjson
 from pydantic import JsonValue
 from standardwebhooks import Webhook
 
+from breakwater.alerts.contract import Alert, AlertDigest
+from breakwater.alerts.rules.outbox import message_id
 from breakwater.calls.providers.local import Shown
 from breakwater.calls.rules.classify import retry_after_s
-from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.security.addresses import IpNetwork
 from breakwater.kernel.security.guarded_http import AddressRefusedError, RedirectError, guarded_session
 from breakwater.kernel.types import format_time
-from breakwater.policy.outbox import message_id
 
 Notify = Callable[[str, dict[str, JsonValue]], Any]
 Link = Callable[[str, datetime], str]

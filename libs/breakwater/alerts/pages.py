@@ -9,22 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from breakwater.alerts.contract import Alert, AlertEvent, AlertList, AlertReplays, IncidentStatus, UndeliveredList
+from breakwater.alerts.views import INCIDENTS, NO_CHANNEL, UNDELIVERED
 from breakwater.analytics.events import Incident, IncidentCursor, cursor_of, incident_changes, incidents
-from breakwater.contracts.alerts import (
-    Alert,
-    AlertEvent,
-    AlertList,
-    AlertReplays,
-    IncidentStatus,
-    UndeliveredList,
-)
 from breakwater.identity.pages.operator_actions import Fields, act, action, back_to, reason_of, submitted, whole_number
 from breakwater.identity.pages.pages import Fetched, PageContext, fetched
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
 from breakwater.kernel.columns import Column
 from breakwater.kernel.pages.tables import PageTable
 from breakwater.kernel.pages.words import segment
-from breakwater.views.alerts import INCIDENTS, NO_CHANNEL, UNDELIVERED
 
 PAGE = 50
 MAX_SAVED = 10_000
