@@ -23,9 +23,9 @@ from typing import Any
 
 from bench.console_cases import CASES, Case, Moment
 from bench.history import History, load
-from breakwater.analytics.search import Cursor, Page
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.time_window import TimeWindow
+from breakwater.records.search import Cursor, Page
 from tests.server_sources import embedded_servers
 
 RUNS = 20

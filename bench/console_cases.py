@@ -8,15 +8,15 @@ from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from breakwater.analytics import events, figures, search, spend
-from breakwater.analytics.search import Cursor, Filters
 from breakwater.jobs.contract.events import Window as BudgetWindow
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import CostsBy
 from breakwater.limits.rules.budget import period, recent_from
-from breakwater.policy.costs import CostSums, month_before
+from breakwater.records import events, figures, search, spend
+from breakwater.records.rules.costs import CostSums, month_before
+from breakwater.records.search import Cursor, Filters
 
 AGENT = "support-triage"
 """The busiest one."""

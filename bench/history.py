@@ -20,11 +20,11 @@ from datetime import UTC, datetime
 from bench.history_events import Events
 from bench.history_fleet import AGENTS, BY_HOUR, BY_WEEKDAY, NIGHT, TENANT_WEIGHTS, TENANTS
 from bench.history_jobs import Job, Jobs, outages
-from breakwater.analytics import schema
-from breakwater.analytics.migrations import migrate
-from breakwater.analytics.rows import StoredRow
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.types import ms_from_time
+from breakwater.records import schema
+from breakwater.records.migrations import migrate
+from breakwater.records.rows import StoredRow
 
 HOUR_MS = 3_600_000
 LONGEST_MS = 10 * 60_000

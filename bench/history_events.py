@@ -16,11 +16,11 @@ from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules.alert_rules import Reminders
 from breakwater.alerts.rules.incidents import IncidentRules, acknowledge, decide, resolve
 from breakwater.alerts.rules.signals import signals_of
-from breakwater.analytics import rows, schema
-from breakwater.analytics.rows import StoredRow
 from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
 from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.types import time_from_ms
+from breakwater.records import rows, schema
+from breakwater.records.rows import StoredRow
 
 DAY_MS = 86_400_000
 COOLDOWN_MS = 60_000

@@ -18,10 +18,10 @@ from bench.history_fleet import (
     ordinary_failures,
     outage_failures,
 )
-from breakwater.analytics.rows import StoredRow
 from breakwater.jobs.contract.job import ID_ENTROPY_BYTES, new_job_id
 from breakwater.jobs.rules.runs import run_id
 from breakwater.kernel.types import format_time, time_from_ms
+from breakwater.records.rows import StoredRow
 
 NO_ERROR: ErrorCells = (None,) * 7
 MAX_ATTEMPTS = 9

@@ -24,8 +24,8 @@ from pathlib import Path
 import psutil
 
 from bench.plane import load
-from breakwater.analytics.migrations import migrate
 from breakwater.kernel.clickhouse.client import connect
+from breakwater.records.migrations import migrate
 from tests.flow.kit import Plane, model, running_plane
 from tests.server_sources import RunningServer, embedded_servers
 

@@ -23,13 +23,13 @@ import psutil
 import uvloop
 from clickhouse_connect.driver import create_async_client
 
-from breakwater.analytics.rows import StoredRow
-from breakwater.analytics.schema import Table
 from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.records.rows import StoredRow
+from breakwater.records.schema import Table
 from services.sink import records
 from services.sink.app import BATCH_SIZE
-from tests.analytics.samples import NOON, attempt, execution, new_database
 from tests.helpers import FIRST
+from tests.records.samples import NOON, attempt, execution, new_database
 from tests.server_sources import EmbeddedServers, RunningServer, embedded_servers
 from tests.services.sink.plane import Plane, SinkProcess, of_attempt, of_execution
 

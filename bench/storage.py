@@ -16,11 +16,11 @@ from datetime import timedelta
 from itertools import accumulate
 from typing import Any
 
-from breakwater.analytics import rows, schema
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
 from breakwater.jobs.contract.job import ID_ENTROPY_BYTES, new_job_id
 from breakwater.kernel.clickhouse.client import Analytics
-from tests.analytics import samples
+from breakwater.records import rows, schema
+from tests.records import samples
 from tests.server_sources import embedded_servers
 
 DAYS = 30

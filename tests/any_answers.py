@@ -16,7 +16,6 @@ import orjson
 from aiohttp import web
 from hypothesis import strategies as st
 
-from breakwater.analytics.rows import attempt_row, execution_row
 from breakwater.dialects.rules.chat_chunks import Assembly, rest_of
 from breakwater.dialects.rules.chat_completions import completion_of
 from breakwater.dialects.rules.embeddings import answer_of
@@ -27,6 +26,7 @@ from breakwater.dialects.rules.responses_stream import ContradictionError, Respo
 from breakwater.jobs.contract.execution import Attempt, Execution, Result
 from breakwater.jobs.store.records import is_result_of
 from breakwater.kernel.nats import subjects
+from breakwater.records.rows import attempt_row, execution_row
 from tests.anthropic_client import accumulated
 from tests.calls.providers.kit import answering
 from tests.helpers import until

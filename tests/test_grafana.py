@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 import pytest
 import yaml
 
-from breakwater.analytics import schema
-from breakwater.analytics.figures import history
-from breakwater.analytics.migrations import migrate
 from breakwater.kernel.clickhouse.client import Analytics, ResultSet
 from breakwater.kernel.time_window import TimeWindow
+from breakwater.records import schema
+from breakwater.records.figures import history
+from breakwater.records.migrations import migrate
 from deploy.grafana.source.__main__ import DIRECTORY, files
-from tests.analytics.made import END, connected, filled_database, made
-from tests.analytics.samples import new_database_url
 from tests.grafana_sql import ALL, Chosen, Shown
+from tests.records.made import END, connected, filled_database, made
+from tests.records.samples import new_database_url
 from tests.server_sources import RunningServer
 
 T = TypeVar("T")

@@ -20,13 +20,13 @@ from nats.aio.msg import Msg
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from breakwater.contracts.channels import GUARDS
 from breakwater.jobs.contract.events import GuardEvent
 from breakwater.kernel.http.server import HttpConnection, HttpServer
 from breakwater.kernel.nats.broker import Batches, Broker, ServiceApp, make_broker
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.subscriber import ChannelSpecification, PullSubscriber
 from breakwater.kernel.redis.connection import Redis
+from breakwater.records.channels import GUARDS
 
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
 

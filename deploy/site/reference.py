@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from breakwater.analytics.migrations import VIEWS
-from breakwater.analytics.schema import TABLES
 from breakwater.cli.contract import config_schema
 from breakwater.cli.main import every_command
-from breakwater.contracts.channels import CHANNELS, FROM_PROGRAMS
-from breakwater.contracts.schemas import message_schemas
+from breakwater.records.channels import CHANNELS, FROM_PROGRAMS
+from breakwater.records.migrations import VIEWS
+from breakwater.records.schema import TABLES
+from breakwater.records.schemas import message_schemas
 from services.request.openapi import document
 
 Schema = Mapping[str, Any]

@@ -27,7 +27,6 @@ from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.outbox import ChannelRules
 from breakwater.alerts.store import IncidentLog
 from breakwater.config import Alerts, Config
-from breakwater.contracts.channels import ALERTS, BREAKERS, BUDGETS, DEAD_LETTERS, GUARDS
 from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, on_request, publisher_of
@@ -41,6 +40,7 @@ from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.telemetry.metrics import INCIDENTS, AlerterMetrics, GaugeCollector, Readings
+from breakwater.records.channels import ALERTS, BREAKERS, BUDGETS, DEAD_LETTERS, GUARDS
 from breakwater.redaction.rules.redact import Redactor
 from services.alerter.anomalies import AnomalyWatch
 from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from breakwater.breakers.store import Breakers
 from breakwater.config import Config
-from breakwater.contracts.channels import ATTEMPTS, BREAKERS
 from breakwater.health.store import Healths
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
@@ -15,6 +14,7 @@ from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.telemetry.metrics import BreakerMetrics, GaugeCollector
 from breakwater.limits.store.tasks import Tasks
+from breakwater.records.channels import ATTEMPTS, BREAKERS
 from services.breaker.handlers import BreakerHandler
 from services.breaker.rebuild import Heartbeat, Rebuild
 

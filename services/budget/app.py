@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from breakwater.config import Config, LiveConfig
-from breakwater.contracts.channels import ATTEMPTS, BUDGETS
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
@@ -16,6 +15,7 @@ from breakwater.kernel.telemetry.metrics import BudgetMetrics, GaugeCollector
 from breakwater.limits.reconciliation import RecordedSpend
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets
+from breakwater.records.channels import ATTEMPTS, BUDGETS
 from services.budget.gauges import BudgetGauges
 from services.budget.handlers import BudgetHandler
 from services.budget.reconciler import Reconciler

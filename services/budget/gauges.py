@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from breakwater.analytics.spend import spent_since
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import QueryError
 from breakwater.kernel.errors import UnavailableError
@@ -18,6 +17,7 @@ from breakwater.kernel.types import NANO_PER_USD, ms_from_time, time_from_ms
 from breakwater.limits.rules.budget import CapTable, forecast, periods_at, recent_from
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
 from breakwater.limits.store.budget_counters import BudgetCounters, Snapshot
+from breakwater.records.spend import spent_since
 
 FORECAST_EVERY_S = 300.0
 """The interval of forecasts while Prometheus scrapes: they sum up days of attempts in ClickHouse."""

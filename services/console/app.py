@@ -37,7 +37,7 @@ from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.telemetry.http_metrics import CountRequests
 from breakwater.kernel.telemetry.metrics import HttpMetrics
 from breakwater.limits import pages as budgets
-from services.console import audit, costs, execution, executions
+from breakwater.records.pages import audit, costs, execution, executions
 
 PAGES = (overview, agents, executions, execution, plans, breakers, budgets, costs, alerts, dead_letters, audit)
 ANSWER_TIMEOUT_S = 20.0

@@ -30,7 +30,6 @@ from breakwater.alerts.store import IncidentLog
 from breakwater.breakers.api import AgentAvailability, AgentRoutes, BreakerRoutes
 from breakwater.breakers.store import Breakers
 from breakwater.config import Config, ConsoleSettings, LiveConfig, OpenId, cipher_of
-from breakwater.contracts import channels
 from breakwater.dialects.api import OF_RESPONSES, nothing_at
 from breakwater.dialects.api.calls import Calls, NameRequests
 from breakwater.dialects.api.chat import ChatRoutes
@@ -86,10 +85,11 @@ from breakwater.limits.reconciliation import RecordedSpend, compare
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.deployments import Deployments
 from breakwater.limits.store.tasks import Tasks
+from breakwater.records import channels
+from breakwater.records.api.costs import CostRoutes
+from breakwater.records.api.events import EventLog, EventRoutes
+from breakwater.records.api.executions import ExecutionRoutes
 from breakwater.redaction.rules.redact import Redactor
-from services.request.costs import CostRoutes
-from services.request.events import EventLog, EventRoutes
-from services.request.executions import ExecutionRoutes
 from services.request.observe import RequestGauges, ServiceRoutes, StreamFill
 from services.request.openapi import documentation
 

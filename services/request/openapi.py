@@ -48,9 +48,9 @@ from breakwater.kernel.http.problems import is_messages, is_openai
 from breakwater.kernel.types import Event, Message
 from breakwater.limits.api.budgets import BudgetRoutes
 from breakwater.limits.api.guards import GuardRoutes
-from services.request.costs import CostRoutes
-from services.request.events import EventRoutes
-from services.request.executions import ExecutionRoutes
+from breakwater.records.api.costs import CostRoutes
+from breakwater.records.api.events import EventRoutes
+from breakwater.records.api.executions import ExecutionRoutes
 from services.request.observe import ServiceRoutes
 
 HANDLERS = (

@@ -6,7 +6,14 @@ from datetime import UTC, datetime
 
 from breakwater.alerts.contract import Alert
 from breakwater.config import Config
-from breakwater.contracts.channels import (
+from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
+from breakwater.jobs.contract.execution import Attempt, Execution
+from breakwater.kernel.clickhouse.client import connect
+from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
+from breakwater.kernel.nats.delivery import Delivery
+from breakwater.kernel.process.settings import Settings
+from breakwater.kernel.telemetry.metrics import SinkMetrics
+from breakwater.records.channels import (
     ALERTS,
     ATTEMPTS,
     AUDIT,
@@ -17,13 +24,6 @@ from breakwater.contracts.channels import (
     GUARDS,
     PLANS,
 )
-from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
-from breakwater.jobs.contract.execution import Attempt, Execution
-from breakwater.kernel.clickhouse.client import connect
-from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
-from breakwater.kernel.nats.delivery import Delivery
-from breakwater.kernel.process.settings import Settings
-from breakwater.kernel.telemetry.metrics import SinkMetrics
 from services.sink.comparison import LogComparer
 from services.sink.handlers import Sink
 

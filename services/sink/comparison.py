@@ -18,15 +18,6 @@ from typing import cast
 
 import structlog
 
-from breakwater.analytics.log_comparison import (
-    MARGIN,
-    LogComparison,
-    last_comparison,
-    missing_sequences,
-    save_comparison,
-)
-from breakwater.analytics.rows import StoredRow
-from breakwater.analytics.schema import Table
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError, UnstorableError
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
@@ -35,6 +26,9 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.telemetry.metrics import SinkMetrics
+from breakwater.records.log_comparison import MARGIN, LogComparison, last_comparison, missing_sequences, save_comparison
+from breakwater.records.rows import StoredRow
+from breakwater.records.schema import Table
 from services.sink import records
 from services.sink.handlers import insert_but_rejected
 

@@ -9,14 +9,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from breakwater.alerts.contract import Alert
-from breakwater.analytics import rows, schema
-from breakwater.analytics.rows import StoredRow
 from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.jobs.store.records import problem_of
 from breakwater.kernel.clickhouse.errors import UnstorableError
 from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.types import Event
+from breakwater.records import rows, schema
+from breakwater.records.rows import StoredRow
 
 _Row = Callable[[Any, int, datetime], StoredRow]
 

@@ -9,7 +9,6 @@ from functools import partial
 import structlog
 
 from breakwater.config import Config, LiveConfig, cipher_of
-from breakwater.contracts import channels
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.broker import Batches, Each, ServiceApp, connection_of, make_broker, publisher_of
@@ -19,6 +18,7 @@ from breakwater.kernel.nats.topology import PARKED_CONSUMER, worker_consumer
 from breakwater.kernel.process import background
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
+from breakwater.records import channels
 from services.worker.config_versions import ConfigVersions, ProviderPool
 from services.worker.consumers import ConsumerWatch
 from services.worker.context import context_for

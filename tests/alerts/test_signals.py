@@ -22,7 +22,7 @@ from breakwater.jobs.contract.events import BreakerState, BreakerTransition, Bud
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.formats import moment
 from breakwater.kernel.types import nano_from_usd
-from tests.analytics.samples import attempt
+from tests.records.samples import attempt
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 UNTIL = datetime(2026, 11, 21, 10, 1, 0, tzinfo=UTC)

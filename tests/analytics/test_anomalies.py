@@ -10,12 +10,12 @@ import pytest
 
 from breakwater.alerts.rules.alert_rules import AnomalyRules
 from breakwater.alerts.rules.anomaly import LAPSE, NEW_NORMAL, Baseline, Minute
-from breakwater.analytics import rows, schema
 from breakwater.analytics.anomalies import GRACE, baselines, latest_minutes
 from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.clickhouse.client import Analytics
-from tests.analytics.samples import NOON, attempt, attempt_row, execution
-from tests.analytics.test_views import store_twice
+from breakwater.records import rows, schema
+from tests.records.samples import NOON, attempt, attempt_row, execution
+from tests.records.test_views import store_twice
 
 RULES = AnomalyRules(minimum_calls=2, minimum_minutes=5, sustained_minutes=2)
 MINUTE = timedelta(minutes=1)

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import typer.main
 
-from breakwater.analytics import rows, schema
 from breakwater.cli import main as cli
 from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.commands import output
-from tests.analytics.samples import attempt_row, new_database
+from breakwater.records import rows, schema
 from tests.cli.api_stub import KEY, Stub, serving
+from tests.records.samples import attempt_row, new_database
 from tests.server_sources import RunningServer
 
 VARIABLES = ("URL", "API_KEY", "CONFIG", "NATS_URL", "REDIS_URL", "CLICKHOUSE_URL", "API_KEYS_FILE", "NATS_REPLICAS")

@@ -9,7 +9,7 @@ import pytest
 from breakwater.cli.demo.reconciliation import LedgerComparison, ProviderCall, compare
 from breakwater.jobs.contract.execution import Attempt, CostBasis
 from breakwater.limits.rules.ledger import AttemptSums
-from tests.analytics.samples import attempt
+from tests.records.samples import attempt
 
 LEDGER = (
     ProviderCall("job-1:1", "gpt-4o", 0),

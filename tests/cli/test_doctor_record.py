@@ -4,14 +4,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from breakwater.analytics.log_comparison import LogComparison, save_comparison
 from breakwater.cli import doctor_checks
 from breakwater.cli.doctor import Finding
 from breakwater.cli.doctor_checks import record_findings
 from breakwater.cli.plane import PlaneLocation
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
-from tests.analytics import samples
+from breakwater.records.log_comparison import LogComparison, save_comparison
+from tests.records import samples
 from tests.servers import RunningServer
 from tests.services.sink.plane import Plane, of_attempt
 

@@ -8,11 +8,11 @@ from datetime import timedelta
 
 import pytest
 
-from breakwater.cli import executions
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.commands.errors import ExitCode
-from tests.analytics.samples import NOON, RATE_LIMITED, attempt, execution
+from breakwater.records.commands import executions
 from tests.cli.conftest import Run, in_thread, store
+from tests.records.samples import NOON, RATE_LIMITED, attempt, execution
 
 FAMILY = [
     execution("root", total_cost=1_000, completed_at=NOON + timedelta(seconds=9), duration_ms=9_000),
@@ -162,7 +162,7 @@ class Terminal(io.StringIO):
 async def test_a_tree_on_a_terminal_has_colours_and_marks_the_one_asked_for(
     analytics: Analytics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from breakwater.analytics.tree import execution_tree as find
+    from breakwater.records.tree import execution_tree as find
 
     await store(analytics, FAMILY)
     tree = await find(analytics, "b")

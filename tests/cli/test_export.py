@@ -16,12 +16,13 @@ from urllib.parse import urlsplit
 import pytest
 from clickhouse_connect.driver import create_async_client
 
-from breakwater.analytics import rows, schema
-from breakwater.cli import export
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.types import format_time
-from tests.analytics.samples import (
+from breakwater.records import rows, schema
+from breakwater.records.commands import export
+from tests.cli.conftest import Run, in_thread, store
+from tests.records.samples import (
     NOON,
     attempt,
     attempt_row,
@@ -31,7 +32,6 @@ from tests.analytics.samples import (
     full_execution,
     new_database,
 )
-from tests.cli.conftest import Run, in_thread, store
 from tests.server_sources import RunningServer
 
 MANY = 4_000

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.cli.tail import KINDS, ReceivedEvent, cells, cloud_event, subject_of
+from breakwater.records.commands.tail import KINDS, ReceivedEvent, cells, cloud_event, subject_of
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 AT = "2026-11-21T09:59:58.000Z"

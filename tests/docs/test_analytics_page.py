@@ -12,14 +12,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from breakwater.analytics import rows, schema
-from breakwater.analytics.migrations import VIEWS
 from breakwater.config import RetentionDays, parse_config
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.clickhouse.client import Analytics
-from tests.analytics import samples
+from breakwater.records import rows, schema
+from breakwater.records.migrations import VIEWS
 from tests.docs.markdown import ROOT, Block, blocks
 from tests.docs.markdown import rows as table_rows
+from tests.records import samples
 from tests.server_sources import RunningServer
 
 PAGE = ROOT / "docs" / "analytics.md"

@@ -13,13 +13,13 @@ import yaml
 from pydantic import SecretStr
 
 from breakwater.breakers.rules import BreakerRules
-from breakwater.cli.executions import ListsOrShows
 from breakwater.cli.main import every_command
-from breakwater.contracts.channels import CHANNELS
 from breakwater.jobs.contract.events import Scope
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.nats.topology import Plan, streams
 from breakwater.kernel.process.settings import Settings
+from breakwater.records.channels import CHANNELS
+from breakwater.records.commands.executions import ListsOrShows
 from services.__main__ import NAMES
 from services.request.openapi import document
 from tests.docs.markdown import (

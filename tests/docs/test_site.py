@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from breakwater.analytics.schema import TABLES
 from breakwater.cli.contract import config_schema
-from breakwater.contracts.channels import CHANNELS
+from breakwater.records.channels import CHANNELS
+from breakwater.records.schema import TABLES
 from deploy.site.__main__ import SETTINGS, build
 from deploy.site.reference import commands, pages
 from services.request.openapi import document

@@ -17,9 +17,6 @@ from testcontainers.core.container import DockerContainer
 
 from breakwater.alerts.rules.alert_rules import AnomalyRules
 from breakwater.analytics.anomalies import baselines, latest_minutes
-from breakwater.analytics.migrations import migrate
-from breakwater.analytics.rows import execution_row
-from breakwater.analytics.schema import ATTEMPTS, EXECUTIONS
 from breakwater.embedded.clickhouse.access import (
     FIXED_SETTINGS,
     MAX_EXECUTION_S,
@@ -34,10 +31,13 @@ from breakwater.embedded.clickhouse.statements import ClickHouseError
 from breakwater.embedded.ports import free_port, http_ready
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.clickhouse.errors import QueryError
+from breakwater.records.migrations import migrate
+from breakwater.records.rows import execution_row
+from breakwater.records.schema import ATTEMPTS, EXECUTIONS
 from tests import servers
-from tests.analytics.samples import NOON, attempt, attempt_row, execution
 from tests.embedded.test_clickhouse_http import PASSWORD, Server, start, stop
 from tests.helpers import until
+from tests.records.samples import NOON, attempt, attempt_row, execution
 
 ROOT = Path(__file__).parents[2]
 USERS_XML = ROOT / "deploy" / "clickhouse" / "users.xml"

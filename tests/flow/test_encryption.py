@@ -12,9 +12,9 @@ from typing import Any
 
 import redis.asyncio as aioredis
 
-from breakwater.analytics.schema import TABLES
-from breakwater.analytics.search import find_execution
 from breakwater.kernel.security.encryption import Cipher, new_key
+from breakwater.records.schema import TABLES
+from breakwater.records.search import find_execution
 from tests.flow.kit import model
 from tests.flow.test_plane import ALL, Whole, start_whole
 from tests.helpers import until

@@ -17,7 +17,6 @@ import nats.errors
 import nats.js.errors
 import pytest
 
-from breakwater.analytics.migrations import migrate
 from breakwater.jobs.contract.execution import Attempt, Cancellation, PendingCancel
 from breakwater.jobs.store.executions import Executions
 from breakwater.kernel.clickhouse.client import Analytics, connect
@@ -28,6 +27,7 @@ from breakwater.limits.reconciliation import BudgetComparison, RecordedSpend, co
 from breakwater.limits.rules.ledger import AttemptSums, ledger
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import NotFilledError
+from breakwater.records.migrations import migrate
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model, seconds_between
 from tests.helpers import POLL_MOST_S, ZONE, until

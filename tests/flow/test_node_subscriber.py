@@ -26,9 +26,9 @@ from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import Plan
 from breakwater.redaction.rules.redact import RedactionRules, Redactor
-from tests.analytics import samples
 from tests.nats_node import start_nats
 from tests.nodejs import EXAMPLES, node_with
+from tests.records import samples
 
 PACKAGES = ("@nats-io/transport-node", "ajv", "ajv-formats")
 RULES = IncidentRules(

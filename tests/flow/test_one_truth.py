@@ -13,14 +13,14 @@ from urllib.parse import quote
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from breakwater.analytics.migrations import migrate
 from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.clickhouse.client import connect
-from tests.analytics.samples import new_database_url
+from breakwater.records.migrations import migrate
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import model
 from tests.helpers import until
+from tests.records.samples import new_database_url
 from tests.server_sources import RunningServer
 from tests.services.console.conftest import Console, Page
 

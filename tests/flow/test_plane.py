@@ -17,8 +17,6 @@ import aiohttp
 import pytest
 import redis.asyncio as aioredis
 
-from breakwater.analytics.migrations import migrate
-from breakwater.analytics.schema import TABLES
 from breakwater.cli.doctor_checks import encryption_findings
 from breakwater.cli.plane import PlaneLocation
 from breakwater.config import load_config
@@ -27,6 +25,8 @@ from breakwater.identity.api_keys import create_key
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.types import NANO_PER_USD
+from breakwater.records.migrations import migrate
+from breakwater.records.schema import TABLES
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import COST_NANO, Plane, model
 from tests.helpers import until

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from breakwater.calls.rules.classify import NOT_SENT, NotSent, classify
 from breakwater.jobs.contract.execution import Attempt, Reason
 from breakwater.jobs.rules.record import totals, why_unanswered
-from tests.contracts.test_messages import attempt
+from tests.records.test_messages import attempt
 
 
 def failed(model: str = "m", kind: str = "server", cost: int | None = 10, **more: Any) -> Attempt:

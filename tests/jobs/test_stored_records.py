@@ -6,8 +6,8 @@ import pytest
 
 from breakwater.jobs.store.records import is_result_of, problem_of
 from breakwater.kernel.nats import subjects
-from tests.analytics import samples
 from tests.helpers import FIRST
+from tests.records import samples
 
 ATTEMPT, EXECUTION = samples.attempt("a.b", 2), samples.execution("a.b")
 OWN = subjects.attempt("writer", "a.b", 2)

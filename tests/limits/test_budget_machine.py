@@ -36,8 +36,8 @@ from breakwater.limits.store.budgets import (
     Reserved,
     Settlement,
 )
-from tests.contracts.test_messages import attempt
 from tests.limits.machine import RedisMachine, run_for_steps
+from tests.records.test_messages import attempt
 from tests.servers import RunningServer
 
 ZONE = ZoneInfo("Europe/Berlin")

@@ -16,8 +16,8 @@ from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, ledger
 from breakwater.limits.store import budget_counters, budgets
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets, OverBudget, PeriodChanged, Reserved, Settlement
-from tests.contracts.test_messages import attempt
 from tests.limits.test_budgets_store import LOG, against, caps, redis_time, settlement
+from tests.records.test_messages import attempt
 
 BERLIN = ZoneInfo("Europe/Berlin")
 KEYS = ("global", "agent:a", "tenant:t")

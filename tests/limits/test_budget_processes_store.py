@@ -237,7 +237,7 @@ class Fleet:
 async def test_processes_that_are_killed_at_any_moment_overrun_no_cap_and_leave_nothing_held(
     redis: Redis, redis_server: RunningServer
 ) -> None:
-    from tests.contracts.test_messages import attempt  # the processes start faster without
+    from tests.records.test_messages import attempt  # the processes start faster without
 
     all_counters = BudgetCounters(redis, ZONE)
     assert await all_counters.fill(None, LOG, 0, all_counters.periods(datetime.now(UTC)), {}, {})

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.limits.rules.ledger import FIGURES, AttemptSums, charged_at, figures_of, is_reached, ledger, places_of
-from tests.contracts.test_messages import attempt
+from tests.records.test_messages import attempt
 
 BERLIN = ZoneInfo("Europe/Berlin")
 BEFORE, AFTER = datetime(2026, 10, 31, 22, 59, 59, 999_000, UTC), datetime(2026, 10, 31, 23, tzinfo=UTC)

@@ -15,7 +15,7 @@ from breakwater.jobs.rules.record import totals
 from breakwater.limits.rules.budget import Caps
 from breakwater.prices.rules.price import Cost, Price, max_output_of, max_tokens_of
 from breakwater.prices.rules.usage import MAX_USAGE, Usage, credible
-from tests.contracts.test_messages import attempt
+from tests.records.test_messages import attempt
 
 TOKENS = st.integers(0, 10_000_000)
 PRICES = st.integers(0, 10**12)

@@ -11,13 +11,13 @@ from starlette.routing import Route
 
 from breakwater.alerts.contract import Alert, AlertEvent, AlertList, AlertReplays, IncidentStatus, UndeliveredList
 from breakwater.alerts.views import INCIDENTS, NO_CHANNEL, UNDELIVERED
-from breakwater.analytics.events import Incident, IncidentCursor, cursor_of, incident_changes, incidents
 from breakwater.identity.pages.operator_actions import Fields, act, action, back_to, reason_of, submitted, whole_number
 from breakwater.identity.pages.pages import Fetched, PageContext, fetched
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
 from breakwater.kernel.columns import Column
 from breakwater.kernel.pages.tables import PageTable
 from breakwater.kernel.pages.words import segment
+from breakwater.records.events import Incident, IncidentCursor, cursor_of, incident_changes, incidents
 
 PAGE = 50
 MAX_SAVED = 10_000

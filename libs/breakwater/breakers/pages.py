@@ -10,7 +10,6 @@ from urllib.parse import quote, urlencode
 
 from starlette.routing import Route
 
-from breakwater.analytics.events import MOST, Opening, OperatorAction, openings, operator_actions, transitions
 from breakwater.breakers.contract import BreakerList, BreakerStatus, StoppedTasks
 from breakwater.breakers.views import COLUMNS as BREAKERS
 from breakwater.breakers.views import ORDER, TASKS
@@ -24,6 +23,7 @@ from breakwater.kernel.pages.tables import PageTable
 from breakwater.kernel.pages.time_range import BY_DATA
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import ms_from_time
+from breakwater.records.events import MOST, Opening, OperatorAction, openings, operator_actions, transitions
 
 
 @dataclass(frozen=True, slots=True)

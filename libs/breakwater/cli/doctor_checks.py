@@ -15,8 +15,6 @@ from zoneinfo import ZoneInfo
 import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
-from breakwater.analytics.log_comparison import last_comparison
-from breakwater.analytics.migrations import MIGRATIONS, missing
 from breakwater.breakers.store import Breakers
 from breakwater.calls.providers.base import HttpSettings
 from breakwater.cli.doctor_findings import (
@@ -44,6 +42,8 @@ from breakwater.kernel.security.encryption import key_of_document
 from breakwater.kernel.security.guarded_http import AddressRefusedError, guarded_session
 from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.limits.store.budgets import Budgets
+from breakwater.records.log_comparison import last_comparison
+from breakwater.records.migrations import MIGRATIONS, missing
 
 ANSWER_TIMEOUT_S = 5.0
 """Longest silence of ClickHouse: less than a check may take, so that each names it."""

@@ -8,8 +8,6 @@ import nats.errors
 import typer
 from pydantic import SecretStr
 
-from breakwater.analytics.migrations import migrate, script
-from breakwater.analytics.schema import Layout
 from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
 from breakwater.config import Config
 from breakwater.kernel.clickhouse.client import connect as analytics_at
@@ -20,6 +18,8 @@ from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.process.settings import Settings
+from breakwater.records.migrations import migrate, script
+from breakwater.records.schema import Layout
 
 
 def setup(

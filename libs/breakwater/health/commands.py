@@ -35,8 +35,8 @@ from breakwater.kernel.commands.formats import breakwater_command, usd
 from breakwater.kernel.formats import money
 
 if TYPE_CHECKING:
-    from breakwater.analytics.figures import AgentSummary
     from breakwater.config import Config
+    from breakwater.records.figures import AgentSummary
 
 _HELP = """Show the health of agents, and add agents to the config. Alone, it is `breakwater agents list`.
 """
@@ -265,7 +265,7 @@ def _removed(agents: Sequence[str], figures: AgentFigures) -> list[str]:
 
 
 async def _summaries(url: str, since: datetime) -> dict[str, AgentSummary]:
-    from breakwater.analytics.figures import agent_summaries
+    from breakwater.records.figures import agent_summaries
 
     async with connect.analytics(url) as analytics:
         return {summary.agent: summary for summary in await agent_summaries(analytics, since=since)}

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.analytics.spend import Burn, burn, spent_since
 from breakwater.client import ApiError, ApiKeyRefusedError
 from breakwater.identity.pages.operator_actions import back_to, reason_of, submitted
 from breakwater.identity.pages.pages import API_CLICKHOUSE_S, CLICKHOUSE_AWAY, Fetched, PageContext, fetched
@@ -31,6 +30,7 @@ from breakwater.limits.contract import BudgetList, BudgetStatus
 from breakwater.limits.rules.budget import WINDOWS, Forecast, Period, forecast, periods_at, recent_from
 from breakwater.limits.views import COLUMNS as BUDGETS
 from breakwater.limits.views import RECONCILIATION, no_cap_text, tone, used_share
+from breakwater.records.spend import Burn, burn, spent_since
 
 CHARTS = 2
 """Budgets that are drawn on the page of all: those nearest to their caps."""

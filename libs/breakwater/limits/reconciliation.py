@@ -18,7 +18,6 @@ from zoneinfo import ZoneInfo
 
 import structlog
 
-from breakwater.analytics.spend import budget_notes, spend, stored_attempts, stored_upto
 from breakwater.jobs.contract.events import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.store.records import read_record
@@ -31,6 +30,7 @@ from breakwater.limits.rules.budget import Period, scope_key, threshold
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, Ledger, figures_of, places_of
 from breakwater.limits.store.budget_counters import BudgetCounters, Notes, Repair, Snapshot
 from breakwater.limits.store.budgets import NotFilledError
+from breakwater.records.spend import budget_notes, spend, stored_attempts, stored_upto
 
 ATTEMPTS = "bw.attempts.>"
 

@@ -14,7 +14,6 @@ import pytest_asyncio
 from nats.aio.client import Client
 from structlog.testing import capture_logs
 
-from breakwater.contracts.channels import JOBS, PARKED
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.broker import Batches, Each, ServiceApp, connection_of, make_broker
@@ -35,6 +34,7 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.nats.topology import ACK_WAIT_S, PARKED_CONSUMER, Plan, worker_consumer
 from breakwater.kernel.types import format_time
+from breakwater.records.channels import JOBS, PARKED
 from tests.helpers import nats_client, until
 from tests.servers import RunningServer
 

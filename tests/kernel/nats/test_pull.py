@@ -10,7 +10,6 @@ import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 
-from breakwater.contracts.channels import JOBS
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats import pull, subjects
 from breakwater.kernel.nats.broker import Each, ServiceApp, make_broker
@@ -20,6 +19,7 @@ from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.pull import Pull
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import ACK_WAIT_S, Plan, worker_consumer
+from breakwater.records.channels import JOBS
 from tests.helpers import nats_client, until
 from tests.servers import RunningServer
 

@@ -13,7 +13,6 @@ from faststream.nats import TestNatsBroker
 from structlog.testing import capture_logs
 
 from breakwater.cli.contract import service_brokers
-from breakwater.contracts.channels import ATTEMPTS, BREAKERS, CHANNELS, GUARDS, JOBS
 from breakwater.jobs.contract.events import BreakerTransition, GuardEvent
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.contract.job import Job
@@ -24,6 +23,7 @@ from breakwater.kernel.nats.permissions import GRANTS
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.subjects import Stream, covers
 from breakwater.kernel.nats.topology import Plan, worker_consumer
+from breakwater.records.channels import ATTEMPTS, BREAKERS, CHANNELS, GUARDS, JOBS
 from tests.helpers import deliver, nats_client, until
 from tests.servers import RunningServer
 

@@ -8,16 +8,16 @@ from breakwater.alerts.rules.anomaly import Baseline, Minute, Place, signals, un
 from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.signals import Firing
 from breakwater.alerts.store import IncidentLog
-from breakwater.analytics import schema
-from breakwater.analytics.rows import execution_row
 from breakwater.config import Config
 from breakwater.embedded.ports import free_port
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats.publisher import Publisher
+from breakwater.records import schema
+from breakwater.records.rows import execution_row
 from breakwater.redaction.rules.redact import RedactionRules, Redactor
 from services.alerter.anomalies import MAX_FAILURES, AnomalyWatch
 from services.alerter.bus import IncidentRecorder
-from tests.analytics.samples import NOON, execution, new_database
+from tests.records.samples import NOON, execution, new_database
 from tests.server_sources import RunningServer
 from tests.services.alerter.kit import Bus, alerter, bus_of, config_of
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from services.alerter.handlers import CutOffAnswers
-from tests.analytics.samples import execution
+from tests.records.samples import execution
 
 
 def told(answers: CutOffAnswers, *reasons: str | None, **fields: Any) -> list[int]:

@@ -18,9 +18,9 @@ from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.store.tasks import TaskKey, Tasks
 from services.breaker.app import build
-from tests.analytics.samples import execution
 from tests.flow.kit import config_for
 from tests.helpers import FIRST, nats_client, until
+from tests.records.samples import execution
 from tests.servers import RunningServer
 from tests.services.breaker.test_handlers import attempt_of
 

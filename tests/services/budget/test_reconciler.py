@@ -17,8 +17,6 @@ from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from breakwater.analytics import schema
-from breakwater.analytics.rows import attempt_row
 from breakwater.jobs.contract.events import BudgetEvent
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.clickhouse.client import Analytics, connect
@@ -35,12 +33,14 @@ from breakwater.limits.reconciliation import BudgetComparison, RecordedSpend, co
 from breakwater.limits.rules.budget import Caps, CapTable, Period, periods_at
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets, NotFilledError, Reserved, Settlement, period_key
+from breakwater.records import schema
+from breakwater.records.rows import attempt_row
 from services.budget import reconciler as reconciler_module
 from services.budget.handlers import BudgetHandler
 from services.budget.reconciler import Reconciler
-from tests.analytics.samples import new_database
-from tests.contracts.test_messages import attempt
 from tests.helpers import FIRST, until
+from tests.records.samples import new_database
+from tests.records.test_messages import attempt
 from tests.servers import RunningServer
 
 ZONE = ZoneInfo("Europe/Berlin")

@@ -22,8 +22,8 @@ from breakwater.limits.rules.budget import Caps, CapTable, periods_at
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets
 from services.budget.handlers import BudgetHandler
-from tests.contracts.test_messages import attempt
 from tests.helpers import FIRST
+from tests.records.test_messages import attempt
 
 ZONE = ZoneInfo("UTC")
 LOG = "log"

@@ -18,17 +18,17 @@ import pytest
 import pytest_asyncio
 from yarl import URL
 
-from breakwater.analytics.migrations import migrate
 from breakwater.config import parse_config
 from breakwater.embedded.ports import free_port
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.security.encryption import new_key
+from breakwater.records.migrations import migrate
 from services.console.app import ConsoleService
-from tests.analytics.made import connected
-from tests.analytics.samples import empty, new_database_url
 from tests.cli.api_stub import KEY, Stub, serving
 from tests.helpers import share_event_loop
+from tests.records.made import connected
+from tests.records.samples import empty, new_database_url
 from tests.server_sources import RunningServer
 
 ENCRYPTION_KEY = new_key()

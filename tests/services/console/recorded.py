@@ -3,9 +3,9 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from breakwater.analytics import rows, schema
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
-from tests.analytics.samples import attempt, attempt_row, execution
+from breakwater.records import rows, schema
+from tests.records.samples import attempt, attempt_row, execution
 from tests.services.console.conftest import Console
 
 

@@ -7,7 +7,6 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from breakwater.analytics.figures import History, RefusalLine, RetryFigures
 from breakwater.breakers.contract import AgentHealth
 from breakwater.embedded.ports import free_port
 from breakwater.health.pages.agent import helped
@@ -17,6 +16,7 @@ from breakwater.kernel.http.contract import AgentQueue
 from breakwater.kernel.pages.tables import PageTable, TableUrl
 from breakwater.kernel.pages.time_range import yesterday
 from breakwater.kernel.pages.words import refused_by
+from breakwater.records.figures import History, RefusalLine, RetryFigures
 from tests.cli.api_stub import Stub, problem
 from tests.services.console.answers import answer, breaker, budget, health, incident, model, queue
 from tests.services.console.conftest import Console, visiting

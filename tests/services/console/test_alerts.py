@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from breakwater.alerts.contract import Alert
-from breakwater.analytics import rows, schema
-from tests.analytics import samples
+from breakwater.records import rows, schema
 from tests.cli.api_stub import problem
+from tests.records import samples
 from tests.services.console.conftest import Console, key_with
 
 EVIL = "<script>alert(1)</script>"

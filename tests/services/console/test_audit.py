@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from breakwater.analytics import rows, schema
-from tests.analytics import samples
+from breakwater.records import rows, schema
+from tests.records import samples
 from tests.services.console.conftest import Console, key_with
 
 EVIL = "<script>alert(1)</script>"

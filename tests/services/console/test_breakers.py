@@ -3,10 +3,10 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from breakwater.analytics import rows, schema
 from breakwater.kernel.types import format_time
-from tests.analytics import samples
+from breakwater.records import rows, schema
 from tests.cli.api_stub import problem
+from tests.records import samples
 from tests.services.console.conftest import Console, key_with
 
 EVIL = "<script>alert(1)</script>"

@@ -6,14 +6,14 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from breakwater.analytics import schema
 from breakwater.kernel.types import NANO_PER_USD, format_time, ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetStatus
 from breakwater.limits.pages import budget_row, outlook
 from breakwater.limits.rules.budget import Forecast, period
 from breakwater.limits.views import no_cap_text
-from tests.analytics import samples
+from breakwater.records import schema
 from tests.cli.api_stub import problem
+from tests.records import samples
 from tests.services.console.conftest import Console, key_with
 
 EVIL = "<script>alert(1)</script>"

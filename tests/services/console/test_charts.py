@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from breakwater.kernel.pages import charts
 from breakwater.kernel.pages.charts import Series
-from services.console.waterfall import Drawn, WaterfallRow
+from breakwater.records.pages.waterfall import Drawn, WaterfallRow
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_MS = int(NOON.timestamp() * 1000)

@@ -5,8 +5,8 @@ import time
 from typing import Any
 
 from breakwater.jobs.contract.execution import Execution
-from services.console.comparison import LONGEST_LINE, MAX_LINES, DiffLine, compare, text_diff
-from tests.analytics.samples import attempt, bare_execution, execution, full_execution
+from breakwater.records.pages.comparison import LONGEST_LINE, MAX_LINES, DiffLine, compare, text_diff
+from tests.records.samples import attempt, bare_execution, execution, full_execution
 
 
 def different(one: Execution, other: Execution) -> "dict[str, tuple[str, str]]":

@@ -19,8 +19,6 @@ import pytest
 import pytest_asyncio
 from pydantic import SecretStr
 
-from breakwater.analytics import schema
-from breakwater.analytics.rows import budget_row
 from breakwater.client import ApiClient, ApiError
 from breakwater.config import parse_config
 from breakwater.embedded.ports import free_port
@@ -32,12 +30,14 @@ from breakwater.kernel.types import nano_from_usd, time_from_ms
 from breakwater.limits.contract import Costs
 from breakwater.limits.rules.budget import period
 from breakwater.limits.rules.ledger import ledger
-from breakwater.policy.costs import month_before, month_of
+from breakwater.records import schema
+from breakwater.records.rows import budget_row
+from breakwater.records.rules.costs import month_before, month_of
 from services.request.app import build
-from tests.analytics import samples
-from tests.analytics.samples import attempt_row
 from tests.cli.api_stub import Stub
 from tests.helpers import until
+from tests.records import samples
+from tests.records.samples import attempt_row
 from tests.server_sources import RunningServer
 from tests.services.console.conftest import Console, visiting
 

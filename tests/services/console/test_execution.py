@@ -12,14 +12,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from yarl import URL
 
-from breakwater.analytics import rows, schema
 from breakwater.client import ApiClient, Query
 from breakwater.identity.pages.sessions import MAX_WATCHED
 from breakwater.jobs.contract.execution import Cancellation, Execution, FailureStatistics
 from breakwater.jobs.rules.record import error_of
 from breakwater.kernel.security.encryption import Cipher, new_key
-from tests.analytics.samples import NOON, RATE_LIMITED, attempt, execution
+from breakwater.records import rows, schema
 from tests.cli.api_stub import KEY, Stub, problem
+from tests.records.samples import NOON, RATE_LIMITED, attempt, execution
 from tests.services.console.conftest import ENCRYPTION_KEY, Console, key_with
 from tests.services.console.inert import check_page
 from tests.services.console.test_markdown import ATTACKS

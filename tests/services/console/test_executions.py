@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from breakwater.analytics import rows, schema
 from breakwater.jobs.contract.execution import ErrorInfo, Execution
-from tests.analytics.samples import execution
+from breakwater.records import rows, schema
+from tests.records.samples import execution
 from tests.services.console.conftest import Console
 
 EVIL = '<script>alert("1")</script>'

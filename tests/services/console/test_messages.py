@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.console.messages import (
+from breakwater.records.pages.messages import (
     MAX_ENTRIES,
     MAX_MARKDOWN,
     MAX_NODES,
@@ -20,7 +20,7 @@ from services.console.messages import (
     bare_json,
     conversation,
 )
-from tests.analytics.samples import execution, full_execution
+from tests.records.samples import execution, full_execution
 
 
 def parts_of(*said: "dict[str, Any]") -> "list[tuple[str, tuple[MessagePart, ...]]]":

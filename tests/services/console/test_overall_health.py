@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from breakwater.alerts.contract import AlertList
-from breakwater.analytics.figures import WindowTotals
 from breakwater.breakers.contract import AgentHealth, BreakerList
 from breakwater.health.pages.overall_health import Live, OverallHealth, overall_health, shares, spent
 from breakwater.identity.pages.pages import Fetched
 from breakwater.kernel.http.contract import Queues
 from breakwater.limits.contract import BudgetList, BudgetStatus
+from breakwater.records.figures import WindowTotals
 from tests.services.console import answers
 from tests.services.console.answers import AT, breaker, budget, health, incident, queue, service
 

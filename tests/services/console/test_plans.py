@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from breakwater.analytics import rows, schema
-from tests.analytics import samples
+from breakwater.records import rows, schema
+from tests.records import samples
 from tests.services.console.conftest import Console
 
 PLAN: dict[str, Any] = {

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.jobs.contract.execution import Attempt, Execution
-from services.console.waterfall import MOSTLY_WAITED, THINNEST, WAITS_PART, WIDTH, Drawn, waterfall
-from tests.analytics.samples import NOON, attempt, execution
+from breakwater.records.pages.waterfall import MOSTLY_WAITED, THINNEST, WAITS_PART, WIDTH, Drawn, waterfall
+from tests.records.samples import NOON, attempt, execution
 
 
 def at(ms: float) -> Any:

@@ -60,7 +60,7 @@ class Reader(Follower):
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.request.events.POLL_S", 0.02)
+    monkeypatch.setattr("breakwater.records.api.events.POLL_S", 0.02)
 
 
 @asynccontextmanager
@@ -163,8 +163,8 @@ async def test_each_kind_comes_under_its_name_and_filters_leave_what_is_asked_fo
 async def test_who_comes_back_goes_on_where_it_was_from_memory_and_from_the_store(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.request.events.KEPT", 4)
-    monkeypatch.setattr("services.request.events.AT_ONCE", 3)
+    monkeypatch.setattr("breakwater.records.api.events.KEPT", 4)
+    monkeypatch.setattr("breakwater.records.api.events.AT_ONCE", 3)
     names = [f"e{number}" for number in range(12)]
     async with reading(api) as stays:
         for name in names:

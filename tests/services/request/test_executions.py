@@ -12,7 +12,6 @@ from urllib.parse import quote, urlencode
 import pytest
 import pytest_asyncio
 
-from breakwater.analytics import rows, schema
 from breakwater.cli.setup import bus_plan
 from breakwater.client import ApiRefusedError, AsyncClient, Client, ExecutionQuery
 from breakwater.config import parse_config
@@ -22,8 +21,9 @@ from breakwater.jobs.contract.execution import Execution, ExecutionList, Executi
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.security.encryption import Cipher, new_key
-from tests.analytics import samples
-from tests.analytics.made import END, Made, made
+from breakwater.records import rows, schema
+from tests.records import samples
+from tests.records.made import END, Made, made
 from tests.server_sources import RunningServer, Servers
 from tests.services.request.conftest import CONFIG, Answer, HttpApi, running, settings_for
 
@@ -227,7 +227,7 @@ async def test_without_clickhouse_it_is_said_that_there_is_none(recorded: Record
 async def test_a_slow_clickhouse_is_not_waited_for_without_end(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.request.executions.ANSWER_WITHIN_S", 0.0)
+    monkeypatch.setattr("breakwater.records.api.executions.ANSWER_WITHIN_S", 0.0)
     answer = await recorded.api.ask("GET", PATH)
     assert (answer.status, answer.code) == (503, "unavailable")
     assert "did not answer within" in answer.message

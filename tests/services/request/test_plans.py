@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from breakwater.analytics import rows, schema
 from breakwater.breakers.rules import Breaker
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
@@ -22,7 +21,8 @@ from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.redis.connection import Redis
-from tests.analytics import samples
+from breakwater.records import rows, schema
+from tests.records import samples
 from tests.server_sources import RunningServer, Servers
 from tests.services.request.conftest import (
     GOVERNED,

@@ -3,7 +3,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from breakwater.kernel.clickhouse.client import Analytics
-from tests.analytics.samples import new_database
+from tests.records.samples import new_database
 from tests.server_sources import RunningServer
 from tests.services.sink.plane import Plane
 

@@ -7,15 +7,15 @@ from decimal import Decimal
 import pytest
 from prometheus_client import CollectorRegistry
 
-from breakwater.analytics.log_comparison import LogComparison, last_comparison
-from breakwater.analytics.migrations import migrate
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.telemetry.metrics import SinkMetrics
+from breakwater.records.log_comparison import LogComparison, last_comparison
+from breakwater.records.migrations import migrate
 from services.sink import comparison
 from services.sink.comparison import LogComparer
-from tests.analytics import samples
+from tests.records import samples
 from tests.services.sink.plane import Plane, of_attempt, of_execution
 
 JOBS = 12

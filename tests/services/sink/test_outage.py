@@ -12,16 +12,16 @@ from nats.js.api import ConsumerConfig
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from breakwater.analytics import schema
 from breakwater.embedded.ports import free_port
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.telemetry.metrics import SinkMetrics
 from breakwater.kernel.types import usd_from_nano
+from breakwater.records import schema
 from services.sink.app import BATCH_SIZE
 from services.sink.handlers import Sink
-from tests.analytics import samples
 from tests.helpers import until
+from tests.records import samples
 from tests.services.sink.plane import Plane, of_attempt, of_execution
 
 BACKLOG = 8 * BATCH_SIZE

@@ -5,12 +5,12 @@ from datetime import timedelta
 
 import pytest
 
-from breakwater.analytics import schema
 from breakwater.kernel.clickhouse.errors import UnstorableError
 from breakwater.kernel.nats import subjects
+from breakwater.records import schema
 from services.sink import records
-from tests.analytics import samples
 from tests.helpers import FIRST
+from tests.records import samples
 from tests.services.sink.plane import of_attempt, of_execution
 
 STORED_AT = samples.NOON + timedelta(milliseconds=3)

@@ -12,16 +12,16 @@ import pytest
 from nats.js.api import ConsumerConfig
 from prometheus_client import CollectorRegistry
 
-from breakwater.analytics.rows import StoredRow
-from breakwater.analytics.schema import TABLES
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.telemetry.metrics import SinkMetrics
+from breakwater.records.rows import StoredRow
+from breakwater.records.schema import TABLES
 from services.sink import records
 from services.sink.handlers import Sink
-from tests.analytics import samples
+from tests.records import samples
 from tests.services.sink.gate import gate
 from tests.services.sink.plane import Plane, of_attempt, of_execution
 

@@ -12,8 +12,6 @@ from faststream.nats import TestNatsBroker
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from breakwater.analytics import schema
-from breakwater.analytics.rows import budget_of
 from breakwater.config import parse_config
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
@@ -21,10 +19,12 @@ from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.telemetry.metrics import SinkMetrics
+from breakwater.records import schema
+from breakwater.records.rows import budget_of
 from services.sink.app import build
 from services.sink.handlers import Sink
-from tests.analytics import samples
 from tests.helpers import deliver, until
+from tests.records import samples
 from tests.services.sink.plane import CONFIG, Plane, of_attempt, of_execution
 
 

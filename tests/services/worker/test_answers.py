@@ -10,12 +10,12 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 
-from breakwater.analytics.rows import attempt_row, execution_row
 from breakwater.calls.providers.base import Answer, Call
 from breakwater.jobs.contract.execution import Attempt, Execution, Result
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.types import nano_from_usd
 from breakwater.prices.rules.usage import Usage
+from breakwater.records.rows import attempt_row, execution_row
 from tests.flow.kit import COST, COST_NANO, model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker

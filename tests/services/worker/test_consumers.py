@@ -11,7 +11,6 @@ import pytest
 from breakwater.alerts.store import IncidentLog
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
-from breakwater.contracts.channels import JOBS
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.broker import Each, ServiceApp, make_broker
@@ -21,6 +20,7 @@ from breakwater.kernel.nats.provision import provision, survey
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import Plan, worker_consumer
+from breakwater.records.channels import JOBS
 from breakwater.redaction.rules.redact import Redactor
 from services.worker.consumers import ConsumerWatch
 from tests.helpers import nats_client

@@ -23,10 +23,10 @@ from breakwater.jobs.rules.record import totals
 from breakwater.jobs.store.executions import ClaimLostError
 from services.worker import attempts as attempts_module
 from services.worker.embeddings_batches import EmbeddingsBatches
-from tests.analytics.samples import attempt
 from tests.calls.providers.kit import answering
 from tests.flow.kit import config_for, model
 from tests.helpers import until
+from tests.records.samples import attempt
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import WorkerPlane
 from tests.services.worker.test_outcomes import fill

@@ -20,9 +20,9 @@ from breakwater.calls.rules.repairs import Repairs
 from breakwater.kernel.nats import subjects
 from breakwater.prices.rules.usage import Usage
 from services.worker.recovery import classification_of
-from tests.analytics.samples import NOON, attempt
 from tests.calls.providers.kit import answering
 from tests.flow.kit import COST, Plane, model
+from tests.records.samples import NOON, attempt
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.error_table import CONTEXT_OVERFLOW
 from tests.services.worker.harness import ScriptedProvider

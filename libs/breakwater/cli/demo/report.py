@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from breakwater.alerts.contract import Alert
-from breakwater.analytics.figures import AgentSummary, agent_summaries
-from breakwater.analytics.rows import attempt_of, execution_of
 from breakwater.cli.demo.reconciliation import ComparedFigure, LedgerComparison
 from breakwater.cli.demo.scenario import BURST, RETRY_AFTER_S, STORY, trouble_at
 from breakwater.jobs.contract.execution import Attempt, Execution
@@ -19,6 +17,8 @@ from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.formats import counted, duration, exact, exact_money, money
 from breakwater.kernel.commands.output import Cell, Column
+from breakwater.records.figures import AgentSummary, agent_summaries
+from breakwater.records.rows import attempt_of, execution_of
 
 BreakerRecord = Mapping[str, Any]
 """A row of `BREAKERS`: the changes of a breaker, its state now, and why it opened first."""

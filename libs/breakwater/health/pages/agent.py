@@ -9,14 +9,6 @@ from typing import Any, TypeVar
 from starlette.routing import Route
 
 from breakwater.alerts.contract import AlertList
-from breakwater.analytics import figures
-from breakwater.analytics.figures import (
-    History,
-    RetryFigures,
-    StreamLine,
-    WasteLine,
-)
-from breakwater.analytics.search import Filters, Page, search
 from breakwater.breakers.contract import AgentHealth, BreakerList
 from breakwater.client import ApiError
 from breakwater.health.pages import tiles
@@ -33,7 +25,10 @@ from breakwater.kernel.pages import words
 from breakwater.kernel.pages.time_range import BY_DATA
 from breakwater.kernel.types import is_identifier
 from breakwater.limits.contract import BudgetList
-from breakwater.views.executions import COLUMNS
+from breakwater.records import figures
+from breakwater.records.figures import History, RetryFigures, StreamLine, WasteLine
+from breakwater.records.search import Filters, Page, search
+from breakwater.records.views.executions import COLUMNS
 
 T = TypeVar("T")
 

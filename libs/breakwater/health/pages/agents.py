@@ -9,8 +9,6 @@ from typing import Any
 
 from starlette.routing import Route
 
-from breakwater.analytics import figures
-from breakwater.analytics.figures import History, RefusalLine, WindowTotals
 from breakwater.breakers.contract import AgentHealth
 from breakwater.health.pages import agent
 from breakwater.health.pages.history import sparks
@@ -21,6 +19,8 @@ from breakwater.kernel.columns import Column, ColumnKind
 from breakwater.kernel.http.contract import AgentQueue, Queues
 from breakwater.kernel.pages.tables import PageTable
 from breakwater.kernel.pages.time_range import BY_DATA
+from breakwater.records import figures
+from breakwater.records.figures import History, RefusalLine, WindowTotals
 
 _REFUSING = ("open", "isolated")
 _WORST_FIRST = ("unhealthy", "degraded", "healthy")

@@ -9,10 +9,10 @@ from functools import partial
 
 from markupsafe import Markup
 
-from breakwater.analytics.figures import WindowTotals
 from breakwater.kernel.pages import charts
 from breakwater.kernel.pages.charts import Series
 from breakwater.kernel.time_window import TimeWindow
+from breakwater.records.figures import WindowTotals
 
 
 @dataclass(frozen=True, slots=True)

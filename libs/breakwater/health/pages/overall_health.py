@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from breakwater.alerts.contract import AlertList
-from breakwater.analytics.figures import WindowTotals
 from breakwater.breakers.contract import AgentHealth, BreakerList
 from breakwater.client import ApiClient
 from breakwater.identity.pages.pages import Fetched, fetched, problems_of
 from breakwater.kernel.http.contract import AgentQueue, Queues, ServiceQueue
 from breakwater.kernel.pages import words
 from breakwater.limits.contract import BudgetList, BudgetStatus
+from breakwater.records.figures import WindowTotals
 
 Tone = Literal["", "good", "warn", "bad"]
 """The empty tone says neither that all is well nor that an operator must act."""

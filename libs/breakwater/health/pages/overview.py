@@ -9,8 +9,6 @@ from typing import Any, get_args
 
 from starlette.routing import Route
 
-from breakwater.analytics import figures
-from breakwater.analytics.figures import History, Spender, SpendLine
 from breakwater.breakers.contract import AgentHealth
 from breakwater.health.pages import tiles
 from breakwater.health.pages.history import history_charts
@@ -23,6 +21,8 @@ from breakwater.kernel.nats import topology
 from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.pages.time_range import BY_DATA, TimeRange
 from breakwater.kernel.pages.words import segment
+from breakwater.records import figures
+from breakwater.records.figures import History, Spender, SpendLine
 
 CAUSES, SHOWN = 3, 5
 """Rows of the tables of failures and waste, and of spenders."""

@@ -8,12 +8,12 @@ from typing import Literal
 
 from breakwater.alerts.contract import Alert, AlertList
 from breakwater.alerts.views import NO_CHANNEL
-from breakwater.analytics.figures import WindowTotals
 from breakwater.health.pages.overall_health import MANY_FAIL, MUCH_WASTED, SOME_FAIL, Live, shares, spent, stuck
 from breakwater.kernel.formats import counted
 from breakwater.kernel.pages import words
 from breakwater.kernel.pages.time_range import TimeRange
 from breakwater.limits.contract import BudgetStatus
+from breakwater.records.figures import WindowTotals
 
 Colour = Literal["", "warn", "bad"]
 

@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.analytics.figures import first_begun
 from breakwater.client import ApiClient
 from breakwater.health.pages import badges
 from breakwater.identity.pages.pages import Fetched, PageContext, fetched, pending
@@ -25,6 +24,7 @@ from breakwater.identity.pages.sessions import Session, session_of
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.pages.tables import PageTable, TableUrl, csv_headers, csv_text
 from breakwater.kernel.pages.time_range import BY_DATA, WINDOWS, TimeRange, time_range_of
+from breakwater.records.figures import first_begun
 
 T = TypeVar("T")
 

@@ -13,7 +13,6 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.analytics.search import ended_jobs, newest_plans, plan_changes
 from breakwater.breakers.api import AgentAvailability
 from breakwater.identity.auth import caller_of
 from breakwater.identity.rules.callers import Caller
@@ -36,8 +35,9 @@ from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.types import Message
 from breakwater.kernel.validation import FieldError
+from breakwater.records.api.executions import answered
+from breakwater.records.search import ended_jobs, newest_plans, plan_changes
 from breakwater.redaction.rules.redact import id_objection
-from services.request.executions import answered
 from services.request.observe import submitting
 
 AT_ONCE = 50

@@ -26,12 +26,12 @@ from clickhouse_connect.driver.query import QueryResult
 from clickhouse_connect.driver.transform import NativeTransform
 from pydantic import SecretStr
 
-from breakwater.analytics.schema import Table
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError, RowsRejectedError
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.process import background
 from breakwater.kernel.security.tls import tls_settings
 from breakwater.kernel.types import format_time
+from breakwater.records.schema import Table
 
 T = TypeVar("T")
 
@@ -437,7 +437,7 @@ def insert_body(table: Table, rows: Sequence[Sequence[object]]) -> bytes:
 
     Uses internals of the driver, whose own `insert` serializes while it sends: a bad value is then found with half of
     the request sent, and each insert takes a thread. `pyproject.toml` bounds the driver's version, and
-    `tests/analytics/test_client.py` fails where a newer one has moved what is used here.
+    `tests/records/test_client.py` fails where a newer one has moved what is used here.
 
     Raises:
         RowsRejectedError: a value fits no column.

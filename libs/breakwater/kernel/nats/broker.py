@@ -23,7 +23,6 @@ from faststream.exceptions import IncorrectState
 from faststream.nats import NatsBroker, NatsMessage, NatsSecurity
 from faststream.specification import AsyncAPI
 
-from breakwater.contracts.channels import CHANNELS, Channel
 from breakwater.kernel.nats.core import give_up, tls_options
 from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.nats.permissions import inbox_prefix
@@ -34,6 +33,7 @@ from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.security.encryption import OFF, Cipher
 from breakwater.kernel.telemetry.metrics import GaugeCollector
+from breakwater.records.channels import CHANNELS, Channel
 
 MAX_PENDING_BYTES = 16 * 1024 * 1024
 PING_S = 1.0

@@ -33,12 +33,12 @@ from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig
 from pydantic import BaseModel, create_model
 
-from breakwater.contracts.channels import CHANNELS, Channel
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.pull import FIRST_WAIT_S, RETRY_S, STOP_S, WAIT_S, Pull
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
+from breakwater.records.channels import CHANNELS, Channel
 
 
 class Batches(PullSub):

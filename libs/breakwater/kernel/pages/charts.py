@@ -21,7 +21,7 @@ from breakwater.kernel import formats
 from breakwater.kernel.pages import words
 from breakwater.kernel.pages.time_range import between
 from breakwater.kernel.types import ms_from_time
-from services.console.waterfall import WIDTH, WaterfallRow
+from breakwater.records.pages.waterfall import WIDTH, WaterfallRow
 
 LIBRARY_PACKAGE, LIBRARY_FOLDER, LIBRARY = "chartkick", "django/static/chartkick", "Chart.bundle.js"
 """Chart.js, in a Python package: the only one that can be installed without npm."""

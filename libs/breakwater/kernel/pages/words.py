@@ -11,12 +11,12 @@ from urllib.parse import quote
 import orjson
 from markupsafe import Markup, escape
 
-from breakwater.analytics.figures import RefusalLine
 from breakwater.kernel import formats
 from breakwater.kernel.columns import humanized as humanize
 from breakwater.kernel.columns import rough_duration, tone_of
 from breakwater.kernel.formats import counted, failures_in_words, percent
 from breakwater.kernel.types import format_time
+from breakwater.records.figures import RefusalLine
 
 
 def money(nano: int | None) -> Markup:

@@ -1,0 +1,115 @@
+"""`/api/v1/costs`: costs of the calls of a month, as JSON and as CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.formats import csv_text
+from breakwater.kernel.http.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest, operation
+from breakwater.kernel.types import ms_from_time, time_from_ms, usd_from_nano
+from breakwater.limits.contract import CostLine, Costs, CostsListQuery, CostsQuery
+from breakwater.limits.rules.budget import CapTable, period
+from breakwater.records.api.executions import answered
+from breakwater.records.rules.costs import CostSums, cap_of, cost_line, month_before, month_of, raises_of, scope_of
+from breakwater.records.spend import budget_notes, month_costs
+
+_AMOUNTS = ("spend", "wasted", "estimated", "previous", "cap", "daily_cap", "forecast")
+_COUNTS = ("calls", "failed_calls", "calls_of_unknown_cost", "input_tokens", "output_tokens", "cached_tokens")
+CSV_COLUMNS = ("month", "timezone", "by", "name", "currency", *_AMOUNTS, *_COUNTS)
+
+
+@dataclass(frozen=True, slots=True)
+class CostRoutes:
+    """A month's costs, for people and their spreadsheets.
+
+    Args:
+        analytics: the database.
+        caps: the config's, as they are now.
+        zone: the budgets'.
+        cost_tags: the config's.
+        now: the clock.
+    """
+
+    analytics: Analytics
+    caps: Callable[[], CapTable]
+    zone: ZoneInfo
+    cost_tags: tuple[str, ...]
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    @operation(
+        "GET",
+        "/api/v1/costs",
+        tag="costs",
+        summary="Costs of the calls of a month",
+        description="By agent, tenant, model, provider, API key or tag, with the month before, caps, the costs of "
+        "failed calls, and a forecast. The amounts are those that the budgets count. A call is included about a second "
+        "after it has ended.",
+        result="The month.",
+        errors={503: CLICKHOUSE_UNAVAILABLE},
+    )
+    async def show_costs(self, request: ApiRequest[CostsListQuery]) -> Costs:
+        """The lines of the highest spend, and the sums of all."""
+        return await self._costs(request.input, request.input.limit)
+
+    @operation(
+        "GET",
+        "/api/v1/costs.csv",
+        tag="costs",
+        summary="Costs of the calls of a month, as CSV",
+        description=(
+            "All rows of `/api/v1/costs`, without the total. Amounts are in USD with nine "
+            "decimal places; unknown ones are empty. A name that a spreadsheet would interpret "
+            "as a formula gets an apostrophe in front."
+        ),
+        result="A header and the rows.",
+        content_type="text/csv",
+        errors={503: CLICKHOUSE_UNAVAILABLE},
+    )
+    async def export_costs(self, request: ApiRequest[CostsQuery]) -> str:
+        """All lines, as CSV. The total is left out: a sum over the lines would count it, too."""
+        costs = await self._costs(request.input, None)
+        by = costs.by if costs.tag is None else f"tag {costs.tag}"
+        place = (costs.month, costs.timezone, by)
+        return csv_text(CSV_COLUMNS, ((*place, line.name, "USD", *_cells(line)) for line in costs.lines))
+
+    async def _costs(self, form: CostsQuery, limit: int | None) -> Costs:
+        now = self.now()
+        month = period("monthly", now, self.zone) if form.month is None else month_of(form.month, self.zone)
+        # At a whole minute, so that forecasts are the same however costs are grouped.
+        before = month_before(month, self.zone)
+        now_ms = ms_from_time(now.replace(second=0, microsecond=0))
+        sums = await answered(month_costs(self.analytics, month, before, form.by, tag=form.tag, now_ms=now_ms))
+        raises = raises_of(await answered(budget_notes(self.analytics, [month])))
+        caps = self.caps()
+
+        def line(name: str | None, sums: CostSums, key: str | None) -> CostLine:
+            return cost_line(name, sums, cap_of(key, caps, raises), month, now_ms)
+
+        dearest = sorted(sums.items(), key=lambda one: (-one[1].spend, -one[1].previous, one[0] or ""))
+        listed = dearest[:limit]
+        rest = dearest[len(dearest) if limit is None else limit :]
+        return Costs(
+            month=month.name,
+            previous_month=before.name,
+            timezone=self.zone.key,
+            starts_at=time_from_ms(month.start_ms),
+            ends_at=time_from_ms(month.end_ms),
+            by=form.by,
+            tag=form.tag,
+            total=line(None, sum(sums.values(), CostSums()), "global"),
+            lines=tuple(line(name, of, scope_of(form.by, name)) for name, of in listed),
+            others=line(None, sum((of for _, of in rest), CostSums()), None) if rest else None,
+            cost_tags=self.cost_tags,
+        )
+
+
+def _cells(line: CostLine) -> tuple[str | int | None, ...]:
+    amounts = (getattr(line, name) for name in _AMOUNTS)
+    return (
+        *(None if amount is None else usd_from_nano(amount) for amount in amounts),
+        *(getattr(line, name) for name in _COUNTS),
+    )

@@ -1,0 +1,128 @@
+"""`/api/v1/executions` and `/api/v1/runs`: the record of jobs in ClickHouse, by pages, and one with its attempts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from breakwater.jobs.contract.execution import Execution, ExecutionList, ExecutionQuery, RunList
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
+from breakwater.kernel.http.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest, operation
+from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.security.encryption import Cipher, DecryptionError
+from breakwater.kernel.types import Message
+from breakwater.kernel.validation import FieldError
+from breakwater.records.search import Cursor, Filters, find_execution, search, search_runs
+
+ANSWER_WITHIN_S = 20.0
+
+_OF_PAGES = ("after", "before", "limit")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionRoutes:
+    """The record of executions, for people."""
+
+    analytics: Analytics
+    cipher: Cipher
+
+    @operation(
+        "GET",
+        "/api/v1/executions",
+        tag="executions",
+        summary="Executions",
+        description="The latest first, by when they ended; in the list about a second after that. `older` and `newer` "
+        "of a page are cursors: sent as `after` or `before`, with the same other parameters, they give the next page "
+        "in that direction. A cursor is a place between two executions and stays right whatever is recorded later; it "
+        "never expires, and gives no rights. What is recorded late is missing in pages that were read before.",
+        result="A page of the executions that match.",
+        errors={503: CLICKHOUSE_UNAVAILABLE},
+    )
+    async def list_executions(self, request: ApiRequest[ExecutionQuery]) -> ExecutionList:
+        """A page of the executions that match. Raises RequestError: 422 for a wrong cursor."""
+        filters, place = _asked(request.input)
+        page = await answered(search(self.analytics, filters, **place, limit=request.input.limit))
+        return ExecutionList(
+            executions=page.lines,
+            older=page.older and page.older.text,
+            newer=page.newer and page.newer.text,
+        )
+
+    @operation(
+        "GET",
+        "/api/v1/runs",
+        tag="executions",
+        summary="Runs",
+        description="A run is the executions of one task, session or trace, or of one tree of parents; an execution "
+        "without any of these is a run of its own. A run is listed if one of its steps matches, once, at the last that "
+        "does; its figures are of all its steps that have ended. `GET /api/v1/executions?run_id=` lists the steps: "
+        "their `parent_execution_id` makes the tree. `older` and `newer` are as in `GET /api/v1/executions`.",
+        result="A page of the runs of which a step matches.",
+        errors={503: CLICKHOUSE_UNAVAILABLE},
+    )
+    async def list_runs(self, request: ApiRequest[ExecutionQuery]) -> RunList:
+        """A page of the runs of which a step matches. Raises RequestError: 422 for a wrong cursor."""
+        filters, place = _asked(request.input)
+        page = await answered(search_runs(self.analytics, filters, **place, limit=request.input.limit))
+        return RunList(runs=page.lines, older=page.older and page.older.text, newer=page.newer and page.newer.text)
+
+    @operation(
+        "GET",
+        "/api/v1/executions/{execution_id}",
+        tag="executions",
+        summary="One execution, with its attempts",
+        description="Its record, redacted. With encrypted texts whose key is missing, `encrypted` is in their place. "
+        "`ETag` is a digest of the body.",
+        headers={"If-None-Match": "The `ETag` of the body that you have."},
+        result="The record.",
+        etag=True,
+        errors={404: "It is not recorded (`unknown_execution`).", 503: CLICKHOUSE_UNAVAILABLE},
+    )
+    async def show_execution(self, request: ApiRequest[Message]) -> Execution:
+        """The record of an execution, with its attempts. Raises RequestError: 404."""
+        execution_id = request.path["execution_id"]
+        found = await answered(find_execution(self.analytics, execution_id))
+        if found is None:
+            message = (
+                f"no execution {execution_id!r} is recorded: a record is there about a second after the job has ended, "
+                "for as long as the config says (clickhouse.retention_days); /api/v1/jobs knows of one that is running"
+            )
+            raise RequestError(404, "unknown_execution", message)
+        # Without its key the record is shown all the same, with the token in place of the texts.
+        with suppress(DecryptionError):
+            found = self.cipher.decrypt_record(found)
+        return found
+
+
+def _asked(query: ExecutionQuery) -> tuple[Filters, dict[str, Cursor | None]]:
+    """The filters and the place of a page. Raises RequestError: 422."""
+    given = {name: getattr(query, name) for name in ExecutionQuery.model_fields if name not in _OF_PAGES}
+    return Filters(**given), {name: _cursor(name, getattr(query, name)) for name in ("after", "before")}
+
+
+def _cursor(name: str, text: str | None) -> Cursor | None:
+    try:
+        return None if text is None else Cursor.parse(text)
+    except ValueError as error:
+        raise RequestError(
+            422, "invalid_query", f"{name}: {error}", [FieldError(path=name, message=str(error))]
+        ) from None
+
+
+async def answered(query: Awaitable[T]) -> T:
+    """The answer of ClickHouse. Raises AnalyticsUnavailableError: there is none, or it can't read its tables."""
+    try:
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            return await query
+    except TimeoutError as error:
+        message = f"ClickHouse did not answer within {ANSWER_WITHIN_S:g} s; ask for less, such as a shorter time"
+        raise AnalyticsUnavailableError(message) from error
+    except QueryError as error:
+        message = f"ClickHouse refused the query: {error.message}; `breakwater setup` brings its tables up to date"
+        raise AnalyticsUnavailableError(message) from error

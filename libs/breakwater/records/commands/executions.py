@@ -1,0 +1,274 @@
+"""`breakwater executions`: how jobs ended, from ClickHouse: as a list, one with its attempts, one with its tree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+import typer.core
+
+from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
+from breakwater.jobs.contract.execution import Execution, ExecutionSummary
+from breakwater.kernel.columns import Column
+from breakwater.kernel.commands import connect, formats, output
+from breakwater.kernel.commands.errors import CliError, usage_error
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.security.encryption import DecryptionError
+from breakwater.records.commands.export import Status, export
+from breakwater.records.search import Filters, find_execution, search, search_runs, steps
+from breakwater.records.tree import MAX_LEVELS, MAX_NODES, Subtree, Tree, TreeExecution, TreeNode, execution_tree
+from breakwater.records.views.executions import ATTEMPTS, COLUMNS, FACTS, RUNS, STEPS, as_tree
+
+if TYPE_CHECKING:
+    from rich.text import Text
+    from rich.tree import Tree as RichTree
+
+    from breakwater.kernel.clickhouse.client import Analytics
+
+
+T = TypeVar("T")
+
+
+class ListsOrShows(typer.core.TyperGroup):
+    """Does `list` where no command is named, and gives it what is: `breakwater executions ID` shows that one."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]  # the context's class is private to typer
+        """Takes the arguments of the group."""
+        if not args or args[0] not in self.commands:
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=ListsOrShows,
+    help="List executions, the latest first; show one; or export them to a file.",
+)
+
+
+@app.command("list")
+def executions(
+    execution_id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="Show this one, with its attempts.")
+    ] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="Filter by agent.")] = None,
+    status: Annotated[Status | None, typer.Option("--status", help="Filter by status.")] = None,
+    plan: Annotated[str | None, typer.Option("--plan", help="Filter by plan.")] = None,
+    runs: Annotated[
+        bool,
+        typer.Option("--runs", help="List runs: all executions of one task, session, trace or tree in one row."),
+    ] = False,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="Show the steps of this run, each below its parent.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="AGO", help="Ended since: 10m, 2h, 7d, or a time.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Maximum number of rows.")] = 20,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Show the tree of executions that ID belongs to, with its costs.")
+    ] = False,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List executions, latest first; or show one, with all its attempts, or with its tree.
+
+    An execution is the record of a job, and has the job's id. It appears about a second after the job has ended. A job
+    that names a `parent_execution_id` is below that execution in its tree.
+
+    `breakwater executions export` writes the selected ones to a file: see its `--help`. An execution whose id is
+    `export` or `list` is shown by `breakwater executions -- export`.
+
+    For example:
+
+        breakwater executions --status dead_lettered --since 1h
+
+        breakwater executions order-4711
+
+        breakwater executions order-4711 --tree
+
+        breakwater executions --runs --status dead_lettered
+
+        breakwater executions --run research-4711
+
+        breakwater executions list --agent content-writer --json | jq '.[].total_cost'
+    """
+    if tree and execution_id is None:
+        raise usage_error("--tree needs the id of an execution", "Try `breakwater executions ID --tree`.")
+    url = PlaneLocation(data).clickhouse_url
+    if run is not None:
+        found_steps = connect.ask_clickhouse(url, lambda analytics: steps(analytics, run))
+        if not found_steps:
+            raise CliError("unknown_run", f"there is no run {run!r}", "`breakwater executions --runs` lists runs.")
+        if as_json:
+            output.json_document(found_steps)
+        else:
+            output.table(STEPS, as_tree(found_steps))
+    elif execution_id is None:
+        begin = formats.since(since, datetime.now(UTC)) if since is not None else None
+        filters = Filters(agent=agent, status=status, plan_id=plan, since=begin)
+        if runs:
+            found_runs = connect.ask_clickhouse(
+                url, lambda analytics: search_runs(analytics, filters, limit=limit)
+            ).lines
+            _show_list(RUNS, found_runs, "no runs", as_json=as_json)
+        else:
+            lines = connect.ask_clickhouse(url, lambda analytics: search(analytics, filters, limit=limit)).lines
+            _show_list(COLUMNS, lines, "no executions", as_json=as_json)
+    elif tree:
+        show_tree(_recorded(url, execution_tree, execution_id), as_json=as_json)
+    else:
+        found = _recorded(url, find_execution, execution_id)
+        _show_execution(_decrypted(found, PlaneLocation(data)), as_json=as_json)
+
+
+app.command("export")(export)
+
+
+def _show_list(columns: Sequence[Column[T]], rows: Sequence[T], empty: str, *, as_json: bool) -> None:
+    if as_json:
+        output.json_document(rows)
+    else:
+        output.table(columns, rows, empty=empty)
+
+
+RECORDED_S = 3.0
+"""Time to wait for a record, which appears about a second after its job has ended."""
+
+
+def _recorded(url: str, find: Callable[[Analytics, str], Awaitable[T | None]], execution_id: str) -> T:
+    """The record that a query finds within `RECORDED_S`. Raises CliError: it finds none."""
+
+    async def wait(analytics: Analytics) -> T | None:
+        for _ in range(12):
+            if (found := await find(analytics, execution_id)) is not None:
+                return found
+            await asyncio.sleep(RECORDED_S / 12)
+        return None
+
+    found = connect.ask_clickhouse(url, wait)
+    if found is None:
+        raise CliError(
+            "unknown_execution",
+            f"there is no execution {execution_id!r}",
+            "A job appears here about a second after it has ended; `breakwater tail` shows live events.",
+        )
+    return found
+
+
+def _decrypted(found: Execution, plane: PlaneLocation) -> Execution:
+    """With its texts, where the keys of the config can be read here; else a note says why not."""
+    if found.encrypted is None:
+        return found
+    try:
+        return plane.cipher().decrypt_record(found)
+    except (ConfigError, DecryptionError) as error:
+        output.note(f"its texts are not shown: {error}", "yellow")
+        return found
+
+
+def _show_execution(execution: Execution, *, as_json: bool) -> None:
+    if as_json:
+        output.json_document(execution)
+        return
+    output.facts([(execution.execution_id, "bold")], FACTS, execution)
+    if execution.attempts:
+        output.write("")
+        output.table(ATTEMPTS, execution.attempts)
+
+
+def show_tree(tree: Tree, *, as_json: bool) -> None:
+    """Prints the tree with box characters, an execution a line, and its sums; to stderr what is missing of it."""
+    if as_json:
+        output.json_document(tree_document(tree))
+        return
+
+    output.draw(_draw(tree.root, tree.execution_id))
+    sums = tree.root.subtree
+    wasted = f", of it {formats.money(sums.wasted_cost)} wasted" if sums.wasted_cost else ""
+    output.styled((f"total  {formats.counted(sums.executions, 'execution')}, {_total(tree.root)}{wasted}", "bold"))
+    for text in _missing(tree):
+        output.note(text)
+
+
+def tree_document(tree: Tree) -> dict[str, Any]:
+    """The tree as nested JSON, money as decimal strings."""
+    return {
+        "execution_id": tree.execution_id,
+        "cut": list(tree.cut),
+        "circular": tree.circular,
+        "root": _node_json(tree.root),
+    }
+
+
+def _draw(node: TreeNode, asked: str) -> RichTree:
+    from rich.tree import Tree as RichTree
+
+    drawn = RichTree(_line(node, asked))
+    for child in node.children:
+        drawn.children.append(_draw(child, asked))
+    return drawn
+
+
+def _line(node: TreeNode, asked: str) -> Text:
+    from rich.text import Text
+
+    title = (node.execution_id, "bold" if node.execution_id == asked else "")
+    execution = node.execution
+    cells: list[output.Cell]
+    if execution is None:
+        cells = [title, ("not recorded (yet)", "dim")]
+    else:
+        reason = f": {execution.reason}" if execution.reason else ""
+        cells = [
+            title,
+            execution.agent,
+            output.state(execution.status, execution.status + reason),
+            execution.chosen_model or "",
+            _remark(execution),
+            formats.money(execution.total_cost),
+            (formats.duration(execution.duration_ms), "dim"),
+        ]
+    if node.children:
+        cells.append((f"including children {_total(node)}", "dim"))
+    shown = [cell for cell in cells if cell not in ("", ("", ""))]
+    return Text("  ").join(output.text(cell) for cell in shown)
+
+
+def _remark(execution: TreeExecution) -> str:
+    return "dry run" if execution.dry_run else "from the cache" if execution.cache_hit else ""
+
+
+def _total(node: TreeNode) -> str:
+    return formats.at_least(node.subtree.total_cost, node.subtree.unknown_costs)
+
+
+def _missing(tree: Tree) -> list[str]:
+    texts = {
+        "ancestors": f"only {MAX_LEVELS} levels are shown; the root is further up",
+        "levels": f"only {MAX_LEVELS} levels are shown; the sums exclude those further down",
+        "nodes": f"only {MAX_NODES:,} executions are shown; the sums exclude the others",
+    }
+    said = [texts[cut] for cut in tree.cut]
+    if tree.circular:
+        said.append("these jobs name each other as parents, so there is no root; the tree starts at one of them")
+    return said
+
+
+def _node_json(node: TreeNode) -> dict[str, Any]:
+    execution = node.execution
+    known = {} if execution is None else asdict(execution) | _costs(execution)
+    return {
+        "execution_id": node.execution_id,
+        "recorded": execution is not None,
+        **known,
+        "subtree": asdict(node.subtree) | _costs(node.subtree),
+        "children": [_node_json(child) for child in node.children],
+    }
+
+
+def _costs(of: ExecutionSummary | TreeExecution | Subtree) -> dict[str, str | None]:
+    return {"total_cost": formats.exact(of.total_cost), "wasted_cost": formats.exact(of.wasted_cost)}

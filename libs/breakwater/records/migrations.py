@@ -1,0 +1,213 @@
+"""Bringing a database to the schema, tables and views. Run by `breakwater setup`; services never create tables.
+
+The views give figures that are right whatever was delivered twice, by the minute, the hour, the day and the opening.
+Each is a file of `sql/views`, and a plain view over FINAL, not a table that a materialized view adds to: that one sees
+every insert and not the rows that stay, so a batch that the bus delivers twice would count twice, in executions and in
+dollars. Computing a view when it is asked costs a read of the asked time only, as minutes, hours and days follow from
+the sorting key or an index.
+
+The views' names are public: people's dashboards use them. Columns may be added. A sum is NULL where nothing of it is
+known. Executions count in the minute in which they ended, without dry runs; attempts in the one in which they began.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from breakwater.kernel.clickhouse.client import Analytics, database_ddl, quoted, without_comments
+from breakwater.kernel.clickhouse.errors import SchemaMismatchError
+from breakwater.records.log_comparison import LOG_COMPARISONS
+from breakwater.records.schema import PLAIN, TABLES, Layout
+
+VIEWS = {
+    file.name.removesuffix(".sql"): without_comments(file.read_text("utf-8"))
+    for file in sorted(Path(__file__).with_name("sql").joinpath("views").iterdir(), key=lambda file: file.name)
+}
+"""The SELECT of each view, by its name."""
+
+
+def create_view(name: str, layout: Layout = PLAIN) -> str:
+    """The statement that makes a view, or replaces it by this version."""
+    return f"CREATE OR REPLACE VIEW {name}{layout.on_cluster} AS\n{VIEWS[name]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step. Its statements change nothing where they ran already, or run at the same time elsewhere."""
+
+    version: int
+    name: str
+    statements: tuple[str, ...]
+
+
+def migrations(layout: Layout) -> tuple[Migration, ...]:
+    """All steps, in order, for a layout.
+
+    They are never changed once released. A column that is added later is in `schema`, and in a step here
+    (`ALTER TABLE … ADD COLUMN IF NOT EXISTS`) for the databases that exist. A column's type may only become wider: an
+    older service goes on storing its rows. A view is made by the last step that changes it, as it may need the columns
+    that come with that step.
+    """
+    tables, views = (table.ddl(layout) for table in TABLES), (create_view(name, layout) for name in VIEWS)
+    # The first release's. Those of development versions have lower numbers; from 16 on they lack what `missing` finds.
+    return (Migration(20, "tables and views", (*tables, *views)),)
+
+
+MIGRATIONS = migrations(PLAIN)
+"""The steps on one server."""
+
+
+def _record(layout: Layout) -> str:
+    # No transaction and no lock: ClickHouse has neither. Two programs that run together both apply the same statements,
+    # which is harmless, and both record it, of which one row stays.
+    return (
+        f"CREATE TABLE IF NOT EXISTS schema_migrations{layout.on_cluster} (\n  version UInt32,\n  name String,\n"
+        f"  applied_at DateTime64(3, 'UTC') DEFAULT now64(3, 'UTC')\n"
+        f") ENGINE = {layout.engine('applied_at')} ORDER BY version"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MissingObject:
+    """A part of the schema that a database lacks, though the migrations ran: it was dropped."""
+
+    what: str
+    statement: str
+    """Brings it back, without the rows."""
+
+
+async def missing(analytics: Analytics, layout: Layout = PLAIN) -> tuple[MissingObject, ...]:
+    """Tables, columns and views of the schema that are not there. Raises as `Analytics.query` does."""
+    found: dict[str, set[str]] = {}
+    columns = "SELECT table, name FROM system.columns WHERE database = {database:String}"
+    for table, column in (await analytics.query(columns, {"database": analytics.database})).rows:
+        found.setdefault(table, set()).add(column)
+    lacking: list[MissingObject] = []
+    for table in (*TABLES, LOG_COMPARISONS):
+        if table.name not in found:
+            lacking.append(MissingObject(f"table {table.name}", table.ddl(layout)))
+            continue
+        lacking += [
+            MissingObject(f"column {table.name}.{column}", table.add_column(column, layout))
+            for column in (*table.columns, *table.computed)
+            if column not in found[table.name]
+        ]
+    lacking += [MissingObject(f"view {name}", create_view(name, layout)) for name in VIEWS if name not in found]
+    return tuple(lacking)
+
+
+_KEPT = re.compile(r"\bTTL .*?\btoIntervalDay\((\d+)\)")
+
+
+async def retention(analytics: Analytics) -> dict[str, int | None]:
+    """Days that each table keeps its rows; None for unlimited, or where another rule is set.
+
+    Raises as `Analytics.query` does.
+    """
+    engines = "SELECT name, engine_full FROM system.tables WHERE database = {database:String}"
+    rows = dict((await analytics.query(engines, {"database": analytics.database})).rows)
+    found = {table.name: _KEPT.search(rows[table.name]) for table in TABLES if table.name in rows}
+    return {name: None if days is None else int(days[1]) for name, days in found.items()}
+
+
+async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ...]:
+    """Creates the database and all that is missing in it, never made or dropped since, and sets the retention.
+
+    Returns:
+        The changes, a line each; empty when everything was there.
+
+    Raises:
+        AnalyticsUnavailableError: ClickHouse does not answer.
+        QueryError: it refuses, as when the user may not create tables.
+        SchemaMismatchError: the tables are not replicated, and the layout is that of a cluster. Nothing was changed.
+    """
+    await _refuse_single(analytics, layout)
+    done: list[str] = []
+    if await analytics.create_database(layout.on_cluster):
+        done.append(f"created database {analytics.database}")
+    await analytics.execute(_record(layout))
+    await analytics.execute(LOG_COMPARISONS.ddl(layout))
+    applied = {row[0] for row in (await analytics.query("SELECT DISTINCT version FROM schema_migrations")).rows}
+    if applied:
+        # Before the steps: a view of theirs may need a column that the table of an earlier version lacks.
+        done += await _create_missing(analytics, layout, "column ")
+    for step in migrations(layout):
+        if step.version in applied:
+            continue
+        for statement in step.statements:
+            await analytics.execute(statement)
+        await analytics.execute(_applied(step))
+        done.append(f"applied ClickHouse migration {step.version} ({step.name})")
+    done += await _create_missing(analytics, layout)
+    kept = await retention(analytics)
+    for table in TABLES:
+        before, days = kept[table.name], table.days(layout)
+        if before != days:
+            await analytics.execute(table.modify_ttl(layout))
+            was = "something else" if before is None else _days(before)
+            done.append(f"ClickHouse now keeps rows of {table.name} for {_days(days)} (before: {was})")
+    return tuple(done)
+
+
+async def _create_missing(analytics: Analytics, layout: Layout, kind: str = "") -> list[str]:
+    """Creates what the database lacks, all of it or of one kind. Returns the changes."""
+    done: list[str] = []
+    for absent in await missing(analytics, layout):
+        if not absent.what.startswith(kind):
+            continue
+        if absent.what.startswith("table "):
+            # What EVENTS has of it is stored again.
+            await analytics.execute(f"TRUNCATE TABLE {LOG_COMPARISONS.name}{layout.on_cluster}")
+        await analytics.execute(absent.statement)
+        done.append(f"created {absent.what} in ClickHouse: it was missing")
+    return done
+
+
+async def _refuse_single(analytics: Analytics, layout: Layout) -> None:
+    """Refuses a single server's layout on a cluster's database: only some servers would have the tables."""
+    if layout.cluster is None or not await analytics.has_database():
+        return
+    single = (
+        "SELECT name FROM system.tables WHERE database = {database:String} AND engine = 'ReplacingMergeTree'"
+        " AND name IN {tables:Array(String)} ORDER BY name"
+    )
+    tables = [*(table.name for table in TABLES), "schema_migrations"]
+    found = (await analytics.query(single, {"database": analytics.database, "tables": tables})).rows
+    if found:
+        raise SchemaMismatchError(
+            f"clickhouse.cluster is {layout.cluster!r}, but table {found[0][0]} of "
+            f"database {analytics.database} exists on one server only, "
+            "and a table's engine can't be changed. Either name a new database in "
+            "BREAKWATER_CLICKHOUSE_URL and copy the rows with INSERT INTO … SELECT, or remove "
+            "clickhouse.cluster"
+        )
+
+
+def script(database: str, layout: Layout) -> Iterator[str]:
+    """All that `migrate` may run, for administrators who apply it themselves: lines of SQL.
+
+    It brings a new database to this version, and one of an earlier version. The statements for a changed retention are
+    comments.
+    """
+    yield f"{database_ddl(database, layout.on_cluster)};"
+    yield f"USE {quoted(database)};"
+    yield f"{_record(layout)};"
+    yield f"{LOG_COMPARISONS.ddl(layout)};"
+    for migration in migrations(layout):
+        yield f"-- {migration.version}: {migration.name}"
+        yield from (f"{statement.strip()};" for statement in migration.statements)
+        yield f"{_applied(migration)};"
+    yield "-- Only after clickhouse.retention_days was changed:"
+    yield from (f"-- {table.modify_ttl(layout)};" for table in TABLES)
+
+
+def _days(count: int) -> str:
+    return "1 day" if count == 1 else f"{count} days"
+
+
+def _applied(migration: Migration) -> str:
+    name = migration.name.replace("'", "''")
+    return f"INSERT INTO schema_migrations (version, name) SELECT {migration.version}, '{name}'"

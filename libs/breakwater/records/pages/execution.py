@@ -1,0 +1,308 @@
+"""One execution: its record, attempt by attempt; or the live progress of a job that is running."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import aiohttp
+import orjson
+from pydantic import JsonValue
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from breakwater.alerts.rules.links import trace_url
+from breakwater.client import ApiError, ApiKeyRefusedError, ApiRefusedError
+from breakwater.identity.pages.operator_actions import act, back_to, reason_of, submitted
+from breakwater.identity.pages.pages import HEADERS, Fetched, PageContext, fetched
+from breakwater.identity.pages.sessions import MAX_WATCHED, Session, session_of
+from breakwater.jobs.contract.dead_letters import DeadLetterList, DeadLetterReplays
+from breakwater.jobs.contract.execution import Execution, Progress
+from breakwater.jobs.contract.submission import CancelledJob
+from breakwater.kernel.pages.words import humanize, segment
+from breakwater.kernel.process import background
+from breakwater.kernel.security.encryption import DecryptionError
+from breakwater.records.pages.comparison import compare
+from breakwater.records.pages.messages import bare_json, conversation
+from breakwater.records.pages.waterfall import waterfall
+from breakwater.records.search import Cursor, Filters, find_execution, search
+from breakwater.records.tree import Tree, TreeNode, execution_tree
+from breakwater.records.views.executions import answering_attempt, dropped_parts
+
+TOO_MANY = f"you are watching {MAX_WATCHED} jobs, which is the limit; close one of their pages and reload this one"
+RECORDED_WITHIN_S = 30.0
+"""ClickHouse has the record of an ended job within a second, if it is available."""
+CHECK_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A row of a tree of executions."""
+
+    depth: int
+    node: TreeNode
+
+
+def routes(context: PageContext) -> list[Route]:
+    """The routes of these pages."""
+    page = ExecutionPage(context)
+    return [
+        Route("/executions/{execution_id:path}", page.show, methods=["GET"]),
+        Route("/compare", page.compare, methods=["GET"]),
+        Route("/watch/{execution_id:path}", page.watch, methods=["GET"]),
+        Route("/replay/{execution_id:path}", page.replay, methods=["POST"]),
+        Route("/cancel/{execution_id:path}", page.cancel, methods=["POST"]),
+    ]
+
+
+class ExecutionPage:
+    """The page of one execution."""
+
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
+
+    async def show(self, request: Request) -> Response:
+        """GET: 200 with the record or with a running job; 404."""
+        execution_id = str(request.path_params["execution_id"])
+        known, tree = await asyncio.gather(
+            fetched(self._find(execution_id)), fetched(execution_tree(self._context.analytics, execution_id))
+        )
+        if known.value is None:
+            return await self._not_recorded(request, execution_id, known)
+        execution, raw = known.value, "raw" in request.query_params
+        return self._context.pages.render(
+            request,
+            "execution.html",
+            **facts(execution, self._context.placeholder),
+            trace=trace_url(self._context.trace_template, execution.trace_id),
+            raw=execution.model_dump(mode="json", by_alias=True) if raw else None,
+            # In a thread, as other pages can't wait for long texts.
+            conversation=None if raw else await asyncio.to_thread(conversation, execution),
+            branches=_branches(tree.value),
+            ancestors=_ancestors(tree.value),
+            tree=tree,
+        )
+
+    async def compare(self, request: Request) -> Response:
+        """GET: 200 with `b` next to `a`, or to the execution of its agent that ended before it; 404."""
+        ids = [request.query_params.get(name, "").strip() for name in ("a", "b")]
+        found = await asyncio.gather(*(fetched(self._find(one)) for one in ids))
+        left, right = (one.value for one in found)
+        if right is not None and not ids[0]:
+            before = await fetched(self._one_before(right))
+            found, left = [before, found[1]], before.value
+        problems = [one.problem for one in found if one.problem]
+        missing = [name for name, one in zip(ids, found, strict=True) if name and one.value is None and not one.problem]
+        return self._context.pages.render(
+            request,
+            "comparison.html",
+            status=200 if left and right else 503 if problems else 404,
+            ids=ids,
+            left=left,
+            right=right,
+            problem=next(iter(problems), None),
+            missing=missing,
+            comparison=await asyncio.to_thread(compare, left, right) if left and right else None,
+        )
+
+    async def _find(self, execution_id: str) -> Execution | None:
+        """A record, with its texts decrypted if the console has their key."""
+        execution = await find_execution(self._context.analytics, execution_id) if execution_id else None
+        with suppress(DecryptionError):
+            return None if execution is None else self._context.cipher.decrypt_record(execution)
+        return execution
+
+    async def _one_before(self, execution: Execution) -> Execution | None:
+        """The execution of the same agent that ended before."""
+        place, filters = Cursor(execution.completed_at, execution.execution_id), Filters(agent=execution.agent)
+        page = await search(self._context.analytics, filters, after=place, limit=1)
+        return await self._find(page.lines[0].execution_id) if page.lines else None
+
+    async def watch(self, request: Request) -> Response:
+        """GET: the steps of a job as server-sent events, until it is recorded."""
+        session, execution_id = session_of(request), str(request.path_params["execution_id"])
+        headers = {**HEADERS, "X-Accel-Buffering": "no"}
+        return StreamingResponse(self._steps(session, execution_id), 200, headers, "text/event-stream")
+
+    async def replay(self, request: Request) -> Response:
+        """POST: 303 to the new execution."""
+        session, fields = await submitted(request)
+        execution_id = str(request.path_params["execution_id"])
+        here = f"/executions/{segment(execution_id)}"
+        known = await fetched(self._dead_letter(session, execution_id))
+        if known.problem is not None or known.value is None:
+            why = known.problem or "this job no longer has a dead letter: they are kept for 30 days"
+            session.notify(f"The job was not replayed: {why}", "bad")
+            return back_to(here)
+        body = {"dead_letters": [known.value], "why": reason_of(fields, "why")}
+        replays = await act(session, DeadLetterReplays, "dlq/replay", body)
+        if replays is None:
+            return back_to(here)
+        if replays.skipped:
+            session.notify(f"The job can't be replayed: {replays.skipped[0].why}", "bad")
+            return back_to(here)
+        if not replays.replayed:
+            session.notify("The job was replayed before. Its dead letter links to the new execution.")
+            return back_to(f"/dead-letters/{known.value}")
+        session.notify(f"Replayed {execution_id} as a new job.")
+        return back_to(f"/executions/{segment(replays.replayed[0].execution_id)}")
+
+    async def cancel(self, request: Request) -> Response:
+        """POST: 303 to the job's page, which shows how it ends."""
+        session, fields = await submitted(request)
+        execution_id = str(request.path_params["execution_id"])
+        path = f"jobs/{segment(execution_id)}/cancel"
+        found = await act(session, CancelledJob, path, {"reason": reason_of(fields)})
+        if found is not None and found.status == "cancelling":
+            session.notify("The job is being cancelled. It makes no further call.")
+        elif found is not None and found.status != "cancelled":
+            session.notify(f"The job had already ended: {humanize(found.status)}.", "bad")
+        return back_to(f"/executions/{segment(execution_id)}")
+
+    async def _dead_letter(self, session: Session, execution_id: str) -> int | None:
+        """The id of the last dead letter of a job; None if there is none."""
+        record = await find_execution(self._context.analytics, execution_id)
+        if record is None:
+            return None
+        # The same worker wrote it, just before the record.
+        since = (record.completed_at - timedelta(minutes=1)).isoformat()
+        query = {"execution_id": execution_id, "agent": record.agent, "since": since, "limit": 1}
+        found = (await session.api.read(DeadLetterList, "dlq", query)).dead_letters
+        return found[0].dead_letter_id if found else None
+
+    async def _not_recorded(self, request: Request, execution_id: str, known: Fetched[Execution | None]) -> Response:
+        pages, title = self._context.pages, f"Execution {execution_id}"
+        try:
+            # Closed immediately: the status alone says if the job is running.
+            async with session_of(request).api.open_stream(_progress(execution_id)):
+                pass
+        except ApiKeyRefusedError:
+            raise
+        except ApiError as error:
+            if known.problem is None and isinstance(error, ApiRefusedError) and error.status == 404:
+                text = (
+                    f"No execution {execution_id!r} is recorded, and no such job is running. Records are kept for as "
+                    "long as the config says (`clickhouse.retention_days`)."
+                )
+                return pages.plain(request, 404, title, text)
+            return pages.plain(request, 503, title, known.problem or error.message)
+        return pages.render(request, "execution_live.html", execution_id=execution_id)
+
+    async def _steps(self, session: Session, execution_id: str) -> AsyncGenerator[bytes]:
+        yield _event("restart", "")
+        if session.known.watched >= MAX_WATCHED:
+            yield _event("stopped", TOO_MANY)
+            return
+        session.known.watched += 1
+        try:
+            async with session.api.open_stream(_progress(execution_id)) as lines:
+                kind = ""
+                while line := await self._line(lines):
+                    name, _, value = line.decode().rstrip("\r\n").partition(": ")
+                    if name == "event":
+                        kind = value
+                    elif name == "data" and kind == "progress":
+                        step = Progress.model_validate_json(value)
+                        html = self._context.pages.fragment("execution_step.html", step=step)
+                        yield _event("step", orjson.dumps({"html": html, "state": humanize(step.state)}).decode())
+                    elif name == "data" and kind == "decided":
+                        yield await self._recorded(execution_id)
+                        return
+                    elif not name:
+                        # A comment that keeps the connection: passed on, so that a closed browser is noticed.
+                        yield b": \n\n"
+        except ApiError as error:
+            yield _event("stopped", error.message)
+        finally:
+            session.known.watched -= 1
+
+    async def _line(self, lines: aiohttp.StreamReader) -> bytes:
+        """The next line; empty at the end, and when this process ends."""
+        reading = asyncio.create_task(lines.readline())
+        stopping = asyncio.create_task(self._context.stopping.wait())
+        try:
+            await asyncio.wait([reading, stopping], return_when=asyncio.FIRST_COMPLETED)
+            return reading.result() if reading.done() else b""
+        finally:
+            await background.stop(reading, stopping)
+
+    async def _recorded(self, execution_id: str) -> bytes:
+        """Waits until ClickHouse has the record."""
+        until = time.monotonic() + RECORDED_WITHIN_S
+        while time.monotonic() < until:
+            if (await fetched(find_execution(self._context.analytics, execution_id))).value is not None:
+                return _event("recorded", "")
+            await asyncio.sleep(CHECK_EVERY_S)
+        return _event("stopped", "ended; its record is not in ClickHouse yet, reload the page")
+
+
+def facts(execution: Execution, placeholder: str) -> dict[str, Any]:
+    """The parts of the page that follow from the record alone. `placeholder`: the replacement of redacted text."""
+    return {
+        "execution": execution,
+        "waterfall": waterfall(execution),
+        "best": answering_attempt(execution),
+        "params": None if execution.params is None else bare_json(execution.params),
+        "metadata": bare_json(execution.metadata),
+        "redacted": redacted(execution, placeholder),
+        "left_out": dropped_parts(execution),
+    }
+
+
+def redacted(execution: Execution, placeholder: str) -> list[tuple[str, int]]:
+    """The places of redacted texts, and their number at each."""
+    places: list[tuple[str, Any]] = [
+        (f"message {number}", message) for number, message in enumerate(execution.messages or [], 1)
+    ]
+    places += [("input", execution.input), ("response", execution.output), ("metadata", execution.metadata)]
+    places.append(("error", execution.error and execution.error.message))
+    counts = [(name, _count(value, placeholder)) for name, value in places]
+    return [(name, number) for name, number in counts if number]
+
+
+def _count(value: JsonValue, placeholder: str) -> int:
+    match value:
+        case str():
+            return value.count(placeholder)
+        case dict() | list():
+            items = value.values() if isinstance(value, dict) else value
+            return sum(_count(item, placeholder) for item in items)
+        case _:
+            return 0
+
+
+def _branches(tree: Tree | None) -> list[Branch]:
+    """A tree from its root down, each node below its parent; empty for a single node."""
+    if tree is None or not (tree.root.children or tree.cut):
+        return []
+    listed: list[Branch] = []
+    stack = [Branch(0, tree.root)]
+    while stack:
+        branch = stack.pop()
+        listed.append(branch)
+        stack += [Branch(branch.depth + 1, child) for child in reversed(branch.node.children)]
+    return listed
+
+
+def _ancestors(tree: Tree | None) -> list[str]:
+    """The ids of the executions above the one that the tree was asked for, from the root down."""
+    path: list[str] = []
+    for branch in _branches(tree):
+        path = [*path[: branch.depth], branch.node.execution_id]
+        if tree is not None and path[-1] == tree.execution_id:
+            return path[:-1]
+    return []
+
+
+def _progress(execution_id: str) -> str:
+    return f"jobs/{segment(execution_id)}/progress"
+
+
+def _event(name: str, data: str) -> bytes:
+    return f"event: {name}\ndata: {data}\n\n".encode()

@@ -1,0 +1,216 @@
+"""Spend of calls as budgets count it: to rebuild lost or wrong counters, to draw spend, to report a month's costs.
+
+A call counts at the moment that it is charged at, in periods of the budgets' time zone. So the last point of a burn,
+and the sums of a month, are what Redis has counted to the nano-dollar, but for what the sink has yet to store.
+
+The figures that counters are rebuilt from are those of `breakwater.limits.rules.ledger`, over the part of the record that
+ClickHouse has; the rest is read from EVENTS. Where the one ends and the other begins is a sequence of the stream as it
+is now (the log). Rows of an earlier log, which was lost, count whatever their sequence says, as nothing else has them.
+
+Statements: `spend.sql`. All functions raise as `Analytics.query` does.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from breakwater.jobs.contract.events import BudgetEvent
+from breakwater.kernel.clickhouse.client import Analytics, statements
+from breakwater.kernel.time_window import TimeWindow
+from breakwater.kernel.types import ms_from_time, time_from_ms
+from breakwater.limits.contract import CostsBy
+from breakwater.limits.rules.budget import Period, period, recent_from, scope_keys
+from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
+from breakwater.records.rows import budget_of
+from breakwater.records.rules.costs import CostSums
+from breakwater.records.schema import ATTEMPTS, BUDGET_EVENTS
+
+SQL = statements(__file__)
+
+HOUR_MS = 3_600_000
+_MARGIN_MS = 2 * 24 * HOUR_MS
+"""Largest distance of an attempt's two times: `started_at`, by a worker's clock, which partitions the table, and
+`reserved_at`, by Redis' clock, which gives the period that it counts in. A call begins as soon as it is admitted, and
+clocks are not wrong by days; the bounds only keep old partitions from being read."""
+_DRAWN_MARGIN_MS = HOUR_MS
+"""The same for charts, which no counters are made of: clocks are apart by seconds."""
+
+
+async def spend(
+    analytics: Analytics, periods: Sequence[Period], *, log_created: datetime, upto: int
+) -> dict[BudgetPlace, AttemptSums]:
+    """The sums of the stored calls for each budget in some periods: `limits.rules.ledger.ledger` of them.
+
+    Args:
+        analytics: the database.
+        periods: one query each; a call counts in all that hold the moment it is charged at.
+        log_created: when EVENTS as it is now was made, by the NATS server's clock.
+        upto: rows of that log with a higher sequence are left out, as those are read from the log itself.
+
+    Returns:
+        AttemptSums by a period's name and a scope's key; nothing for a budget without a call.
+    """
+    sums: dict[BudgetPlace, AttemptSums] = defaultdict(AttemptSums)
+    await analytics.catch_up(ATTEMPTS)
+    for one in periods:
+        parameters = {**_within(one.start_ms, one.end_ms, _MARGIN_MS), "log_created": log_created, "upto": upto}
+        for row in await analytics.read(dict[str, Any], SQL["spend"], parameters):
+            keys = scope_keys(row.pop("agent"), row.pop("tenant"))
+            figures = AttemptSums(**{name: value or 0 for name, value in row.items()})
+            for key in keys:
+                sums[one.name, key] += figures
+    return dict(sums)
+
+
+async def stored_upto(analytics: Analytics, *, log_created: datetime) -> int:
+    """The highest sequence of EVENTS, as it is now, that an attempt is stored of; 0 for none.
+
+    Attempts before it may be missing: batches are stored in no fixed order, and what is unstorable never is.
+    """
+    await analytics.catch_up(ATTEMPTS)
+    return (await analytics.query(SQL["stored_upto"], {"log_created": log_created})).rows[0][0]
+
+
+async def stored_attempts(analytics: Analytics, attempt_ids: Sequence[str]) -> int:
+    """The number of the given attempts that are stored."""
+    executions = [attempt_id.rpartition(":")[0] for attempt_id in attempt_ids]
+    found = await analytics.query(SQL["stored_attempts"], {"executions": executions, "attempts": list(attempt_ids)})
+    return found.rows[0][0]
+
+
+async def budget_notes(analytics: Analytics, periods: Sequence[Period]) -> tuple[BudgetEvent, ...]:
+    """The budget events of some periods, the earliest first."""
+    await analytics.catch_up(BUDGET_EVENTS)
+    parameters = {"windows": [one.window for one in periods], "names": [one.name for one in periods]}
+    return await analytics.read(budget_of, SQL["budget_notes"], parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Burn:
+    """The spend of one budget through one period."""
+
+    points: tuple[tuple[datetime, int], ...]
+    """A moment and what was spent by then, in nano-dollars: at the period's beginning, after each hour of a day or each
+    day of a month, and now."""
+    unknown_costs: int
+    """Calls whose cost is unknown: the sums are lower bounds where there are any."""
+
+    @property
+    def spent(self) -> int:
+        """All of it, in nano-dollars."""
+        return self.points[-1][1]
+
+
+async def burn(analytics: Analytics, of: Period, key: str, zone: ZoneInfo, now: datetime) -> Burn:
+    """The growth of a budget's spend.
+
+    Args:
+        analytics: the database.
+        of: the period.
+        key: the budget's scope: `global`, `agent:<name>` or `tenant:<name>`.
+        zone: of the budgets: where the days of a month begin.
+        now: time of the last point, unless the period is over.
+    """
+    marks, (scope, _, name) = _marks(of, zone), key.partition(":")
+    end_ms = min(max(ms_from_time(now), of.start_ms), of.end_ms)
+    parameters = {**_within(of.start_ms, of.end_ms, _DRAWN_MARGIN_MS), "agent": "", "tenant": "", "steps": marks[:-1]}
+    rows = {row["step"]: row for row in await analytics.read(dict[str, Any], SQL["burn"], {**parameters, scope: name})}
+    points, spent = [(time_from_ms(of.start_ms), 0)], 0
+    for start, end in pairwise(marks):
+        if start >= end_ms and start not in rows:
+            break
+        spent += (rows[start]["spend"] or 0) if start in rows else 0
+        points.append((time_from_ms(min(end, end_ms)), spent))
+    return Burn(tuple(points), sum(row["unknown_costs"] for row in rows.values()))
+
+
+async def spent_since(analytics: Analytics, since: datetime, until: datetime) -> dict[str, int]:
+    """Spend from a moment to just before another, in nano-dollars by the keys of scopes that spent anything."""
+    parameters = _within(ms_from_time(since), ms_from_time(until), _DRAWN_MARGIN_MS)
+    sums: dict[str, int] = defaultdict(int)
+    for row in await analytics.read(dict[str, Any], SQL["spent_since"], parameters):
+        for key in scope_keys(row["agent"], row["tenant"]):
+            sums[key] += row["spend"] or 0
+    return dict(sums)
+
+
+SpendHistory = tuple[TimeWindow, dict[str | None, list[int]]]
+"""A window from the first call on, and nano-dollars in each step by name: the highest first, None without a name."""
+
+
+async def spend_history(
+    analytics: Analytics, start: datetime, end: datetime, by: CostsBy, *, tag: str | None
+) -> SpendHistory | None:
+    """The spend from a moment to just before another, by names; None without a call."""
+    parameters = {**_within(ms_from_time(start), ms_from_time(end), _DRAWN_MARGIN_MS), "tag": tag or ""}
+    first: datetime | None = (await analytics.query(SQL["first_charged"], parameters)).rows[0][0]
+    if first is None:
+        return None
+    window = TimeWindow.last(max(end - first, timedelta(minutes=1)), end)
+    parameters |= {"start_ms": window.start_ms, "step_ms": window.step_s * 1000}
+    spent: dict[str | None, list[int]] = defaultdict(lambda: [0] * window.buckets)
+    for row in await analytics.read(dict[str, Any], SQL["spend_history"] % _NAMES[by], parameters):
+        spent[row["name"]][row["step"]] = row["spend"] or 0
+    return window, dict(sorted(spent.items(), key=lambda one: -sum(one[1])))
+
+
+_NAMES = {
+    "agent": "agent",
+    "tenant": "tenant",
+    "model": "model",
+    "provider": "provider",
+    "key": "submitted_by",
+    "tag": "nullIf(cost_tags[{tag:String}], '')",
+}
+
+
+async def month_costs(
+    analytics: Analytics, month: Period, before: Period, by: CostsBy, *, tag: str | None, now_ms: int
+) -> dict[str | None, CostSums]:
+    """The sums of a month, by names.
+
+    Args:
+        analytics: the database.
+        month: the month in question.
+        before: the month before it.
+        by: the kind of name.
+        tag: the tag, for `tag`.
+        now_ms: in ms since the epoch; the recent part of the month depends on it.
+
+    Returns:
+        None among the names is for calls without one.
+    """
+    parameters = {
+        **_within(month.start_ms, month.end_ms, _MARGIN_MS),
+        "earliest": time_from_ms(before.start_ms - _MARGIN_MS),
+        "previous": time_from_ms(before.start_ms),
+        "recent": time_from_ms(recent_from(month, min(now_ms, month.end_ms))),
+        "tag": tag or "",
+    }
+    rows = await analytics.read(dict[str, Any], SQL["month"] % _NAMES[by], parameters)
+    return {row.pop("name"): CostSums(**{name: value or 0 for name, value in row.items()}) for row in rows}
+
+
+def _within(start_ms: int, end_ms: int, margin_ms: int) -> dict[str, object]:
+    return {
+        "start": time_from_ms(start_ms),
+        "end": time_from_ms(end_ms),
+        "earliest": time_from_ms(max(start_ms - margin_ms, 0)),
+        "latest": time_from_ms(end_ms + margin_ms),
+    }
+
+
+def _marks(of: Period, zone: ZoneInfo) -> list[int]:
+    """The beginnings of the steps of a period, in ms since the epoch, and its end."""
+    if of.window == "daily":
+        return [*range(of.start_ms, of.end_ms, HOUR_MS), of.end_ms]
+    marks = [of.start_ms]
+    while marks[-1] < of.end_ms:
+        marks.append(period("daily", time_from_ms(marks[-1]), zone).end_ms)
+    return marks

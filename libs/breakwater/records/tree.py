@@ -1,0 +1,192 @@
+"""The tree of executions: an agent that has others run names itself in their jobs, as `parent_execution_id`.
+
+Read level by level, with an indexed look-up for each. One `WITH RECURSIVE` would do on new servers, but can't stop at
+an execution it has met before, nor after a thousand of them, and reads all of the table for each level unless the
+server happens to carry the ids over into the index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from itertools import pairwise
+from typing import Literal
+
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.records.search import SQL
+
+MAX_NODES = 1_000
+MAX_LEVELS = 50
+"""The root is the first."""
+
+_IDS_AT_ONCE = 200
+"""In one statement: a server takes parameters of up to 128 KiB, and an id may have 512 bytes."""
+
+_Below = dict[str, list["TreeExecution"]]
+"""The children of executions, by the parent's id."""
+
+Cut = Literal["ancestors", "levels", "nodes"]
+"""A reason why a tree is not whole: its root lies further up, it goes deeper, or it has more executions."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeExecution:
+    """An execution as a tree shows it; costs in nano-dollars, as in its record."""
+
+    execution_id: str
+    parent_execution_id: str | None
+    agent: str
+    status: str
+    reason: str | None
+    chosen_model: str | None
+    total_cost: int | None
+    wasted_cost: int | None
+    cost_basis: str
+    duration_ms: int
+    cache_hit: bool
+    dry_run: bool
+    queued_at: datetime
+    completed_at: datetime
+
+
+_COLUMNS = ", ".join(field.name for field in fields(TreeExecution))
+ONE, CHILDREN = (SQL[name] % _COLUMNS for name in ("tree_node", "tree_children"))
+
+
+@dataclass(frozen=True, slots=True)
+class Subtree:
+    """Sums over an execution and all below it."""
+
+    executions: int
+    """Those that are recorded."""
+    total_cost: int | None
+    """In nano-dollars; None where nothing of it is known, as `wasted_cost`."""
+    wasted_cost: int | None
+    unknown_costs: int
+    """Executions whose cost is not, or not wholly, known: the sums are lower bounds where there are any."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """An execution with those that it had run."""
+
+    execution_id: str
+    execution: TreeExecution | None
+    """None where it is not recorded, or not yet: those below name it as their parent."""
+    subtree: Subtree
+    children: tuple[TreeNode, ...]
+    """In the order in which they were queued."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The whole tree that an execution belongs to."""
+
+    execution_id: str
+    """The one asked for; it is always in the tree."""
+    root: TreeNode
+    cut: tuple[Cut, ...]
+    """The reasons why executions are missing; empty where the tree is whole."""
+    circular: bool
+    """Jobs named each other as parents: there is no root, and the tree begins at one of them."""
+
+
+async def execution_tree(analytics: Analytics, execution_id: str) -> Tree | None:
+    """Finds the tree that an execution belongs to, from its root down. Raises as `Analytics.query` does.
+
+    Args:
+        analytics: the database.
+        execution_id: any of the tree; also one that is not recorded yet but is named as a parent.
+
+    Returns:
+        At most `MAX_NODES` executions on `MAX_LEVELS` levels, those nearest to the root first; None where the id is
+        neither recorded nor named as a parent.
+    """
+    up = await _path_up(analytics, execution_id)
+    root, top = next(reversed(up.items()))
+    below, cut = await _all_below(analytics, up)
+    if top is None and not below:
+        return None
+    above = None if top is None else top.parent_execution_id
+    circular = above in up
+    if above is not None and not circular:
+        cut = ("ancestors", *cut)
+    return Tree(execution_id, _node(root, top, below), cut, circular)
+
+
+async def _path_up(analytics: Analytics, execution_id: str) -> dict[str, TreeExecution | None]:
+    """The execution, its parent, and so on to the root, or to where the way grew too long or came round to itself.
+
+    Only the last one can be None: its children are unknown.
+    """
+    path: dict[str, TreeExecution | None] = {}
+    current: str | None = execution_id
+    while current is not None and current not in path and len(path) < MAX_LEVELS:
+        found = next(iter(await analytics.read(TreeExecution, ONE, {"execution_id": current})), None)
+        path[current] = found
+        current = None if found is None else found.parent_execution_id
+    return path
+
+
+async def _all_below(analytics: Analytics, up: dict[str, TreeExecution | None]) -> tuple[_Below, tuple[Cut, ...]]:
+    """Everything below the end of a path up, with the path itself, whatever has to be left out."""
+    path = list(up.items())[::-1]
+    below: _Below = {parent: [child] for (parent, _), (_, child) in pairwise(path) if child is not None}
+    met = set(up)
+    level = [path[0][0]]
+    depth = 1
+    while level:
+        children, more = await _children(analytics, level)
+        new = [one for one in children if one.execution_id not in met]
+        if depth == MAX_LEVELS:
+            return below, ("levels",) if new else ()
+        room = MAX_NODES - len(met)
+        for one in new[:room]:
+            below.setdefault(one.parent_execution_id or "", []).append(one)
+        if more or len(new) > room:
+            return below, ("nodes",)
+        met.update(one.execution_id for one in new)
+        level = [one.execution_id for one in new] + [execution_id for execution_id, _ in path[depth : depth + 1]]
+        depth += 1
+    return below, ()
+
+
+async def _children(analytics: Analytics, parents: Sequence[str]) -> tuple[list[TreeExecution], bool]:
+    """The children of executions, in the order in which they were queued; and True if there may be more.
+
+    Of an id that was used again after the bus forgot it, the last record.
+    """
+    rows: list[TreeExecution] = []
+    more = False
+    for begin in range(0, len(parents), _IDS_AT_ONCE):
+        parameters = {"parents": list(parents[begin : begin + _IDS_AT_ONCE]), "limit": MAX_NODES + 1}
+        some = await analytics.read(TreeExecution, CHILDREN, parameters)
+        more = more or len(some) > MAX_NODES
+        rows += some
+    last = {one.execution_id: one for one in sorted(rows, key=_queued)}
+    return sorted(last.values(), key=_queued), more
+
+
+def _queued(execution: TreeExecution) -> tuple[datetime, str]:
+    return execution.queued_at, execution.execution_id
+
+
+def _node(execution_id: str, execution: TreeExecution | None, below: _Below) -> TreeNode:
+    children = tuple(_node(one.execution_id, one, below) for one in sorted(below.get(execution_id, ()), key=_queued))
+    return TreeNode(execution_id, execution, _sums(execution, [child.subtree for child in children]), children)
+
+
+def _sums(execution: TreeExecution | None, below: Sequence[Subtree]) -> Subtree:
+    own = [] if execution is None else [execution]
+    return Subtree(
+        executions=len(own) + sum(one.executions for one in below),
+        total_cost=_sum([one.total_cost for one in (*own, *below)]),
+        wasted_cost=_sum([one.wasted_cost for one in (*own, *below)]),
+        unknown_costs=sum(one.cost_basis == "unknown" for one in own) + sum(one.unknown_costs for one in below),
+    )
+
+
+def _sum(costs: Sequence[int | None]) -> int | None:
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if known else None

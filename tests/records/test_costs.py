@@ -1,0 +1,138 @@
+"""What is said of a line of a month's costs, and its CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from breakwater.config import parse_config
+from breakwater.kernel.formats import csv_text
+from breakwater.kernel.types import NANO_PER_USD, ms_from_time
+from breakwater.limits.contract import CostLine
+from breakwater.limits.rules.budget import period
+from breakwater.records.rules.costs import Cap, CostSums, cap_of, cost_line, month_before, month_of, raises_of, scope_of
+from tests.records.samples import budget_event
+
+BERLIN, KOLKATA = ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Kolkata")
+USD = NANO_PER_USD
+CAPS = parse_config(
+    """
+providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
+budgets: {global: {monthly_usd: 100}, tenants: {acme: {monthly_usd: 20, enforcement: hard}, "*": {monthly_usd: 1}}}
+agents: {writer: {model: m, budget: {monthly_usd: 10, daily_usd: 1}}, reader: {model: m}}
+"""
+).caps
+
+
+@pytest.mark.parametrize(
+    ("name", "zone", "starts", "ends", "before"),
+    [
+        ("2026-11", BERLIN, "2026-10-31T23:00Z", "2026-11-30T23:00Z", "2026-10"),
+        ("2026-01", KOLKATA, "2025-12-31T18:30Z", "2026-01-31T18:30Z", "2025-12"),
+        ("2026-10", BERLIN, "2026-09-30T22:00Z", "2026-10-31T23:00Z", "2026-09"),
+    ],
+)
+def test_a_month_is_one_of_the_budgets_time_zone(
+    name: str, zone: ZoneInfo, starts: str, ends: str, before: str
+) -> None:
+    month = month_of(name, zone)
+    assert (month.start_ms, month.end_ms) == tuple(ms_from_time(datetime.fromisoformat(one)) for one in (starts, ends))
+    previous = month_before(month, zone)
+    assert (previous.name, previous.end_ms) == (before, month.start_ms)
+    assert month == period("monthly", datetime.fromisoformat(starts), zone)
+
+
+def note(kind: str, limit: int | None, configured: int | None, scope: str = "tenant", **of: Any) -> Any:
+    whose = of or {"tenant": "acme"}
+    given = {"tenant": None, "agent": None, **whose, "scope": scope, "window": "monthly", "kind": kind}
+    return budget_event(**given, limit=limit, configured=configured)
+
+
+RAISED = note("raised", 50 * USD, 20 * USD)
+
+
+@pytest.mark.parametrize(
+    ("key", "notes", "expected"),
+    [
+        (None, (), Cap()),
+        ("global", (), Cap(100 * USD)),
+        ("agent:writer", (), Cap(10 * USD, daily=USD)),
+        ("agent:reader", (), Cap()),
+        ("tenant:acme", (), Cap(20 * USD, hard=True)),
+        ("tenant:any other", (), Cap(USD)),
+        ("tenant:acme", (RAISED,), Cap(50 * USD, hard=True)),
+        ("tenant:rival", (RAISED,), Cap(USD)),
+        ("tenant:acme", (RAISED, note("soft_cap", 50 * USD, None)), Cap(50 * USD, hard=True)),
+        ("tenant:acme", (RAISED, note("raise_ended", 20 * USD, 20 * USD)), Cap(20 * USD, hard=True)),
+        ("tenant:acme", (note("raised", 50 * USD, 10 * USD),), Cap(20 * USD, hard=True)),
+        ("agent:writer", (note("raised", 30 * USD, 10 * USD, "agent", agent="writer"),), Cap(30 * USD, daily=USD)),
+    ],
+)
+def test_the_cap_of_a_line(key: str | None, notes: tuple[Any, ...], expected: Cap) -> None:
+    assert cap_of(key, CAPS, raises_of(notes)) == expected
+
+
+NOVEMBER = month_of("2026-11", ZoneInfo("UTC"))
+MIDDLE = ms_from_time(datetime(2026, 11, 16, tzinfo=UTC))
+EARLY = ms_from_time(datetime(2026, 11, 1, 20, tzinfo=UTC))
+OVER = ms_from_time(datetime(2026, 12, 3, tzinfo=UTC))
+# An eighth of the month, in which a quarter of half the month's spend was spent: it goes on as it did.
+EVEN = CostSums(spend=12 * USD, recent=3 * USD, calls=10)
+
+
+@pytest.mark.parametrize(
+    ("sums", "cap", "now_ms", "expected"),
+    [
+        (EVEN, Cap(), MIDDLE, {"spend": 12 * USD, "forecast": 24 * USD, "cap": None}),
+        (EVEN, Cap(20 * USD), MIDDLE, {"forecast": 24 * USD, "cap": 20 * USD}),
+        (EVEN, Cap(20 * USD, hard=True), MIDDLE, {"forecast": 20 * USD}),
+        (EVEN, Cap(), EARLY, {"forecast": None}),
+        (EVEN, Cap(), OVER, {"spend": 12 * USD, "forecast": None}),
+        (CostSums(previous=7), Cap(), MIDDLE, {"spend": 0, "previous": 7, "forecast": None, "wasted": 0}),
+        (CostSums(calls=2, unknown=2), Cap(), MIDDLE, {"spend": None, "wasted": 0, "previous": 0}),
+        (CostSums(spend=1, calls=2, unknown=1), Cap(), OVER, {"spend": 1, "calls_of_unknown_cost": 1}),
+        (CostSums(spend=1, unknown=1, unknown_wasted=1), Cap(), OVER, {"spend": 1, "wasted": None}),
+        (CostSums(unknown_previous=1), Cap(), OVER, {"previous": None}),
+    ],
+)
+def test_a_line(sums: CostSums, cap: Cap, now_ms: int, expected: dict[str, Any]) -> None:
+    line = cost_line("acme", sums, cap, NOVEMBER, now_ms)
+    assert isinstance(line, CostLine)
+    assert {name: getattr(line, name) for name in expected} == expected
+
+
+def test_sums_add_up_and_only_agents_and_tenants_have_budgets() -> None:
+    assert CostSums(spend=24 * USD, recent=6 * USD, calls=20) == EVEN + EVEN
+    assert [scope_of(by, "x") for by in ("agent", "tenant", "model", "key", "tag")] == ["agent:x", "tenant:x"] + [
+        None
+    ] * 3
+    assert scope_of("tenant", None) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        ("acme", "acme"),
+        ('a "b", c\nd', 'a "b", c\nd'),
+        (None, ""),
+        (0, "0"),
+        (-5, "-5"),
+        ("-5.000000001", "-5.000000001"),
+        ("=1+1", "'=1+1"),
+        ("@sum", "'@sum"),
+        ("+49", "'+49"),
+        ("-x", "'-x"),
+        ("--1", "'--1"),
+        ("\tx", "'\tx"),
+        ("\n=1+1", "'\n=1+1"),
+        ("\uff1d1+1", "'\uff1d1+1"),
+    ],
+)
+def test_a_cell_of_csv_is_read_back_and_is_no_formula(value: str | int | None, cell: str) -> None:
+    text = csv_text(("name", "x"), [(value, 1)])
+    assert list(csv.reader(io.StringIO(text, newline=""))) == [["name", "x"], [cell, "1"]]

@@ -1,0 +1,181 @@
+"""Setting a database up: once, twice, and by several at the same time."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.records import migrations, rows, schema
+from breakwater.records.migrations import MIGRATIONS, Migration, migrate, missing, retention
+from breakwater.records.schema import Layout
+from tests.records import samples
+from tests.server_sources import RunningServer
+
+
+@pytest.fixture
+def analytics(brand_new_analytics: Analytics) -> Analytics:
+    return brand_new_analytics
+
+
+async def test_a_new_database_is_reported_and_a_second_run_does_nothing(clickhouse_server: RunningServer) -> None:
+    analytics = connect(samples.new_database_url(clickhouse_server.url))
+    done = await migrate(analytics)
+    assert done[0] == f"created database {analytics.database}"
+    assert done[1:] == tuple(f"applied ClickHouse migration {one.version} ({one.name})" for one in MIGRATIONS)
+    assert await migrate(analytics) == ()
+    await analytics.execute(f"DROP DATABASE {analytics.database}")
+    await analytics.close()
+
+
+async def test_several_at_once_end_in_one_whole_schema(clickhouse_server: RunningServer) -> None:
+    url = samples.new_database_url(clickhouse_server.url)
+    several = [connect(url) for _ in range(3)]
+    await asyncio.gather(*(migrate(analytics) for analytics in several))
+    first = several[0]
+    recorded = await first.query("SELECT version, name FROM schema_migrations FINAL ORDER BY version")
+    assert recorded.rows == tuple((migration.version, migration.name) for migration in MIGRATIONS)
+    await first.insert(schema.EXECUTIONS, [rows.execution_row(samples.execution(), 1)])
+    assert (await first.query("SELECT executions FROM executions_per_minute")).rows == ((1,),)
+    await first.execute(f"DROP DATABASE {first.database}")
+    for analytics in several:
+        await analytics.close()
+
+
+async def test_every_statement_can_run_again_without_losing_a_row(analytics: Analytics) -> None:
+    await analytics.insert(schema.EXECUTIONS, [rows.execution_row(samples.execution(), 1)])
+    await analytics.execute("TRUNCATE TABLE schema_migrations")
+    assert len(await migrate(analytics)) == len(MIGRATIONS)
+    assert (await analytics.query("SELECT count() FROM executions")).rows == ((1,),)
+
+
+async def test_a_later_step_reaches_a_database_that_exists_and_keeps_its_rows(
+    analytics: Analytics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await analytics.insert(schema.EXECUTIONS, [rows.execution_row(samples.execution(), 1)])
+    change = "ALTER TABLE executions ADD COLUMN IF NOT EXISTS region LowCardinality(String)"
+    later = Migration(MIGRATIONS[-1].version + 1, "where it ran", (change,))
+    monkeypatch.setattr(migrations, "migrations", lambda _: (*MIGRATIONS, later))
+    assert await migrate(analytics) == (f"applied ClickHouse migration {later.version} (where it ran)",)
+    assert await migrate(analytics) == ()
+    # A sink of before it goes on storing its rows.
+    await analytics.insert(schema.EXECUTIONS, [rows.execution_row(samples.execution("e2"), 2)])
+    assert (await analytics.query("SELECT region, count() FROM executions GROUP BY region")).rows == (("", 2),)
+
+
+async def test_a_view_of_a_later_step_may_need_a_column_that_an_earlier_version_lacks(analytics: Analytics) -> None:
+    await analytics.execute("DROP VIEW plans")
+    await analytics.execute("ALTER TABLE executions DROP INDEX by_plan_id, DROP COLUMN plan_id")
+    await analytics.execute("TRUNCATE TABLE schema_migrations")
+    await analytics.execute("INSERT INTO schema_migrations (version, name) SELECT 16, 'of an earlier version'")
+    assert await migrate(analytics) == (
+        "created column executions.plan_id in ClickHouse: it was missing",
+        *(f"applied ClickHouse migration {one.version} ({one.name})" for one in MIGRATIONS),
+    )
+    assert await migrate(analytics) == ()
+
+
+async def test_changed_retention_is_applied_and_reported_once(analytics: Analytics) -> None:
+    await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.full_attempt(), 1)])
+    shorter = Layout(retention_days={"attempts": 90, "alerts": 1})
+    assert await migrate(analytics, shorter) == (
+        "ClickHouse now keeps rows of attempts for 90 days (before: 400 days)",
+        "ClickHouse now keeps rows of alerts for 1 day (before: 400 days)",
+    )
+    assert await migrate(analytics, shorter) == ()
+    kept = await retention(analytics)
+    assert kept == {table.name: {"attempts": 90, "alerts": 1}.get(table.name, 400) for table in schema.TABLES}
+    assert (await analytics.query("SELECT count() FROM attempts")).rows == ((1,),)
+
+    await analytics.execute("ALTER TABLE guard_events REMOVE TTL")
+    assert (await retention(analytics))["guard_events"] is None
+    assert await migrate(analytics) == (
+        "ClickHouse now keeps rows of attempts for 400 days (before: 90 days)",
+        "ClickHouse now keeps rows of guard_events for 400 days (before: something else)",
+        "ClickHouse now keeps rows of alerts for 400 days (before: 1 day)",
+    )
+
+
+async def test_what_is_older_than_a_shorter_retention_goes(analytics: Analytics) -> None:
+    """By months in the great tables, and by rows in the small ones."""
+    now = datetime.now(UTC)
+    ages = {"new": 1, "old": 200}
+    for name, days in ages.items():
+        moment = now - timedelta(days=days)
+        await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt(name, started_at=moment), 1)])
+        await analytics.insert(schema.GUARD_EVENTS, [rows.guard_row(samples.guard_event(name, at=moment), 1)])
+    await migrate(analytics, Layout(retention_days={"attempts": 62, "guard_events": 62}))
+
+    async def left() -> tuple[object, ...]:
+        for table in ("attempts", "guard_events"):
+            await analytics.execute(f"OPTIMIZE TABLE {table} FINAL")
+        attempts = await analytics.query("SELECT groupArray(execution_id) FROM attempts")
+        guards = await analytics.query("SELECT groupArray(event_id) FROM guard_events")
+        return attempts.rows[0][0], guards.rows[0][0]
+
+    async with asyncio.timeout(60):
+        while await left() != (["new"], ["new"]):
+            await asyncio.sleep(0.2)
+
+
+async def test_what_somebody_took_away_is_made_again(analytics: Analytics) -> None:
+    assert await missing(analytics) == ()
+    await analytics.execute("DROP VIEW executions_per_minute")
+    await analytics.execute("DROP VIEW incidents")
+    await analytics.execute("DROP TABLE attempts")
+    await analytics.execute("ALTER TABLE executions DROP COLUMN cache_hit")
+    gone = ("column executions.cache_hit", "table attempts", "view executions_per_minute", "view incidents")
+    assert tuple(one.what for one in await missing(analytics)) == gone
+    done = await migrate(analytics)
+    assert done == tuple(f"created {what} in ClickHouse: it was missing" for what in gone)
+    assert await migrate(analytics) == ()
+    found = await analytics.query(
+        "SELECT name FROM system.columns WHERE database = {database:String} AND table = 'executions' ORDER BY position",
+        {"database": analytics.database},
+    )
+    assert [row[0] for row in found.rows] == [*schema.EXECUTIONS.columns, *schema.EXECUTIONS.computed]
+
+
+async def test_the_columns_of_every_table_are_those_that_inserts_name(analytics: Analytics) -> None:
+    for table in schema.TABLES:
+        found = await analytics.query(
+            "SELECT name, type FROM system.columns WHERE database = {database:String} AND table = {table:String}"
+            " AND default_kind != 'ALIAS' ORDER BY position",
+            {"database": analytics.database, "table": table.name},
+        )
+        assert dict(found.rows) == dict(table.columns), table.name
+        assert [name for name, _ in found.rows] == list(table.columns), table.name
+
+
+async def test_every_column_of_the_great_tables_is_compressed_by_a_chosen_codec(analytics: Analytics) -> None:
+    found = await analytics.query(
+        "SELECT table, name FROM system.columns WHERE database = {database:String} AND compression_codec = ''"
+        " AND default_kind != 'ALIAS'"
+        " AND table IN (SELECT name FROM system.tables WHERE database = {database:String} AND engine LIKE '%Tree')",
+        {"database": analytics.database},
+    )
+    assert {table for table, _ in found.rows} == {"schema_migrations"}
+
+
+async def test_every_table_forgets_rows_by_their_age(analytics: Analytics) -> None:
+    found = await analytics.query(
+        "SELECT name, engine_full FROM system.tables WHERE database = {database:String} AND engine LIKE '%MergeTree'",
+        {"database": analytics.database},
+    )
+    engines = dict(found.rows)
+    for table in schema.TABLES:
+        assert f"TTL toDateTime({table.time}) + toIntervalDay(400)" in engines[table.name]
+
+
+async def test_the_natural_key_is_part_of_every_sorting_key(analytics: Analytics) -> None:
+    natural = (
+        "execution_id",
+        "attempt_id",
+        "transition_id",
+        "event_id",
+        "event_id",
+        "change_id",
+        "alert_id",
+        "audit_id",
+    )
+    assert tuple(table.order_by[-1] for table in schema.TABLES) == natural
