@@ -12,8 +12,8 @@ import structlog
 from breakwater.calls.assignment import Checkpoint
 from breakwater.calls.providers.base import Provider
 from breakwater.config import Config, ConfigError, LiveConfig, parse_config
+from breakwater.config.store import Configs
 from breakwater.kernel.nats.delivery import Delivery
-from breakwater.state.configs import Configs
 from services.worker.context import WorkerContext
 from services.worker.handler import JobHandler
 from services.worker.parsing import execution_id_of

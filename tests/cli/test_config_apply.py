@@ -9,8 +9,8 @@ import pytest
 from pydantic import SecretStr
 
 from breakwater.alerts.contract import Alert
-from breakwater.cli.reload import apply_to_servers
 from breakwater.config import ConfigError, parse_config
+from breakwater.config.commands.reload import apply_to_servers
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.process.settings import Settings
 from tests.servers import RunningServer

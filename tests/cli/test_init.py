@@ -14,8 +14,8 @@ import pytest
 import typer
 from aiohttp import web
 
-from breakwater.cli import init
 from breakwater.config import load_config
+from breakwater.config.commands import init
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.limits.rules.guard import GuardRules
 from breakwater.prices.price_list import pricing_of

@@ -16,11 +16,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from breakwater.cli.console import sign_in_link
-from breakwater.cli.init import simulated_config
 from breakwater.cli.plane import DEFAULT_DATA
-from breakwater.cli.reload import ConfigFollower, StackEvents, require_usable
 from breakwater.cli.setup import prepare_clickhouse, prepare_nats
 from breakwater.config import Config, load_config
+from breakwater.config.commands.init import simulated_config
+from breakwater.config.commands.reload import ConfigFollower, StackEvents, require_usable
 from breakwater.embedded.datadir import DataDir, Endpoints
 from breakwater.embedded.process import ProcessSpec
 from breakwater.embedded.simulation import simulated

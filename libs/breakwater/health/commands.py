@@ -16,7 +16,6 @@ import typer
 from breakwater.breakers.contract import AgentHealth
 from breakwater.breakers.rules import GUARD_PRESETS
 from breakwater.cli.api import Api, DefaultListGroup, api_command
-from breakwater.cli.init import StartingAgent, with_agent
 from breakwater.cli.plane import (
     DEFAULT_DATA,
     EDITED_CONFIG_HELP,
@@ -26,6 +25,7 @@ from breakwater.cli.plane import (
     config_to_edit,
 )
 from breakwater.client import ApiError
+from breakwater.config.commands.init import StartingAgent, with_agent
 from breakwater.health.views import HEALTH
 from breakwater.kernel.columns import Cell, Column, Value
 from breakwater.kernel.commands import connect, formats, output
@@ -129,8 +129,8 @@ def add(
 
         breakwater agents add researcher --model gpt-5-mini --guard agent-run
     """
-    from breakwater.cli.config_check import warnings_of_agent
     from breakwater.config import load_config, parse_config
+    from breakwater.config.commands.check import warnings_of_agent
 
     path = config_to_edit(file)
     if name in load_config(path).agents:

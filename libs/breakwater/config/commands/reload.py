@@ -30,6 +30,7 @@ from breakwater.config import (
     unusable_programs,
     variables_of,
 )
+from breakwater.config.store import Configs
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.process import for_service
 from breakwater.embedded.simulation import Simulation
@@ -44,7 +45,6 @@ from breakwater.kernel.process.files import write_private
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.process.settings import Settings
 from breakwater.redaction.rules.redact import Redactor
-from breakwater.state.configs import Configs
 
 CHECK_EVERY_S = 1.0
 

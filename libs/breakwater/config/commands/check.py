@@ -13,8 +13,8 @@ import typer
 from pydantic import BaseModel
 
 from breakwater.cli.plane import EDITED_CONFIG_HELP, JsonOption, config_to_edit
-from breakwater.cli.reload import apply_to_servers, require_secrets
 from breakwater.config import Agent, Alerts, Config, load_config
+from breakwater.config.commands.reload import apply_to_servers, require_secrets
 from breakwater.dialects.rules.embeddings import fallback_objection
 from breakwater.kernel.commands import formats, output
 from breakwater.kernel.commands.connect import run

@@ -22,9 +22,9 @@ from breakwater.breakers.rules import PRESETS
 from breakwater.calls.providers.base import Call, CallError
 from breakwater.calls.providers.failures import http_failure, transport_failure, unreachable_at
 from breakwater.calls.rules.classify import TransportFailure, classify
-from breakwater.cli.config_check import warnings_of_agent
 from breakwater.cli.plane import JsonOption
 from breakwater.config import Config, parse_config
+from breakwater.config.commands.check import warnings_of_agent
 from breakwater.kernel.commands import formats, output
 from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.errors import CliError, ExitCode, replacing_file, usage_error
