@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from breakwater.cli.api import api_errors
 from breakwater.client import ApiError, ApiKeyRefusedError, ApiRefusedError, UnexpectedResponseError
+from breakwater.client.commands import api_errors
 from breakwater.jobs.commands.submit import note_if_recorded
 from breakwater.jobs.contract.execution import Result
 from breakwater.kernel.commands.errors import CliError, ExitCode

@@ -11,7 +11,7 @@ import typer
 
 from breakwater.alerts.contract import Alert, AlertList, AlertReplays, ChannelTest, UnchangedAlert, UndeliveredList
 from breakwater.alerts.views import FACTS, INCIDENTS, NO_CHANNEL, UNDELIVERED, changed_by
-from breakwater.cli.api import SEE_DOCTOR, Api, DefaultListGroup, ReasonOption, api_command
+from breakwater.client.commands import SEE_DOCTOR, Api, DefaultListGroup, ReasonOption, api_command
 from breakwater.kernel.columns import with_display
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import ExitCode

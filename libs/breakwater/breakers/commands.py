@@ -9,7 +9,7 @@ import typer
 
 from breakwater.breakers.contract import BreakerList, BreakerStatus, StoppedTask, StoppedTasks, UnchangedBreaker
 from breakwater.breakers.views import COLUMNS, TASKS
-from breakwater.cli.api import Api, DefaultListGroup, ReasonOption, api_command
+from breakwater.client.commands import Api, DefaultListGroup, ReasonOption, api_command
 from breakwater.jobs.contract.events import BreakerTransition, GuardEvent
 from breakwater.kernel.commands import output
 from breakwater.kernel.formats import counted, money

@@ -15,7 +15,6 @@ import typer
 
 from breakwater.breakers.contract import AgentHealth
 from breakwater.breakers.rules import GUARD_PRESETS
-from breakwater.cli.api import Api, DefaultListGroup, api_command
 from breakwater.cli.plane import (
     DEFAULT_DATA,
     EDITED_CONFIG_HELP,
@@ -25,6 +24,7 @@ from breakwater.cli.plane import (
     config_to_edit,
 )
 from breakwater.client import ApiError
+from breakwater.client.commands import Api, DefaultListGroup, api_command
 from breakwater.config.commands.init import StartingAgent, with_agent
 from breakwater.health.views import HEALTH
 from breakwater.kernel.columns import Cell, Column, Value

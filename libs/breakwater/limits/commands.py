@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from breakwater.cli.api import Api, DefaultListGroup, api_command
+from breakwater.client.commands import Api, DefaultListGroup, api_command
 from breakwater.jobs.contract.events import BudgetEvent, Reconciliation
 from breakwater.kernel.columns import clock, with_display
 from breakwater.kernel.commands import output

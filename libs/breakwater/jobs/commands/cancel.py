@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 import typer
 
-from breakwater.cli.api import Api, api_command, api_errors
 from breakwater.client import ApiClient, ApiError, parse
+from breakwater.client.commands import Api, api_command, api_errors
 from breakwater.jobs.contract.submission import CancelledJob
 from breakwater.kernel.commands import formats, output
 from breakwater.kernel.commands.connect import run

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from breakwater.cli.api import Api, DefaultListGroup, api_command
+from breakwater.client.commands import Api, DefaultListGroup, api_command
 from breakwater.jobs.contract.dead_letters import DeadLetterCount, DeadLetterDetails, DeadLetterList, DeadLetterReplays
 from breakwater.jobs.views.dead_letters import COLUMNS, FACTS
 from breakwater.kernel.columns import Column

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from breakwater.cli.api import Api, DefaultListGroup, api_command
+from breakwater.client.commands import Api, DefaultListGroup, api_command
 from breakwater.jobs.contract.submission import PlanList, PlanStatus
 from breakwater.jobs.views import plans
 from breakwater.kernel.commands import output

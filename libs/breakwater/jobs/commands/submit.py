@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 import typer
 
-from breakwater.cli.api import Api, api_command, api_errors
 from breakwater.cli.plane import PlaneLocation
 from breakwater.client import ApiClient
+from breakwater.client.commands import Api, api_command, api_errors
 from breakwater.jobs.contract.execution import FailureStatistics
 from breakwater.jobs.contract.job import ID_ENTROPY_BYTES, new_job_id
 from breakwater.kernel.commands import connect, formats, output

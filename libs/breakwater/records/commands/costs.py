@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from breakwater.cli.api import Api, api_command
+from breakwater.client.commands import Api, api_command
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import usage_error
 from breakwater.kernel.formats import money
