@@ -36,8 +36,8 @@ from aiohttp import web
 
 from bench.plane import print_shares
 from bench.streams import SERVICES, MeasuredPlane
-from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
+from breakwater.local.ports import free_port
 from tests.calls.providers.kit import answering
 from tests.flow.kit import Plane, model, running_plane
 from tests.server_sources import RunningServer, embedded_servers

@@ -28,7 +28,6 @@ from playwright.async_api import Page, async_playwright
 
 from bench.history import History, load
 from bench.history_fleet import AGENTS
-from breakwater.embedded.ports import free_port
 from breakwater.identity.rules.callers import person
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.http.operations import ApiRequest
@@ -36,6 +35,7 @@ from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.types import format_time
 from breakwater.limits.contract import CostsListQuery
 from breakwater.limits.rules.budget import Caps, CapTable, period
+from breakwater.local.ports import free_port
 from breakwater.records.api.costs import CostRoutes
 from breakwater.records.figures import Spender
 from breakwater.records.rules.costs import month_before

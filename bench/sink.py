@@ -86,7 +86,7 @@ async def report(plane: Plane, sink: SinkProcess, count: int) -> float:
     """Prints what the sink does; gives its events a second."""
     watched = {
         "nats": child("nats-server"),
-        "clickhouse": child("breakwater.embedded.clickhouse"),
+        "clickhouse": child("breakwater.local.clickhouse"),
         "sink": psutil.Process(sink.pid),
     }
     before = {name: cpu_s(process) for name, process in watched.items()}

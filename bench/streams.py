@@ -23,8 +23,8 @@ import aiohttp
 import psutil
 
 from bench.plane import print_shares
-from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
+from breakwater.local.ports import free_port
 from tests.flow.kit import Plane, model, running_plane
 from tests.server_sources import RunningServer, embedded_servers
 

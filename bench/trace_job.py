@@ -32,13 +32,13 @@ from nats.aio.client import Client
 from nats.js.errors import NotFoundError
 from pydantic import SecretStr
 
-from breakwater.cli.setup import bus_plan
 from breakwater.config import load_config
-from breakwater.embedded.provider import SimulatedProvider
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.process.settings import Settings
+from breakwater.local.commands.setup import bus_plan
+from breakwater.local.provider import SimulatedProvider
 from services.worker.app import build
 from tests.flow.kit import model
 from tests.server_sources import embedded_servers

@@ -32,8 +32,8 @@ import aiohttp
 import nats
 
 from bench.plane import PROVIDER, cpu_ms, load, redis_commands, url_of_request
-from breakwater.embedded.ports import free_port
 from breakwater.kernel.nats.subjects import Stream
+from breakwater.local.ports import free_port
 from tests.flow.kit import PRICE, USAGE, config_for
 
 SETTLE_S = 3.0
@@ -111,7 +111,7 @@ def running_plane(directory: Path) -> Generator[dict[str, Any]]:
     }
     (directory / "script.json").write_text(json.dumps({"models": models}))
     (directory / "breakwater.yaml").write_text(json.dumps(config_for(f"http://127.0.0.1:{port}/v1", agents)))
-    provider = [sys.executable, "-m", "breakwater.embedded.provider", "--port", port, "--script", "script.json"]
+    provider = [sys.executable, "-m", "breakwater.local.provider", "--port", port, "--script", "script.json"]
     up = [sys.executable, "-m", "breakwater.cli", "up", "--config", "breakwater.yaml", "--data", data]
     with started(provider, directory, "provider.log"), started(up, directory, "up.log") as process:
         while not (data / "endpoints.json").exists():

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from breakwater.embedded.ports import free_port, http_ready, redis_ready
-from breakwater.embedded.process import ProcessSpec
-from breakwater.embedded.servers import find_valkey
+from breakwater.local.ports import free_port, http_ready, redis_ready
+from breakwater.local.process import ProcessSpec
+from breakwater.local.servers import find_valkey
 from tests.nats_node import start_nats
 from tests.server_sources import ProcessRunner, RunningServer
 

@@ -12,7 +12,7 @@ from docker.errors import DockerException
 from requests.exceptions import RequestException
 from testcontainers.core.container import DockerContainer
 
-from breakwater.embedded.ports import Probe, free_port, http_ready, nats_ready, redis_ready
+from breakwater.local.ports import Probe, free_port, http_ready, nats_ready, redis_ready
 from tests.server_sources import PASSWORD, USER, RunningServer
 
 NATS_IMAGE = "nats:2.15-alpine"

@@ -23,10 +23,10 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
-from breakwater.embedded import fork_server
 from breakwater.kernel.nats.broker import Broker
 from breakwater.kernel.nats.core import close
 from breakwater.kernel.nats.subjects import Stream
+from breakwater.local import fork_server
 
 TIMEOUT_S = 120.0
 """Long, as a machine may be busy with other things; a condition that holds ends the wait at once."""

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from breakwater.embedded.ports import Probe, nats_ready
-from breakwater.embedded.process import ProcessSpec
-from breakwater.embedded.servers import ServerNotFoundError, find_nats
+from breakwater.local.ports import Probe, nats_ready
+from breakwater.local.process import ProcessSpec
+from breakwater.local.servers import ServerNotFoundError, find_nats
 from tests.server_sources import ProcessRunner, RunningServer, missing_backend
 
 

@@ -132,4 +132,4 @@ else:
 
     import pytest
 
-    from breakwater.embedded import fork_server
+    from breakwater.local import fork_server

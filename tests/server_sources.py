@@ -14,9 +14,9 @@ from typing import Protocol
 
 import pytest
 
-from breakwater.embedded.ports import Probe, free_port
-from breakwater.embedded.process import ProcessSpec, kill_group, log_size, log_tail, spawn
-from breakwater.embedded.servers import ServerNotFoundError, clickhouse_spec, nats_spec, redis_spec
+from breakwater.local.ports import Probe, free_port
+from breakwater.local.process import ProcessSpec, kill_group, log_size, log_tail, spawn
+from breakwater.local.servers import ServerNotFoundError, clickhouse_spec, nats_spec, redis_spec
 
 USER, PASSWORD = "breakwater", "only-for-tests"
 _POLL_S = 0.02

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from breakwater.cli.setup import layout, statements
 from breakwater.config import ConfigError, RetentionDays, parse_config
+from breakwater.local.commands.setup import layout, statements
 from breakwater.records.schema import RETENTION_DAYS, TABLES
 
 PLAIN = "providers: {p: {base_url: 'http://x'}}\nagents: {a: {model: m}}\n"

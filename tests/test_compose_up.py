@@ -22,8 +22,8 @@ from typing import Any
 import psutil
 import pytest
 
-from breakwater.embedded.ports import free_port
-from breakwater.embedded.servers import clickhouse_spec
+from breakwater.local.ports import free_port
+from breakwater.local.servers import clickhouse_spec
 from services.__main__ import NAMES
 from tests.compose import GIVEN, OURS, PASSWORD, ROOT, load, nats_cluster, redis_server, size
 from tests.helpers import wait_until

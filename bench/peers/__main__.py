@@ -30,7 +30,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from breakwater.embedded.ports import free_port
+from breakwater.local.ports import free_port
 from tests.environments import ROOT, install_node, install_python
 
 HERE = Path(__file__).parent

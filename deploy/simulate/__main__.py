@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from breakwater.embedded.simulation import simulate
+from breakwater.local.simulation import simulate
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parent.parent / "examples" / "breakwater.yaml"

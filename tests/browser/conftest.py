@@ -18,7 +18,7 @@ import pytest
 import yaml
 from playwright.sync_api import Browser, Page, StorageState, expect, sync_playwright
 
-from breakwater.embedded.ports import free_port
+from breakwater.local.ports import free_port
 from tests.finished_demo import FinishedDemo
 
 UP_WITHIN_S = 240.0

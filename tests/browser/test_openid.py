@@ -20,8 +20,8 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, async_playwright, expect
 from yarl import URL
 
-from breakwater.embedded.ports import free_port
 from breakwater.kernel.process.settings import Settings
+from breakwater.local.ports import free_port
 from tests.browser.conftest import OPTIONS
 from tests.openid_provider import CLIENT, SECRET, TOKEN, RunningProvider, running_provider
 from tests.server_sources import RunningServer

@@ -13,8 +13,8 @@ from typing import Any
 
 import aiohttp
 
-from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
+from breakwater.local.ports import free_port
 from tests.flow.kit import Plane, model, running_plane
 from tests.helpers import until
 from tests.server_sources import Servers

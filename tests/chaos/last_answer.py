@@ -29,12 +29,12 @@ import yaml
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from breakwater.embedded.provider import SimulatedProvider
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.permissions import inbox_prefix
 from breakwater.kernel.nats.subjects import Stream
+from breakwater.local.provider import SimulatedProvider
 from tests.flow.kit import config_for, model
 
 IDS = 10

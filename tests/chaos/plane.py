@@ -23,10 +23,10 @@ import nats.js.errors
 import redis.asyncio as aioredis
 from nats.js.api import StreamInfo
 
-from breakwater.embedded.ports import free_port, http_ready
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.types import nano_from_usd
+from breakwater.local.ports import free_port, http_ready
 from breakwater.records.migrations import migrate
 from tests.chaos.clock import AHEAD_S, JumpingClock
 from tests.chaos.faults import LEADER, SERVERS, SERVICES, Fault, Scenario

@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-from breakwater.cli.demo import command
 from breakwater.kernel.commands.errors import ExitCode
+from breakwater.local.demo import command
 from tests.cli.conftest import Run
 from tests.finished_demo import JOBS, FinishedDemo
 from tests.helpers import wait_until

@@ -7,8 +7,8 @@ from standardwebhooks import Webhook
 
 from breakwater.alerts.channels.channel import envelope
 from breakwater.alerts.contract import Alert
-from breakwater.cli.demo.report import Delivered
-from breakwater.cli.demo.run import receiving
+from breakwater.local.demo.report import Delivered
+from breakwater.local.demo.run import receiving
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 OTHER = "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"

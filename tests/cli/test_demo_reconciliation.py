@@ -6,9 +6,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from breakwater.cli.demo.reconciliation import LedgerComparison, ProviderCall, compare
 from breakwater.jobs.contract.execution import Attempt, CostBasis
 from breakwater.limits.rules.ledger import AttemptSums
+from breakwater.local.demo.reconciliation import LedgerComparison, ProviderCall, compare
 from tests.records.samples import attempt
 
 LEDGER = (

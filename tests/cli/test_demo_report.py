@@ -7,12 +7,21 @@ from typing import Any
 
 import pytest
 
-from breakwater.cli.demo.reconciliation import ComparedFigure, LedgerComparison
-from breakwater.cli.demo.report import Delivered, DemoCheck, DemoReport, DemoRun, StoredRows, checks, read_stored, show
-from breakwater.cli.demo.scenario import BURST
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.local.demo.reconciliation import ComparedFigure, LedgerComparison
+from breakwater.local.demo.report import (
+    Delivered,
+    DemoCheck,
+    DemoReport,
+    DemoRun,
+    StoredRows,
+    checks,
+    read_stored,
+    show,
+)
+from breakwater.local.demo.scenario import BURST
 from breakwater.records import rows, schema
 from breakwater.records.figures import AgentSummary
 from tests.cli.conftest import Terminal

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from breakwater.cli.demo import scenario
 from breakwater.config import Agent, Config, load_config, parse_config
-from breakwater.embedded.provider import build_script
+from breakwater.local.demo import scenario
+from breakwater.local.provider import build_script
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "breakwater.yaml"
 

@@ -10,8 +10,8 @@ import pytest
 
 from breakwater.cli import doctor
 from breakwater.cli.doctor import Finding
-from breakwater.cli.plane import PlaneLocation
 from breakwater.kernel.commands.errors import ExitCode
+from breakwater.local.plane import PlaneLocation
 from tests.cli.conftest import Run
 
 CONFIG = """

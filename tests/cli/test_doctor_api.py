@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from breakwater.cli.doctor_checks import api_findings, console_findings
-from breakwater.cli.plane import PlaneLocation
-from breakwater.embedded.ports import free_port
+from breakwater.local.plane import PlaneLocation
+from breakwater.local.ports import free_port
 from tests.cli.api_stub import KEY, Stub, problem, serving
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from breakwater.cli.doctor_checks import call_findings
-from breakwater.cli.plane import PlaneLocation
 from breakwater.config import parse_config
 from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
+from breakwater.local.plane import PlaneLocation
 from breakwater.records import rows, schema
 from tests.records import samples
 from tests.servers import RunningServer

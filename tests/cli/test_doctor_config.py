@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 
 from breakwater.cli.doctor_checks import config_findings
-from breakwater.cli.plane import PlaneLocation
 from breakwater.config import Config, parse_config
+from breakwater.local.plane import PlaneLocation
 
 TEXT = "providers: {p: {base_url: 'http://127.0.0.1:9'}}\nagents: {writer: {model: m}}\n"
 NOW, EDITED = parse_config(TEXT), parse_config(TEXT + "limits: {drain_s: 3}\n")

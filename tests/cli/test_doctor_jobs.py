@@ -11,7 +11,6 @@ from nats.aio.client import Client
 from breakwater.cli import doctor_nats
 from breakwater.cli.doctor_findings import Finding
 from breakwater.cli.doctor_nats import job_findings
-from breakwater.cli.plane import PlaneLocation
 from breakwater.jobs.store.accepted import Accepted
 from breakwater.jobs.store.executions import Claim, Executions
 from breakwater.kernel.nats import subjects
@@ -19,6 +18,7 @@ from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.redis.connection import Redis
+from breakwater.local.plane import PlaneLocation
 from tests.helpers import FIRST
 from tests.servers import RunningServer
 

@@ -12,9 +12,9 @@ from aiohttp.test_utils import TestServer
 
 from breakwater.cli import doctor_findings
 from breakwater.cli.doctor_checks import openid_findings
-from breakwater.cli.plane import PlaneLocation
 from breakwater.config import parse_config
-from breakwater.embedded.ports import free_port
+from breakwater.local.plane import PlaneLocation
+from breakwater.local.ports import free_port
 
 CONFIG = """
 providers: {{local: {{base_url: "http://127.0.0.1:9/v1"}}}}

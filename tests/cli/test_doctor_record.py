@@ -7,9 +7,9 @@ import pytest
 from breakwater.cli import doctor_checks
 from breakwater.cli.doctor import Finding
 from breakwater.cli.doctor_checks import record_findings
-from breakwater.cli.plane import PlaneLocation
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
+from breakwater.local.plane import PlaneLocation
 from breakwater.records.log_comparison import LogComparison, save_comparison
 from tests.records import samples
 from tests.servers import RunningServer

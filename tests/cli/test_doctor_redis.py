@@ -10,7 +10,7 @@ import pytest
 
 from breakwater.cli.doctor import Finding
 from breakwater.cli.doctor_checks import redis_findings
-from breakwater.cli.plane import PlaneLocation
+from breakwater.local.plane import PlaneLocation
 from tests.servers import RunningServer
 
 _VERSION = re.compile(rb"valkey_version:\d+\.\d\.\d")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from breakwater.embedded.datadir import DataDir
-from breakwater.embedded.stack import PLANE_KEY
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.security.encryption import Cipher
+from breakwater.local.datadir import DataDir
+from breakwater.local.stack import PLANE_KEY
 from tests.cli.conftest import Run
 
 CONFIG = """

@@ -20,14 +20,14 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from breakwater.cli.setup import prepare
 from breakwater.config import load_config
-from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.commands.submit import CLOCKS_DIFFER
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.process.settings import Settings
+from breakwater.local.commands.setup import prepare
+from breakwater.local.ports import free_port
 from tests.cli.conftest import Ran, Run, in_thread
 from tests.flow.kit import Plane, model, running_plane
 from tests.helpers import ZONE, accepts, until

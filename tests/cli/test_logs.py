@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from breakwater.cli import logs
 from breakwater.kernel.commands.errors import ExitCode
+from breakwater.local.commands import logs
 from tests.cli.conftest import Run
 
 NOW = datetime.now(UTC).replace(microsecond=421_000)

@@ -13,8 +13,8 @@ import pytest
 
 from breakwater import __version__
 from breakwater.cli.main import COMMANDS, every_command, main
-from breakwater.embedded.datadir import DataDir, Endpoints
 from breakwater.kernel.commands.errors import ExitCode
+from breakwater.local.datadir import DataDir, Endpoints
 from tests.cli.conftest import Run
 
 LIVE = [

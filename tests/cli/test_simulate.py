@@ -7,12 +7,12 @@ from pathlib import Path
 
 import aiohttp
 
-from breakwater.embedded.datadir import DataDir
-from breakwater.embedded.provider import SimulatedProvider
 from breakwater.kernel.commands.errors import ExitCode
+from breakwater.local.datadir import DataDir
+from breakwater.local.provider import SimulatedProvider
 from tests.cli.conftest import Ran, Run
 from tests.cli.test_main import endpoints
-from tests.embedded.provider_kit import MODEL, post, script
+from tests.local.provider_kit import MODEL, post, script
 
 
 async def test_faults_are_added_and_taken_back(run: Run, tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from breakwater.cli.up import link_to_show
-from breakwater.embedded.datadir import Endpoints
 from breakwater.kernel.telemetry.metrics import PLANE_GAUGES
+from breakwater.local.commands.up import link_to_show
+from breakwater.local.datadir import Endpoints
 from tests.helpers import wait_until
 from tests.servers import RunningServer
 

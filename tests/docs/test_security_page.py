@@ -8,8 +8,8 @@ import re
 import pytest
 
 from tests.docs.markdown import README, ROOT, headings, rows, section
-from tests.embedded.test_clickhouse_access import BY_ANYONE, BY_READERS
 from tests.kernel.nats.test_attacks import APART, every_request, may, victims
+from tests.local.test_clickhouse_access import BY_ANYONE, BY_READERS
 
 PAGE = ROOT / "docs" / "security.md"
 TABLE = section(PAGE, "Attacks, by promise")

@@ -17,12 +17,12 @@ import nats.js.errors
 import yaml
 from nats.aio.client import Client
 
-from breakwater.cli.setup import bus_plan
 from breakwater.config import load_config
-from breakwater.embedded.provider import SimulatedProvider
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import close
 from breakwater.kernel.nats.provision import provision
+from breakwater.local.commands.setup import bus_plan
+from breakwater.local.provider import SimulatedProvider
 from tests.helpers import ServiceProcess, start_service, until
 
 PRICE = {"input_usd_per_mtok": "0.15", "output_usd_per_mtok": "0.60"}

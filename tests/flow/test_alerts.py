@@ -25,7 +25,6 @@ from standardwebhooks import Webhook
 from structlog.testing import capture_logs
 
 from breakwater.alerts.contract import Alert
-from breakwater.cli.setup import bus_plan
 from breakwater.config import load_config
 from breakwater.jobs.contract.events import BreakerTransition
 from breakwater.kernel.nats import subjects
@@ -35,6 +34,7 @@ from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import alert_consumer
 from breakwater.kernel.process.settings import Settings
+from breakwater.local.commands.setup import bus_plan
 from services.alerter import notifier
 from services.alerter.app import build
 from tests.flow import alert_callable

@@ -15,9 +15,9 @@ from itertools import count
 import pytest
 from hypothesis import settings
 
-from breakwater.embedded.provider import LedgerCall
 from breakwater.kernel.nats.topology import ACK_WAIT_S
 from breakwater.kernel.types import format_time
+from breakwater.local.provider import LedgerCall
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model, seconds_between
 from tests.helpers import until

@@ -12,12 +12,12 @@ import pytest
 
 from breakwater.breakers.rules import Breaker, BreakerKey, BreakerRules, isolate
 from breakwater.breakers.store import Breakers, Saving
-from breakwater.cli.setup import bus_plan
 from breakwater.config import load_config
 from breakwater.health.rules import transition
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.redis.connection import Redis
+from breakwater.local.commands.setup import bus_plan
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
 from tests.helpers import FIRST, until

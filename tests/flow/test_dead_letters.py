@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 
-from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats import subjects
+from breakwater.local.ports import free_port
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import COST, Plane, model
 from tests.helpers import until

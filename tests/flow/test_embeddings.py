@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from breakwater.dialects.rules.embeddings import answer_of
-from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
+from breakwater.local.ports import free_port
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import model
 from tests.helpers import until

@@ -14,9 +14,9 @@ import psutil
 import pytest
 import yaml
 
-from breakwater.embedded.datadir import DataDir
-from breakwater.embedded.process import ProcessSpec
-from breakwater.embedded.stack import plan_stack
+from breakwater.local.datadir import DataDir
+from breakwater.local.process import ProcessSpec
+from breakwater.local.stack import plan_stack
 from tests.helpers import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps a process from reading another")

@@ -20,11 +20,11 @@ from breakwater.alerts.rules.alert_rules import Reminders
 from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.signals import Signal, of_execution, signals_of
 from breakwater.alerts.store import IncidentLog
-from breakwater.embedded.ports import free_port
 from breakwater.kernel.nats.permissions import GRANTS, inbox_prefix, render
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import Plan
+from breakwater.local.ports import free_port
 from breakwater.redaction.rules.redact import RedactionRules, Redactor
 from tests.nats_node import start_nats
 from tests.nodejs import EXAMPLES, node_with

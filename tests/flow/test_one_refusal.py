@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from breakwater.cli.setup import prepare
 from breakwater.config import load_config
-from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.process.settings import Settings
+from breakwater.local.commands.setup import prepare
+from breakwater.local.ports import free_port
 from tests.flow.kit import model, running_plane
 from tests.helpers import ZONE, accepts, until
 from tests.servers import RunningServer

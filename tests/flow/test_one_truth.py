@@ -13,9 +13,9 @@ from urllib.parse import quote
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.clickhouse.client import connect
+from breakwater.local.ports import free_port
 from breakwater.records.migrations import migrate
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import model

@@ -18,13 +18,13 @@ import pytest
 import redis.asyncio as aioredis
 
 from breakwater.cli.doctor_checks import encryption_findings
-from breakwater.cli.plane import PlaneLocation
 from breakwater.config import load_config
-from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.types import NANO_PER_USD
+from breakwater.local.plane import PlaneLocation
+from breakwater.local.ports import free_port
 from breakwater.records.migrations import migrate
 from breakwater.records.schema import TABLES
 from tests.flow.fixtures import StartPlane

@@ -12,8 +12,8 @@ from typing import Any
 
 import aiohttp
 
-from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
+from breakwater.local.ports import free_port
 from tests.docs.markdown import ROOT, blocks
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model

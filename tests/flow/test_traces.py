@@ -9,7 +9,7 @@ import aiohttp
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from breakwater.embedded.ports import free_port
+from breakwater.local.ports import free_port
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import model
 from tests.otlp import collecting

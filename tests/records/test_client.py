@@ -8,9 +8,9 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
-from breakwater.embedded.ports import free_port
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError, RowsRejectedError
+from breakwater.local.ports import free_port
 from breakwater.records import schema
 from tests.records import samples
 from tests.server_sources import PASSWORD, RunningServer

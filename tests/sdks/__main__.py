@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from breakwater.embedded.ports import free_port
+from breakwater.local.ports import free_port
 from tests.environments import install_node, install_python
 from tests.sdks import conformance, programs
 from tests.sdks.strict_proxy import MODELS as STRICT_MODELS
@@ -165,7 +165,7 @@ def plane() -> Generator[Plane]:
         url = f"http://127.0.0.1:{port}"
         models = {model: rules for each in MODELS.values() for model, rules in each.items()}
         script.write_text(json.dumps({"models": {model: {**COMMON, **rules} for model, rules in models.items()}}))
-        module = "breakwater.embedded.provider"
+        module = "breakwater.local.provider"
         simulated = (sys.executable, "-m", module, "--port", str(port), "--script", str(script))
         up = (PROGRAMS / "breakwater", "up", "--data", data, "--config", config)
         with ExitStack() as stack:

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import pytest
 
 from breakwater.config import parse_config
-from breakwater.embedded.ports import free_port
+from breakwater.local.ports import free_port
 from tests.helpers import ServiceProcess, start_service, until
 
 GOOD = "providers: {local: {base_url: http://127.0.0.1:1/v1}}\nagents: {writer: {model: gpt-4.1}}\n"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from breakwater.cli.setup import bus_plan
 from breakwater.config import load_config
-from breakwater.embedded.ports import free_port
 from breakwater.kernel.nats.provision import provision
+from breakwater.local.commands.setup import bus_plan
+from breakwater.local.ports import free_port
 from tests.helpers import ServiceProcess, start_service, until
 from tests.servers import RunningServer
 

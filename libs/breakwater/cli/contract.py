@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from breakwater.cli.plane import JsonOption
 from breakwater.config import Config, parse_config
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import CliError, ExitCode
 from breakwater.kernel.nats.broker import Broker, specification
 from breakwater.kernel.process.settings import Settings
+from breakwater.local.plane import JsonOption
 from breakwater.records.schemas import ABOUT, completed, identified, message_schemas
 from services.request.openapi import document as openapi
 

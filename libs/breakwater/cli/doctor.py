@@ -13,12 +13,12 @@ import typer
 from breakwater.cli import doctor_checks as of
 from breakwater.cli import doctor_nats as of_nats
 from breakwater.cli.doctor_findings import Check, Finding, FindingVerdict
-from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
 from breakwater.config import Config
 from breakwater.kernel.commands import formats, output
 from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.errors import CliError, ExitCode, as_cli_error
 from breakwater.kernel.errors import ConfigError
+from breakwater.local.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
 
 CHECK_TIMEOUT_S = 10.0
 

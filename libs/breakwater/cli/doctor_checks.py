@@ -27,7 +27,6 @@ from breakwater.cli.doctor_findings import (
     judged,
     timed,
 )
-from breakwater.cli.plane import PlaneLocation
 from breakwater.client import ApiError, ApiKeyRefusedError
 from breakwater.config import Config, OpenId, cipher_of, named_secrets, unusable_programs
 from breakwater.jobs.store.workers import Workers
@@ -42,6 +41,7 @@ from breakwater.kernel.security.encryption import key_of_document
 from breakwater.kernel.security.guarded_http import AddressRefusedError, guarded_session
 from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.limits.store.budgets import Budgets
+from breakwater.local.plane import PlaneLocation
 from breakwater.records.log_comparison import last_comparison
 from breakwater.records.migrations import MIGRATIONS, missing
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from breakwater.cli.plane import PlaneLocation
 from breakwater.config import Config
 from breakwater.kernel.commands import formats
+from breakwater.local.plane import PlaneLocation
 
 T = TypeVar("T")
 FindingVerdict = Literal["ok", "warn", "fail"]

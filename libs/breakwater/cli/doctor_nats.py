@@ -15,8 +15,6 @@ from nats.aio.client import Client
 
 from breakwater.alerts.rules.alert_rules import Route
 from breakwater.cli.doctor_findings import SETUP, Finding, Findings, answers, clock, timed
-from breakwater.cli.plane import PlaneLocation
-from breakwater.cli.setup import bus_plan
 from breakwater.config import Alerts, Config
 from breakwater.jobs.store.accepted import RememberedJob, lately_accepted, unclaimed
 from breakwater.kernel.commands import connect, formats
@@ -26,6 +24,8 @@ from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.provision import ConsumerFound, StreamFound, Survey, survey
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.process.settings import Settings
+from breakwater.local.commands.setup import bus_plan
+from breakwater.local.plane import PlaneLocation
 
 READER_RETRY_S = 1.0
 

@@ -15,13 +15,13 @@ from typing import Annotated, Any, TypeVar
 import typer
 import typer.core
 
-from breakwater.cli.plane import ApiKeyOption, DataOption, JsonOption, PlaneLocation, UrlOption
 from breakwater.client import ApiClient, ApiError, ApiRefusedError, ApiUnavailableError, Form, parse
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.errors import CliError, ExitCode, unreachable
 from breakwater.kernel.commands.given import check_sendable
 from breakwater.kernel.commands.output import Column
+from breakwater.local.plane import ApiKeyOption, DataOption, JsonOption, PlaneLocation, UrlOption
 
 ReasonOption = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Reason; it is recorded.")]
 

@@ -15,14 +15,6 @@ import typer
 
 from breakwater.breakers.contract import AgentHealth
 from breakwater.breakers.rules import GUARD_PRESETS
-from breakwater.cli.plane import (
-    DEFAULT_DATA,
-    EDITED_CONFIG_HELP,
-    ConfigOption,
-    DataOption,
-    PlaneLocation,
-    config_to_edit,
-)
 from breakwater.client import ApiError
 from breakwater.client.commands import Api, DefaultListGroup, api_command
 from breakwater.config.commands.init import StartingAgent, with_agent
@@ -33,6 +25,14 @@ from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.errors import CliError, ExitCode, as_cli_error, replacing_file, usage_error
 from breakwater.kernel.commands.formats import breakwater_command, usd
 from breakwater.kernel.formats import money
+from breakwater.local.plane import (
+    DEFAULT_DATA,
+    EDITED_CONFIG_HELP,
+    ConfigOption,
+    DataOption,
+    PlaneLocation,
+    config_to_edit,
+)
 
 if TYPE_CHECKING:
     from breakwater.config import Config

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
 from breakwater.identity.api_keys import create_key, list_keys, revoke_key
 from breakwater.identity.contract import KEY_SCOPES, KeyScope
 from breakwater.identity.rules.callers import ApiKey
@@ -17,6 +16,7 @@ from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import usage_error
 from breakwater.kernel.commands.given import check_no_spaces
 from breakwater.kernel.commands.output import Column
+from breakwater.local.plane import DEFAULT_DATA, DataOption, JsonOption
 
 app = typer.Typer(help="API keys of the HTTP API, and what each may do.", no_args_is_help=True)
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from breakwater.calls.providers.anthropic import AnthropicSettings
 from breakwater.calls.providers.base import Answer, Call
 from breakwater.calls.rules.classify import HttpFailure, NothingSaid, NotSent
-from breakwater.embedded.provider import SimulatedProvider
+from breakwater.local.provider import SimulatedProvider
 from breakwater.prices.rules.usage import Usage
 from tests.calls.providers.kit import KEY, answering, call, failure, perform, saying, settings
 from tests.flow.kit import USAGE, model

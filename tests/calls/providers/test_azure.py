@@ -4,7 +4,7 @@ import pytest
 from aiohttp import web
 
 from breakwater.calls.providers.openai import AzureSettings
-from breakwater.embedded.provider import SimulatedProvider
+from breakwater.local.provider import SimulatedProvider
 from breakwater.prices.rules.usage import Usage
 from tests.calls.providers.kit import KEY, answering, call, perform, settings
 from tests.flow.kit import USAGE, model

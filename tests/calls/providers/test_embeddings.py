@@ -13,7 +13,7 @@ from aiohttp import web
 from breakwater.calls.providers.base import Call
 from breakwater.calls.rules.classify import BrokenAnswer, HttpFailure
 from breakwater.dialects.rules.embeddings import MAX_VECTOR_BYTES, answer_of
-from breakwater.embedded.provider import SimulatedProvider
+from breakwater.local.provider import SimulatedProvider
 from breakwater.prices.rules.usage import Usage
 from tests.calls.providers.kit import KEY, answering, call, failure, perform, saying, settings
 from tests.flow.kit import model

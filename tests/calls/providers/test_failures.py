@@ -28,7 +28,7 @@ from breakwater.calls.providers.failures import (
     transport_failure,
 )
 from breakwater.calls.rules.classify import BrokenAnswer, HttpFailure, TransportFailure, classify
-from breakwater.embedded.ports import free_port
+from breakwater.local.ports import free_port
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 

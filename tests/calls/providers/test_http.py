@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from breakwater.calls.providers.base import CallError
 from breakwater.calls.providers.http import MAX_ANSWER_BYTES
 from breakwater.calls.rules.classify import BrokenAnswer, HttpFailure, NothingSaid, TransportFailure, classify
-from breakwater.embedded.ports import free_port
-from breakwater.embedded.provider import SimulatedProvider
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.secret_refs import SecretRef
+from breakwater.local.ports import free_port
+from breakwater.local.provider import SimulatedProvider
 from breakwater.prices.rules.usage import Usage
 from breakwater.redaction.rules.redact import RedactionRules
 from tests.calls.providers.kit import KEY, KINDS, answering, call, failure, perform, saying, settings, silent

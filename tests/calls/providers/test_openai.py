@@ -9,8 +9,8 @@ from aiohttp import web
 from breakwater.calls.providers.base import Answer, Streaming
 from breakwater.calls.providers.openai import ChatCompletions, OpenAISettings
 from breakwater.calls.rules.classify import BrokenAnswer, HttpFailure, NothingSaid
-from breakwater.embedded.provider import SimulatedProvider
 from breakwater.kernel.security.secret_refs import SecretRef
+from breakwater.local.provider import SimulatedProvider
 from breakwater.prices.rules.usage import Usage
 from tests.calls.providers.kit import KEY, answering, call, failure, perform, saying, settings
 from tests.flow.kit import USAGE, model

@@ -18,8 +18,8 @@ from breakwater.dialects.rules import chat_form
 from breakwater.dialects.rules.chat_chunks import Assembly
 from breakwater.dialects.rules.responses_answer import Asked, output_of
 from breakwater.dialects.rules.responses_stream import ResponseEvents
-from breakwater.embedded.provider import SimulatedProvider
 from breakwater.jobs.contract.job import NativeRequest
+from breakwater.local.provider import SimulatedProvider
 from tests.calls.providers.kit import KEY, answering, call, perform, settings
 from tests.calls.providers.test_streams import Streamed
 from tests.dialects.test_responses_stream import accumulated, by_sdk, result

@@ -19,7 +19,7 @@ from breakwater.calls.providers.process import ProcessSettings
 from breakwater.calls.providers.python import PythonProvider, Reply
 from breakwater.calls.rules.classify import BrokenAnswer, HttpFailure, TransportFailure, classify
 from breakwater.dialects.rules.chat_chunks import Chunk
-from breakwater.embedded.provider import SimulatedProvider
+from breakwater.local.provider import SimulatedProvider
 from breakwater.prices.rules.usage import Usage
 from tests.calls.providers.kit import KEY, KINDS, answering, call, perform, settings
 from tests.flow.kit import model

@@ -13,12 +13,12 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from breakwater.embedded.ports import free_port
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.permissions import GRANTS, STREAMS_ACCOUNT, Grant, inbox_prefix, program, render
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import Plan, consumers
+from breakwater.local.ports import free_port
 from tests.nats_node import start_nats
 
 PLAN = Plan(agents={"writer": 2, "critic": 1}, alert_channels=("ops",))

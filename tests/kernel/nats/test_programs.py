@@ -17,9 +17,6 @@ from nats.errors import NoRespondersError
 from nats.js.errors import APIError, NoStreamResponseError
 
 from breakwater.config import parse_config
-from breakwater.embedded.ports import free_port
-from breakwater.embedded.servers import nats_spec
-from breakwater.embedded.supervisor import Supervisor
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.permissions import (
@@ -44,6 +41,9 @@ from breakwater.kernel.nats.subjects import (
     user_of_job,
 )
 from breakwater.kernel.nats.topology import Plan, worker_consumer
+from breakwater.local.ports import free_port
+from breakwater.local.servers import nats_spec
+from breakwater.local.supervisor import Supervisor
 from tests.helpers import until
 
 PLAN = Plan(agents={"invoice.writer": 1, "support": 1})

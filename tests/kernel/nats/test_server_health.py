@@ -12,14 +12,14 @@ import pytest
 from nats.aio.client import Client
 
 from breakwater.cli.doctor_nats import nats_findings
-from breakwater.cli.plane import PlaneLocation
-from breakwater.embedded.ports import free_port
 from breakwater.kernel.nats.core import unhealthy_servers
 from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.permissions import GRANTS, inbox_prefix, render
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import Plan
+from breakwater.local.plane import PlaneLocation
+from breakwater.local.ports import free_port
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from redis.exceptions import DataError, ResponseError
 
-from breakwater.embedded.ports import free_port
 from breakwater.kernel.redis.connection import Redis, Script, ScriptCall, StateUnavailableError, unavailable
+from breakwater.local.ports import free_port
 from tests.helpers import until
 from tests.servers import RunningServer
 

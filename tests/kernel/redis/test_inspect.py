@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from breakwater.embedded.ports import free_port
-from breakwater.embedded.servers import redis_spec
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.redis.inspect import inspect
+from breakwater.local.ports import free_port
+from breakwater.local.servers import redis_spec
 from tests.helpers import until
 from tests.server_sources import ProcessRunner
 

@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 import pytest
 import trustme
 
-from breakwater.embedded.ports import free_port
-from breakwater.embedded.servers import nats_spec
 from breakwater.kernel.clickhouse import client as analytics
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError
 from breakwater.kernel.commands import connect
@@ -20,6 +18,8 @@ from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.broker import make_broker
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.kernel.security.tls import tls_settings
+from breakwater.local.ports import free_port
+from breakwater.local.servers import nats_spec
 from tests.helpers import accepts
 from tests.server_sources import ProcessRunner
 from tests.servers import RunningServer

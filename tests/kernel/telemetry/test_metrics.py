@@ -26,9 +26,6 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from breakwater.embedded.datadir import DataDir
-from breakwater.embedded.ports import free_port
-from breakwater.embedded.stack import plan_stack
 from breakwater.jobs.contract.events import BudgetEvent
 from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, ErrorKind, Outcome, Result
 from breakwater.kernel.errors import UnavailableError
@@ -51,6 +48,9 @@ from breakwater.kernel.telemetry.metrics import (
     serve,
     show_config,
 )
+from breakwater.local.datadir import DataDir
+from breakwater.local.ports import free_port
+from breakwater.local.stack import plan_stack
 from services.__main__ import NAMES
 from tests.docs.markdown import rows
 from tests.helpers import ServiceProcess, start_service, wait_until
@@ -598,8 +598,8 @@ def test_every_container_serves_its_metrics_inside_its_network_alone() -> None:
 def test_the_command_line_does_not_wait_for_what_it_does_not_need() -> None:
     code = """
 import sys
-import breakwater.cli.main, breakwater.cli.up, breakwater.embedded.stack
-import breakwater.embedded.supervisor, breakwater.embedded.simulation
+import breakwater.cli.main, breakwater.local.commands.up, breakwater.local.stack
+import breakwater.local.supervisor, breakwater.local.simulation
 print([name for name in sys.modules if name.startswith(("prometheus_client", "breakwater.kernel.telemetry.tracing"))])
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -18,15 +18,15 @@ from pydantic import SecretStr
 from standardwebhooks import Webhook
 
 from breakwater.alerts.contract import Alert
-from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, parse_config
-from breakwater.embedded.ports import free_port
 from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.types import Event
+from breakwater.local.commands.setup import bus_plan
+from breakwater.local.ports import free_port
 from services.alerter.app import build
 from services.alerter.clock import Clock
 from tests.helpers import until

@@ -9,9 +9,9 @@ from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.signals import Firing
 from breakwater.alerts.store import IncidentLog
 from breakwater.config import Config
-from breakwater.embedded.ports import free_port
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats.publisher import Publisher
+from breakwater.local.ports import free_port
 from breakwater.records import schema
 from breakwater.records.rows import execution_row
 from breakwater.redaction.rules.redact import RedactionRules, Redactor

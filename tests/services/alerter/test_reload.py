@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, ConfigError
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.process.settings import Settings
+from breakwater.local.commands.setup import bus_plan
 from services.alerter.app import build
 from tests.helpers import until
 from tests.servers import RunningServer

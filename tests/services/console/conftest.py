@@ -19,10 +19,10 @@ import pytest_asyncio
 from yarl import URL
 
 from breakwater.config import parse_config
-from breakwater.embedded.ports import free_port
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.security.encryption import new_key
+from breakwater.local.ports import free_port
 from breakwater.records.migrations import migrate
 from services.console.app import ConsoleService
 from tests.cli.api_stub import KEY, Stub, serving

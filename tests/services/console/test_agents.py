@@ -8,7 +8,6 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from breakwater.breakers.contract import AgentHealth
-from breakwater.embedded.ports import free_port
 from breakwater.health.pages.agent import helped
 from breakwater.health.pages.agents import COLUMNS, AgentRow
 from breakwater.kernel.clickhouse.client import connect
@@ -16,6 +15,7 @@ from breakwater.kernel.http.contract import AgentQueue
 from breakwater.kernel.pages.tables import PageTable, TableUrl
 from breakwater.kernel.pages.time_range import yesterday
 from breakwater.kernel.pages.words import refused_by
+from breakwater.local.ports import free_port
 from breakwater.records.figures import History, RefusalLine, RetryFigures
 from tests.cli.api_stub import Stub, problem
 from tests.services.console.answers import answer, breaker, budget, health, incident, model, queue

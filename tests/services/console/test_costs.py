@@ -21,7 +21,6 @@ from pydantic import SecretStr
 
 from breakwater.client import ApiClient, ApiError
 from breakwater.config import parse_config
-from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.formats import exact_money, money
@@ -30,6 +29,7 @@ from breakwater.kernel.types import nano_from_usd, time_from_ms
 from breakwater.limits.contract import Costs
 from breakwater.limits.rules.budget import period
 from breakwater.limits.rules.ledger import ledger
+from breakwater.local.ports import free_port
 from breakwater.records import schema
 from breakwater.records.rows import budget_row
 from breakwater.records.rules.costs import month_before, month_of

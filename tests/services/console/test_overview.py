@@ -2,8 +2,8 @@
 
 import pytest
 
-from breakwater.embedded.ports import free_port
 from breakwater.kernel.clickhouse.client import connect
+from breakwater.local.ports import free_port
 from tests.cli.api_stub import Stub, problem
 from tests.services.console.answers import answer, breaker, budget, health, incident, queue, service
 from tests.services.console.conftest import Console, visiting

@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 from yarl import URL
 
-from breakwater.embedded.ports import free_port
 from breakwater.identity.pages.sessions import Notice, pack
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.process.settings import Settings
+from breakwater.local.ports import free_port
 from tests.cli.api_stub import KEY, Stub, problem
 from tests.held_connections import held, received
 from tests.services.console.conftest import Console, Page, key_with, running, visiting

@@ -14,7 +14,6 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from breakwater.client import ApiClient
-from breakwater.embedded.ports import free_port
 from breakwater.identity.contract import KeyDetails
 from breakwater.identity.pages.pages import Fetched
 from breakwater.identity.pages.sessions import KnownSession, Session
@@ -24,6 +23,7 @@ from breakwater.jobs.pages import plans as plans_page
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.columns import Column
 from breakwater.kernel.pages.tables import PageTable, TableUrl, csv_text
+from breakwater.local.ports import free_port
 from tests.cli.api_stub import Stub
 from tests.services.console.answers import answer, breaker, health, incident
 from tests.services.console.conftest import Console, Page, key_with, visiting

@@ -29,9 +29,7 @@ from breakwater.alerts.rules.incidents import IncidentRules, decide
 from breakwater.alerts.rules.signals import Firing
 from breakwater.breakers.rules import Breaker, BreakerKey
 from breakwater.breakers.store import Breakers, Saving
-from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, parse_config
-from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.contract.execution import Result
 from breakwater.jobs.contract.job import Job
@@ -44,6 +42,8 @@ from breakwater.kernel.nats.subjects import Header, Stream, decode_token
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
+from breakwater.local.commands.setup import bus_plan
+from breakwater.local.ports import free_port
 from services.request.app import build
 from tests.helpers import FIRST, nats_client, share_event_loop, until
 from tests.server_sources import RunningServer, Servers

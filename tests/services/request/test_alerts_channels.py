@@ -16,9 +16,7 @@ from nats.aio.msg import Msg
 
 from breakwater.alerts.api import alerts
 from breakwater.alerts.contract import Alert, AlertDigest, ChannelTest, HeldBack
-from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
-from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.contract.events import DeadLetter
 from breakwater.kernel.nats import subjects
@@ -28,6 +26,8 @@ from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.types import Event, format_time
+from breakwater.local.commands.setup import bus_plan
+from breakwater.local.ports import free_port
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import ALERTING, LINK_SECRET, HttpApi, publish_alert, running, settings_for

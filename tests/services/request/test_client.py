@@ -14,8 +14,8 @@ import pytest_asyncio
 
 from breakwater.client import ApiRefusedError, ApiUnavailableError, AsyncClient, Client, Job, JobFailedError
 from breakwater.config import load_config
-from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
+from breakwater.local.ports import free_port
 from tests.cli.api_stub import KEY, problem, serving
 from tests.flow.kit import model
 from tests.server_sources import RunningServer, Servers

@@ -13,9 +13,7 @@ import pytest
 import pytest_asyncio
 from nats.js.api import StreamConfig
 
-from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
-from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.api import dead_letters as routes
 from breakwater.jobs.contract.dead_letters import MAX_DEAD_LETTERS
@@ -30,6 +28,8 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.security.encryption import OFF, Cipher, new_key
 from breakwater.kernel.types import format_time
+from breakwater.local.commands.setup import bus_plan
+from breakwater.local.ports import free_port
 from tests.helpers import FIRST
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer

@@ -23,7 +23,6 @@ from breakwater.calls.providers import http_stream
 from breakwater.config import load_config
 from breakwater.dialects.api import streams
 from breakwater.dialects.api.chat import ChatEvents
-from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.api.cancels import Cancels
 from breakwater.jobs.api.results import Waiters
@@ -31,6 +30,7 @@ from breakwater.jobs.contract.execution import AnswerChunks, PendingCancel
 from breakwater.kernel.http import event_stream
 from breakwater.kernel.process import background
 from breakwater.kernel.surrogates import whole_escapes
+from breakwater.local.ports import free_port
 from tests.any_answers import AnyAnswer, any_provider_server
 from tests.flow.kit import model
 from tests.helpers import until

@@ -17,10 +17,10 @@ import yaml
 from yarl import URL
 
 from breakwater.config import parse_config
-from breakwater.embedded.ports import free_port
 from breakwater.identity.contract import PersonRole
 from breakwater.identity.rules.sign_in import SignInFlow
 from breakwater.kernel.redis.connection import Redis
+from breakwater.local.ports import free_port
 from services.request.openapi import document as openapi
 from tests.helpers import until
 from tests.openid_provider import (

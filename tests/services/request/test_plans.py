@@ -12,7 +12,6 @@ import pytest
 import pytest_asyncio
 
 from breakwater.breakers.rules import Breaker
-from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.contract.events import PlanChange
@@ -21,6 +20,7 @@ from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.redis.connection import Redis
+from breakwater.local.commands.setup import bus_plan
 from breakwater.records import rows, schema
 from tests.records import samples
 from tests.server_sources import RunningServer, Servers

@@ -13,8 +13,8 @@ import pytest_asyncio
 from aiohttp import web
 
 from breakwater.config import load_config
-from breakwater.embedded.provider import SimulatedProvider
 from breakwater.identity.api_keys import create_key
+from breakwater.local.provider import SimulatedProvider
 from tests.calls.providers.kit import answering
 from tests.dialects.test_recorded import EXPECTED
 from tests.flow.kit import model

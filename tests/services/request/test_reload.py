@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from breakwater.cli.setup import bus_plan
 from breakwater.config import ConfigError, parse_config
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats.provision import provision
+from breakwater.local.commands.setup import bus_plan
 from services.request.app import build
 from tests.helpers import until
 from tests.servers import RunningServer

@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 
 from breakwater.config import parse_config
-from breakwater.embedded.ports import free_port
 from breakwater.identity.api_keys import create_key, revoke_key
 from breakwater.identity.contract import KeyScope
 from breakwater.identity.store import LASTS_MS, LINK_S, MAX_OF_A_HOLDER, Sessions
 from breakwater.kernel.redis.connection import Redis
+from breakwater.local.ports import free_port
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import GOVERNED, Answer, HttpApi, running
 

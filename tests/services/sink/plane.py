@@ -13,13 +13,13 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 from pydantic import SecretStr
 
-from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.process.settings import Settings
+from breakwater.local.commands.setup import bus_plan
 from services.sink.app import build
 from tests.helpers import FIRST, ServiceProcess, all_acknowledged, nats_client, start_service, until
 from tests.server_sources import RunningServer

@@ -12,11 +12,11 @@ from nats.js.api import ConsumerConfig
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from breakwater.embedded.ports import free_port
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.telemetry.metrics import SinkMetrics
 from breakwater.kernel.types import usd_from_nano
+from breakwater.local.ports import free_port
 from breakwater.records import schema
 from services.sink.app import BATCH_SIZE
 from services.sink.handlers import Sink

@@ -29,9 +29,7 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from breakwater.calls.providers.base import Answer, Call, Provider
-from breakwater.cli.setup import bus_plan
 from breakwater.config import LiveConfig, cipher_of, load_config
-from breakwater.embedded.provider import SimulatedProvider
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.nats.delivery import DelayedQueue, Delivery
 from breakwater.kernel.nats.lookup import Lookup
@@ -41,6 +39,8 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import PARKED_CONSUMER, Plan, worker_consumer
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import Redis
+from breakwater.local.commands.setup import bus_plan
+from breakwater.local.provider import SimulatedProvider
 from services.worker.context import WorkerContext, context_for
 from services.worker.handler import JobHandler
 from services.worker.leases import receive_cancel_requests

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from breakwater.alerts.store import IncidentLog
-from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats import subjects
@@ -20,6 +19,7 @@ from breakwater.kernel.nats.provision import provision, survey
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import Plan, worker_consumer
+from breakwater.local.commands.setup import bus_plan
 from breakwater.records.channels import JOBS
 from breakwater.redaction.rules.redact import Redactor
 from services.worker.consumers import ConsumerWatch

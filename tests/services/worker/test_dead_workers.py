@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from breakwater.cli.doctor_checks import redis_findings
-from breakwater.cli.plane import PlaneLocation
-from breakwater.embedded.ports import free_port
 from breakwater.jobs.rules.workers import LATEST_S
 from breakwater.jobs.store.executions import Claim
 from breakwater.jobs.store.workers import Workers
 from breakwater.kernel.nats.topology import ACK_WAIT_S
 from breakwater.kernel.process import background
+from breakwater.local.plane import PlaneLocation
+from breakwater.local.ports import free_port
 from services.worker.dead_workers import DeadWorkers
 from tests.chaos.network import Link
 from tests.flow.kit import model

@@ -18,10 +18,10 @@ import pytest
 from nats.aio.msg import Msg
 
 from breakwater.calls.providers.base import Answer
-from breakwater.embedded.ports import free_port
 from breakwater.kernel.nats.errors import PublishRefusedError
 from breakwater.kernel.nats.permissions import GRANTS, STREAMS_ACCOUNT, inbox_prefix, program, render
 from breakwater.kernel.security.encryption import new_key
+from breakwater.local.ports import free_port
 from breakwater.prices.rules.usage import Usage
 from services.worker import crashes, handler, parsing
 from tests.flow.kit import model

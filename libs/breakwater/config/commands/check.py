@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import typer
 from pydantic import BaseModel
 
-from breakwater.cli.plane import EDITED_CONFIG_HELP, JsonOption, config_to_edit
 from breakwater.config import Agent, Alerts, Config, load_config
 from breakwater.config.commands.reload import apply_to_servers, require_secrets
 from breakwater.dialects.rules.embeddings import fallback_objection
@@ -24,6 +23,7 @@ from breakwater.kernel.nats.permissions import program, with_variables
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.security.addresses import IpNetwork, refusal
 from breakwater.limits.rules.budget import Caps
+from breakwater.local.plane import EDITED_CONFIG_HELP, JsonOption, config_to_edit
 from breakwater.prices.price_list import long_inputs_cost_more, pricing_of, sells_embeddings, unaffordable
 
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help=EDITED_CONFIG_HELP)]

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import typer
 
-from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import CliError
 from breakwater.kernel.security import encryption
 from breakwater.kernel.security.encryption import DecryptionError
+from breakwater.local.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
 
 app = typer.Typer(help="Keys that encrypt stored texts, and decryption of such texts.", no_args_is_help=True)
 

@@ -22,7 +22,6 @@ from breakwater.breakers.rules import PRESETS
 from breakwater.calls.providers.base import Call, CallError
 from breakwater.calls.providers.failures import http_failure, transport_failure, unreachable_at
 from breakwater.calls.rules.classify import TransportFailure, classify
-from breakwater.cli.plane import JsonOption
 from breakwater.config import Config, parse_config
 from breakwater.config.commands.check import warnings_of_agent
 from breakwater.kernel.commands import formats, output
@@ -31,6 +30,7 @@ from breakwater.kernel.commands.errors import CliError, ExitCode, replacing_file
 from breakwater.kernel.commands.formats import usd
 from breakwater.kernel.formats import money
 from breakwater.limits.rules.guard import GuardRules
+from breakwater.local.plane import JsonOption
 from breakwater.prices.price_list import pricing_of
 
 OPENAI_URL = "https://api.openai.com/v1"

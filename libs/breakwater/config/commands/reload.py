@@ -18,7 +18,6 @@ from typing import Any
 from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.signals import config_applied
 from breakwater.alerts.store import IncidentLog
-from breakwater.cli.setup import prepare
 from breakwater.config import (
     Config,
     ConfigError,
@@ -31,11 +30,6 @@ from breakwater.config import (
     variables_of,
 )
 from breakwater.config.store import Configs
-from breakwater.embedded.datadir import DataDir
-from breakwater.embedded.process import for_service
-from breakwater.embedded.simulation import Simulation
-from breakwater.embedded.stack import Stack, nats_server
-from breakwater.embedded.supervisor import ProcessEvent, Supervisor
 from breakwater.kernel.commands import connect, output
 from breakwater.kernel.commands.errors import CliError
 from breakwater.kernel.nats.errors import BusError
@@ -44,6 +38,12 @@ from breakwater.kernel.process import background
 from breakwater.kernel.process.files import write_private
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.process.settings import Settings
+from breakwater.local.commands.setup import prepare
+from breakwater.local.datadir import DataDir
+from breakwater.local.process import for_service
+from breakwater.local.simulation import Simulation
+from breakwater.local.stack import Stack, nats_server
+from breakwater.local.supervisor import ProcessEvent, Supervisor
 from breakwater.redaction.rules.redact import Redactor
 
 CHECK_EVERY_S = 1.0

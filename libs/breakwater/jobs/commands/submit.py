@@ -13,7 +13,6 @@ from urllib.parse import quote
 
 import typer
 
-from breakwater.cli.plane import PlaneLocation
 from breakwater.client import ApiClient
 from breakwater.client.commands import Api, api_command, api_errors
 from breakwater.jobs.contract.execution import FailureStatistics
@@ -23,6 +22,7 @@ from breakwater.kernel.commands.errors import ExitCode, usage_error
 from breakwater.kernel.commands.given import check_no_spaces, check_sendable, read_file, read_stdin
 from breakwater.kernel.commands.output import Column
 from breakwater.limits.rules.refusals import joined
+from breakwater.local.plane import PlaneLocation
 
 DEFAULT_WAIT_S = 30.0
 LONGEST_WAIT_S = 300.0

@@ -10,7 +10,6 @@ from typing import Any
 from nats.aio.msg import Msg
 from pydantic import ValidationError
 
-from breakwater.cli.plane import PlaneLocation
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ownership import scoped_execution
 from breakwater.kernel.commands import connect
@@ -23,6 +22,7 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.security.encryption import OFF
 from breakwater.kernel.validation import explain
+from breakwater.local.plane import PlaneLocation
 
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.1, 2.0
 """Between two looks for a result; each pause is twice the last one."""

@@ -86,15 +86,15 @@ def show(error: CliError, *, as_json: bool) -> None:
 def as_cli_error(error: BaseException) -> CliError:
     """Turns an error of another package into one that ends a command. Raises an unexpected error again."""
     # Imported only after a failure, so that commands start fast.
-    from breakwater.embedded.datadir import DataDirError
-    from breakwater.embedded.ports import PortInUseError
-    from breakwater.embedded.servers import ServerNotFoundError
-    from breakwater.embedded.supervisor import ProcessFailedError
     from breakwater.identity.api_keys import ApiKeysError
     from breakwater.kernel.clickhouse.errors import AnalyticsError, QueryError
     from breakwater.kernel.errors import ConfigError, UnavailableError
     from breakwater.kernel.nats.errors import BusError
     from breakwater.kernel.security.encryption import DecryptionError
+    from breakwater.local.datadir import DataDirError
+    from breakwater.local.ports import PortInUseError
+    from breakwater.local.servers import ServerNotFoundError
+    from breakwater.local.supervisor import ProcessFailedError
 
     match error:
         case CliError():

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 import typer.core
 
-from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.jobs.contract.execution import Execution, ExecutionSummary
 from breakwater.kernel.columns import Column
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import CliError, usage_error
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.encryption import DecryptionError
+from breakwater.local.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.records.commands.export import Status, export
 from breakwater.records.search import Filters, find_execution, search, search_runs, steps
 from breakwater.records.tree import MAX_LEVELS, MAX_NODES, Subtree, Tree, TreeExecution, TreeNode, execution_tree

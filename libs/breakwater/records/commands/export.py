@@ -13,10 +13,10 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.jobs.contract.execution import Status
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import CliError, replacing_file, unreachable, usage_error
+from breakwater.local.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.records.rows import EXPORT_SETTINGS, ExportedRecords, ExportFormat, export_statement, exported_rows
 
 SILENCE_S = 120.0

@@ -16,13 +16,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.kernel.clickhouse.client import ResultSet
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError
 from breakwater.kernel.commands import connect, output
 from breakwater.kernel.commands.errors import CliError, usage_error
 from breakwater.kernel.commands.given import check_sendable, read_file, read_stdin
 from breakwater.kernel.formats import csv_cell, no_formula
+from breakwater.local.plane import DataOption, JsonOption, PlaneLocation
 
 PEOPLE_READ = 1_000
 """Number of rows in a table where no limit is given."""

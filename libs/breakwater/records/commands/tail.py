@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import typer
 from nats.aio.client import Client
 
-from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.errors import usage_error
@@ -22,6 +21,7 @@ from breakwater.kernel.commands.output import Cell, state
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.lookup import Found, Lookup
 from breakwater.kernel.nats.subjects import Stream, encode_token
+from breakwater.local.plane import DataOption, JsonOption, PlaneLocation
 
 KINDS = ("attempts", "executions", "breakers", "budgets", "guards", "alerts", "progress")
 

@@ -1,0 +1,364 @@
+"""The chdb engine: one data directory, and the threads that statements run on.
+
+Results leave through a pipe (`INTO OUTFILE`): the engine writes any format as its server would, memory stays flat, and
+a slow reader slows the engine instead of filling a buffer. The data of an INSERT is read from a file: chdb's streaming
+insert reports no failure of its commit, as on a full disk.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import re
+import secrets
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryFile
+from types import ModuleType
+from typing import Any, Protocol, TypeVar, cast
+from urllib.parse import quote
+
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.process.files import write_private
+from breakwater.local.clickhouse.access import (
+    MAX_EXECUTION_S,
+    READER_LIMITS,
+    READER_SLOTS,
+    EngineRole,
+    check,
+    source_functions,
+    users_xml,
+)
+from breakwater.local.clickhouse.statements import ClickHouseError, Statement
+from breakwater.local.process import until_readable
+
+T = TypeVar("T")
+
+_PIPE_BYTES = 1 << 20
+_READ_BYTES = 1 << 18
+_KILL_AGAIN_S = 0.02
+_READERS = 24  # results that are produced at the same time
+_WRITERS = 8  # inserts and commands that run at the same time
+_FILES = "_files"  # chdb's own default database shows every file as a table: it gets this name, and is dropped
+_CONFIG = """<clickhouse>
+    <memory_worker_period_ms>1000</memory_worker_period_ms>
+    <merge_tree>
+        <min_free_disk_bytes_to_perform_insert>268435456</min_free_disk_bytes_to_perform_insert>
+    </merge_tree>
+    <storage_configuration>
+        <disks><default><keep_free_space_bytes>134217728</keep_free_space_bytes></default></disks>
+    </storage_configuration>
+</clickhouse>
+"""
+"""Memory is measured once a second: twenty times, as by default, is half of what the engine does when it is idle.
+Inserts are refused, and merges not begun, while there is still some space: a part whose file could not be written to
+its end can't be read again."""
+
+# A server keeps up to a thousand idle threads; here each is memory and three open files.
+_SERVER_SETTINGS = f"max_thread_pool_free_size=32&default_database={_FILES}"
+_CHECKED_AS = "'/dev/fd/0'"  # takes the place of the pipe or file in a text that is checked
+_LONGEST_CACHED = 1 << 14
+_FIGURES = {
+    "read_rows": "storage_rows_read",
+    "read_bytes": "storage_bytes_read",
+    "written_rows": "rows_written",
+    "written_bytes": "bytes_written",
+    "result_rows": "rows_read",
+}
+"""Figures of X-ClickHouse-Summary, with their methods of chdb's result."""
+_PARSED_WITHIN = re.compile(r": In scope SELECT formatQuery.*(?= \([A-Z_]+\)\s*$)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryOptions:
+    """Everything that a statement runs under.
+
+    Attributes:
+        readonly: refuses writes, as GET does.
+        database: the current one; empty for `default`.
+        settings: by name, in the order they came; the engine judges them.
+        parameters: values of `{name:Type}`, in the engine's escaped text form.
+    """
+
+    role: EngineRole
+    readonly: bool
+    database: str
+    settings: dict[str, str]
+    parameters: dict[str, str]
+
+
+class _Handle(Protocol):
+    """The part of chdb's Connection that is used here; the last handle that is closed stops the engine."""
+
+    def query(self, query: bytes, format: str, params: dict[str, str] | None = None) -> Any: ...  # noqa: A002
+    def close(self) -> None: ...
+
+
+def summary(result: Any = None) -> str:
+    """Returns X-ClickHouse-Summary, a JSON object of strings: the figures of chdb's result, or zeros without one."""
+    figures = {name: 0 if result is None else int(getattr(result, method)()) for name, method in _FIGURES.items()}
+    figures |= {"total_rows_to_read": 0, "result_bytes": 0}
+    figures["elapsed_ns"] = 0 if result is None else int(result.elapsed() * 1e9)
+    return json.dumps({name: str(figure) for name, figure in figures.items()}, separators=(",", ":"))
+
+
+def _escaped(text: str, quote: str = "'") -> str:
+    """Returns a text as a SQL literal, or with backticks as an identifier."""
+    return quote + text.replace("\\", "\\\\").replace(quote, "\\" + quote) + quote
+
+
+def _bytes(sql: str) -> bytes:
+    return sql.encode(errors="surrogateescape")  # a literal may hold any bytes
+
+
+def _prepare(handle: _Handle, options: QueryOptions) -> None:
+    statements = [f"SET ROLE {options.role}"]
+
+    def set_(settings: Mapping[str, str]) -> None:
+        statements.append("SET " + ", ".join(f"{name} = {_escaped(value)}" for name, value in settings.items()))
+
+    if options.role is EngineRole.READER:
+        # chdb takes the constraints of the profile, and not its values.
+        limits = {name: str(most) for name, most in READER_LIMITS.items()}
+        # readonly 2: settings may change, this one and the data may not.
+        set_({"profile": "reader", **limits, "max_execution_time": str(MAX_EXECUTION_S), "readonly": "2"})
+    if options.database:
+        statements.append(f"USE {_escaped(options.database, '`')}")
+    if options.readonly and options.role is not EngineRole.READER:  # as a server sets it for GET
+        set_({"readonly": "2"})
+    if options.settings:
+        set_(options.settings)
+    for statement in statements:
+        handle.query(_bytes(statement), "TabSeparated")
+
+
+class DataDirectoryError(BreakwaterError):
+    """The data directory cannot be opened."""
+
+
+class RowStream:
+    """The result of a statement, read as the engine makes it. Close it, read to the end or not."""
+
+    def __init__(self, read_fd: int, outcome: "Future[str]", cancel: Callable[[], None]) -> None:
+        self._fd = read_fd
+        self._outcome = outcome
+        self._cancel = cancel
+
+    async def read(self) -> bytes:
+        """Returns the next bytes; none at the end, be it that of a failure."""
+        while True:
+            try:
+                return os.read(self._fd, _READ_BYTES)
+            except BlockingIOError:
+                await until_readable(self._fd)
+
+    async def outcome(self) -> str:
+        """Waits for the statement's end, and returns its summary.
+
+        Raises:
+            ClickHouseError: it failed, before or after some of its result was read.
+        """
+        return await asyncio.wrap_future(self._outcome)
+
+    def close(self) -> None:
+        """Stops the statement if it still runs, and closes the pipe."""
+        if self._outcome.done():
+            os.close(self._fd)
+        else:
+            self._cancel()  # closes the pipe, too, when the statement has ended
+
+
+class Engine:
+    """chdb on one data directory, which is made when missing. A process has one.
+
+    Raises:
+        DataDirectoryError: the directory cannot be written, or another process uses it.
+    """
+
+    def __init__(self, data: Path) -> None:
+        path = data.resolve()
+        if "?" in str(path):
+            raise DataDirectoryError(f"the data directory {path} has a '?' in its name, which the engine cannot open")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            _make_default_database(path)
+            access = _access(path)
+        except OSError as error:
+            raise DataDirectoryError(f"cannot use the data directory {path}: {error.strerror}") from error
+        # chdb imports pyarrow, and with it numpy, for an output it offers Python callers and we never ask for:
+        # half of the start time and 40 MB. It runs without.
+        sys.modules.setdefault("pyarrow", cast("ModuleType", None))
+        from chdb.state.sqlitelike import connect  # 200 MB that only this process needs
+
+        self._connect = cast("Callable[[str], _Handle]", connect)
+        self._path = str(path)
+        self.temporary = path / "tmp"  # the engine's own, and on the same disk
+        try:
+            # The engine lives as long as one handle is open, and takes its server settings from the first one.
+            self._keeper = self._connect(f"{self._path}?{_SERVER_SETTINGS}{access}")
+            self._parser = self._connect(self._path)
+        except RuntimeError as error:
+            raise DataDirectoryError(f"the engine cannot open the data directory {path}: {error}") from error
+        self._keeper.query(f"DROP DATABASE {_FILES}".encode(), "TabSeparated")
+        facts = self._keeper.query(b"SELECT version(), timezone(), hostName()", "TabSeparated").bytes()
+        self.version, self.timezone, self.host = facts.decode().strip().split("\t")
+        known = self._keeper.query(b"SELECT name FROM system.table_functions", "TabSeparated").bytes()
+        self._sources = source_functions(known.decode().split())
+        self._parser.query(b"SET max_query_size = 1000000000", "TabSeparated")
+        self._parser_lock = threading.Lock()
+        self._cached = lru_cache(1024)(self._parse)
+        # Reads and writes have threads of their own: slow SELECTs, however many, never hold up an insert.
+        self._readers = ThreadPoolExecutor(_READERS, "clickhouse-read")
+        # To chdb all are one user, so it can't limit what the statements of readers take together; their number does.
+        self._limited = ThreadPoolExecutor(READER_SLOTS, "clickhouse-limited")
+        self._writers = ThreadPoolExecutor(_WRITERS, "clickhouse-write")
+        self._cancels = ThreadPoolExecutor(_READERS, "clickhouse-cancel")  # one for each, as one may end slowly
+        self._running: set[Future[Any]] = set()
+
+    @contextmanager
+    def _handle(self) -> Generator[_Handle]:
+        """Opens a handle for one statement. Raises ClickHouseError: opening or using it failed."""
+        try:
+            handle = self._connect(self._path)
+            try:
+                yield handle
+            finally:
+                handle.close()
+        except RuntimeError as error:  # chdb has no class of its own
+            raise ClickHouseError.from_engine(str(error)) from error
+
+    def canonical(self, sql: str) -> str:
+        """Returns a statement as the engine parses and writes it: without comments, and with straight quotes only.
+
+        Raises:
+            ClickHouseError: it is no statement, or more than one.
+        """
+        return (self._cached if len(sql) < _LONGEST_CACHED else self._parse)(sql)
+
+    def _parse(self, sql: str) -> str:
+        try:
+            with self._parser_lock:
+                parsed = self._parser.query(_bytes(f"SELECT formatQuery({_escaped(sql)})"), "RawBLOB").bytes()
+        except RuntimeError as error:
+            refused = ClickHouseError.from_engine(str(error))
+            raise ClickHouseError(refused.code, _PARSED_WITHIN.sub("", refused.text)) from error
+        return parsed.decode(errors="surrogateescape")
+
+    def _run(self, statement: Statement, options: QueryOptions, file: str) -> Any:
+        """Runs a statement with the literal of its file, if the role may. Raises ClickHouseError."""
+        checked = statement.text(_CHECKED_AS)
+        check(self.canonical(checked), options.role, self._sources, _CHECKED_AS if statement.after else None)
+        with self._handle() as handle:
+            _prepare(handle, options)
+            return handle.query(_bytes(statement.text(file)), statement.format, params=options.parameters)
+
+    def rows(self, statement: Statement, options: QueryOptions) -> RowStream:
+        """Starts a statement that has a result, and returns that as a stream."""
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(read_fd, False)
+        if hasattr(fcntl, "F_SETPIPE_SZ"):
+            with suppress(PermissionError):  # above the system's limit for users: the default size works too
+                fcntl.fcntl(read_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        mark = secrets.token_hex(8)
+
+        def run() -> str:
+            try:
+                return summary(self._run(statement, options, f"'/dev/fd/{write_fd}' /* statement {mark} */"))
+            finally:
+                os.close(write_fd)
+
+        started = self._submit(self._limited if options.role is EngineRole.READER else self._readers, run)
+
+        def cancel() -> None:
+            if started.cancel():
+                os.close(write_fd)
+                os.close(read_fd)
+            else:
+                self._cancels.submit(self._end, mark, started, read_fd)
+
+        return RowStream(read_fd, started, cancel)
+
+    def _end(self, mark: str, running: "Future[str]", read_fd: int) -> None:
+        """Ends a statement whose reader has left, and then closes its pipe.
+
+        A statement that is still being parsed is not found, so the kill is repeated until the statement has ended; and
+        it would wait for ever for a reader to open the pipe, or to empty it, if the pipe were closed before.
+        """
+        # The mark is cut in two: a KILL whose own text held it would find itself.
+        kill = f"KILL QUERY WHERE position(query, concat('statement ', '{mark}')) > 0 ASYNC".encode()
+        try:
+            while not running.done():
+                with self._handle() as handle:
+                    handle.query(kill, "TabSeparated")
+                with suppress(BlockingIOError):
+                    os.read(read_fd, _PIPE_BYTES)
+                wait([running], timeout=_KILL_AGAIN_S)
+        finally:
+            os.close(read_fd)
+
+    async def execute(self, statement: Statement, options: QueryOptions, data: Iterator[bytes]) -> tuple[bytes, str]:
+        """Runs an INSERT or a command, whose result is short if there is one.
+
+        Args:
+            statement: from `read_statement`.
+            options: of the request.
+            data: for an INSERT; read on a thread, so it may block and raise.
+
+        Returns:
+            The answer, mostly empty, and the summary.
+
+        Raises:
+            ClickHouseError: it failed. Blocks that were already written stay, as in a server.
+        """
+
+        def run() -> tuple[bytes, str]:
+            with TemporaryFile(dir=self.temporary) as file:
+                file.writelines(data if statement.after else ())
+                file.seek(0)
+                result = self._run(statement, options, f"'/dev/fd/{file.fileno()}'")
+                return result.bytes() or b"", summary(result)
+
+        return await asyncio.wrap_future(self._submit(self._writers, run))
+
+    def _submit(self, pool: ThreadPoolExecutor, run: Callable[[], T]) -> "Future[T]":
+        started = pool.submit(run)
+        self._running.add(started)
+        started.add_done_callback(self._running.discard)
+        return started
+
+    def close(self, grace_s: float) -> bool:
+        """Stops the engine, once running statements have ended or `grace_s` is over.
+
+        Returns:
+            False if a statement still runs, which only the end of the process stops.
+        """
+        still = wait(set(self._running), timeout=grace_s).not_done
+        for pool in (self._readers, self._limited, self._writers, self._cancels):
+            pool.shutdown(wait=not still, cancel_futures=True)
+        self._parser.close()
+        self._keeper.close()
+        return not still
+
+
+def _make_default_database(data: Path) -> None:
+    """Creates the database `default` as on a server: a session begins in it, so no session can create it."""
+    metadata = data / "metadata"
+    if not any((metadata / name).is_symlink() or (metadata / name).exists() for name in ("default", "default.sql")):
+        metadata.mkdir(mode=0o700, exist_ok=True)
+        write_private(metadata / "default.sql", f"ATTACH DATABASE _ UUID '{uuid.uuid4()}'\nENGINE = Atomic\n")
+
+
+def _access(data: Path) -> str:
+    """Writes the engine's configuration, and returns its files as arguments of the first handle."""
+    folder = data / "access"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    write_private(folder / "config.xml", _CONFIG)
+    write_private(folder / "users.xml", users_xml())
+    return f"&config-file={quote(str(folder / 'config.xml'))}&users_config={quote(str(folder / 'users.xml'))}"

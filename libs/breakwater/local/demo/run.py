@@ -1,0 +1,287 @@
+"""The course of the demo: a fresh stack, the load, settling, and the report."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import secrets
+import shlex
+import signal
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import aiohttp
+import nats.errors
+import yaml
+from aiohttp import web
+from nats.aio.client import Client
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from breakwater.alerts.contract import Alert
+from breakwater.client import ApiError, AsyncClient, JobFailedError
+from breakwater.config import load_config
+from breakwater.jobs.contract.job import Job
+from breakwater.kernel.commands import connect, formats, output
+from breakwater.kernel.commands.errors import unreachable
+from breakwater.kernel.nats.provision import survey
+from breakwater.kernel.nats.topology import Plan
+from breakwater.kernel.process.files import write_private
+from breakwater.limits.rules.budget import periods_since
+from breakwater.limits.store.budget_counters import BudgetCounters
+from breakwater.local.commands.console import sign_in_link
+from breakwater.local.commands.setup import bus_plan
+from breakwater.local.commands.up import start_stack
+from breakwater.local.datadir import DataDir, Endpoints
+from breakwater.local.demo import report, scenario
+from breakwater.local.demo.reconciliation import ProviderCall, compare
+from breakwater.local.demo.report import Delivered, DemoCheck, DemoReport, DemoRun
+from breakwater.local.ports import free_port
+from breakwater.local.simulation import SCRIPT, provider_process
+from breakwater.local.stack import Stack, plan_stack
+from breakwater.local.supervisor import ProcessEvent, Supervisor
+
+CONFIG = "breakwater.yaml"
+IN_FLIGHT = 32
+DEADLINE_S = 120.0
+SETTLE_S = 20.0
+CHECK_EVERY_S = 0.25
+LINE_EVERY_S = 2.0
+
+
+async def run_demo(
+    data: DataDir, lock: int, *, jobs: int, seed: int, as_json: bool, stays: bool
+) -> DemoReport | signal.Signals:
+    """Runs the demo in a data directory, prints the report, and stops everything it started.
+
+    Args:
+        data: a fresh data directory.
+        lock: the descriptor of its lock.
+        jobs: how many there are.
+        seed: the same seed gives the same jobs and the same answers.
+        as_json: prints the report as JSON, and nothing else.
+        stays: keeps everything running after the report, until a signal.
+
+    Returns:
+        The report, or the signal that ended the demo before it.
+
+    Raises:
+        ProcessFailedError: a part of the stack did not come up.
+        CliError: a part of it does not answer.
+    """
+    demo = DemoRun(scenario.plan_load(jobs, seed))
+    stopping, reported = False, list[DemoReport]()
+
+    def on_event(event: ProcessEvent) -> None:
+        nonlocal stopping
+        if event.kind == "ready" and event.restarts == 0:
+            demo.ready.append(event.name)
+        elif event.kind == "stopping" and not stopping:
+            stopping = True
+            output.note("stopping the local stack ...")
+        elif event.kind == "exited":
+            log = data.logs / f"{event.name}.log"
+            output.note(f"{event.name} ended unexpectedly and is started again; its log is {log}", "yellow")
+
+    supervisor = Supervisor(on_event=on_event, inherit=[lock], stop_s=12.0, fork=True)
+
+    def line() -> str:
+        return f"{demo.elapsed_s:4.0f} s  {demo.words()}"
+
+    async def play() -> DemoReport:
+        async with AsyncExitStack() as running:
+            async with nullcontext() if as_json else connect.progress(line, lines_every_s=LINE_EVERY_S):
+                found, stack = await running.enter_async_context(_played(data, supervisor, demo, seed))
+            reported.append(found)
+            # Printed before the stack is stopped, which takes a moment.
+            if as_json:
+                output.json_document(found.document())
+            else:
+                report.show(found)
+            if stays:
+                await _show_console(demo, stack)
+                await asyncio.Event().wait()
+        return found
+
+    if not as_json:
+        report.announce(jobs)
+    try:
+        ended = await supervisor.run(play)
+        return reported[0] if reported else ended
+    finally:
+        data.remove_endpoints()
+
+
+async def _show_console(demo: DemoRun, stack: Stack) -> None:
+    """Prints where to look at what happened, in the time in which it did."""
+    assert demo.load_began_at is not None
+    span = (f"{at:%Y-%m-%dT%H:%M:%SZ}" for at in (demo.load_began_at, datetime.now(UTC) + timedelta(seconds=1)))
+    link = await sign_in_link(stack.endpoints, "/?from={}&to={}".format(*span))
+    where = shlex.quote(str(stack.endpoints.data_dir))
+    output.styled("\nThe stack goes on running. See in the console what happened; this link signs in once:")
+    output.styled(("  " + link, "bold"))
+    output.styled((f"  `{formats.breakwater_command()} console --data {where}` prints another link.", "dim"))
+    output.styled(("  Ctrl-C stops everything.", "dim"))
+
+
+@asynccontextmanager
+async def _played(
+    data: DataDir, supervisor: Supervisor, demo: DemoRun, seed: int
+) -> AsyncGenerator[tuple[DemoReport, Stack]]:
+    """Everything from the first process to the report; the provider and the receiver of alerts run with the block."""
+    port, jobs = free_port(), len(demo.planned)
+    secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
+    write_private(data.secret_file("webhook"), secret)
+    async with (
+        receiving(secret, demo.delivered) as receiver_url,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}", raise_for_status=True) as provider,
+    ):
+        key, _ = data.secret("provider-key"), data.secret("wrong-key")
+        directory = data.secret_file("provider-key").parent
+        config = scenario.config(f"http://127.0.0.1:{port}/v1", receiver_url, directory, jobs)
+        write_private(data.path / CONFIG, yaml.safe_dump(config, sort_keys=False))
+        write_private(data.path / SCRIPT, json.dumps(scenario.provider_script(config, jobs, seed, key)))
+        stack = plan_stack(data, data.path / CONFIG, environment={}, http_port=free_port(), console_port=free_port())
+        await start_stack(supervisor, data, stack, also=[provider_process(data, port, data.path / SCRIPT)])
+        try:
+            async with provider.post("/_sim/start"):
+                demo.phase, demo.load_began_at = "running", datetime.now(UTC)
+            await _submit_all(demo, stack.endpoints)
+            demo.phase = "settling"
+            found = await _report(demo, stack, provider)
+        except aiohttp.ClientError as error:
+            raise unreachable(f"the simulated provider does not answer: {error}") from error
+        yield found, stack
+
+
+@asynccontextmanager
+async def receiving(secret: str, delivered: Delivered) -> AsyncGenerator[str]:
+    """A receiver of alerts, as a user would write one: it checks every signature with the Standard Webhooks package.
+
+    Listens on a free port of loopback while the block runs; yields the URL to post to.
+    """
+    webhook = Webhook(secret)
+
+    async def receive(request: web.Request) -> web.Response:
+        try:
+            event = webhook.verify(await request.read(), dict(request.headers))
+        except WebhookVerificationError as error:
+            delivered.refused += 1
+            return web.Response(status=401, text=str(error))
+        alert = Alert.model_validate(event["data"])
+        if any(alert.alert_id == known.alert_id for known in delivered.alerts):
+            delivered.repeated += 1
+        else:
+            delivered.alerts.append(alert)
+        return web.Response(status=204)
+
+    app = web.Application()
+    app.router.add_post("/alerts", receive)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/alerts"
+    finally:
+        await runner.cleanup()
+
+
+async def _submit_all(run: DemoRun, endpoints: Endpoints) -> None:
+    """Submits each job when its time has come, over HTTP or NATS, and waits for all results."""
+    slots = asyncio.Semaphore(IN_FLIGHT)
+
+    async def submit(job: Job) -> None:
+        try:
+            if job.metadata["way"] == "nats":
+                await _run_over_nats(bus, job)
+            else:
+                with suppress(JobFailedError):
+                    await http.run(job, timeout_s=DEADLINE_S)
+            run.results += 1
+        except (ApiError, TimeoutError, nats.errors.Error) as error:
+            run.failed[str(job.job_id)] = str(error) or type(error).__name__
+        finally:
+            slots.release()
+
+    api_key = endpoints.api_key_file.read_text(encoding="utf-8").strip()
+    async with (
+        AsyncClient(endpoints.request_url, api_key) as http,
+        connect.bus(endpoints.nats_url, reconnects=True) as bus,
+    ):
+        begun = time.monotonic()
+        try:
+            async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as submitting:
+                for at_s, job in run.planned:
+                    await asyncio.sleep(max(0.0, begun + at_s - time.monotonic()))
+                    await slots.acquire()
+                    submitting.create_task(submit(job))
+        except TimeoutError:
+            run.failed["load"] = f"was not done within {DEADLINE_S:g} s"
+
+
+async def _run_over_nats(client: Client, job: Job) -> None:
+    """Submits a job as programs of any language do; its result comes to the inbox that the job names."""
+    inbox = client.new_inbox()
+    body = job.model_copy(update={"reply_to": inbox}).model_dump_json(exclude_unset=True)
+    headers = {"Nats-Msg-Id": str(job.job_id)}
+    results = await client.subscribe(inbox)
+    try:
+        await client.jetstream(timeout=10).publish(f"bw.jobs.{job.agent}", body.encode(), headers=headers)
+        await results.next_msg(timeout=DEADLINE_S)
+    finally:
+        await results.unsubscribe()  # the server allows a connection only so many
+
+
+async def _report(demo: DemoRun, stack: Stack, provider: aiohttp.ClientSession) -> DemoReport:
+    """Waits until all has settled, reads what was stored, and compares."""
+    config = load_config(stack.endpoints.config_file)
+    zone = config.budgets.zone
+    async with (
+        connect.analytics(stack.endpoints.clickhouse_url) as analytics,
+        connect.state(stack.endpoints.redis_url) as redis,
+    ):
+        left = await _unsettled(stack.setup.nats_url.get_secret_value(), bus_plan(config), provider)
+        stored = await report.read_stored(analytics)
+        # A run across midnight has two days.
+        days = [one for one in periods_since(demo.began_at, datetime.now(UTC), zone) if one.window == "daily"]
+        redis_now = await BudgetCounters(redis, zone).snapshot(days)
+        ledger = await _ledger(provider)
+    calls = [ProviderCall(call["client_request_id"], call["model"], call["cost_nano"]) for call in ledger["calls"]]
+    found = report.checks(demo, stored, config.agents["small-budget"].budget.daily_usd or 0)
+    return DemoReport(
+        jobs=len(demo.planned),
+        seconds=demo.elapsed_s,
+        stored=stored,
+        alerts=tuple(demo.delivered.alerts),
+        comparison=compare(calls, redis_now.figures, redis_now.reserved, stored.attempts, zone),
+        checks=(DemoCheck("all settled", False, "; ".join(left)), *found) if left else found,
+    )
+
+
+async def _unsettled(nats_url: str, plan: Plan, provider: aiohttp.ClientSession) -> list[str]:
+    """Waits until nothing is on its way, seen so twice in a row; returns what still was at the deadline, in words.
+
+    Once is not enough: what has left one place may reach the next one just after that was looked at.
+    """
+    deadline, calm = time.monotonic() + SETTLE_S, 0
+    async with connect.bus(nats_url) as bus:
+        while True:
+            left = [
+                f"{one.name}: {one.waiting} waiting, {one.in_progress} in progress"
+                for one in (await survey(bus, plan)).consumers
+                if (one.waiting, one.in_progress) != (0, 0)
+            ]
+            if open_calls := (await _ledger(provider))["totals"]["in_progress"]:
+                left.append(f"provider: {open_calls} calls in progress")
+            calm = 0 if left else calm + 1
+            if calm == 2 or time.monotonic() > deadline:
+                return left
+            await asyncio.sleep(CHECK_EVERY_S)
+
+
+async def _ledger(provider: aiohttp.ClientSession) -> Any:
+    async with provider.get("/_sim/ledger?calls=1") as answer:
+        return await answer.json()

@@ -1,0 +1,223 @@
+"""The plan of a local stack: every process of it, and the servers that are given instead of started."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pydantic import SecretStr
+
+from breakwater.config import Config, parse_config, read_config, variables_of
+from breakwater.kernel.nats.permissions import GRANTS, program
+from breakwater.kernel.process.files import write_private
+from breakwater.kernel.process.settings import Settings
+from breakwater.local.datadir import DataDir, Endpoints
+from breakwater.local.ports import LOOPBACK, Probe, free_port, http_ready, standard_port
+from breakwater.local.process import ProcessSpec, for_service
+from breakwater.local.servers import clickhouse_spec, nats_spec, redis_spec
+
+HTTP_PORT, CONSOLE_PORT = 8080, 8081
+IN_FORCE = "config-in-force.yaml"
+"""The config that the services read: a copy of the last one that was checked and that the servers are prepared for."""
+
+PLANE_KEY = "plane-key"
+"""The secret that a stack encrypts the texts of private agents with, unless it is given one."""
+
+SERVERS = ("nats", "redis", "clickhouse")
+SERVICES = {
+    "worker": ("nats_url", "redis_url", "plane_key"),
+    "breaker": ("nats_url", "redis_url"),
+    "budget": ("nats_url", "redis_url", "clickhouse_url"),
+    "alerter": ("nats_url", "clickhouse_url"),
+    "sink": ("nats_url", "clickhouse_url"),
+    "request": ("nats_url", "redis_url", "clickhouse_url", "plane_key", "api_keys_file", "http_host", "http_port"),
+    "console": ("clickhouse_url", "console_host", "console_port", "request_url"),
+}
+"""Settings of the stack for each service, in addition to those for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A stack that is decided and not yet started.
+
+    Attributes:
+        servers: processes to start first, in this order; servers that were given by their URLs are not among them.
+        services: processes to start when the servers are prepared.
+        setup: settings of the process that prepares the servers.
+        endpoints: addresses, for programs.
+        given: names of the servers that were given.
+        nats_port: of the NATS that is started; 0 where one is given.
+    """
+
+    servers: tuple[ProcessSpec, ...]
+    services: tuple[ProcessSpec, ...]
+    setup: Settings
+    endpoints: Endpoints
+    given: tuple[str, ...]
+    nats_port: int
+
+
+def plan_stack(
+    data: DataDir,
+    config_file: Path,
+    *,
+    workers: int = 1,
+    environment: Mapping[str, str],
+    http_port: int | None = None,
+    console_port: int | None = None,
+) -> Stack:
+    """Chooses ports, makes secrets, copies the config, and lists the processes. Starts nothing.
+
+    All services read the copy: one that is started again has the config that the others have and that the servers were
+    prepared for, even if the file has changed by then.
+
+    Args:
+        data: the data directory; it must be locked by the caller.
+        config_file: the config to copy.
+        workers: number of worker processes.
+        environment: `BREAKWATER_NATS_URL`, `BREAKWATER_REDIS_URL` and `BREAKWATER_CLICKHOUSE_URL` in it may name
+            servers that run already. Each service gets the variables that it needs (`for_service`).
+        http_port: of the API; the standard port or a free one when None.
+        console_port: of the console, likewise.
+
+    Raises:
+        PortInUseError: `http_port` or `console_port` is in use.
+        ConfigError: the config can't be read, or is wrong.
+    """
+    text = read_config(config_file)
+    config = parse_config(text, source=str(config_file))
+    write_private(data.path / IN_FORCE, text)
+    http_port = free_port(http_port) if http_port else standard_port(HTTP_PORT)
+    console_port = free_port(console_port) if console_port else standard_port(CONSOLE_PORT)
+
+    given = {name: url for name in SERVERS if (url := environment.get(f"BREAKWATER_{name.upper()}_URL"))}
+    worker_names = [f"worker-{number}" for number in range(1, workers + 1)] if workers > 1 else ["worker"]
+    processes = [(process, name) for name in SERVICES for process in (worker_names if name == "worker" else [name])]
+    ports = _ports(data, [*(name for name in SERVERS if name not in given), *(process for process, _ in processes)])
+
+    def nats_for(user: str) -> str:
+        return given.get("nats") or f"nats://{user}:{data.secret(f'nats-{user}')}@{LOOPBACK}:{ports['nats']}"
+
+    def clickhouse_for(user: str, secret: str) -> str:
+        address = f"{LOOPBACK}:{ports.get('clickhouse')}/breakwater"
+        return given.get("clickhouse") or f"http://{user}:{data.secret(secret)}@{address}"
+
+    redis_url = given.get("redis") or f"redis://:{data.secret('redis')}@{LOOPBACK}:{ports['redis']}/0"
+    reader_url = clickhouse_for("reader", "clickhouse-reader")
+    settings: dict[str, Any] = {
+        "config": data.path / IN_FORCE,
+        "redis_url": redis_url,
+        "clickhouse_url": clickhouse_for("breakwater", "clickhouse"),
+        "http_host": LOOPBACK,
+        "http_port": http_port,
+        "console_host": LOOPBACK,
+        "console_port": console_port,
+        "request_url": f"http://{LOOPBACK}:{http_port}",
+        "api_keys_file": data.path / "api_keys.json",
+        "plane_key": environment.get("BREAKWATER_PLANE_KEY") or data.secret(PLANE_KEY),
+    }
+    answers = {"request": (http_port, "/readyz"), "console": (console_port, "/healthz")}
+
+    def service_spec(process: str, name: str) -> ProcessSpec:
+        alive = data.path / "alive" / process
+        own = {
+            **settings,
+            **({} if name == "console" else {"nats_url": nats_for(name)}),
+            **({"clickhouse_url": reader_url} if name in {"alerter", "console"} else {}),
+            "metrics_host": LOOPBACK,
+            "metrics_port": ports[process],
+            "alive_file": alive,
+        }
+        needed = ("config", "metrics_host", "metrics_port", "alive_file", *SERVICES[name])
+        return ProcessSpec(
+            name=process,
+            argv=(sys.executable, "-m", "services", name),
+            log_file=data.logs / f"{process}.log",
+            ready=http_ready(LOOPBACK, *answers[name]) if name in answers else _touched_since(alive, time.time()),
+            env=for_service(environment, variables_of(config, name))
+            | {f"BREAKWATER_{setting.upper()}": str(own[setting]) for setting in needed},
+            # A worker lets its calls finish; the config bounds for how long.
+            stop_timeout_s=9.0 if name in {"worker", "request"} else 5.0,
+            ready_timeout_s=60.0,
+            service=name,
+        )
+
+    servers: list[ProcessSpec] = []
+    if "nats" not in given:
+        servers.append(nats_server(data, ports["nats"], config))
+    if "redis" not in given:
+        servers.append(redis_spec(data.path, ports["redis"], data.secret("redis")))
+    if "clickhouse" not in given:
+        passwords = data.secret_file("clickhouse"), data.secret_file("clickhouse-reader")
+        servers.append(clickhouse_spec(data.path, ports["clickhouse"], "breakwater", *passwords))
+    nats_url = nats_for("client")
+    nats = urlsplit(nats_url)
+    endpoints = Endpoints(
+        request_url=settings["request_url"],
+        console_url=f"http://{LOOPBACK}:{console_port}",
+        nats_url=nats_url,
+        nats_server=f"{nats.scheme}://{nats.netloc.rpartition('@')[2]}",
+        nats_user=nats.username and unquote(nats.username),
+        nats_password=nats.password and unquote(nats.password),
+        redis_url=redis_url,
+        clickhouse_url=reader_url,
+        api_key_file=data.secret_file("api-key"),
+        config_file=config_file.absolute(),
+        data_dir=data.path,
+        metrics={process: f"http://{LOOPBACK}:{ports[process]}/metrics" for process, _ in processes},
+        pid=os.getpid(),
+        started_at=datetime.now(UTC),
+    )
+    return Stack(
+        servers=tuple(servers),
+        services=tuple(service_spec(process, name) for process, name in processes),
+        setup=Settings(**settings, nats_url=SecretStr(nats_for("setup"))),
+        endpoints=endpoints,
+        given=tuple(given),
+        nats_port=ports.get("nats", 0),
+    )
+
+
+def nats_server(data: DataDir, port: int, config: Config) -> ProcessSpec:
+    """Writes the config of NATS, with the users of a config, and returns the server's process."""
+    programs = [program(name, one.agents) for name, one in config.programs.items()]
+    passwords = {grant.user: data.secret(f"nats-{grant.user}") for grant in (*GRANTS, *programs)}
+    return nats_spec(data.path, port, passwords, programs)
+
+
+def _ports(data: DataDir, names: Sequence[str]) -> dict[str, int]:
+    """Takes the ports of the last run, which programs may know; free ones where there was none, or they are taken."""
+    file = data.path / "ports.json"
+    last: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
+    ports = {name: standard_port(last.get(name, 0)) for name in names}
+    write_private(file, json.dumps(last | ports))
+    return ports
+
+
+def _touched_since(file: Path, planned_at: float) -> Probe:
+    """Probes a service without a port: it touches its alive file while it is connected and its loop runs.
+
+    The time is compared with the last answer, so that after a restart the file of the run before does not count.
+    """
+    seen = planned_at
+
+    async def probe() -> bool:
+        nonlocal seen
+        try:
+            touched = file.stat().st_mtime  # noqa: ASYNC240  one look at a local file
+        except FileNotFoundError:
+            return False
+        if touched <= seen:
+            return False
+        seen = touched
+        return True
+
+    return probe
