@@ -49,9 +49,9 @@ from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.rules.guard import Trip
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.tasks import TaskKey, Tripped
+from services.worker.admission import Admitted, admit
 from services.worker.attempts import request_for
 from services.worker.context import WorkerContext, context_for
-from services.worker.gates import Admitted, admit
 from tests.server_sources import embedded_servers
 
 CONFIG = """

@@ -19,11 +19,11 @@ from breakwater.kernel.process import background
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.records import channels
+from services.worker.admission import GATES
 from services.worker.config_versions import ConfigVersions, ProviderPool
 from services.worker.consumers import ConsumerWatch
 from services.worker.context import context_for
 from services.worker.dead_workers import DeadWorkers
-from services.worker.gates import GATES
 from services.worker.leases import receive_cancel_requests
 
 

@@ -45,10 +45,10 @@ from breakwater.prices.rules.price import (
     size_of_added,
     worst_input_tokens,
 )
+from services.worker.admission import ALL_GATES, GATES, Admitted, Gates, admit, check
 from services.worker.call import Ended, answered, attempt_of, call, record
 from services.worker.conclude import cancelled, stopped
 from services.worker.context import WorkerContext
-from services.worker.gates import ALL_GATES, GATES, Admitted, Gates, admit, check
 from services.worker.leases import JobCancelledError
 from services.worker.progress import ProgressReporter
 from services.worker.recovery import classification_of, recover

@@ -22,10 +22,10 @@ from breakwater.dialects.rules.embeddings import (
 )
 from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.jobs.contract.job import NativeRequest
+from services.worker.admission import Gates
 from services.worker.attempts import Attempts
 from services.worker.context import WorkerContext
 from services.worker.embeddings_cache import keys_of
-from services.worker.gates import Gates
 from services.worker.progress import ProgressReporter
 from services.worker.recovery import recover
 from services.worker.response_cache import best_effort

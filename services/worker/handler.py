@@ -32,6 +32,7 @@ from breakwater.limits.gate.task import count_job, task_of_parent
 from breakwater.limits.rules.job_rules import JobRules
 from breakwater.limits.rules.ledger import cost_tags
 from services.worker import crashes
+from services.worker.admission import ALL_GATES, gates_of
 from services.worker.attempts import Attempts, dry_run
 from services.worker.call import recorded_attempt
 from services.worker.conclude import answer_known, cancelled, conclude, end_without_run, finish, refuse_id
@@ -40,7 +41,6 @@ from services.worker.crashes import CrashedEachTimeError, Crashes
 from services.worker.dependencies import Dependencies
 from services.worker.embeddings_batches import EmbeddingsBatches
 from services.worker.embeddings_cache import EmbeddingsCache
-from services.worker.gates import ALL_GATES, gates_of
 from services.worker.leases import ClaimLease, JobCancelledError
 from services.worker.parsing import JobDelivery, program_of, read_job
 from services.worker.plans import reach_stage

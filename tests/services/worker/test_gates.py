@@ -31,9 +31,9 @@ from breakwater.limits.gate.rate_limit import RateLimitGate
 from breakwater.limits.rules.guard import Trip
 from breakwater.limits.store.rate_limits import Limited
 from breakwater.limits.store.tasks import TaskKey
+from services.worker.admission import GATES, Admitted, admit, check, gates_of
 from services.worker.attempts import request_for
 from services.worker.context import context_for
-from services.worker.gates import GATES, Admitted, admit, check, gates_of
 from tests.servers import RunningServer
 
 CONFIG = """
