@@ -12,12 +12,12 @@ import structlog
 from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules.anomaly import Baseline, Place, signals, turned_off, unwatched
 from breakwater.alerts.rules.signals import Signal
-from breakwater.analytics.anomalies import GRACE, baselines, latest_minutes
 from breakwater.config import Alerts
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.process.outage import Outage
+from breakwater.records.anomalies import GRACE, baselines, latest_minutes
 from services.alerter.bus import IncidentRecorder
 
 MINUTE_S = 60.0

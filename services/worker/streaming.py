@@ -270,7 +270,7 @@ class AttemptStream:
     Attributes:
         streaming: the receiver that the provider gets.
         flight: the attempt, with the timing and the size of its answer.
-        author: what the answer is signed with, see `dialects.rules.provider_state`; None for an answer in its client's API.
+        author: what the answer is signed with (`dialects.rules.provider_state`); None in an answer of its client's API.
     """
 
     def __init__(

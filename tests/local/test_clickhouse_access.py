@@ -16,7 +16,6 @@ import pytest
 from testcontainers.core.container import DockerContainer
 
 from breakwater.alerts.rules.alert_rules import AnomalyRules
-from breakwater.analytics.anomalies import baselines, latest_minutes
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.clickhouse.errors import QueryError
 from breakwater.local.clickhouse.access import (
@@ -31,6 +30,7 @@ from breakwater.local.clickhouse.access import (
 )
 from breakwater.local.clickhouse.statements import ClickHouseError
 from breakwater.local.ports import free_port, http_ready
+from breakwater.records.anomalies import baselines, latest_minutes
 from breakwater.records.migrations import migrate
 from breakwater.records.rows import execution_row
 from breakwater.records.schema import ATTEMPTS, EXECUTIONS

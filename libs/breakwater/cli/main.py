@@ -16,42 +16,65 @@ from breakwater.kernel.commands.errors import EXIT_CODES, CliError, ExitCode
 
 COMMANDS = {
     "Run": {
-        "init": ("init", "Write a first config, and check it."),
-        "up": ("up", "Run the whole plane on this machine: NATS, Redis, ClickHouse and all services."),
+        "init": ("config.commands.init", "Write a first config, and check it."),
+        "up": ("local.commands.up", "Run the whole plane on this machine: NATS, Redis, ClickHouse and all services."),
         "demo": (
-            "demo.command",
+            "local.demo.command",
             "Show the whole plane at work: failing providers, retries, breakers, budgets, alerts.",
         ),
-        "console": ("console", "Print a link that signs in to the console of a local stack."),
-        "doctor": ("doctor", "Check the plane: config, servers, streams, schema, lags, clocks, providers."),
-        "setup": ("setup", "Create and update the streams of NATS and the tables of ClickHouse, as the config asks."),
-        "contract": ("contract", "Write the wire contract: JSON schemas, AsyncAPI, OpenAPI, the config's schema."),
-        "simulate": ("simulate", "Break the simulated provider of a running `breakwater up --simulate`."),
-        "config": ("config_check", "Check the config file, apply it, and print what follows from it."),
-        "keys": ("keys", "API keys of the HTTP API, and their scopes."),
-        "encryption": ("encryption", "Keys that encrypt stored texts, and decryption of such texts."),
+        "console": ("local.commands.console", "Print a link that signs in to the console of a local stack."),
+        "doctor": ("cli.doctor", "Check the plane: config, servers, streams, schema, lags, clocks, providers."),
+        "setup": (
+            "local.commands.setup",
+            "Create and update the streams of NATS and the tables of ClickHouse, as the config asks.",
+        ),
+        "contract": ("cli.contract", "Write the wire contract: JSON schemas, AsyncAPI, OpenAPI, the config's schema."),
+        "simulate": (
+            "local.commands.simulate",
+            "Break the simulated provider of a running `breakwater up --simulate`.",
+        ),
+        "config": ("config.commands.check", "Check the config file, apply it, and print what follows from it."),
+        "keys": ("identity.commands", "API keys of the HTTP API, and their scopes."),
+        "encryption": ("config.commands.encryption", "Keys that encrypt stored texts, and decryption of such texts."),
     },
     "Work": {
-        "submit": ("submit", "Submit a job, and wait for its answer."),
-        "cancel": ("cancel", "Cancel jobs: a waiting job makes no further call, and a call in flight is aborted."),
+        "submit": ("jobs.commands.submit", "Submit a job, and wait for its answer."),
+        "cancel": (
+            "jobs.commands.cancel",
+            "Cancel jobs: a waiting job makes no further call, and a call in flight is aborted.",
+        ),
     },
     "Look": {
-        "tail": ("tail", "Show live events: attempts, executions, breakers, budgets, guards, alerts, progress."),
-        "logs": ("logs", "Show the logs of a local stack, of its services and its servers."),
-        "query": ("query", "Run SQL on the records: executions, attempts, transitions, budgets, alerts."),
-        "costs": ("costs", "Show the costs of a month, the previous month, the caps and the waste."),
-        "agents": ("agents", "Show the health of agents, and add agents to the config."),
-        "executions": ("executions", "List executions, the latest first; show one; or export them to a file."),
-        "plans": ("plans", "List plans and their states."),
-        "breakers": ("breakers", "List breakers; force one open, or reset it."),
-        "guards": ("breakers", "List the tasks that a guard has stopped, and reset them."),
-        "budgets": ("budgets", "List budgets and what is left of them, compare them with the record, raise a cap."),
-        "alerts": ("alerts", "List incidents; acknowledge or resolve them; test a channel."),
-        "dlq": ("dlq", "List dead letters, show one, and replay jobs."),
+        "tail": (
+            "records.commands.tail",
+            "Show live events: attempts, executions, breakers, budgets, guards, alerts, progress.",
+        ),
+        "logs": ("local.commands.logs", "Show the logs of a local stack, of its services and its servers."),
+        "query": (
+            "records.commands.query",
+            "Run SQL on the records: executions, attempts, transitions, budgets, alerts.",
+        ),
+        "costs": ("records.commands.costs", "Show the costs of a month, the previous month, the caps and the waste."),
+        "agents": ("health.commands", "Show the health of agents, and add agents to the config."),
+        "executions": (
+            "records.commands.executions",
+            "List executions, the latest first; show one; or export them to a file.",
+        ),
+        "plans": ("jobs.commands.plans", "List plans and their states."),
+        "breakers": ("breakers.commands", "List breakers; force one open, or reset it."),
+        "guards": ("breakers.commands", "List the tasks that a guard has stopped, and reset them."),
+        "budgets": (
+            "limits.commands",
+            "List budgets and what is left of them, compare them with the record, raise a cap.",
+        ),
+        "alerts": ("alerts.commands", "List incidents; acknowledge or resolve them; test a channel."),
+        "dlq": ("jobs.commands.dlq", "List dead letters, show one, and replay jobs."),
     },
 }
-"""The subcommands by their panel in `--help`, each with its module and summary. The module defines a group or function
-of the subcommand's name, or an `app`."""
+"""The subcommands by their panel in `--help`: the module that offers it, and its summary.
+
+A module has a group or a function of the command's name, or an `app`.
+"""
 
 
 class CommandsOnDemand(typer.core.TyperGroup):
@@ -74,7 +97,7 @@ class CommandsOnDemand(typer.core.TyperGroup):
         entry = next((commands[name] for commands in COMMANDS.values() if name in commands), None)
         if entry is None:
             return
-        module = import_module(f"breakwater.cli.{entry[0]}")
+        module = import_module(f"breakwater.{entry[0]}")
         wrapper = typer.Typer(rich_markup_mode="markdown")
         candidates = (getattr(module, name, None), getattr(module, "app", None))
         group = next((candidate for candidate in candidates if isinstance(candidate, typer.Typer)), None)

@@ -112,7 +112,7 @@ def _received(duplicate: Any) -> _Descriptor:
 
 def _run(service: str, environment: dict[str, str], log: _Descriptor, kept: list[_Descriptor]) -> None:  # noqa: ARG001
     """Makes a fork a process of its own, tied to the server's life, and runs the service in it."""
-    from breakwater.embedded.preload import SERVER_PID  # which ties the process that imports it
+    from breakwater.local.preload import SERVER_PID  # which ties the process that imports it
 
     gc.freeze()  # imported modules are not garbage: a collection would copy their pages
     os.setsid()

@@ -3,7 +3,7 @@
 A call counts at the moment that it is charged at, in periods of the budgets' time zone. So the last point of a burn,
 and the sums of a month, are what Redis has counted to the nano-dollar, but for what the sink has yet to store.
 
-The figures that counters are rebuilt from are those of `breakwater.limits.rules.ledger`, over the part of the record that
+The figures that counters are rebuilt from are those of `limits.rules.ledger`, over the part of the record that
 ClickHouse has; the rest is read from EVENTS. Where the one ends and the other begins is a sequence of the stream as it
 is now (the log). Rows of an earlier log, which was lost, count whatever their sequence says, as nothing else has them.
 

@@ -1,7 +1,7 @@
 """Judges the figures of agents by their own baselines: the rules of `agent_anomaly`.
 
 Every minute, the leading alerter reads each agent's latest minutes and its baseline, learned from a week, from
-ClickHouse (`analytics.anomalies`). A minute is far if it is more than `deviations` expected deviations above the
+ClickHouse (`records.anomalies`). A minute is far if it is more than `deviations` expected deviations above the
 baseline, and above the agent's habits. Only upwards: fewer errors, less spending and faster responses need no operator.
 
 | anomaly | the latest `sustained_minutes` minutes | change |

@@ -2,8 +2,8 @@
 
 A task is the run of an agent that calls many times: jobs with one `task_id`, or a job with its children. Each is one
 iteration. A job that belongs to no other is a task of its own. What a task used and how it fared is counted elsewhere
-(`limits.store.tasks`) and judged here: its caps before each call, its failures and its answers after each job. Every reason
-names figures and limits. It is for the people who look after the plane, and never for the model or the end user.
+(`limits.store.tasks`) and judged here: its caps before each call, its failures and its answers after each job. Every
+reason names figures and limits. It is for the people who look after the plane, and never for the model or the end user.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Spend and reservations: integer nano-dollars in Redis, changed by atomic scripts over all budgets of a call.
 
-A period's counters are one hash (`bw:budget:daily:2026-11-21`). Its fields are the names of `limits.rules.ledger.Figures`
-and `reserved`, each followed by the scope's key: `spent:global`, `reserved:agent:<name>`, `calls:tenant:<name>`. Next
-to them are a cap that an operator raised (`cap:`, `raised:`) and the thresholds that were announced (`announced:`). The
-holdings of callers under hard caps, each for an agent and a tenant, are a hash apart: one that holds nothing has no
-field in it. Filling, comparing and repairing the counters is in `limits.store.budget_counters`.
+A period's counters are one hash (`bw:budget:daily:2026-11-21`). Its fields are the names of
+`limits.rules.ledger.Figures` and `reserved`, each followed by the scope's key: `spent:global`,
+`reserved:agent:<name>`, `calls:tenant:<name>`. Next to them are a cap that an operator raised (`cap:`, `raised:`) and
+the thresholds that were announced (`announced:`). The holdings of callers under hard caps, each for an agent and a
+tenant, are a hash apart: one that holds nothing has no field in it. Filling, comparing and repairing the counters is
+in `limits.store.budget_counters`.
 """
 
 from __future__ import annotations

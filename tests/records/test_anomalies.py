@@ -10,10 +10,10 @@ import pytest
 
 from breakwater.alerts.rules.alert_rules import AnomalyRules
 from breakwater.alerts.rules.anomaly import LAPSE, NEW_NORMAL, Baseline, Minute
-from breakwater.analytics.anomalies import GRACE, baselines, latest_minutes
 from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.records import rows, schema
+from breakwater.records.anomalies import GRACE, baselines, latest_minutes
 from tests.records.samples import NOON, attempt, attempt_row, execution
 from tests.records.test_views import store_twice
 
