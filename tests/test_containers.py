@@ -319,7 +319,7 @@ async def test_the_cluster_keeps_accepted_jobs_when_a_node_dies(cluster: dict[st
         await setup.close()
         cluster["nats-1"].kill()
 
-        # As docs/containers.md has it: the first node of the list is gone, another one answers.
+        # As docs/deployment.md has it: the first node of the list is gone, another one answers.
         program = await _connected_as_documented([int(cluster[node].url.rpartition(":")[2]) for node in NODES])
         assert (await until(lambda: _published(program), "another node to answer")).stream == "JOBS"
         await program.close()
@@ -334,7 +334,7 @@ async def test_the_cluster_keeps_accepted_jobs_when_a_node_dies(cluster: dict[st
 
 
 async def _connected_as_documented(ports: list[int]) -> Client:
-    [block] = [one.text for one in blocks(ROOT / "docs" / "containers.md") if one.language == "python"]
+    [block] = [one.text for one in blocks(ROOT / "docs" / "deployment.md") if one.language == "python"]
     assert "(4222, 4223, 4224)" in block
     assert [SERVICES[node]["ports"] for node in NODES] == [[f"127.0.0.1:{port}:4222"] for port in (4222, 4223, 4224)]
     found: dict[str, Any] = {}

@@ -42,7 +42,7 @@ def test_the_config_of_five_services_is_valid_and_each_has_a_key() -> None:
 
 
 def test_the_manifest_runs_the_worker_as_compose_does() -> None:
-    deployment, probes = documents("kubernetes.md")
+    _, deployment, probes = documents("deployment.md")
     pod = deployment["spec"]["template"]["spec"]
     [container] = pod["containers"]
     worker = OURS["worker"]
@@ -65,7 +65,7 @@ def test_the_manifest_runs_the_worker_as_compose_does() -> None:
     assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
     # Variables and those of the secret are those of compose.yaml.
-    secret = next(block.text for block in blocks(DOCS / "kubernetes.md") if block.text.startswith("BREAKWATER_"))
+    secret = next(block.text for block in blocks(DOCS / "deployment.md") if block.text.startswith("BREAKWATER_"))
     variables = {one["name"] for one in container["env"]} | set(re.findall(r"^(\w+)=", secret, re.MULTILINE))
     assert variables == {*worker["environment"], "OPENAI_API_KEY"}
     asked = {probe["httpGet"]["path"] for probe in probes.values()}
@@ -73,7 +73,7 @@ def test_the_manifest_runs_the_worker_as_compose_does() -> None:
 
 
 def test_the_table_of_services_has_the_variables_and_limits_of_compose() -> None:
-    table = {name: (secret, differs) for name, _, secret, differs in rows(DOCS / "kubernetes.md", "service")}
+    table = {name: (secret, differs) for name, _, secret, differs in rows(DOCS / "deployment.md", "service")}
     assert {*table, "worker"} == set(NAMES)
     known = {f"BREAKWATER_{name.upper()}" for name in Settings.model_fields}
     for name, (secret, differs) in table.items():
@@ -86,19 +86,19 @@ def test_the_table_of_services_has_the_variables_and_limits_of_compose() -> None
 
 
 def test_the_versions_of_servers_are_those_of_compose() -> None:
-    text = (DOCS / "kubernetes.md").read_text()
+    text = (DOCS / "deployment.md").read_text()
     for service, name in (("nats-1", "NATS"), ("clickhouse", "ClickHouse")):
         release = SERVICES[service]["image"].partition(":")[2].removesuffix("-alpine")
         assert f"| {name} {release} |" in text
 
 
 def test_the_backup_of_containers_has_every_volume_but_that_of_redis() -> None:
-    looped = re.findall(r"for volume in (.+); do", (DOCS / "backup.md").read_text())
+    looped = re.findall(r"for volume in (.+); do", (DOCS / "upgrade.md").read_text())
     assert len(looped) == 2
     assert all(set(one.split()) == set(COMPOSE["volumes"]) - {"valkey"} for one in looped)
-    used = re.findall(r"--volume \"(\w+)_\$volume:", (DOCS / "backup.md").read_text())
+    used = re.findall(r"--volume \"(\w+)_\$volume:", (DOCS / "upgrade.md").read_text())
     assert used == [COMPOSE["name"]] * 2
-    assert (DOCS / "backup.md").read_text().count(OURS["worker"]["image"]) == 2
+    assert (DOCS / "upgrade.md").read_text().count(OURS["worker"]["image"]) == 2
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def test_what_is_backed_up_is_restored_and_redis_need_not_be(checkout: Checkout,
     wait_until(lambda: not plane.is_running() or plane.status() == psutil.STATUS_ZOMBIE, "the plane to stop")
 
     shutil.copy(checkout.path / "examples" / "breakwater.yaml", checkout.path)
-    saved, restored = [block.text for block in blocks(DOCS / "backup.md") if "breakwater-backup" in block.text]
+    saved, restored = [block.text for block in blocks(DOCS / "upgrade.md") if "breakwater-backup" in block.text]
     for command in saved.splitlines():
         ran = checkout.sh(command)
         assert ran.returncode == 0, ran.stderr
