@@ -4,8 +4,6 @@ import csv
 import http.cookiejar
 import io
 import re
-import subprocess
-import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
@@ -17,9 +15,10 @@ import pytest
 from breakwater.kernel.formats import exact_money, money, moneys, percent
 from breakwater.kernel.types import nano_from_usd
 from tests.browser.conftest import RunningPlane
+from tests.commands import run_command
 from tests.finished_demo import FinishedDemo
 
-pytestmark = pytest.mark.long(about_s=60, together="demo")
+pytestmark = pytest.mark.long(about_s=4, together="demo")
 
 BUDGET = "agent:small-budget/daily"
 Read = Callable[[str], str]
@@ -46,9 +45,9 @@ def cli(plane: RunningPlane, finished_demo: FinishedDemo) -> Callable[..., str]:
     del plane
 
     def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "breakwater.cli", *arguments, "--data", str(finished_demo.data)]
-        environment = {"COLUMNS": "220", "TZ": "UTC"}
-        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+        ran = run_command(*arguments, "--data", str(finished_demo.data), environment={"COLUMNS": "220", "TZ": "UTC"})
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
 
     return run
 

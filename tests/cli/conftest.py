@@ -8,12 +8,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
 from breakwater.cli import main as cli
 from breakwater.jobs.contract.execution import Execution
@@ -21,6 +19,7 @@ from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.commands import output
 from breakwater.records import rows, schema
 from tests.cli.api_stub import KEY, Stub, serving
+from tests.commands import commands
 from tests.records.samples import attempt_row, new_database
 from tests.server_sources import RunningServer
 
@@ -59,19 +58,13 @@ def local_noon() -> Generator[None]:
     time.tzset()
 
 
-@cache
-def _commands() -> Any:
-    """All commands, which typer would make of their functions again in each call: 30 ms."""
-    return typer.main.get_command(cli.app)
-
-
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """Runs a command in an empty directory, with none of the variables that name a plane."""
     for name in VARIABLES:
         monkeypatch.delenv(f"BREAKWATER_{name}", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "app", _commands())
+    monkeypatch.setattr(cli, "app", commands())
 
     def call(*arguments: str) -> Ran:
         capsys.readouterr()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shlex
@@ -12,7 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Generator, Iterator
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from breakwater.cli.main import main
+from tests.commands import run_command
 from tests.docs.markdown import ROOT
 
 START_S = 240.0
@@ -76,13 +75,7 @@ class Checkout:
 
     def breakwater(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """The command line, in this process."""
-        out, err = io.StringIO(), io.StringIO()
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-            for name in os.environ.keys() - self.environment.keys():
-                patch.delenv(name)
-            patch.chdir(self.path)
-            code = main(arguments)
-        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+        return run_command(*arguments, environment={"PATH": self.environment["PATH"]}, directory=self.path)
 
     def memory_mb(self) -> float:
         """What all processes of the stack take together; memory that several of them share counts once."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import redis.asyncio as aioredis
 from breakwater.kernel.security.encryption import Cipher, new_key
 from breakwater.records.schema import TABLES
 from breakwater.records.search import find_execution
+from tests.commands import run_command
 from tests.flow.kit import model
 from tests.flow.test_plane import ALL, Whole, start_whole
 from tests.helpers import until
@@ -49,12 +48,10 @@ async def stored(whole: Whole, name: str) -> None:
     await until(there, f"the record of {name}")
 
 
-def breakwater(whole: Whole, *arguments: str, given: bytes = b"") -> str:
-    environment = {**os.environ, **whole.plane.environment}
-    command = [sys.executable, "-c", "import sys; from breakwater.cli.main import main; sys.exit(main())", *arguments]
-    done = subprocess.run(command, input=given, capture_output=True, env=environment, check=False, timeout=60)
-    assert done.returncode in {0, 1}, done.stderr.decode()
-    return done.stdout.decode()
+async def breakwater(whole: Whole, *arguments: str, stdin: bytes = b"") -> str:
+    ran = await asyncio.to_thread(run_command, *arguments, environment=whole.plane.environment, stdin=stdin)
+    assert ran.returncode in {0, 1}, ran.stderr
+    return ran.stdout
 
 
 async def test_no_text_stands_at_rest_and_results_replays_records_and_exports_are_readable(
@@ -110,15 +107,13 @@ async def test_no_text_stands_at_rest_and_results_replays_records_and_exports_ar
         assert (record.output, record.messages, record.metadata) == (None, None, {"bird": "Cormorant"})
         record = cipher.decrypt_record(record)
         assert (record.output, record.messages) == (ANSWER, [{"role": "user", "content": PROMPT}])
-        exported = await asyncio.to_thread(
-            breakwater, whole, "executions", "export", "--format", "jsonl", "--output", "-"
-        )
-        lines = await asyncio.to_thread(breakwater, whole, "encryption", "decrypt", given=exported.encode())
-        shown_here = await asyncio.to_thread(breakwater, whole, "executions", "g1")
-        doctor = await asyncio.to_thread(breakwater, whole, "doctor", "--verbose")
+        exported = await breakwater(whole, "executions", "export", "--format", "jsonl", "--output", "-")
+        lines = await breakwater(whole, "encryption", "decrypt", stdin=exported.encode())
+        shown_here = await breakwater(whole, "executions", "g1")
+        doctor = await breakwater(whole, "doctor", "--verbose")
         new.write_text(new_key())
         old.write_text(new_key())
-        lost = await asyncio.to_thread(breakwater, whole, "doctor")
+        lost = await breakwater(whole, "doctor")
 
         rows = [await whole.analytics.query(f"SELECT * FROM {table.name}") for table in TABLES]
         redis = aioredis.from_url(plane.environment["BREAKWATER_REDIS_URL"])

@@ -17,6 +17,7 @@ import yaml
 from breakwater.local.datadir import DataDir
 from breakwater.local.process import ProcessSpec
 from breakwater.local.stack import plan_stack
+from tests.commands import run_command
 from tests.helpers import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps a process from reading another")
@@ -138,8 +139,7 @@ def up(config: Path, tmp_path: Path) -> Generator[Path]:
 
 @pytest.mark.long
 def test_a_program_reads_no_secret_of_the_services_and_no_service_holds_those_of_another(up: Path) -> None:
-    command = [sys.executable, "-m", "breakwater.cli", "submit", "spy", "look", "--json", "--data", str(up)]
-    answer = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
+    answer = json.loads(run_command("submit", "spy", "look", "--json", "--data", str(up)).stdout)
     seen = answer["output"]
     assert seen["found"] == {}
     assert seen["memory"] == "refused"

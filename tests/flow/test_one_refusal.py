@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import subprocess
-import sys
 import uuid
 from html import unescape
 from pathlib import Path
@@ -21,11 +20,12 @@ from breakwater.identity.api_keys import create_key
 from breakwater.kernel.process.settings import Settings
 from breakwater.local.commands.setup import prepare
 from breakwater.local.ports import free_port
+from tests.commands import run_command
 from tests.flow.kit import model, running_plane
 from tests.helpers import ZONE, accepts, until
 from tests.servers import RunningServer
 
-pytestmark = pytest.mark.long(about_s=60)
+pytestmark = pytest.mark.long
 
 GOOD = {"model": "sim/good", "max_tokens": 40}
 AGENTS: dict[str, dict[str, Any]] = {
@@ -152,10 +152,7 @@ async def test_a_refusal_is_explained_in_the_same_words_everywhere(
             raise AssertionError(f"no call of {agent} is refused")
 
         def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-            run = [sys.executable, "-m", "breakwater.cli", *arguments]
-            return subprocess.run(
-                run, env={**plane.environment, **variables}, capture_output=True, text=True, check=False
-            )
+            return run_command(*arguments, environment={**plane.environment, **variables})
 
         results = {agent: await refused(agent) for agent in AGENTS}
         said = {agent: f"{one['error']['message']}. {one['error']['figures']}" for agent, one in results.items()}

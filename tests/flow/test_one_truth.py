@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import sys
 from typing import Any
 from urllib.parse import quote
 
@@ -17,6 +15,7 @@ from breakwater.identity.api_keys import create_key
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.local.ports import free_port
 from breakwater.records.migrations import migrate
+from tests.commands import run_command
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import model
 from tests.helpers import until
@@ -79,14 +78,9 @@ PROVIDERS = {
 
 
 async def command(environment: dict[str, str], *arguments: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "breakwater.cli", *arguments),
-        env={**os.environ, **environment, "COLUMNS": "300"},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    out, _ = await process.communicate()
-    assert process.returncode == 0, arguments
-    return out.decode()
+    ran = await asyncio.to_thread(run_command, *arguments, environment={**environment, "COLUMNS": "300"})
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
 
 
 def row_of(page: Page, *names: str) -> str:
