@@ -30,6 +30,7 @@ test: .venv/dev.stamp ## Run the tests, on real servers (one folder: make test A
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 chaos: .venv/dev.stamp ## Kill, stop and cut off each part of a whole plane under load, and compare what is left (1 h)
+	@$(if $(ARGS),,$(BIN)/python -m pytest -m chaos)
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
 sdks: .venv/dev.stamp ## Run unmodified SDKs, coding agents and conformance testers against a plane; installs them (Node.js, 2 GB)

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.browser.conftest import RunningPlane, Visitor
 
-pytestmark = pytest.mark.long(about_s=120, together="demo")
+pytestmark = pytest.mark.long(about_s=110, together="demo")
 
 TALK = "talk-about-harbours"
 """An execution whose messages have all that is rendered."""
@@ -132,24 +132,28 @@ def open_page(visitor: Visitor, name: str) -> None:
         visitor.open(visitor.page.locator(link).first.get_attribute("href") or "")
 
 
-@pytest.mark.parametrize("name", [*PAGES, *ONE_OF])
-def test_every_page_shows_the_demos_data(visitor: Visitor, name: str):
-    open_page(visitor, name)
-    visitor.shoot(name)
-    expect(visitor.page.locator("main .problem")).to_have_count(0)
-    check_markup(visitor.page)
-    assert len(visitor.page.locator("main").inner_text()) > 100
-    check_with_axe(visitor.page)
+@pytest.mark.timeout(600)
+def test_every_page_shows_the_demos_data(visitor: Visitor, subtests: pytest.Subtests):
+    for name in (*PAGES, *ONE_OF):
+        with subtests.test(name):
+            open_page(visitor, name)
+            visitor.shoot(name)
+            expect(visitor.page.locator("main .problem")).to_have_count(0)
+            check_markup(visitor.page)
+            assert len(visitor.page.locator("main").inner_text()) > 100
+            check_with_axe(visitor.page)
 
 
-@pytest.mark.parametrize("name", [*PAGES, *ONE_OF])
-def test_every_page_fits_a_phone(by_phone: Visitor, name: str):
-    open_page(by_phone, name)
-    by_phone.shoot(f"{name}-phone")
-    assert by_phone.page.evaluate("document.documentElement.scrollWidth") <= 390
-    background = by_phone.page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert background == "rgb(13, 17, 23)", "it is dark where the phone is"
-    check_with_axe(by_phone.page)
+@pytest.mark.timeout(600)
+def test_every_page_fits_a_phone(by_phone: Visitor, subtests: pytest.Subtests):
+    for name in (*PAGES, *ONE_OF):
+        with subtests.test(name):
+            open_page(by_phone, name)
+            by_phone.shoot(f"{name}-phone")
+            assert by_phone.page.evaluate("document.documentElement.scrollWidth") <= 390
+            background = by_phone.page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert background == "rgb(13, 17, 23)", "it is dark where the phone is"
+            check_with_axe(by_phone.page)
 
 
 def test_the_overview_takes_one_and_a_half_screens_and_no_sum_is_cut_off(visitor: Visitor):

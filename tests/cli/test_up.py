@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -17,18 +16,16 @@ import urllib.request
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from breakwater.kernel.telemetry.metrics import PLANE_GAUGES
 from breakwater.local.commands.up import link_to_show
 from breakwater.local.datadir import Endpoints
+from tests.commands import run_command
 from tests.helpers import wait_until
-from tests.servers import RunningServer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "breakwater.yaml"
 
@@ -91,9 +88,6 @@ class Up:
                 time.sleep(float(error.headers["Retry-After"]))
 
 
-READY = {"event": "ready", "process": "alerter", "pid": 0, "code": None}
-
-
 def runs(process: psutil.Process) -> bool:
     """Whether a process has not ended, whoever is to reap it."""
     try:
@@ -140,7 +134,9 @@ def up(tmp_path: Path) -> Generator[Callable[..., Up]]:
 
 
 @pytest.mark.long
-def test_it_answers_survives_kills_stops_cleanly_and_goes_on_with_its_data(up: Callable[..., Up]) -> None:
+def test_it_answers_survives_kills_stops_cleanly_and_goes_on_with_its_data_until_it_is_killed(
+    up: Callable[..., Up],
+) -> None:
     first = up("--simulate")
     ready_event = first.ready()
     assert ready_event["first_api_key"].startswith("bw_")
@@ -181,78 +177,21 @@ def test_it_answers_survives_kills_stops_cleanly_and_goes_on_with_its_data(up: C
 
     def stored() -> bool:
         sql = "SELECT count() AS n FROM executions FINAL"
-        command = [sys.executable, "-m", "breakwater.cli", "query", "--data", str(again.data), "--json", sql]
-        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+        answer = run_command("query", "--data", str(again.data), "--json", sql)
         return json.loads(answer.stdout) == [{"n": 4}]
 
     wait_until(stored)
-    assert again.stop(signal.SIGINT) == 130
-
-
-@pytest.mark.long
-def test_a_part_that_dies_over_a_broken_file_and_a_taken_port_comes_back_and_a_killed_stack_leaves_no_process(
-    up: Callable[..., Up], tmp_path: Path
-) -> None:
-    channel = {"webhook": {"url": "http://127.0.0.1:9/", "secret": {"env": "HOOK_SECRET"}}}
-    document = yaml.safe_load(EXAMPLE.read_text())
-    document["alerts"] = {"channels": {"ops": channel}}
-    config = tmp_path / "alerts.yaml"
-    config.write_text(yaml.safe_dump(document))
-    secret = "whsec_" + base64.b64encode(b"only for the tests of the stack").decode()
-    one = up(config=config, HOOK_SECRET=secret, OPENAI_API_KEY="none is called")
-    metrics = urlsplit(one.ready()["metrics"]["alerter"])
-    command = [sys.executable, "-m", "breakwater.cli", "alerts", "test", "ops", "--data", str(one.data), "--json"]
-
-    def ready_event() -> dict[str, Any] | None:
-        # The alerter may still be starting.
-        answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-        return json.loads(answer.stdout) if answer.returncode == 1 else None
-
-    answer = wait_until(ready_event, "the reported events")
-    assert (answer["channel"], answer["delivered"]) == ("ops", False)
-    assert "alerts.allow_networks" in answer["error"]
-
-    # Somebody saves a broken file, the alerter dies, and another program takes the port of its metrics.
-    config.write_text("agents: {")
-    before = one.pid("alerter")
-    os.kill(before, signal.SIGKILL)
-    with wait_until(lambda: taken(int(str(metrics.port))), "the port"):
-        wait_until(lambda: one.pid("alerter") != before and one.events[-1] | {"pid": 0} == READY | {"pid": 0})
-        assert wait_until(ready_event, "the reported events")["channel"] == "ops"
-
     # A stack that is killed leaves no process behind.
-    processes = one.children()
-    one.process.kill()
-    one.process.wait()
-    wait_until(lambda: not [p for p in processes if runs(p)])
-
-
-@pytest.mark.long
-def test_servers_that_are_given_are_used_and_a_second_ctrl_c_ends_the_stack_at_once(
-    up: Callable[..., Up], own_nats_server: RunningServer, own_redis_server: RunningServer
-) -> None:
-    one = up("--simulate", BREAKWATER_NATS_URL=own_nats_server.url, BREAKWATER_REDIS_URL=own_redis_server.url)
-    ready_event = one.ready()
-    assert (ready_event["nats_url"], ready_event["redis_url"]) == (own_nats_server.url, own_redis_server.url)
-    names = {event.get("process") for event in one.events}
-    assert "clickhouse" in names
-    assert not names & {"nats", "redis"}
-    assert one.ask("with servers of others")["status"] == "succeeded"
-
-    # A second Ctrl-C ends it at once. A worker that does not listen would hold the stop up.
-    processes = one.children()
-    os.kill(one.pid("worker"), signal.SIGSTOP)
-    one.process.send_signal(signal.SIGINT)
-    wait_until(lambda: [event for event in one.events if event["event"] == "stopping"])
-    assert one.stop(signal.SIGINT) == 130
-    # Whoever waits for the worker, for nine seconds, stops the servers after it.
-    assert not [event for event in one.events if event["event"] == "stopping" and event["process"] == "clickhouse"]
-    wait_until(lambda: not [p for p in processes if runs(p)], timeout_s=5)
+    processes = again.children()
+    again.process.kill()
+    again.process.wait()
+    wait_until(lambda: not [process for process in processes if runs(process)])
 
 
 def refused(data: Path, *arguments: str, config: Path = EXAMPLE, **environment: str) -> tuple[int, str]:
-    one = Up(data, *arguments, config=config, **environment)
-    return one.process.wait(120), one.log.read_text()
+    command = ("up", "--config", str(config), "--data", str(data), "--json", *arguments)
+    ran = run_command(*command, environment=environment)
+    return ran.returncode, ran.stdout + ran.stderr
 
 
 def test_a_wrong_config_is_reported_before_anything_is_made(tmp_path: Path) -> None:

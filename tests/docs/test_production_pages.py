@@ -1,18 +1,11 @@
-"""The pages on production: their config is valid, their manifest is that of compose.yaml, and a backup restores."""
+"""The pages on production: their config is valid, and their manifest is that of compose.yaml."""
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-from collections.abc import Generator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-import pytest
 import yaml
 
 from breakwater.config import parse_config
@@ -20,9 +13,7 @@ from breakwater.kernel.process.settings import Settings
 from services.__main__ import NAMES
 from services.request.openapi import document
 from tests.compose import COMPOSE, OURS, ROOT, SERVICES, size
-from tests.docs.conftest import Checkout
 from tests.docs.markdown import blocks, rows
-from tests.helpers import wait_until
 from tests.test_compose_up import DOCKERFILE, IMAGE_ENVIRONMENT, IMAGE_HEALTH
 
 DOCS = ROOT / "docs"
@@ -99,49 +90,3 @@ def test_the_backup_of_containers_has_every_volume_but_that_of_redis() -> None:
     used = re.findall(r"--volume \"(\w+)_\$volume:", (DOCS / "upgrade.md").read_text())
     assert used == [COMPOSE["name"]] * 2
     assert (DOCS / "upgrade.md").read_text().count(OURS["worker"]["image"]) == 2
-
-
-@contextmanager
-def up_again(checkout: Checkout) -> Generator[None]:
-    """The plane of a checkout, started another time."""
-    process = checkout.start("breakwater", "up", "--simulate")
-    try:
-        wait_until((checkout.path / ".breakwater" / "endpoints.json").exists, "the plane", timeout_s=240)
-        yield
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-@pytest.mark.long(about_s=40, together=True)
-def test_what_is_backed_up_is_restored_and_redis_need_not_be(checkout: Checkout, tmp_path: Path) -> None:
-    def spent(one: Checkout) -> list[tuple[str, str]]:
-        listed = json.loads(one.breakwater("budgets", "list", "--json").stdout)["budgets"]
-        return sorted((budget["budget"], budget["spent"]) for budget in listed)
-
-    submitted = checkout.breakwater("submit", "content-writer", "Write a haiku.", "--job-id", "kept", "--json")
-    assert submitted.returncode == 0, submitted.stderr
-    wait_until(lambda: checkout.breakwater("executions", "kept").returncode == 0, "the record")
-    before = spent(checkout)
-    assert any(float(amount) > 0 for _, amount in before)
-    plane = psutil.Process(checkout.endpoints["pid"])
-    plane.terminate()
-    wait_until(lambda: not plane.is_running() or plane.status() == psutil.STATUS_ZOMBIE, "the plane to stop")
-
-    shutil.copy(checkout.path / "examples" / "breakwater.yaml", checkout.path)
-    saved, restored = [block.text for block in blocks(DOCS / "upgrade.md") if "breakwater-backup" in block.text]
-    for command in saved.splitlines():
-        ran = checkout.sh(command)
-        assert ran.returncode == 0, ran.stderr
-    shutil.copy(checkout.path / "breakwater-backup.tar.gz", tmp_path)
-    elsewhere = replace(checkout, path=tmp_path)
-    for command in restored.splitlines():
-        ran = elsewhere.sh(command)
-        assert ran.returncode == 0, ran.stderr
-    shutil.rmtree(tmp_path / ".breakwater" / "redis")
-    with up_again(elsewhere):
-        again = elsewhere.breakwater("submit", "content-writer", "Write a haiku.", "--job-id", "kept", "--json")
-        assert json.loads(again.stdout) == json.loads(submitted.stdout)
-        assert elsewhere.get("/api/v1/jobs/kept")[0] == 200  # with the key from before
-        wait_until(lambda: spent(elsewhere) == before, "the budgets to be rebuilt")
-        assert elsewhere.breakwater("executions", "kept").returncode == 0

@@ -1,4 +1,4 @@
-"""Ctrl-C twice, at a terminal, in any command and at any moment."""
+"""Ctrl-C at a terminal, once in the demo, and twice in any command and at any moment."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import subprocess
 import sys
 import termios
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +22,11 @@ import psutil
 import pytest
 
 from tests.cli.conftest import VARIABLES
+from tests.cli.test_demo import demo
+from tests.commands import run_command
 from tests.helpers import wait_until
+
+pytestmark = pytest.mark.chaos
 
 INTERNALS = re.compile(
     rb'Traceback|Exception ignored|Task |never (retrieved|awaited)|asyncio|KeyboardInterrupt|  File "'
@@ -161,7 +167,6 @@ def test_while_a_command_waits(tmp_path: Path, silent_port: int, arguments: tupl
         twice(opened, pause_s)
 
 
-@pytest.mark.long(about_s=60)
 @pytest.mark.parametrize("pause_s", [0.1])
 @pytest.mark.parametrize("moment", ["starting: ", "running: ", "stopping"])
 def test_in_the_demo(tmp_path: Path, moment: str, pause_s: float) -> None:
@@ -174,7 +179,6 @@ def test_in_the_demo(tmp_path: Path, moment: str, pause_s: float) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.long(about_s=30)
 @pytest.mark.parametrize("moment", ["Ctrl-C stops everything", ""])
 def test_in_a_local_stack(tmp_path: Path, moment: str) -> None:
     example = Path(__file__).parents[2] / "examples" / "breakwater.yaml"
@@ -184,3 +188,26 @@ def test_in_a_local_stack(tmp_path: Path, moment: str) -> None:
         else:
             time.sleep(1.0)
         twice(opened, 0.1)
+
+
+def test_on_a_terminal_the_demo_stays_with_a_link_to_the_console_until_ctrl_c(tmp_path: Path) -> None:
+    screen, terminal = pty.openpty()
+    with os.fdopen(screen, encoding="utf-8") as shown, demo(tmp_path, "--jobs", "100", stdout=terminal) as process:
+        os.close(terminal)
+        links = (re.search(r"http://\S+/sign-in/link\?[^\s\x1b]+", line) for line in shown)
+        link = next(found[0] for found in links if found)
+        signed_in = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with signed_in.open(link) as page:
+            assert re.search(r"from=[^&]+Z&to=[^&]+Z$", page.url)
+            shown = page.read().decode()
+        assert "<h1>Overview</h1>" in shown
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(link)
+        [data] = tmp_path.glob("breakwater-demo-*")
+        another = run_command("console", "--data", str(data)).stdout.strip()
+        with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(another) as page:
+            assert page.url.endswith("/")
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    assert list(tmp_path.iterdir()) == []
