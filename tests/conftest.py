@@ -1,5 +1,7 @@
 """What every test may use. The real servers are in servers.py, with the rules for where they come from."""
 
+from __future__ import annotations
+
 import gc
 import os
 import shutil
@@ -24,6 +26,9 @@ settings.load_profile("breakwater")
 
 _PYTHON = pytest.StashKey[str]()
 """What xdist's workers are started with."""
+
+LONG_S = 15
+"""Of a test whose mark gives no time."""
 
 MEMORY = Path("/dev/shm")
 ROOM = 4 * 2**30
@@ -78,7 +83,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     others: list[pytest.Item] = []
-    groups: dict[str, tuple[int, list[pytest.Item]]] = {}
+    groups: dict[str, _LongGroup] = {}
     for item in items:
         mark = item.get_closest_marker("long")
         if mark is None:
@@ -86,20 +91,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         else:
             together = mark.kwargs.get("together")
             name = together if isinstance(together, str) else str(item.path) if together else item.nodeid
-            groups.setdefault(name, (mark.kwargs.get("about_s", 15), []))[1].append(item)
-    # Long tests mostly wait. One worker in four has none of them, so that no core waits, too.
-    waiting = max(1, workers - workers // 4)
-    shares: list[tuple[int, list[pytest.Item]]] = [(0, []) for _ in range(workers)]
-    for about_s, group in sorted(groups.values(), key=lambda one: one[0], reverse=True):
-        least = min(range(waiting), key=lambda worker: shares[worker][0])
-        shares[least] = (shares[least][0] + about_s, shares[least][1] + group)
+            groups.setdefault(name, _LongGroup()).add(item, mark)
+    shares = [_LongGroup() for _ in range(workers)]
+    for group in sorted(groups.values(), key=lambda group: group.about_s, reverse=True):
+        min(shares, key=lambda share: share.about_s).extend(group)
     size = -(-len(items) // workers)
     items.clear()
-    for _, share in shares:
-        room = max(0, size - len(share))
-        items += share + others[:room]
+    for share in shares:
+        room = max(0, size - len(share.items))
+        items += share.items + others[:room]
         del others[:room]
     items += others
+
+
+class _LongGroup:
+    """Long tests of one worker. A file's mark gives the time of all of its tests, and counts once."""
+
+    def __init__(self) -> None:
+        self.items: list[pytest.Item] = []
+        self._marks: dict[int, float] = {}
+
+    @property
+    def about_s(self) -> float:
+        return sum(self._marks.values())
+
+    def add(self, item: pytest.Item, mark: pytest.Mark) -> None:
+        self.items.append(item)
+        self._marks[id(mark)] = mark.kwargs.get("about_s", LONG_S)
+
+    def extend(self, other: _LongGroup) -> None:
+        self.items += other.items
+        self._marks |= other._marks
 
 
 def pytest_collection_finish() -> None:

@@ -101,11 +101,13 @@ class Plane:
 
         await until(says_so, f"{name} to be ready")
 
-    async def publish(self, job: Mapping[str, Any] | bytes, agent: str | None = None, **headers: str) -> int:
+    async def publish(
+        self, job: Mapping[str, Any] | bytes, agent: str | None = None, timeout_s: float = 30, **headers: str
+    ) -> int:
         """Publishes a job as any NATS client would, and returns its sequence in JOBS."""
         data = job if isinstance(job, bytes) else json.dumps(job).encode()
         name = agent if agent is not None else json.loads(data)["agent"]
-        ack = await self.jetstream.publish(subjects.job(name), data, timeout=30, headers=headers or None)
+        ack = await self.jetstream.publish(subjects.job(name), data, timeout=timeout_s, headers=headers or None)
         return ack.seq
 
     async def result(self, job_id: str, timeout_s: float = 120.0) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Crashes, duplicates and outages: nothing accepted is lost, and nothing is recorded twice."""
+"""Crashes and outages: nothing accepted is lost, and nothing is recorded twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import nats.errors
 import nats.js.errors
-import pytest
 
 from breakwater.kernel.nats.topology import ACK_WAIT_S
 from breakwater.kernel.process.background import stop
@@ -19,55 +18,8 @@ from tests.flow.kit import model, seconds_between
 from tests.helpers import until
 from tests.servers import RunningServer
 
-OUTAGE_S = 4
-
-
-@pytest.mark.long
-async def test_jobs_of_a_killed_worker_finish_on_another_with_the_lost_attempt_on_record(
-    start_plane: StartPlane,
-) -> None:
-    # The first eight calls hang, so that the worker is killed in the middle of them.
-    models = {"sim/m": model({"requests": [1, 8], "hang_s": 600})}
-    agents = {"writer": {"model": "sim/m", "timeout_s": 120, "concurrency": 8}}
-    async with start_plane(models, agents, services=("worker",)) as plane:
-        for number in range(8):
-            await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": "x"})
-
-        async def all_calling() -> bool:
-            return plane.sim.ledger.totals.in_progress >= 8
-
-        await until(all_calling, what="eight calls under way")
-        plane.kill("worker")
-        plane.start("worker", "second")
-        results = [await plane.result(f"j{number}") for number in range(8)]
-        for number, result in enumerate(results):
-            assert [a["outcome"] for a in result["attempts"]] == ["worker_lost", "success"]
-            assert result["attempts"][0]["cost_basis"] == "estimated"
-            recorded = await plane.attempts("writer", f"j{number}")
-            assert [a["attempt_id"] for a in recorded] == [f"j{number}:1", f"j{number}:2"]
-        records = await plane.messages("EVENTS", "bw.executions.>", at_least=8)
-        assert Counter(record["execution_id"] for record in records) == {f"j{number}": 1 for number in range(8)}
-
-
-@pytest.mark.long
-async def test_fifty_jobs_with_one_id_are_one_execution_and_fifty_equal_answers(start_plane: StartPlane) -> None:
-    agents = {"writer": {"model": "sim/m", "concurrency": 16}}
-    async with start_plane({"sim/m": model(latency_ms=50)}, agents) as plane:
-        answers: asyncio.Queue[bytes] = asyncio.Queue()
-
-        async def answered(message: Any) -> None:
-            await answers.put(message.data)
-
-        await plane.client.subscribe("bw.replies.*", cb=answered)
-        jobs = [
-            {"agent": "writer", "job_id": "one", "prompt": "x", "reply_to": f"bw.replies.{number}"}
-            for number in range(50)
-        ]
-        await asyncio.gather(*(plane.publish(job) for job in jobs))
-        received = [await asyncio.wait_for(answers.get(), 60) for _ in range(50)]
-        assert len(set(received)) == 1
-        assert plane.sim.ledger.totals.calls == 1
-        assert len(await plane.messages("EVENTS", "bw.executions.writer.one", at_least=1)) == 1
+OUTAGE_S = 1.5
+"""Several retries long."""
 
 
 async def test_a_stopping_worker_gives_its_jobs_back_at_once(start_plane: StartPlane) -> None:
@@ -89,7 +41,6 @@ async def test_a_stopping_worker_gives_its_jobs_back_at_once(start_plane: StartP
         assert seconds_between(stopped, result["completed_at"]) < ACK_WAIT_S
 
 
-@pytest.mark.long
 async def test_outages_of_redis_and_nats_lose_nothing_and_are_reported_once(
     start_plane: StartPlane, own_nats_server: RunningServer, own_redis_server: RunningServer
 ) -> None:
@@ -131,7 +82,8 @@ async def _load(plane: Any, accepted: list[str]) -> None:
         job = {"agent": "writer", "job_id": f"j{number}", "prompt": "x"}
         while True:
             try:
-                await plane.publish(job, **{"Nats-Msg-Id": f"j{number}"})
+                # What a killed NATS had not answered is never answered.
+                await plane.publish(job, timeout_s=2, **{"Nats-Msg-Id": f"j{number}"})
             except (TimeoutError, nats.errors.Error, nats.js.errors.Error):
                 await asyncio.sleep(0.2)
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 
 import pytest
 from nats.aio.msg import Msg
@@ -37,8 +38,9 @@ async def calling(plane: Plane, calls: int) -> None:
     await until(lambda: plane.sim.ledger.totals.in_progress >= calls, f"{calls} calls under way")
 
 
-@pytest.mark.long
-async def test_the_jobs_of_a_killed_worker_are_answered_by_another_within_six_seconds(start_plane: StartPlane) -> None:
+async def test_the_jobs_of_a_killed_worker_are_answered_by_another_within_six_seconds_with_the_lost_calls_on_record(
+    start_plane: StartPlane,
+) -> None:
     async with start_plane(HANGS, AGENTS, services=("worker",)) as plane:
         for number in range(8):
             await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": "x"})
@@ -49,8 +51,13 @@ async def test_the_jobs_of_a_killed_worker_are_answered_by_another_within_six_se
         killed = asyncio.get_running_loop().time()
         results = [await plane.result(f"j{number}") for number in range(8)]
         assert asyncio.get_running_loop().time() - killed < MISSED_IN_S
-        for result in results:
+        for number, result in enumerate(results):
             assert [a["outcome"] for a in result["attempts"]] == ["worker_lost", "success"]
+            assert result["attempts"][0]["cost_basis"] == "estimated"
+            recorded = await plane.attempts("writer", f"j{number}")
+            assert [a["attempt_id"] for a in recorded] == [f"j{number}:1", f"j{number}:2"]
+        records = await plane.messages("EVENTS", "bw.executions.>", at_least=8)
+        assert Counter(record["execution_id"] for record in records) == {f"j{number}": 1 for number in range(8)}
 
 
 async def test_a_streamed_answer_goes_on_within_six_seconds(start_plane: StartPlane) -> None:

@@ -152,7 +152,7 @@ def bills(costs: Mapping[str, int], *calls: Iterable[str]) -> list[str]:
 
 
 @pytest.mark.timeout(600)  # some 200 jobs and five crashes: long on a slow machine
-@pytest.mark.long(about_s=35)
+@pytest.mark.long
 async def test_all_records_of_spend_agree_to_the_nano_dollar_when_worker_budget_service_and_redis_are_killed_in_turn(
     start_money: Any, own_redis_server: RunningServer, show: Show
 ) -> None:
@@ -441,7 +441,6 @@ def cancel_request(job_id: str) -> PendingCancel:
     return PendingCancel(execution_id=job_id, cancellation=by)
 
 
-@pytest.mark.long
 async def test_a_cancelled_job_costs_the_same_everywhere_also_if_its_worker_is_killed_before_it_has_ended(
     start_money: Any,
 ) -> None:
@@ -478,7 +477,6 @@ async def test_a_cancelled_job_costs_the_same_everywhere_also_if_its_worker_is_k
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.long(about_s=30)
 async def test_a_storm_under_a_cap_of_twenty_worst_cases_uses_the_cap_and_is_refused_by_spend_alone(
     start_money: Any, own_redis_server: RunningServer, show: Show
 ) -> None:

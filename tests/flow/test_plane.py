@@ -89,7 +89,6 @@ def start_whole(start_plane: StartPlane, clickhouse_server: RunningServer, tmp_p
     return start
 
 
-@pytest.mark.long
 async def test_three_hundred_jobs_at_64_in_flight_are_on_record_to_the_nano_dollar(start_whole: Any) -> None:
     agents = {"writer": {"model": "sim/m", "concurrency": 64}}
     async with start_whole({"sim/m": model()}, agents) as whole:

@@ -254,7 +254,6 @@ async def test_an_alert_that_is_delivered_twice_is_reported_once(bus: Bus) -> No
     assert channel.ids == ["alert_a_1"]
 
 
-@pytest.mark.long
 async def test_a_channel_that_updates_hears_the_changes_of_what_it_has_posted(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
