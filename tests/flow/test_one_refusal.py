@@ -132,6 +132,12 @@ async def test_a_refusal_is_explained_in_the_same_words_everywhere(
         for service in SERVICES[:4]:
             await plane.ready(service)
 
+        async def accepts_jobs() -> bool:
+            async with http.get("/readyz") as response:
+                return response.status == 200
+
+        await until(accepts_jobs, what="the API to accept jobs")
+
         async def asked(method: str, path: str, key: str, body: Any = None, **headers: str) -> tuple[int, Any]:
             given = {"Authorization": f"Bearer {key}", **headers}
             async with http.request(method, path, json=body, headers=given) as response:
