@@ -92,7 +92,7 @@ def test_the_env_file_gets_a_password_for_each_user_and_is_not_overwritten(tmp_p
     subprocess.run(["make", "env"], cwd=tmp_path, capture_output=True, check=True)
     file = tmp_path / ".env"
     passwords = re.findall(r"^\w+_(?:PASSWORD|KEY)=(.*)$", file.read_text(), re.MULTILINE)
-    assert len(set(passwords)) == len(passwords) == 13
+    assert len(set(passwords)) == len(passwords) == 14
     assert all(re.fullmatch(r"[0-9a-f]{48}", password) for password in passwords)
     assert file.stat().st_mode & 0o077 == 0
     before = file.read_text()

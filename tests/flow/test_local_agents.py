@@ -43,7 +43,7 @@ elif what == "code":
 
 CALLABLE = """
 import asyncio
-from breakwater.providers.python import NonRetryableError
+from breakwater.calls.providers.python import NonRetryableError
 
 async def double(request):
     if request["input"] == "refuse":

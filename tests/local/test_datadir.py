@@ -25,7 +25,7 @@ from breakwater.local.ports import PortInUseError, free_port, standard_port
 HOLD = """
 import sys, time
 from pathlib import Path
-from breakwater.embedded.datadir import DataDir
+from breakwater.local.datadir import DataDir
 with DataDir(Path(sys.argv[1])).locked():
     print("held", flush=True)
     time.sleep(600)
@@ -33,7 +33,7 @@ with DataDir(Path(sys.argv[1])).locked():
 CREATE_AS_ANOTHER_USER = """
 import os, sys
 from pathlib import Path
-from breakwater.embedded.datadir import DataDir, DataDirError
+from breakwater.local.datadir import DataDir, DataDirError
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
 try:
     DataDir(Path(sys.argv[1])).create()
@@ -304,7 +304,7 @@ def test_the_engine_runs_without_what_it_imports_for_data_frames(tmp_path: Path)
     program = """
 import os, sys
 from pathlib import Path
-from breakwater.embedded.clickhouse.engine import Engine
+from breakwater.local.clickhouse.engine import Engine
 Engine(Path(sys.argv[1]))
 print({"numpy", "pandas"} & sys.modules.keys(), sys.modules["pyarrow"], flush=True)
 os._exit(0)

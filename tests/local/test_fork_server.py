@@ -227,7 +227,7 @@ def test_services_end_with_a_supervisor_that_is_killed_and_keep_its_lock_until_t
 SUPERVISOR = """
 import fcntl, json, os, time
 import psutil
-from breakwater.embedded import fork_server
+from breakwater.local import fork_server
 
 with open("lock", "w") as lock, open("log", "w") as log:
     fcntl.flock(lock, fcntl.LOCK_EX)

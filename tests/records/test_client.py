@@ -136,8 +136,9 @@ async def test_parameters_are_values_and_never_sql(analytics: Analytics) -> None
 def test_the_driver_does_not_load_data_frames_for_rows() -> None:
     program = """
 import sys
-from breakwater.analytics import client, schema
-from tests.analytics import samples
+from breakwater.kernel.clickhouse import client
+from breakwater.records import schema
+from tests.records import samples
 client.insert_body(schema.ATTEMPTS, [samples.attempt_row(samples.attempt(), 1)])
 print({"numpy", "pandas", "pyarrow"} & sys.modules.keys())
 """

@@ -626,8 +626,8 @@ async def test_there_is_no_key_to_read_again(opened: Opener) -> None:
 
 WORKER = """
 import asyncio, sys
-from breakwater.providers.base import Call
-from breakwater.providers.process import ProcessSettings
+from breakwater.calls.providers.base import Call
+from breakwater.calls.providers.process import ProcessSettings
 
 async def main():
     provider = ProcessSettings(command=("sh", "-c", sys.argv[1])).open()
@@ -656,7 +656,7 @@ def test_a_worker_that_is_killed_leaves_no_program_behind(tmp_path: Path) -> Non
 
 GUARDED = """
 import subprocess, sys, psutil
-from breakwater.providers.orphans import OrphanGuard
+from breakwater.calls.providers.orphans import OrphanGuard
 
 def start():
     return subprocess.Popen(["sleep", "3600"], stdin=-1, start_new_session=True)

@@ -341,7 +341,7 @@ async def test_there_is_no_key_to_read_again(opened: Opener) -> None:
 
 MODULE = """
 import functools
-from breakwater.providers.python import Reply
+from breakwater.calls.providers.python import Reply
 
 async def answer(request):
     return Reply(["answer", request["input"]], cost_usd="0.5")

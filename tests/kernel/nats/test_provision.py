@@ -90,7 +90,7 @@ async def test_the_alerters_stream_keeps_the_last_note_on_each_subject(
 ) -> None:
     await provision(own_nats_server.url, PLAN)
     for note in (b"one", b"two"):
-        await jetstream.publish(subjects.baseline("an-agent/with.odd*name"), note)
+        await jetstream.publish(subjects.disabled_channel("a-channel/with.odd*name"), note)
         await jetstream.publish(subjects.ALERTER_LEADER, note)
     assert (await jetstream.stream_info("ALERTER")).state.messages == 2
     # A test message is answered by an alerter, and not by a stream.

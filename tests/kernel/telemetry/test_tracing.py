@@ -185,7 +185,7 @@ def test_where_it_is_off_nothing_is_imported_for_it() -> None:
     code = """
 import sys
 import services.__main__, services.request.app, services.sink.app
-from breakwater.telemetry import tracing
+from breakwater.kernel.telemetry import tracing
 tracing.start("tester")
 tracing.begin("x", parent=None).end()
 tracing.stop()
@@ -211,7 +211,7 @@ def test_a_variable_that_cannot_be_used_is_a_mistake_of_the_config(
 
 PROGRAM = """
 import sys
-from breakwater.telemetry import tracing
+from breakwater.kernel.telemetry import tracing
 tracing.start("program")
 for number in range(int(sys.argv[1])):
     tracing.begin(f"last {number}", parent=None).end()

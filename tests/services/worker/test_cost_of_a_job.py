@@ -26,7 +26,7 @@ from tests.services.worker.conftest import StartWorker
 
 ROOT = Path(__file__).resolve().parents[3]
 OURS = (f"{ROOT}/libs/breakwater/", f"{ROOT}/services/")
-NOT_THE_WORKERS = f"{ROOT}/libs/breakwater/embedded/"
+NOT_THE_WORKERS = f"{ROOT}/libs/breakwater/local/"
 """The simulated provider, which runs in this thread, too."""
 
 JOBS = 20
