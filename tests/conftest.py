@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     xdist splits the list into equal parts, one for each worker, and moves tests from the end of one part to whoever has
     nothing left. So those that share what is costly to set up stay with one worker: a file's
-    (`together=True`), or those of several files that name the same thing (`together="demo"`).
+    (`together=True`), or those of several files that name the same thing (`together="console"`).
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     others: list[pytest.Item] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -20,7 +21,7 @@ class FinishedDemo:
     """What `breakwater demo --json --data` left behind. Nothing of it runs any more.
 
     Attributes:
-        data: Its data directory. Whoever starts a plane on it has it until the end of the test run.
+        data: Its data directory. Copy it to start a plane on it: other processes of the tests look at it, too.
         temporary: The directory that it had for temporary files.
         returncode: How it ended.
     """
@@ -39,19 +40,31 @@ class FinishedDemo:
 
 @pytest.fixture(scope="session")
 def finished_demo(tmp_path_factory: pytest.TempPathFactory) -> FinishedDemo:
-    """The demo with 100 jobs, as a person starts it. A plane that somebody has set up is left alone."""
-    directory = tmp_path_factory.mktemp("demo")
-    data, temporary = directory / "data", directory / "temporary"
-    temporary.mkdir()
-    environment = {**os.environ, "TMPDIR": str(temporary), "BREAKWATER_NATS_URL": "nats://127.0.0.1:1"}
+    """The demo with 100 jobs, which the first process of the tests that wants it runs for all of them."""
+    base = tmp_path_factory.getbasetemp()
+    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "finished-demo"
+    directory.mkdir(exist_ok=True)
+    data = directory / "data"
+    temporary = directory / "temporary"
+    outcome = directory / "outcome.json"
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not outcome.exists():
+            temporary.mkdir()
+            ran = _run_demo(data, temporary)
+            outcome.write_text(json.dumps([ran.returncode, ran.stdout, ran.stderr]))
+    return FinishedDemo(data, temporary, *json.loads(outcome.read_text()))
+
+
+def _run_demo(data: Path, temporary: Path) -> subprocess.CompletedProcess[str]:
+    """Runs it as a person starts it. A plane that somebody has set up is left alone."""
     command = [str(Path(sys.executable).with_name("breakwater")), "demo", "--json", "--jobs", str(JOBS)]
-    ran = subprocess.run(
+    return subprocess.run(
         [*command, "--data", str(data)],
         capture_output=True,
         text=True,
         check=False,
-        env=environment,
+        env={**os.environ, "TMPDIR": str(temporary), "BREAKWATER_NATS_URL": "nats://127.0.0.1:1"},
         cwd=temporary,
         timeout=280,
     )
-    return FinishedDemo(data, temporary, ran.returncode, ran.stdout, ran.stderr)

@@ -19,6 +19,7 @@ import yaml
 from playwright.sync_api import Browser, Page, StorageState, expect, sync_playwright
 
 from breakwater.local.ports import free_port
+from tests.browser.talk import submit_talk
 from tests.finished_demo import FinishedDemo
 
 UP_WITHIN_S = 240.0
@@ -39,8 +40,9 @@ OPTIONS = (
 
 @dataclass(frozen=True)
 class RunningPlane:
-    """A local stack that has done the demo's jobs."""
+    """A local stack that has done the demo's jobs, and those of a conversation."""
 
+    data: Path
     console_url: str
     request_url: str
     key: str
@@ -130,17 +132,24 @@ def chromium(program: str) -> Generator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def plane(program: str, finished_demo: FinishedDemo) -> Generator[RunningPlane]:
-    """Only where there is a browser to look at it."""
-    data = finished_demo.data
-    log, config = data.parent / "log", data.parent / "breakwater.yaml"
+def plane(
+    program: str, finished_demo: FinishedDemo, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[RunningPlane]:
+    """A stack on a copy of the demo's data. Only where there is a browser to look at it."""
+    directory = tmp_path_factory.mktemp("console")
+    data = directory / "data"
+    shutil.copytree(finished_demo.data, data, symlinks=True)  # which ClickHouse has
+    log = directory / "log"
+    config = directory / "breakwater.yaml"
     config.write_text((data / "breakwater.yaml").read_text() + TRACING)
     with log.open("wb") as errors:
         up = [sys.executable, "-m", "breakwater.cli", "up", "--simulate", "--json", "--config", str(config)]
         up += ["--data", str(data), "--http-port", str(free_port()), "--console-port", str(free_port())]
         running = subprocess.Popen(up, stdout=subprocess.PIPE, stderr=errors)
         try:
-            yield _started(running, data, log)
+            started = _started(running, data, log)
+            submit_talk(started.ask)
+            yield started
         finally:
             running.send_signal(signal.SIGTERM)
             running.wait(60)
@@ -162,6 +171,7 @@ def _started(running: "subprocess.Popen[bytes]", data: Path, log: Path) -> Runni
     simulated = yaml.safe_load((data / "breakwater.simulated.yaml").read_text())
     base_url = next(iter(simulated["providers"].values()))["base_url"]
     return RunningPlane(
+        data=data,
         console_url=reported["console_url"],
         request_url=reported["request_url"],
         key=Path(reported["api_key_file"]).read_text().strip(),

@@ -1,172 +1,19 @@
-"""The console as people use it, in a browser: every page, a job followed live, a reset, a replay."""
+"""The console as people use it, in a browser: a job followed live, a reset, a replay, the charts."""
 
-import json
 import re
 import time
-import urllib.error
 import uuid
 from pathlib import Path
 from typing import Literal
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, Route, expect
+from playwright.sync_api import Browser, Locator, Route, expect
 
 from tests.browser.conftest import RunningPlane, Visitor
+from tests.browser.talk import TALK, TRACE_ID
+from tests.browser.test_pages import check_markup, check_with_axe
 
-pytestmark = pytest.mark.long(about_s=110, together="demo")
-
-TALK = "talk-about-harbours"
-"""An execution whose messages have all that is rendered."""
-TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
-PAGES = {
-    "overview": "/",
-    "agents": "/agents",
-    "agent": "/agents/content-writer?window=7d",
-    "executions": "/executions",
-    "executions-found": "/executions?status=dead_lettered&window=7d",
-    "execution": "/executions/demo-0001",
-    "plans": "/plans",
-    "breakers": "/breakers",
-    "budgets": "/budgets",
-    "costs": "/costs?by=model",
-    "alerts": "/alerts",
-    "dead-letters": "/dead-letters",
-    "audit": "/audit",
-    "execution-raw": f"/executions/{TALK}?raw=1",
-    "conversation": f"/executions/{TALK}",
-    "comparison": f"/compare?a=demo-0001&b={TALK}",
-    "breaker": "/breakers/one?agent=support-triage&model=gpt-4o-mini",
-}
-ONE_OF = {
-    "budget": ("/budgets", "main th a[href^='/budgets/']"),
-    "alert": ("/alerts", "main a[href^='/alerts/']"),
-    "dead-letter": ("/dead-letters?agent=wrong-key", "#list a[href^='/dead-letters/']"),
-}
-"""Pages of what the demo leaves behind: a list, and a link on it."""
-
-
-def check_markup(page: Page) -> None:
-    """What people need who have no mouse, or do not see the page."""
-    assert page.locator("h1").count() == 1
-    assert page.locator("main").count() == 1
-    nameless = page.evaluate(
-        """() => [...document.querySelectorAll("input:not([type=hidden]), select, textarea, button, a[href]")]
-            .filter((one) => !(one.labels?.length || one.getAttribute("aria-label") || one.textContent.trim()))
-            .map((one) => one.outerHTML.slice(0, 120))"""
-    )
-    assert nameless == []
-    doubled = page.evaluate(
-        """() => [...document.querySelectorAll("[id]")].map((one) => one.id)
-            .filter((id, index, all) => all.indexOf(id) !== index)"""
-    )
-    assert doubled == []
-
-
-def check_with_axe(page: Page) -> None:
-    """No serious finding, also in what is folded."""
-    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
-    findings = Axe().run(page).response["violations"]
-    serious = [one for one in findings if one["impact"] in ("serious", "critical")]
-    assert [(one["id"], one["nodes"][0]["html"], one["nodes"][0]["failureSummary"]) for one in serious] == []
-
-
-MESSAGES = [
-    {"role": "system", "content": "You are **kind**.\n\n| port | ships |\n|---|--:|\n| Hamburg | 3 |"},
-    {
-        "role": "user",
-        "content": [
-            {
-                "type": "text",
-                "text": "See <script>hacked = 1</script> [this](javascript:hacked=1):\n```sql\nSELECT 1\n```",
-            },
-            {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
-        ],
-    },
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {"id": "call_1", "type": "function", "function": {"name": "tides", "arguments": '{"days": 20}'}}
-        ],
-    },
-    {"role": "tool", "tool_call_id": "call_1", "content": json.dumps({"tides": [{"day": day} for day in range(20)]})},
-    {"role": "user", "content": "So? " * 1_100},
-]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def talk(plane: RunningPlane) -> None:
-    """A conversation with tools, of a job in a trace."""
-    job = {"agent": "content-writer", "job_id": TALK, "messages": MESSAGES, "params": {"temperature": 0.25}}
-    plane.ask("POST", "/api/v1/jobs?wait_s=60", job | {"stream": True}, traceparent=f"00-{TRACE_ID}-{'1' * 16}-01")
-    jobs = [
-        {"agent": "content-writer", "job_id": "report-draft", "prompt": "Draft a report."},
-        {
-            "agent": "content-writer",
-            "job_id": "report-title",
-            "prompt": "Find a title.",
-            "depends_on": ["report-draft"],
-        },
-    ]
-    for plan_id, of_plan in (("report-47", jobs), ("report-48", [])):
-        plane.ask("POST", "/api/v1/plans", {"plan_id": plan_id, "jobs": of_plan})
-    until = time.monotonic() + 60
-    while True:
-        try:
-            plane.ask("GET", f"/api/v1/executions/{TALK}")
-        except urllib.error.HTTPError:
-            assert time.monotonic() < until, "it is not recorded"
-            time.sleep(0.1)
-        else:
-            return
-
-
-def open_page(visitor: Visitor, name: str) -> None:
-    """Opens a page of those above by its name."""
-    if name in PAGES:
-        visitor.open(PAGES[name])
-    else:
-        path, link = ONE_OF[name]
-        visitor.open(path)
-        visitor.open(visitor.page.locator(link).first.get_attribute("href") or "")
-
-
-@pytest.mark.timeout(600)
-def test_every_page_shows_the_demos_data(visitor: Visitor, subtests: pytest.Subtests):
-    for name in (*PAGES, *ONE_OF):
-        with subtests.test(name):
-            open_page(visitor, name)
-            visitor.shoot(name)
-            expect(visitor.page.locator("main .problem")).to_have_count(0)
-            check_markup(visitor.page)
-            assert len(visitor.page.locator("main").inner_text()) > 100
-            check_with_axe(visitor.page)
-
-
-@pytest.mark.timeout(600)
-def test_every_page_fits_a_phone(by_phone: Visitor, subtests: pytest.Subtests):
-    for name in (*PAGES, *ONE_OF):
-        with subtests.test(name):
-            open_page(by_phone, name)
-            by_phone.shoot(f"{name}-phone")
-            assert by_phone.page.evaluate("document.documentElement.scrollWidth") <= 390
-            background = by_phone.page.evaluate("getComputedStyle(document.body).backgroundColor")
-            assert background == "rgb(13, 17, 23)", "it is dark where the phone is"
-            check_with_axe(by_phone.page)
-
-
-def test_the_overview_takes_one_and_a_half_screens_and_no_sum_is_cut_off(visitor: Visitor):
-    for path, most in (("/", 1.5 * 900), ("/costs?by=tenant", None)):
-        visitor.open(path)
-        assert (
-            visitor.page.evaluate(
-                """() => [...document.querySelectorAll(".scroll")].filter((one) => one.checkVisibility())
-                .filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.getAttribute("aria-label"))"""
-            )
-            == []
-        ), path
-        assert most is None or visitor.page.evaluate("document.documentElement.scrollHeight") <= most
+pytestmark = pytest.mark.long(about_s=55, together="console")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

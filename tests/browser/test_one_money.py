@@ -16,9 +16,8 @@ from breakwater.kernel.formats import exact_money, money, moneys, percent
 from breakwater.kernel.types import nano_from_usd
 from tests.browser.conftest import RunningPlane
 from tests.commands import run_command
-from tests.finished_demo import FinishedDemo
 
-pytestmark = pytest.mark.long(about_s=4, together="demo")
+pytestmark = pytest.mark.long(about_s=4, together="console")
 
 BUDGET = "agent:small-budget/daily"
 Read = Callable[[str], str]
@@ -40,12 +39,11 @@ def console(plane: RunningPlane) -> Read:
 
 
 @pytest.fixture(scope="module")
-def cli(plane: RunningPlane, finished_demo: FinishedDemo) -> Callable[..., str]:
+def cli(plane: RunningPlane) -> Callable[..., str]:
     """Runs a command on the plane, and returns what it printed."""
-    del plane
 
     def run(*arguments: str) -> str:
-        ran = run_command(*arguments, "--data", str(finished_demo.data), environment={"COLUMNS": "220", "TZ": "UTC"})
+        ran = run_command(*arguments, "--data", str(plane.data), environment={"COLUMNS": "220", "TZ": "UTC"})
         assert ran.returncode == 0, ran.stderr
         return ran.stdout
 

@@ -133,7 +133,7 @@ def up(tmp_path: Path) -> Generator[Callable[..., Up]]:
         one.process.wait()
 
 
-@pytest.mark.long
+@pytest.mark.long(about_s=25)
 def test_it_answers_survives_kills_stops_cleanly_and_goes_on_with_its_data_until_it_is_killed(
     up: Callable[..., Up],
 ) -> None:

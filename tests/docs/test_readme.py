@@ -17,7 +17,7 @@ from tests.docs.markdown import README, ROOT, Block, blocks, inline_code
 from tests.helpers import wait_until
 from tests.nodejs import node_with
 
-pytestmark = pytest.mark.long(about_s=25, together=True)
+pytestmark = pytest.mark.long(about_s=45, together=True)
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 NOT_RUN_HERE = ("make ", "docker ", "cp examples/breakwater.yaml tutorial.yaml\nmake ", "+import os\n from anthropic ")
