@@ -19,6 +19,7 @@ from breakwater.jobs.contract.execution import ErrorInfo, Execution
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.types import Event
+from breakwater.records.api.events import LogTail
 from tests.helpers import FIRST, until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, new_id, publish_alert
@@ -178,6 +179,17 @@ async def test_who_comes_back_goes_on_where_it_was_from_memory_and_from_the_stor
     await attempted(api, "e12")
     async with reading(api, Last_Event_ID="12-0") as back:
         assert await back.executions(1) == ["e12"]
+
+
+async def test_two_who_read_on_at_once_keep_each_event_once(api: HttpApi) -> None:
+    # As when a follower comes while the task of the last one is being stopped: it may read on for half a second.
+    tail = LogTail("EVENTS", lambda: api.bus)
+    await tail.look()
+    for number in range(5):
+        await attempted(api, f"e{number}")
+    await asyncio.gather(tail.read_on(), tail.read_on())
+    batch = await tail.after(0, asyncio.Semaphore())
+    assert [event.sequence for event in batch.events] == [1, 2, 3, 4, 5]
 
 
 async def test_what_is_not_stored_any_more_is_reported(api: HttpApi) -> None:

@@ -109,6 +109,9 @@ class LogTail:
         before = self._end
         async with aclosing(self._stored(before, last)) as stored:
             async for message in stored:
+                # Another task may have read it meanwhile: the one before this one, which is being stopped.
+                if message.sequence <= self._end:
+                    continue
                 if (event := logged(message)) is not None:
                     if len(self._newest) == KEPT:
                         self._begin = self._newest[0].sequence
