@@ -287,7 +287,8 @@ GRANTS = (
     ),
     Grant(
         "setup",
-        # Neither deletes nor purges: neither an administrator's script nor a stolen password empties a stream.
+        # It neither deletes nor purges, but it can empty a stream: NATS does not look into an update, whose limits
+        # (`max_msgs: 1`) remove messages, and JOBS is updated for each new agent. So no program or service has it.
         publish=(
             _INFO,
             *(f"$JS.API.STREAM.{call}" for call in ("INFO.>", "LIST", "NAMES", "CREATE.>", "UPDATE.>")),
