@@ -25,7 +25,6 @@ import nats.js.errors
 from aiohttp import web
 
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.types import nano_from_usd
 from tests.chaos.checker import Breaker, Evidence, Operation, Outcome, ProviderCall, violations
 from tests.chaos.clock import JumpingClock
 from tests.chaos.faults import LEADER, SERVERS, SERVICES, SHORT_STOP_S, Fault, Kind
@@ -40,8 +39,6 @@ RETRY_S = 0.5
 PATIENCE_S = 60.0
 """Time for which a client repeats an operation whose end it could not see; it begins anew after the last fault."""
 REQUEST_S = 90.0
-QUIET_S = 60.0
-"""Time for clients to end after the last fault, and for the stores to agree after the budgets have."""
 WORDS = 24
 SHARE_REPEATED = 0.15
 SHARE_CANCELLED = 0.05
@@ -509,13 +506,7 @@ async def _gather(chaos: Chaos, http: aiohttp.ClientSession, history: History, r
         return sum([(await plane.jetstream.stream_info(stream)).state.messages for stream in ("JOBS", "PARKED")])
 
     left = await chaos.last(jobs_left, lambda count: count == 0, SETTLED_S)
-    attempts = await plane.messages("EVENTS", "bw.attempts.>")
-    made = [attempt for attempt in attempts if not attempt["short_circuited"]]
-    executions = await plane.messages("EVENTS", "bw.executions.>")
-    spent_nano = sum(nano_from_usd(attempt["cost"]) for attempt in made)
-    counted, reserved_nano = await chaos.last(chaos.counters, lambda sums: sums == (spent_nano, 0), SETTLED_S)
-    stuck = await chaos.last(chaos.stuck, lambda consumers: not consumers, SETTLED_S)
-    stored = await chaos.last(chaos.stored, lambda sums: sums == (spent_nano, spent_nano), QUIET_S)
+    record = await chaos.settled_record()
     stored_ids = {
         table: [str(row[0]) for row in (await chaos.analytics.query(f"SELECT {key} FROM {table} FINAL")).rows]
         for table, key in (("executions", "execution_id"), ("attempts", "attempt_id"))
@@ -525,26 +516,20 @@ async def _gather(chaos: Chaos, http: aiohttp.ClientSession, history: History, r
     transitions = await plane.messages("EVENTS", "bw.breakers.>")
     return Evidence(
         operations=history.operations,
-        executions=executions,
-        attempts=attempts,
+        executions=record.executions,
+        attempts=record.attempts,
         results={execution_id: result for execution_id, result in found.items() if result is not None},
         stored_executions=stored_ids["executions"],
         stored_attempts=stored_ids["attempts"],
         calls=[ProviderCall(call.client_request_id, call.model, call.cost_nano) for call in plane.sim.ledger.calls],
-        sums={
-            "executions": sum(nano_from_usd(record["total_cost"]) for record in executions),
-            "attempts": spent_nano,
-            "ClickHouse executions": stored[0],
-            "ClickHouse attempts": stored[1],
-            "Redis": counted,
-        },
-        reserved_nano=reserved_nano,
+        sums=record.sums,
+        reserved_nano=record.reserved,
         caps_nano={CAPPED: cap_nano(history.seconds)},
         breakers=await _breakers(http),
         transitions=transitions,
         alerts=await plane.messages("ALERTS", "bw.alerts.>"),
         deliveries=receiver.deliveries,
-        waiting=[*stuck, *([f"{left} messages in JOBS and PARKED"] if left else [])],
+        waiting=[*record.stuck, *([f"{left} messages in JOBS and PARKED"] if left else [])],
         ended_processes=ended,
     )
 

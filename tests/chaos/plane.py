@@ -10,7 +10,7 @@ import signal
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +43,7 @@ CALL_S = 1.5
 TIMEOUT_S = 10.0
 SETTLED_S = TIMEOUT_S + 180.0
 """What a lost worker has reserved is given back two minutes after its call's timeout."""
+STORED_S = 60.0
 
 MODELS = {"sim/m": model(latency_ms=CALL_S * 1000)}
 AGENTS = {
@@ -62,6 +63,25 @@ ELECTED_S = 60.0
 """Time in which the nodes of NATS elect a leader, however busy the machine is."""
 
 STREAMS = ("JOBS", "EVENTS", "DLQ", "ALERTS", "ALERTER", "PARKED", "RESULTS", "RESPONSES")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All that a plane has recorded. Money in nano-dollars.
+
+    Attributes:
+        executions: on the log.
+        attempts: on the log, those that made no call included.
+        sums: the money by executions, attempts, ClickHouse's executions and attempts, and the counters in Redis.
+        reserved: what the budgets still hold back.
+        stuck: consumers with something that they have not acknowledged.
+    """
+
+    executions: Sequence[Mapping[str, Any]]
+    attempts: Sequence[Mapping[str, Any]]
+    sums: Mapping[str, int]
+    reserved: int
+    stuck: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,35 +327,44 @@ class Chaos:
 
     async def _outcome(self, recovered_s: float) -> Outcome:
         jobs = len(self.accepted)
-        records = await self.plane.messages("EVENTS", "bw.executions.writer.*", at_least=jobs)
-        made = [one for one in await self.plane.messages("EVENTS", "bw.attempts.>") if not one["short_circuited"]]
+        record = await self.settled_record("bw.executions.writer.*", at_least=jobs)
+        made = [attempt for attempt in record.attempts if not attempt["short_circuited"]]
         calls = self.plane.sim.ledger.calls
-        attempt_ids = {one["attempt_id"] for one in made}
-        spent = sum(nano_from_usd(one["cost"]) for one in made)
-        # Each of these waits is for the end of a lease, a batch or a redelivery; what is still wrong then is reported.
-        counted, reserved = await self.last(self.counters, lambda found: found == (spent, 0), SETTLED_S)
-        stuck = await self.last(self.stuck, lambda found: not found, 120)
-        stored = await self.last(self.stored, lambda found: found == (spent, spent), 20)
+        attempt_ids = {attempt["attempt_id"] for attempt in made}
         return Outcome(
             jobs=jobs,
-            records=len({one["execution_id"] for one in records}),
+            records=len({execution["execution_id"] for execution in record.executions}),
             calls=len(calls),
             unknown_calls=sum(call.client_request_id not in attempt_ids for call in calls),
             attempts=len(made),
-            called_twice=sum(count > 1 for count in Counter(one["execution_id"] for one in made).values()),
-            lost=sum(one["outcome"] == "worker_lost" for one in made),
-            failed=sum(one["status"] != "succeeded" for one in records),
-            sums={
-                "executions": sum(nano_from_usd(one["total_cost"]) for one in records),
-                "attempts": spent,
-                "ClickHouse executions": stored[0],
-                "ClickHouse attempts": stored[1],
-                "Redis": counted,
-            },
-            reserved=reserved,
-            stuck=stuck,
+            called_twice=sum(count > 1 for count in Counter(attempt["execution_id"] for attempt in made).values()),
+            lost=sum(attempt["outcome"] == "worker_lost" for attempt in made),
+            failed=sum(execution["status"] != "succeeded" for execution in record.executions),
+            sums=record.sums,
+            reserved=record.reserved,
+            stuck=record.stuck,
             recovered_s=recovered_s,
         )
+
+    async def settled_record(self, executions_on: str = "bw.executions.>", at_least: int = 0) -> Record:
+        """Waits until the plane is settled, and reads what it has recorded.
+
+        Each wait is for the end of a lease, a batch or a redelivery. What is still wrong after it is returned as it is.
+        """
+        executions = await self.plane.messages("EVENTS", executions_on, at_least=at_least)
+        attempts = await self.plane.messages("EVENTS", "bw.attempts.>")
+        spent = sum(nano_from_usd(attempt["cost"]) for attempt in attempts if not attempt["short_circuited"])
+        counted, reserved = await self.last(self.counters, lambda counters: counters == (spent, 0), SETTLED_S)
+        stuck = await self.last(self.stuck, lambda consumers: not consumers, SETTLED_S)
+        stored = await self.last(self.stored, lambda sums: sums == (spent, spent), STORED_S)
+        sums = {
+            "executions": sum(nano_from_usd(execution["total_cost"]) for execution in executions),
+            "attempts": spent,
+            "ClickHouse executions": stored[0],
+            "ClickHouse attempts": stored[1],
+            "Redis": counted,
+        }
+        return Record(executions, attempts, sums, reserved, stuck)
 
     async def last(
         self, read: Callable[[], Awaitable[Found]], right: Callable[[Found], bool], timeout_s: float
