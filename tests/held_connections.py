@@ -28,11 +28,22 @@ async def held(port: int, sent: bytes, number: int = ATTACKERS) -> AsyncGenerato
     try:
         for _ in range(0, number, 100):
             await asyncio.gather(*(connect() for _ in range(100)))
-        await asyncio.sleep(0.2)
+        await _event_loop_is_idle()
         yield connections
     finally:
         for _, writer in connections:
             writer.transport.abort()
+
+
+async def _event_loop_is_idle() -> None:
+    """Waits until the service, which runs in this event loop, has taken in what all connections have sent."""
+    loop = asyncio.get_running_loop()
+    idle_rounds = 0
+    async with asyncio.timeout(60):
+        while idle_rounds < 5:
+            begun = loop.time()
+            await asyncio.sleep(0.01)
+            idle_rounds = idle_rounds + 1 if loop.time() - begun < 0.03 else 0
 
 
 async def received(connections: list[Streams]) -> dict[bytes, int]:
