@@ -27,10 +27,10 @@ from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.process.settings import Settings
 from breakwater.local.commands.setup import prepare
-from breakwater.local.ports import free_port
+from breakwater.local.ports import free_port, http_ready
 from tests.cli.conftest import Ran, Run, in_thread
 from tests.flow.kit import Plane, model, running_plane
-from tests.helpers import ZONE, accepts, until
+from tests.helpers import ZONE, until
 from tests.server_sources import RunningServer, Servers
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long(about_s=30, together=True)]
@@ -92,9 +92,10 @@ async def started(
         for service in SERVICES:
             plane.start(service)
 
-        await until(lambda: accepts("127.0.0.1", port), what="the HTTP interface to listen")
         for service in SERVICES[:-1]:
             await plane.ready(service)
+        # It listens before it is connected to NATS, and refuses jobs until then.
+        await until(http_ready("127.0.0.1", port, "/readyz"), "the HTTP API to accept jobs")
         yield Started(plane, variables)
     nats_server.stop()
     redis_server.stop()
