@@ -89,7 +89,7 @@ class ConsoleService:
             raise SystemExit(1) from None
         with listening:
             structlog.get_logger().info("listening", url=f"http://{host}:{port}")
-            await self._server.serve([listening])
+            await self._server.serve(listening)
 
     async def is_alive(self) -> bool:
         """True while the event loop runs; the console subscribes to nothing."""

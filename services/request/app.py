@@ -169,7 +169,7 @@ class RequestService:
             sys.stderr.write(f"request: {error}\n")
             raise SystemExit(1) from None
         with listening:
-            await self._server.serve([listening])
+            await self._server.serve(listening)
         if self._connecting is not None and self._connecting.done() and not self._connecting.cancelled():
             self._connecting.result()
 

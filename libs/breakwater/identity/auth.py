@@ -29,7 +29,7 @@ from breakwater.identity.rules.callers import (
 )
 from breakwater.identity.store import KeySession, PersonSession, Sessions
 from breakwater.kernel.http.problems import OPENAI, RequestError, is_openai, not_read
-from breakwater.kernel.http.server import Shares, vouch
+from breakwater.kernel.http.server import Shares
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.types import time_from_ms
 
@@ -107,7 +107,6 @@ class RequireApiKey:
         except RequestError as problem:
             await problem.response(scope["path"])(scope, receive, send)
             return
-        vouch(scope)
         try:
             await self.app(scope, receive, send)
         finally:

@@ -95,5 +95,6 @@ async def test_one_key_leaves_connections_to_others(api: HttpApi, path: str) -> 
         answers = await received(connections)
         # 503: those that connect faster than a busy machine answers.
         assert answers.keys() <= {b"429", b"503"}
-        refused, least = sum(answers.values()), ATTACKERS - MAX_CONNECTIONS // 2
-        assert least <= refused < least + 50  # connections of others may be open at that moment, too
+        least = ATTACKERS - MAX_CONNECTIONS // 2
+        assert least <= sum(answers.values())
+        assert answers[b"429"] < least + 50  # connections of others may be open at that moment, too

@@ -29,7 +29,7 @@ from breakwater.identity.pages.pages import PageRenderer
 from breakwater.identity.pages.sessions import SESSION, KnownSessions, Session, csrf_of, pack, session_of, unpack
 from breakwater.identity.rules.callers import is_link, is_session
 from breakwater.identity.rules.sign_in import SignInLimits, TooManySignInsError
-from breakwater.kernel.http.server import OPEN_BODY_BYTES, OPEN_BODY_S, Shares, vouch
+from breakwater.kernel.http.server import OPEN_BODY_BYTES, OPEN_BODY_S, Shares
 
 COOKIE = "breakwater_console"
 NOTICES = "breakwater_notices"
@@ -100,7 +100,6 @@ class RequireSignIn:
             text = "Too many of your pages are being loaded at the same time. Close some, or wait."
             await self._pages.plain(request, 429, "Too many requests", text)(scope, receive, send)
             return
-        vouch(scope)
         try:
             await self._app(scope, receive, self._with_notices(request, send))
         finally:
