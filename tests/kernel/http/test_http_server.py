@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from breakwater.local.ports import free_port
 from breakwater.kernel.http.server import MAX_CONNECTIONS, HttpServer, Shares, listen
+from breakwater.local.ports import free_port
 from tests.helpers import until
 
 SLOW = b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n"
