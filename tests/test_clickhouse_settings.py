@@ -7,6 +7,7 @@ import pytest
 from breakwater.config import ConfigError, RetentionDays, parse_config
 from breakwater.local.commands.setup import layout, statements
 from breakwater.records.schema import RETENTION_DAYS, TABLES
+from tests.tables import each_row
 
 PLAIN = "providers: {p: {base_url: 'http://x'}}\nagents: {a: {model: m}}\n"
 
@@ -24,7 +25,7 @@ def test_what_is_set_is_what_the_tables_are_made_with() -> None:
     assert days == {**{table.name: 400 for table in TABLES}, "executions": 30, "attempts": 62}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("settings", "words"),
     [
         ("retention_days: {attempts: 61}", "clickhouse.retention_days.attempts: must be at least 62 days, not 61"),

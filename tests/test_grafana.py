@@ -27,6 +27,7 @@ from tests.grafana_sql import ALL, Chosen, Shown
 from tests.records.made import END, connected, filled_database, made
 from tests.records.samples import new_database_url
 from tests.server_sources import RunningServer
+from tests.tables import each_row
 
 T = TypeVar("T")
 
@@ -296,7 +297,7 @@ def _all(node: Any, key: str) -> list[Any]:
     return [one for part in node for one in _all(part, key)] if isinstance(node, list) else []
 
 
-@pytest.mark.parametrize("name", DASHBOARDS)
+@each_row("name", DASHBOARDS)
 def test_panels_stand_side_by_side(name: str) -> None:
     places = [panel["gridPos"] for panel in DASHBOARDS[name]["panels"]]
     assert all(one["x"] + one["w"] <= 24 for one in places)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from breakwater import __version__
+from tests.tables import each_row
 
 ROOT = Path(__file__).parent.parent
 PINNED = {file.stem: file for file in (ROOT / "requirements").glob("*.txt")}
@@ -47,7 +48,7 @@ def test_no_file_names_the_host_of_a_package_registry() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("name", ["build", "runtime", "embedded", "dev"])
+@each_row("name", ["build", "runtime", "embedded", "dev"])
 def test_every_requirement_is_pinned_with_its_hashes(name: str) -> None:
     for requirement in re.split(r"\n(?=\S)", PINNED[name].read_text().strip()):
         assert re.match(r"[\w.-]+==\S+", requirement), requirement

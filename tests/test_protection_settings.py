@@ -12,6 +12,7 @@ import yaml
 from breakwater.calls.rules.classify import NOT_SENT, RETRYABLE_CLASSES
 from breakwater.config import Config, parse_config
 from breakwater.kernel.errors import ConfigError
+from tests.tables import each_row
 
 
 def config(agent: dict[str, Any], defaults: dict[str, Any] | None = None, name: str = "a") -> Config:
@@ -23,7 +24,7 @@ def config(agent: dict[str, Any], defaults: dict[str, Any] | None = None, name: 
     return parse_config(yaml.safe_dump(document))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("defaults", "own", "expected"),
     [
         ({}, {"preset": "refactor"}, (2, 3)),
@@ -54,7 +55,7 @@ def test_what_protects_is_on_where_nothing_is_set_and_off_where_that_is_said() -
     assert (one_off.max_tokens, one_off.max_iterations) == (None, 10)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("agent", "said"),
     [
         ({"breaker": {"preset": "refactr"}}, "agents.a.breaker.preset"),
@@ -100,7 +101,7 @@ def test_no_agent_is_named_as_all_of_them_are() -> None:
         config({}, name="*")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("agent", "said"),
     [
         ({"breaker": None}, "agents.a.breaker: is empty"),
@@ -120,7 +121,7 @@ def test_what_would_protect_nothing_or_work_otherwise_than_it_reads_is_refused(
     assert said in str(error.value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "on",
     [
         ["PaymentRequiredError"],
@@ -135,7 +136,7 @@ def test_a_class_that_calls_end_with_may_be_retried(on: list[Any]) -> None:
     assert config({"retry": {"on": on}}).agents["a"].retry.on == tuple(on)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("agent", "defaults", "said"),
     [
         (

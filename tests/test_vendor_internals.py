@@ -26,11 +26,12 @@ from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.subscriber import ChannelSpecification, PullSubscriber
 from breakwater.kernel.redis.connection import Redis
 from breakwater.records.channels import GUARDS
+from tests.tables import each_row
 
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
 
 
-@pytest.mark.parametrize("package", ["chdb", "clickhouse-connect", "faststream", "nats-py", "redis", "uvicorn"])
+@each_row("package", ["chdb", "clickhouse-connect", "faststream", "nats-py", "redis", "uvicorn"])
 def test_a_package_whose_internals_are_used_is_not_taken_in_a_version_that_nobody_has_tried(package: str) -> None:
     project = tomllib.loads(PYPROJECT.read_text())["project"]
     required: list[str] = [*project["dependencies"], *project["optional-dependencies"]["embedded"]]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from breakwater.alerts.contract import Alert, AlertChange, AlertDigest, IncidentStatus
 from breakwater.alerts.rules.alert_rules import MessageLimit, QuietHours, Route
 from breakwater.alerts.rules.outbox import ChannelRules, Held, Next, message_id, next_message, quiet_until
+from tests.tables import each_row
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 QUIET_S = 600.0
@@ -97,7 +98,7 @@ def later(*waiting: AlertChange) -> list[Held]:
     return held(*(alert("a", change, version) for version, change in enumerate(waiting, start=2)))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("waiting", "message", "skipped"),
     [
         (("repeated",), None, 1),
@@ -152,7 +153,7 @@ def test_a_channel_that_keeps_its_messages_up_to_date_hears_every_change_without
     assert next_message(later("repeated"), bot, AT, sent=[AT]).message is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("route", "more", "takes"),
     [
         ({"events": ["breaker_open"]}, {}, True),
@@ -262,7 +263,7 @@ def at(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("now", "until"),
     [
         ("2026-11-21T20:59:59+00:00", None),

@@ -23,6 +23,7 @@ from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.formats import moment
 from breakwater.kernel.types import nano_from_usd
 from tests.records.samples import attempt
+from tests.tables import each_row
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 UNTIL = datetime(2026, 11, 21, 10, 1, 0, tzinfo=UTC)
@@ -101,7 +102,7 @@ def crossing(**fields: Any) -> BudgetEvent:
     return BudgetEvent.model_validate(given | fields)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("from_state", "to_state", "expected"),
     [
         ("closed", "open", ("breaker_open", Firing)),
@@ -391,8 +392,8 @@ def test_a_task_that_may_go_on_ends_its_incident_whoever_tripped_it() -> None:
     assert over.text == "Reset by ann. Its usage counts from zero again. Nothing to do."
 
 
-@pytest.mark.parametrize("tenant", ["acme", "a b; x"])
-@pytest.mark.parametrize("task_id", ["t1", "nightly; rm -rf $HOME", "it's `mine`", "--url=http://x", "задача"])
+@each_row("tenant", ["acme", "a b; x"])
+@each_row("task_id", ["t1", "nightly; rm -rf $HOME", "it's `mine`", "--url=http://x", "задача"])
 def test_the_command_of_an_alert_resets_that_task_whatever_it_is_called(task_id: str, tenant: str) -> None:
     alert = signal_of(stopped(task_id=task_id, tenant=tenant))
     assert alert is not None
@@ -411,7 +412,7 @@ def test_a_closed_breaker_says_that_nothing_is_to_be_done() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("fields", "title", "text"),
     [
         (
@@ -475,7 +476,7 @@ def ended(**fields: Any) -> Execution:
 REFUSED = {"kind": "budget_exceeded", "message": "no such call ever fits"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("fields", "key", "title"),
     [
         ({}, "retries_exhausted/writer/error", "Retries exhausted: writer (error)"),

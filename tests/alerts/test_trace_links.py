@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from breakwater.alerts.rules.links import trace_url
+from tests.tables import each_row
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("template", "trace_id", "url"),
     [
         ("https://jaeger.example.com/trace/{trace_id}", TRACE, f"https://jaeger.example.com/trace/{TRACE}"),

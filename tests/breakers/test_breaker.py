@@ -34,6 +34,7 @@ from breakwater.breakers.rules import (
 from breakwater.calls.rules.classify import error_identity
 from breakwater.config import ConfigError, parse_config
 from breakwater.jobs.contract.events import BreakerState
+from tests.tables import each_row
 
 NOW = 1_795_000_000_000
 A, B, C = "a3f1b2c4", "0badc0de", "5eed0002"
@@ -136,7 +137,7 @@ def test_a_probe_that_meets_a_rate_limit_says_nothing_unless_nothing_else_succee
 # The rules, and what they say
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("limits", "errors", "rule", "reason"),
     [
         (BreakerRules(), [None, A, B, A], "consecutive_failures", "3 consecutive failures (threshold: 3)"),
@@ -182,10 +183,8 @@ def test_each_rule_opens_it_when_it_is_due_and_says_so(
     assert change.error_hash == (A if rule == "same_error" else None)
 
 
-@pytest.mark.parametrize("off", ["off", False])
-@pytest.mark.parametrize(
-    ("name", "threshold"), [("errors", 4), ("consecutive_failures", 4), ("same_error", 4), ("failure_rate", 0.5)]
-)
+@each_row("off", ["off", False])
+@each_row(("name", "threshold"), [("errors", 4), ("consecutive_failures", 4), ("same_error", 4), ("failure_rate", 0.5)])
 def test_each_rule_can_be_switched_off(name: str, threshold: float, off: object) -> None:
     other = "errors" if name != "errors" else "same_error"
     failing = reported(*[A] * 20)
@@ -214,7 +213,7 @@ def test_a_success_clears_what_came_in_a_row_and_no_error() -> None:
     assert (consecutive_failures(breaker), errors_within(breaker, BreakerRules(), NOW)) == (2, 4)
 
 
-@pytest.mark.parametrize(("share", "of"), [(0.07, 100), (0.55, 100), (0.29, 100), (0.57, 100), (0.1, 30), (1 / 3, 3)])
+@each_row(("share", "of"), [(0.07, 100), (0.55, 100), (0.29, 100), (0.57, 100), (0.1, 30), (1 / 3, 3)])
 def test_a_share_that_is_reached_exactly_is_reached(share: float, of: int) -> None:
     failed = round(share * of)
     limits = rules(failure_rate=share, minimum_calls=of)
@@ -240,7 +239,7 @@ def test_breakers_are_shared_as_far_as_their_scope_says() -> None:
 # Presets
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("preset", "in_a_row", "same"),
     [
         ("feature", 3, 5),
@@ -297,7 +296,7 @@ def test_two_failures_a_success_and_two_more_are_two_in_a_row_and_four_of_the_sa
     assert (change.consecutive_failures, change.after.total_failures) == (1, 5)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "errors", "at"),
     [
         ({"consecutive_failures": 5}, [A, B, C, A], None),
@@ -602,7 +601,7 @@ def test_it_can_be_forced_open_from_every_state(state: BreakerState) -> None:
     assert isolate(after, by="dev", why="", rules=BreakerRules(), now_ms=NOW + 9) == (after, None)
 
 
-@pytest.mark.parametrize("state", ["closed", "open", "half_open", "isolated"])
+@each_row("state", ["closed", "open", "half_open", "isolated"])
 def test_it_can_be_reset_from_every_state_and_forgets_what_was_counted(state: BreakerState) -> None:
     before = in_state(state)
     after, change = reset(before, by="ops", why="", rules=BreakerRules(), now_ms=NOW + 5)

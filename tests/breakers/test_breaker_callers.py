@@ -19,6 +19,7 @@ from breakwater.breakers.rules import (
     is_open_for_one,
     observe,
 )
+from tests.tables import each_row
 
 NOW = 1_795_000_000_000
 OFF = dict.fromkeys(("errors", "consecutive_failures", "same_error", "failure_rate"), "off")
@@ -55,7 +56,7 @@ def after(
     return breaker, changes
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("limits", "calls", "opens"),
     [
         # Alone: as the seeds say, also with one job.
@@ -85,7 +86,7 @@ def test_a_rule_fires_for_what_fails_for_several(limits: BreakerRules, calls: st
     assert [change.reason for change in changes] == ([] if opens is None else [opens])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("limits", "calls", "reason"),
     [
         (rules(consecutive_failures=3), "b1 A1 A1 A1", "3 consecutive failures (threshold: 3)"),

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from breakwater.breakers.rules import (
     Breaker,
     BreakerChange,
@@ -19,6 +17,7 @@ from breakwater.breakers.rules import (
 from breakwater.health.rules import half_opened, open_for, recalled, transition
 from breakwater.jobs.contract.events import BreakerTransition
 from breakwater.kernel.types import ms_from_time, time_from_ms
+from tests.tables import each_row
 
 NOW = 1_795_000_000_000
 A, B = "a3f1b2c4", "0badc0de"
@@ -64,7 +63,7 @@ CLOSED_AGAIN = event_of(CLOSING, PROBED)
 OPENED_AGAIN = event_of(REOPENING, PROBED)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("event", "steps", "stats"),
     [
         # In a row, in all, different ones, and within the window.
@@ -126,7 +125,7 @@ def test_a_half_open_one_reported_twice_has_one_id_and_each_cooldown_another() -
     assert other.transition_id != HALF_OPENED.transition_id
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("event", "expected"),
     [
         (OPENED, {"state": "open", "open_until_ms": NOW + 36_000, "openings": 1}),

@@ -15,6 +15,7 @@ from breakwater.calls.rules.classify import (
     TransportFailure,
     classify,
 )
+from tests.tables import each_row
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 EMPTY_ACCOUNT = "You exceeded your current quota, please check your plan and billing details."
@@ -70,13 +71,7 @@ ROWS: list[Row] = [
 ]
 
 
-def name_of(row: object) -> str | None:
-    if isinstance(row, HttpFailure):
-        return f"{row.status} {row.code or row.type or row.message}"
-    return str(row) if isinstance(row, TransportFailure | BrokenAnswer | NothingSaid | ProgramFailure) else None
-
-
-@pytest.mark.parametrize(("failure", "kind", "class_name", "retryable", "counted"), ROWS, ids=name_of)
+@each_row(("failure", "kind", "class_name", "retryable", "counted"), ROWS)
 def test_every_failure_has_its_kind(
     failure: CallFailure, kind: str, class_name: str, retryable: bool, counted: bool
 ) -> None:
@@ -90,7 +85,7 @@ def test_every_failure_has_its_kind(
     assert (info.user_message is None) == retryable
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("status", "code", "message"),
     [
         (400, "context_length_exceeded", "too much"),
@@ -152,7 +147,7 @@ def test_a_conversation_that_is_too_long_is_an_overflow(status: int, code: str |
     assert (verdict.retryable, verdict.counts_for_breaker, verdict.status_code) == (False, False, status)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "message",
     [
         "The prompt exceeds the maximum allowed input length of 32768 tokens.",
@@ -187,12 +182,12 @@ def test_a_conversation_that_is_too_long_is_an_overflow(status: int, code: str |
         "Message too long: the prompt is above the input token maximum",
     ],
 )
-@pytest.mark.parametrize("status", [400, 413, 422])
+@each_row("status", [400, 413, 422])
 def test_an_overflow_in_words_that_nobody_has_seen_is_known_by_its_grammar(status: int, message: str) -> None:
     assert classify(HttpFailure(status, message), NOW).kind == "context_overflow"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "message",
     [
         "max_tokens: 100000 > 8192, which is the maximum allowed number of output tokens for claude",
@@ -231,12 +226,12 @@ def test_an_overflow_in_words_that_nobody_has_seen_is_known_by_its_grammar(statu
         "the `context_window` for this model",
     ],
 )
-@pytest.mark.parametrize("status", [400, 422])
+@each_row("status", [400, 422])
 def test_what_else_is_too_long_or_too_many_is_no_overflow(status: int, message: str) -> None:
     assert classify(HttpFailure(status, message), NOW).kind == "client"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "message",
     [
         "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'. "
@@ -267,14 +262,14 @@ def test_what_else_is_too_long_or_too_many_is_no_overflow(status: int, message: 
         "The number of toolResult blocks at messages.2.content exceeds the number of toolUse blocks of previous turn.",
     ],
 )
-@pytest.mark.parametrize("status", [400, 422])
+@each_row("status", [400, 422])
 def test_a_tool_call_without_its_result_is_an_orphan(status: int, message: str) -> None:
     verdict = classify(HttpFailure(status, message), NOW)
     assert (verdict.kind, verdict.class_name) == ("orphan_tool_calls", "OrphanToolCallsError")
     assert (verdict.retryable, verdict.counts_for_breaker) == (False, False)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "message",
     [
         "Unknown parameter: 'context_window'.",
@@ -293,13 +288,13 @@ def test_a_prompt_that_a_filter_refuses_is_no_unfamiliar_400(code: str) -> None:
     assert (verdict.kind, verdict.class_name) == ("client", "ContentFilteredError")
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
+@each_row("status", [401, 403, 404, 429, 500, 503])
 def test_words_about_the_conversation_mean_nothing_under_another_status(status: int) -> None:
     verdict = classify(HttpFailure(status, "prompt is too long", "context_length_exceeded"), NOW)
     assert verdict.kind in {"client", "rate_limit", "server"}
 
 
-@pytest.mark.parametrize("status", [429, 500, 503, 529])
+@each_row("status", [429, 500, 503, 529])
 def test_what_is_retried_waits_as_the_provider_says(status: int) -> None:
     headers = {"retry-after": "7"}
     assert classify(HttpFailure(status, "no", headers=headers), NOW).retry_after_s == 7

@@ -3,19 +3,19 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, get_args
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breakwater.calls.rules.classify import HttpFailure, ProgramFailure, classify
 from breakwater.calls.rules.user_message import user_message, user_message_for
 from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
+from tests.tables import each_row
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 KINDS = get_args(ErrorKind)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("status", "type_", "advice"),
     [
         (400, "BadRequest", "request format may be invalid"),
@@ -40,7 +40,7 @@ def test_it_names_type_status_and_advice(status: int, type_: str, advice: str) -
     assert ("cannot be recovered automatically" in message) == (status < 429 and status != 409)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_row("kind", KINDS)
 def test_every_kind_has_one(kind: ErrorKind) -> None:
     message = user_message_for(ErrorInfo(kind=kind, class_="SomeError", message="secret"))
     assert message.startswith("I could not complete this request.")
@@ -62,7 +62,7 @@ def test_kinds_that_look_alike_are_distinguished() -> None:
 TOO_LONG = f"The request {'is not valid and ' * 20}ends."
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "told"),
     [
         ("Messages must not be empty.", "Messages must not be empty."),

@@ -18,6 +18,7 @@ from breakwater.calls.rules.context_overflow import (
 )
 from breakwater.jobs.contract.job import CallApi
 from tests.calls.test_classify import NOW
+from tests.tables import each_row
 
 APIS: tuple[CallApi, ...] = ("chat", "responses", "messages", "embeddings")
 TOO_LONG = {
@@ -146,7 +147,7 @@ def test_figures_are_kept_where_texts_are_not() -> None:
     assert "4111" not in without_text(classify(failure, NOW), failure).message, "no number of tokens is so high"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "ratio"),
     [
         (
@@ -232,7 +233,7 @@ def test_a_ratio_is_within_bounds_whatever_the_text(before: str, limit: int, use
     assert ratio is None or 0.1 <= ratio <= 0.9
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "limit"),
     [
         (
@@ -283,7 +284,7 @@ def test_the_room_that_is_left_for_an_answer_is_read_from_the_providers_text(sai
     assert output_limit_from(said) == limit
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "most"),
     [
         (

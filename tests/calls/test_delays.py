@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breakwater.calls.rules.delays import MAX_DELAY_S, duration_s, retry_after_s, spoken_delay_s
+from tests.tables import each_row
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "seconds"),
     [
         ("7", 7.0),
@@ -58,7 +59,7 @@ def test_a_delay_in_the_body_goes_before_resets_and_after_retry_after() -> None:
         assert retry_after_s({}, NOW, absurd) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "seconds"),
     [
         ("1s", 1.0),
@@ -127,7 +128,7 @@ def test_anthropics_resets_are_moments() -> None:
         assert retry_after_s(one, NOW) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "seconds"),
     [
         ("Limit 10000, Used 9000, Requested 2000. Please try again in 6.2s. Visit the site.", 6.2),

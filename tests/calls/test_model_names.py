@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import pytest
-
 from breakwater.calls.rules.provider_words import is_same_model
+from tests.tables import each_row
 
 SAME = [
     # OpenAI
@@ -69,12 +68,12 @@ OTHER = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "answered"), SAME)
+@each_row(("asked", "answered"), SAME)
 def test_a_snapshot_a_prefix_and_a_file_are_the_model_that_was_asked_for(asked: str, answered: str) -> None:
     assert is_same_model(answered, (asked,))
 
 
-@pytest.mark.parametrize(("asked", "answered"), OTHER)
+@each_row(("asked", "answered"), OTHER)
 def test_another_model_is_another(asked: str, answered: str) -> None:
     assert not is_same_model(answered, (asked,))
 

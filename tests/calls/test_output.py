@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from breakwater.calls.rules.output import Invalid, OutputGuard, OutputRules, Valid, correction_message, ready_schemas
 from breakwater.config import ConfigError, parse_config
+from tests.tables import each_row
 
 POINT: dict[str, Any] = {
     "type": "object",
@@ -52,8 +53,8 @@ def problems(found: Valid | Invalid) -> tuple[str, ...]:
 LOOSE, STRICT = guard(POINT), guard(POINT, strict=True)
 
 
-@pytest.mark.parametrize("checked", [LOOSE, STRICT], ids=["loose", "strict"])
-@pytest.mark.parametrize(
+@each_row("checked", [LOOSE, STRICT], ids=["loose", "strict"])
+@each_row(
     "said",
     [
         '{"x": 1}',
@@ -70,7 +71,7 @@ def test_json_alone_or_in_a_fenced_block_is_an_answer(checked: OutputGuard, said
     assert checked.check(said) == Valid({"x": 1})
 
 
-@pytest.mark.parametrize(
+@each_row(
     "said",
     [
         'Here you are: {"x": 1}',
@@ -94,7 +95,7 @@ def test_braces_and_fences_within_strings_are_text() -> None:
         assert LOOSE.check(said) == Valid(value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "words"),
     [
         ("", "is empty"),
@@ -160,7 +161,7 @@ def test_no_text_makes_the_check_fail(said: str) -> None:
 SIZE = 300_000
 
 
-@pytest.mark.parametrize(
+@each_row(
     "unit",
     [
         "{",
@@ -193,7 +194,7 @@ def test_a_long_text_of_anything_is_searched_in_time(unit: str) -> None:
     assert time.process_time() - started < 30, "a quadratic search takes minutes"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("schema", "value", "problem"),
     [
         (POINT, {"x": "1"}, "$.x: should be number, is string"),
@@ -377,7 +378,7 @@ def test_strict_closes_every_object_that_does_not_say_whether_it_is() -> None:
     assert guard(schema).schema == schema
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("schema", "strict", "fits"),
     [
         ({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}, True, True),
@@ -415,7 +416,7 @@ def nested(depth: int) -> dict[str, Any]:
     return {"items": nested(depth - 1)} if depth else {}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("output", "words"),
     [
         ({"schema": "tsk_result"}, "agents.a.output.schema: 'tsk_result' is not a ready schema; name one of agent_"),

@@ -31,6 +31,7 @@ from breakwater.calls.rules.retry import (
     is_retryable,
 )
 from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, ErrorKind, Outcome
+from tests.tables import each_row
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 JITTER = st.floats(0, 1, exclude_max=True)
@@ -48,7 +49,7 @@ RATE_LIMITS_APART = RetryPolicy.model_validate({"per_kind": {"rate_limit": {"max
 # Back-off
 
 
-@pytest.mark.parametrize(("retry", "seconds"), [(0, 0.5), (1, 1.0), (2, 2.0), (3, 4.0), (4, 5.0), (500, 5.0)])
+@each_row(("retry", "seconds"), [(0, 0.5), (1, 1.0), (2, 2.0), (3, 4.0), (4, 5.0), (500, 5.0)])
 def test_exponential_delays_double_up_to_their_ceiling(retry: int, seconds: float) -> None:
     assert backoff_s(RetryPolicy(), retry, 0.0) == seconds
 
@@ -175,7 +176,7 @@ def step(verdict: Classification, failures: dict[ErrorKind, int] | None = None, 
     return after_failure(verdict, **(defaults | more))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("got", "expected"),
     [
         (step(SERVER), Retry(0.5)),
@@ -240,7 +241,7 @@ def test_a_wait_that_a_provider_asks_for_is_waited_for_unless_another_model_answ
     assert step(long, is_last_model=True) == Retry(10.5)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("named_s", "policy", "failures", "held_s"),
     [
         (7.0, RetryPolicy(), {"rate_limit": 1}, 7.0),
@@ -320,7 +321,7 @@ def test_a_retry_always_fits_into_what_is_left(
 # What is retried
 
 
-@pytest.mark.parametrize("on", [404, "client", "NotFoundError", "NotFound"])
+@each_row("on", [404, "client", "NotFoundError", "NotFound"])
 def test_agents_may_name_more_that_is_retried(on: int | str) -> None:
     assert step(NOT_FOUND) == NextModel()
     policy = RetryPolicy(on=(418, on))
@@ -348,7 +349,7 @@ def test_what_has_a_recovery_of_its_own_is_not_retried_even_where_its_status_is_
         assert not is_retryable(verdict, policy)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("on", "words"),
     [
         (200, "not the status code of an error"),
@@ -372,7 +373,7 @@ def test_what_can_not_be_retried_is_refused_in_words(on: int | str, words: str) 
         RetryPolicy(on=(on,))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("policy", "words"),
     [
         ({"base_s": 10, "max_delay_s": 5}, r"^[^:]*\n.*max_delay_s must not be below base_s"),

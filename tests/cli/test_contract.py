@@ -26,6 +26,7 @@ from breakwater.kernel.types import Event
 from breakwater.records.channels import CHANNELS
 from breakwater.records.schemas import ON_WEBHOOKS
 from tests.cli.conftest import Run
+from tests.tables import each_row
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
@@ -154,7 +155,7 @@ def test_every_schema_is_a_schema_and_names_itself(contract: dict[str, str]) -> 
         assert list(document)[:3] == ["$schema", "$id", "title"]
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+@each_row("event", EVENTS, ids=lambda event: type(event).__name__)
 def test_what_is_sent_is_valid_and_a_schema_that_forgets_a_field_would_be_noticed(
     contract: dict[str, str], event: Event
 ) -> None:

@@ -1,12 +1,11 @@
 """What the doctor finds of a consumer whose messages nothing can take."""
 
-import pytest
-
 from breakwater.cli.doctor_nats import held_finding
 from breakwater.kernel.nats.provision import ConsumerFound
+from tests.tables import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("consumer", "again", "found"),
     [
         ("worker-writer", 2, True),

@@ -15,6 +15,7 @@ from breakwater.cli.doctor_checks import openid_findings
 from breakwater.config import parse_config
 from breakwater.local.plane import PlaneLocation
 from breakwater.local.ports import free_port
+from tests.tables import each_row
 
 CONFIG = """
 providers: {{local: {{base_url: "http://127.0.0.1:9/v1"}}}}
@@ -67,7 +68,7 @@ async def test_a_provider_that_is_as_it_should_be_is_ok(monkeypatch: pytest.Monk
     assert "it does not end sessions here (back-channel)" in (await found({}))[1]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("answers", "said", "to_do"),
     [
         ({DISCOVERY: {"issuer": "https://another.example"}}, "'https://another.example'", "exactly as"),

@@ -16,6 +16,7 @@ from breakwater.cli.main import COMMANDS, every_command, main
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.local.datadir import DataDir, Endpoints
 from tests.cli.conftest import Run
+from tests.tables import each_row
 
 LIVE = [
     ["submit", "writer", "hi"],
@@ -47,7 +48,7 @@ def commands() -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("command", commands(), ids=" ".join)
+@each_row("command", commands(), ids=" ".join)
 def test_help_of_every_command_has_a_purpose_and_examples(run: Run, command: list[str]) -> None:
     ran = run(*command, "--help")
     assert ran.code == ExitCode.OK
@@ -83,7 +84,7 @@ def test_help_loads_none_of_the_heavy_libraries() -> None:
     assert set(ran.stderr.split()) <= {"asyncio"}
 
 
-@pytest.mark.parametrize("command", LIVE, ids=" ".join)
+@each_row("command", LIVE, ids=" ".join)
 def test_without_a_plane_it_says_what_was_looked_for_and_how_to_start_one(run: Run, command: list[str]) -> None:
     ran = run(*command)
     assert ran.code == ExitCode.UNREACHABLE

@@ -19,11 +19,12 @@ from breakwater.kernel.commands import formats, output
 from breakwater.kernel.commands.errors import CliError, show
 from breakwater.kernel.commands.output import Column
 from tests.cli.conftest import Terminal
+from tests.tables import each_row
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("ms", "text"),
     [
         (None, ""),
@@ -40,7 +41,7 @@ def test_durations(ms: int | None, text: str) -> None:
     assert formats.duration(ms) == text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "ago"),
     [("90s", 90), ("10m", 600), ("2h", 7200), ("1.5h", 5400), ("7d", 604_800), ("2026-11-21T09:00:00Z", 3600)],
 )
@@ -48,7 +49,7 @@ def test_since_takes_durations_and_times(text: str, ago: int) -> None:
     assert formats.since(text, NOW) == NOW - timedelta(seconds=ago)
 
 
-@pytest.mark.parametrize("text", ["", "10", "soon", "-5m", "10y"])
+@each_row("text", ["", "10", "soon", "-5m", "10y"])
 def test_since_says_how_it_is_written(text: str) -> None:
     with pytest.raises(CliError, match="neither a duration nor a time") as caught:
         formats.since(text, NOW)

@@ -18,6 +18,7 @@ from breakwater.jobs.commands.submit import note_if_recorded
 from breakwater.jobs.contract.execution import Result
 from breakwater.kernel.commands.errors import CliError, ExitCode
 from tests.cli.conftest import Run
+from tests.tables import each_row
 
 Sent = Callable[..., dict[str, Any]]
 
@@ -107,7 +108,7 @@ def test_options_go_over_the_job_of_a_file(sent: Sent, tmp_path: Path) -> None:
     assert sent("--job", "-", "--tenant", "u", stdin=json.dumps(whole))["tenant"] == "u"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("arguments", "said"),
     [
         (["writer"], "the job has no input"),
@@ -129,7 +130,7 @@ def test_what_makes_no_sense_is_said_before_anything_is_sent(
     assert said in ran.err
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("arguments", "stdin", "said"),
     [
         (["writer", "-"], b"a\xff", "stdin is not UTF-8 text: byte 0xff at position 1"),
@@ -210,7 +211,7 @@ def test_a_job_that_nobody_waited_for_shows_its_id(run: Run, sent: Sent) -> None
     assert "breakwater executions j" in ran.err
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("status", "body", "code", "exit_code", "said"),
     [
         (404, {"code": "unknown_agent", "message": "no such agent"}, "unknown_agent", 1, "no such agent"),

@@ -6,9 +6,8 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
-
 from breakwater.records.commands.tail import KINDS, ReceivedEvent, cells, cloud_event, subject_of
+from tests.tables import each_row
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 AT = "2026-11-21T09:59:58.000Z"
@@ -139,7 +138,7 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "event", "shown", "hidden"), CASES, ids=[case[0] for case in CASES])
+@each_row(("kind", "event", "shown", "hidden"), CASES, ids=[case[0] for case in CASES])
 def test_a_line_says_what_matters(kind: str, event: dict[str, Any], shown: list[str], hidden: list[str]) -> None:
     line = "".join(cell if isinstance(cell, str) else cell[0] for cell in cells(kind, event, NOW))
     assert "\n" not in line
@@ -171,7 +170,7 @@ def test_progress_comes_without_headers_and_still_has_an_id_of_its_own() -> None
     assert event("queued")["time"] == AT
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "subject"),
     [
         ("attempts", "bw.attempts.a%2Eb.>"),

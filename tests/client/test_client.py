@@ -17,6 +17,7 @@ from breakwater.client import (
     parse,
 )
 from tests.cli.api_stub import KEY, problem, serving
+from tests.tables import each_row
 
 
 async def test_a_document_is_read_with_the_parameters_that_are_given() -> None:
@@ -42,7 +43,7 @@ async def test_connections_are_shared_by_keys() -> None:
         assert await api.with_key(KEY).get("key") == {}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("answer", "kind", "code", "message"),
     [
         ((404, problem("unknown_breaker", "no such")), ApiRefusedError, "unknown_breaker", "no such"),

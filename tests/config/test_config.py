@@ -7,6 +7,7 @@ import pytest
 
 from breakwater.alerts.contract import AlertEvent
 from breakwater.config import Alerts, ConfigError, SecretRef, load_config, named_secrets, parse_config, variables_of
+from tests.tables import each_row
 
 GOOD = """
 providers:
@@ -42,7 +43,7 @@ def test_the_built_in_defaults_protect() -> None:
     assert config.redaction.built_in
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("old", "new", "words"),
     [
         (
@@ -181,7 +182,7 @@ def test_the_default_protects_too() -> None:
     assert alerts(f"{{channels: {{ops: {{{OPS}, rate_limit: off}}}}}}").channels["ops"].rate_limit is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "words"),
     [
         (f"{{{OPS}}}", "alerts: slack: "),
@@ -244,7 +245,7 @@ def test_the_openid_clients_secret_is_for_request_alone() -> None:
     assert [name for name in services if "OPENID_SECRET" in variables_of(config, name)] == ["request"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("old", "new", "words"),
     [
         ("url: 'https://console.example', ", "", "console: openid needs url"),

@@ -6,6 +6,7 @@ import pytest
 
 from breakwater.config.load import parse_config
 from breakwater.kernel.errors import ConfigError
+from tests.tables import each_row
 
 WHOLE = """
 providers:
@@ -20,7 +21,7 @@ LAUGHS = "\n".join(
 STAIRS = "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 5000))])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "says"),
     [
         ("a: " + "[" * 5000 + "]" * 5000, r"line 1, column \d+: is nested more than 100 deep"),

@@ -13,6 +13,7 @@ from breakwater.config import Config, parse_config, validate_job
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.errors import ConfigError
 from breakwater.prices.rules.price import max_output_of
+from tests.tables import each_row
 
 CAP = {"daily_usd": 1, "enforcement": "hard"}
 PROVIDERS = {
@@ -82,8 +83,8 @@ STRICT: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("why", STRICT)
-@pytest.mark.parametrize(("place", "params"), ATTACKS)
+@each_row("why", STRICT)
+@each_row(("place", "params"), ATTACKS)
 def test_under_a_cap_or_a_list_of_models_only_params_pass_that_cost_tokens_alone(
     why: str, place: str, params: dict[str, Any]
 ) -> None:
@@ -98,7 +99,7 @@ def test_under_a_cap_or_a_list_of_models_only_params_pass_that_cost_tokens_alone
     assert refused(allowed, "open", params, tenant="acme") is None
 
 
-@pytest.mark.parametrize("params", FREE)
+@each_row("params", FREE)
 def test_what_costs_tokens_alone_passes_under_a_cap(params: dict[str, Any]) -> None:
     for agent in ("open", "azure", "claude", "mixed"):
         assert refused(config(budget=CAP), agent, params) is None, agent
@@ -126,7 +127,7 @@ def test_a_tenant_without_a_cap_and_a_soft_cap_are_no_hard_cap() -> None:
     assert refused(config(budget={"daily_usd": 1}), "open", params) is None
 
 
-@pytest.mark.parametrize("name", ["api_base", "base_url", "api_key", "extra_body", "extra_headers", "extra_query"])
+@each_row("name", ["api_base", "base_url", "api_key", "extra_body", "extra_headers", "extra_query"])
 def test_where_a_request_goes_and_as_whom_is_no_param_anywhere(name: str) -> None:
     said = f"params.{name}: is for the config of the provider to set"
     for agent in ("open", "azure", "claude", "mixed"):

@@ -9,6 +9,7 @@ import pytest
 from breakwater.dialects.contract.openai import CallOptions, ChatCompletionRequest
 from breakwater.dialects.rules.chat_chunks import Assembly
 from breakwater.dialects.rules.chat_completions import completion_of, error_of, first_choice, job_of
+from tests.tables import each_row
 
 MESSAGES = [
     {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "UklG", "format": "wav"}}]},
@@ -94,7 +95,7 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize(("reason", "kind", "status_code", "status", "code"), ENDS)
+@each_row(("reason", "kind", "status_code", "status", "code"), ENDS)
 def test_why_a_job_ended_is_a_status_and_a_code(
     reason: str, kind: str, status_code: int | None, status: int, code: str
 ) -> None:
@@ -221,7 +222,7 @@ def test_of_the_providers_own_object_the_messages_are_such_as_clients_know() -> 
     assert other[1]["id"] != second["id"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "known"),
     [
         ("stop", "stop"),
@@ -256,7 +257,7 @@ def test_why_a_model_that_called_a_tool_stopped_is_that_where_its_word_is_unknow
     assert chunk["choices"][0]["finish_reason"] == "tool_calls"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("usage", "kept"),
     [
         (None, False),
@@ -308,9 +309,7 @@ def test_an_answer_that_says_nothing_is_the_clients_error(class_name: str, code:
     assert (error_of(failed).status, error_of(failed).code) == (400, code)
 
 
-@pytest.mark.parametrize(
-    ("indexes", "chosen"), [([0, 1], 0), ([1, 0], 1), ([-1, 0], 1), ([None], 0), ([2, 1], 0), ([], None)]
-)
+@each_row(("indexes", "chosen"), [([0, 1], 0), ([1, 0], 1), ([-1, 0], 1), ([None], 0), ([2, 1], 0), ([], None)])
 def test_the_first_choice_is_the_one_that_is_streamed(indexes: list[int | None], chosen: int | None) -> None:
     choices = [{"index": index, "place": place} for place, index in enumerate(indexes)]
     assert first_choice({"choices": choices}).get("place") == chosen

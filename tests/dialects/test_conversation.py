@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breakwater.dialects.rules.conversation import JsonMessage, prune_orphans, trim
+from tests.tables import each_row
 
 IDS = st.sampled_from(["a", "b", "c"])
 
@@ -61,7 +62,7 @@ def blocks(role: str, *content: dict[str, Any]) -> dict[str, Any]:
 THINKS = {"type": "thinking", "thinking": "hm", "signature": "s"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("torn", "mended", "count"),
     [
         pytest.param([user(), calls("a")], [user()], 1, id="a call at the end"),
@@ -303,7 +304,7 @@ def test_results_in_a_users_message_begin_no_turn() -> None:
     assert trim(messages, 0.1) == (messages[2:], 2)
 
 
-@pytest.mark.parametrize("messages", [[], [user(LONG)], [system(LONG), user("hi")], [says(LONG)]])
+@each_row("messages", [[], [user(LONG)], [system(LONG), user("hi")], [says(LONG)]])
 def test_where_nothing_may_go_nothing_goes(messages: list[JsonMessage]) -> None:
     assert trim(messages, 0.1) == (messages, 0)
 

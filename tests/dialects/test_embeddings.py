@@ -27,6 +27,7 @@ from breakwater.dialects.rules.embeddings import (
 )
 from breakwater.prices.rules.price import BASE_TOKENS, GENERIC, estimate_input_tokens
 from breakwater.prices.rules.usage import Usage, of_embeddings
+from tests.tables import each_row
 
 
 def base64_of(*numbers: float) -> str:
@@ -59,7 +60,7 @@ REQUESTS: list[tuple[dict[str, Any], str | None]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("body", "path"), REQUESTS)
+@each_row(("body", "path"), REQUESTS)
 def test_a_wrong_request_is_refused_by_the_name_of_its_field(body: dict[str, Any], path: str | None) -> None:
     problem = request_objection(body)
     assert (None if problem is None else problem.path) == path
@@ -172,7 +173,7 @@ def test_embeddings_are_in_the_order_of_their_inputs(data: list[Any]) -> None:
 INF = base64_of(math.inf)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "data",
     [
         None, [], {}, "x", [None], [[1.5]], [{"index": 0}], [{"embedding": None}], [{"embedding": []}],
@@ -184,7 +185,7 @@ INF = base64_of(math.inf)
         [{"embedding": [0.5], "index": "0"}], [{"embedding": [0.5], "index": -1}],
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("form", [None, "base64"])
+@each_row("form", [None, "base64"])
 def test_an_answer_without_a_vector_for_each_input_is_broken(data: Any, form: str | None) -> None:
     with pytest.raises(BrokenEmbeddingsError):
         packed({"data": data}, asking(1, encoding_format=form))
@@ -236,7 +237,7 @@ def test_an_answer_that_is_too_large_is_broken() -> None:
     assert summary(packed(answer(*[vector] * 4), asking(4))) == {"embeddings": 4, "dimensions": 225_000}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("reported", "usage"),
     [
         ({"prompt_tokens": 8, "total_tokens": 8}, Usage(8, 0)),
@@ -261,7 +262,7 @@ def test_usage_that_can_not_be_true_is_a_problem(reported: Any) -> None:
     assert usage.problem is not None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("lengths", "named"),
     [
         ({}, None), ({"a": None}, None), ({"a": 8}, None), ({"a": 8, "b": 8}, None),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.dialects.rules.chat_chunks import MIN_OVERLAP, Join
+from tests.tables import each_row
 
 WHOLE = "The ferry leaves at nine. It arrives at ten, if the sea is calm. Take a coat."
 
@@ -16,8 +16,8 @@ def joined(said: str, *pieces: str) -> str:
     return said + "".join(join.feed(piece) for piece in pieces) + join.end()
 
 
-@pytest.mark.parametrize("cut", range(len(WHOLE)))
-@pytest.mark.parametrize("size", [1, 3, 1000])
+@each_row("cut", range(len(WHOLE)))
+@each_row("size", [1, 3, 1000])
 def test_a_continuation_may_begin_anywhere_before_the_cut(cut: int, size: int) -> None:
     for begin in {0, *range(cut - MIN_OVERLAP + 1), cut}:
         rest = WHOLE[begin:]

@@ -22,6 +22,7 @@ from breakwater.dialects.rules.messages import (
 )
 from tests.anthropic_client import blocks_of
 from tests.any_answers import JSON
+from tests.tables import each_row
 
 HI: dict[str, Any] = {"role": "user", "content": "Hi"}
 THOUGHT = {"type": "thinking", "thinking": "Hm", "signature": "sig"}
@@ -65,7 +66,7 @@ _CALLED = {
 }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("messages", "chat"),
     [
         ([HI], [HI]),
@@ -223,7 +224,7 @@ _PARAMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("given_fields", "chat"), _PARAMS)
+@each_row(("given_fields", "chat"), _PARAMS)
 def test_params_are_those_of_a_chat(given_fields: dict[str, Any], chat: dict[str, Any]) -> None:
     assert params(**given_fields) == chat
 
@@ -289,14 +290,14 @@ def test_losses_are_in_the_order_of_the_body() -> None:
     assert [one.path for one in found.losses] == unknown
 
 
-@pytest.mark.parametrize(("body", "path", "priced"), _LOSSES)
+@each_row(("body", "path", "priced"), _LOSSES)
 def test_what_a_chat_cannot_express_is_named(body: dict[str, Any], path: str, priced: bool) -> None:
     found = chat_form({"max_tokens": 100, "messages": [HI], **body})
     assert [one.path for one in found.losses] == [path]
     assert [one.path for one in found.unpriced] == ([path] if priced else [])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "path"),
     [
         ({}, "messages"),
@@ -398,7 +399,7 @@ def test_the_message_of_a_chat() -> None:
     assert (found["id"], found["model"], found["stop_reason"]) == ("msg_j1", "gpt", "tool_use")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("reason", "stop"),
     [
         ("stop", "end_turn"),

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from breakwater.jobs.rules.chat_messages import fields
 from breakwater.prices.rules.usage import of_message
 from tests.anthropic_client import accumulated, blocks_of
 from tests.any_answers import JSON
+from tests.tables import each_row
 
 RESULT: dict[str, Any] = {
     "execution_id": "j1",
@@ -95,8 +95,8 @@ _CHATS: list[tuple[list[dict[str, Any]], list[dict[str, Any]], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("deltas", "content", "reason"), _CHATS)
-@pytest.mark.parametrize("batch", [1, 9])
+@each_row(("deltas", "content", "reason"), _CHATS)
+@each_row("batch", [1, 9])
 def test_chunks_become_blocks_one_after_the_other(
     deltas: list[dict[str, Any]], content: list[dict[str, Any]], reason: str, batch: int
 ) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from breakwater.dialects.rules import chat_form
 from breakwater.jobs.contract.job import NativeRequest
 from tests.recorded import Recorded, recorded
+from tests.tables import each_row
 
 NOTHING: tuple[list[str], list[str]] = ([], [])
 EXPECTED: dict[str, tuple[list[str], list[str]]] = {
@@ -24,7 +23,7 @@ EXPECTED: dict[str, tuple[list[str], list[str]]] = {
 """By the recording: the losses, and the unpriced fields."""
 
 
-@pytest.mark.parametrize("one", [one for one in recorded() if one.name in EXPECTED], ids=lambda one: one.name)
+@each_row("one", [one for one in recorded() if one.name in EXPECTED], ids=lambda one: one.name)
 def test_a_recorded_request_is_translated_but_for_what_is_named(one: Recorded) -> None:
     body = {name: value for name, value in one.body.items() if name not in ("model", "stream", "store")}
     api = "messages" if one.path.startswith("/v1/messages") else "responses"

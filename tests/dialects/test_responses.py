@@ -26,6 +26,7 @@ from breakwater.kernel.formats import words
 from breakwater.prices.rules.price import GENERIC, LINKED_FILE_TOKENS, estimate_input_tokens
 from tests.any_answers import JSON
 from tests.dialects.test_responses_stream import ASKED, result
+from tests.tables import each_row
 
 
 def form(**body: Any) -> Any:
@@ -38,7 +39,7 @@ _AS_CHAT = {"type": "function", "function": {"name": "look_up", "parameters": {"
 _SCHEMA = {"name": "answer", "schema": {"type": "object"}, "strict": True}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "params"),
     [
         (
@@ -237,7 +238,7 @@ _TURNS: list[tuple[Any, list[dict[str, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "messages"), _TURNS)
+@each_row(("given", "messages"), _TURNS)
 def test_items_become_messages(given: Any, messages: list[dict[str, Any]]) -> None:
     found = form(input=given)
 
@@ -248,7 +249,7 @@ def test_instructions_come_first() -> None:
     assert form(instructions="Be brief.").messages[0] == {"role": "system", "content": "Be brief."}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "path"),
     [
         ({"tools": [_FUNCTION, {"type": "web_search"}]}, "tools[1].type"),
@@ -288,7 +289,7 @@ def test_a_field_that_no_chat_has_is_a_loss_with_its_name(body: dict[str, Any], 
     assert [loss.path for loss in form(**body).losses] == [path]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "path"),
     [
         ({"input": 5}, "input"),
@@ -334,7 +335,7 @@ def test_any_body_is_a_chat_or_refused(value: Any) -> None:
             assert json.loads(json.dumps([found.messages, found.params])) == [found.messages, found.params]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "paths"),
     [
         ({"tools": [{"type": "web_search"}]}, ["tools[0].type"]),
@@ -360,7 +361,7 @@ def test_fields_that_a_chat_goes_without_are_named() -> None:
     assert dropped_fields(NativeRequest(api="responses", body={"input": "Hi"})) == set()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("item", "size"),
     [
         ({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "a" * 9_000}]}, 9_000),
@@ -511,7 +512,7 @@ def test_unknown_usage_is_null() -> None:
     assert response_of(ASKED, result(native, attempts=attempts))["usage"] is None, "no call has used that"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("ended", "status", "code"),
     [
         ({"status": "cancelled", "reason": "cancelled"}, "cancelled", None),

@@ -17,6 +17,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from breakwater.dialects.rules.chat_chunks import Assembly
 from breakwater.dialects.rules.responses_answer import Asked, output_of, response_of
 from breakwater.dialects.rules.responses_stream import ContradictionError, ResponseEvent, ResponseEvents, event_bytes
+from tests.tables import each_row
 
 ASKED = Asked(job_id="job-1", created_at=1_790_000_000, model="writer", body={"input": "Hi"})
 _USED = {"outcome": "success", "input_tokens": 5, "output_tokens": 7, "cached_tokens": 1, "reasoning_tokens": None}
@@ -228,7 +229,7 @@ def test_another_answer_than_the_one_begun_is_a_contradiction() -> None:
         encoder.end(result({"choices": [{"index": 0, "message": {"content": "Yes"}, "finish_reason": "stop"}]}))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("reason", "status", "why"),
     [
         ("stop", "completed", None),

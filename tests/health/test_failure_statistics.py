@@ -2,12 +2,11 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-import pytest
-
 from breakwater.health.rules import of_breaker, of_task
 from breakwater.jobs.contract.events import GuardRule
 from breakwater.kernel.formats import failures_in_words
 from breakwater.limits.rules.guard import Task, Trip
+from tests.tables import each_row
 
 TASK = Task(iterations=9, consecutive_failures=3, total_failures=5, errors={"a3f1b2c4": 4, "0badc0de": 1})
 
@@ -40,7 +39,7 @@ def test_each_rule_of_a_guard_has_its_words_for_models_and_end_users() -> None:
         assert not any(word in statistics.reason for word in ("(limit", "threshold", "$", "200,000"))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("stored", "reason"),
     [
         ("3 consecutive failures (threshold: 3)", "3 consecutive failures"),

@@ -21,6 +21,7 @@ from breakwater.jobs.contract.events import BreakerState, Health
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, ErrorKind, Outcome
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.rules.budget import NEVER_FITS, OWN_CAP
+from tests.tables import each_row
 
 MOMENT = time_from_ms(1_795_000_000_000)
 SAYS_NOTHING = {"logic", "context_overflow", "orphan_tool_calls", "rate_limit"}
@@ -57,7 +58,7 @@ def test_a_call_that_no_cap_ever_has_room_for_speaks_against_it(class_name: str)
     assert failed(refused.model_copy(update={"error": error})) is True
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("refused_by", "class_name", "expected"),
     [
         ("agent:writer/daily", "BudgetExceededError", True),
@@ -76,8 +77,8 @@ def test_an_exhausted_cap_speaks_against_the_agent_unless_it_is_a_tenants_a_task
     assert (out_of_budget(refused), failed(refused)) == (expected, None)
 
 
-@pytest.mark.parametrize("kind", get_args(ErrorKind))
-@pytest.mark.parametrize("counts", [True, False])
+@each_row("kind", get_args(ErrorKind))
+@each_row("counts", [True, False])
 def test_an_error_speaks_against_it_whether_a_breaker_counts_it_or_not_but_for_those_of_the_request_and_haste(
     kind: ErrorKind, *, counts: bool
 ) -> None:
@@ -89,7 +90,7 @@ HEALTHY = Verdict("healthy", "20 of the last 20 calls succeeded")
 SOME, DOWN = Verdict("degraded", "the last call failed"), Verdict("unhealthy", "24 calls failed in a row")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("calls", "verdict"),
     [
         (CallHealth(), UNCALLED),
@@ -115,7 +116,7 @@ def test_a_models_health_follows_its_last_calls_where_no_breaker_refuses(
     assert health_of_agent({"m": Verdict(*verdict)}, calls) == verdict
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("breaker", "until_ms", "reason"),
     [
         ("open", 1_795_000_000_000, "breaker open until 11:06:40 UTC"),
@@ -131,7 +132,7 @@ def test_a_model_is_unhealthy_while_its_breaker_is_not_closed(
         assert health_of_model(breaker, calls, until_ms) == ("unhealthy", reason)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("models", "calls", "verdict"),
     [
         ({}, CallHealth(), UNCALLED),

@@ -13,6 +13,7 @@ import pytest
 from breakwater.identity.api_keys import ApiKeysError, KeyRing, create_key, list_keys, revoke_key
 from breakwater.identity.contract import KEY_SCOPES, KeyScope
 from breakwater.identity.rules.callers import ENTROPY_BYTES, mint, opens, scopes_for, split
+from tests.tables import each_row
 
 AT = datetime(2026, 11, 21, 10, tzinfo=UTC)
 
@@ -44,7 +45,7 @@ def test_too_little_entropy_is_refused() -> None:
         mint("ci", entropy=b"short", at=AT)
 
 
-@pytest.mark.parametrize("text", ["", "bw", "bw_", "bw_id", "bw_id_", "bw__secret", "sk_id_secret", "Bearer bw_id_x"])
+@each_row("text", ["", "bw", "bw_", "bw_id", "bw_id_", "bw__secret", "sk_id_secret", "Bearer bw_id_x"])
 def test_text_of_another_form_is_no_key(text: str) -> None:
     assert split(text) is None
 
@@ -265,7 +266,7 @@ NEEDED: list[tuple[str, str, tuple[KeyScope, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "scopes"), NEEDED)
+@each_row(("method", "path", "scopes"), NEEDED)
 def test_each_request_needs_its_scope(method: str, path: str, scopes: tuple[KeyScope, ...]) -> None:
     assert scopes_for(method, path) == scopes
 
@@ -280,7 +281,7 @@ ENDS_SO = [
 ]
 
 
-@pytest.mark.parametrize(("sent", "scopes"), ENDS_SO)
+@each_row(("sent", "scopes"), ENDS_SO)
 def test_a_job_whose_name_ends_in_progress_is_not_mistaken_for_progress(
     sent: str, scopes: tuple[KeyScope, ...]
 ) -> None:

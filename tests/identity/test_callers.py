@@ -5,10 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
-
 from breakwater.identity.contract import KeyScope, PersonRole
 from breakwater.identity.rules.callers import claim_values, name_of, person, roles_of, roles_that_may
+from tests.tables import each_row
 
 NOW = datetime(2026, 11, 24, tzinfo=UTC)
 BY_ROLE: dict[PersonRole, tuple[str, ...]] = {
@@ -18,7 +17,7 @@ BY_ROLE: dict[PersonRole, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("roles", "scopes"),
     [
         (("viewer",), ("read",)),
@@ -38,7 +37,7 @@ def test_a_person_has_the_scopes_of_all_of_their_roles(
     assert not zoe.may(())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("values", "default", "roles"),
     [
         ((), None, ()),
@@ -61,7 +60,7 @@ def test_a_refusal_names_the_roles_that_may() -> None:
     assert roles_that_may(("audit",)) == ("admin",)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("claims", "name", "values"),
     [
         ({"groups": ["a", "b"]}, "groups", ("a", "b")),
@@ -82,7 +81,7 @@ def test_the_values_of_a_claim_are_found_by_its_name_or_its_path(
     assert claim_values(claims, name) == values
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("claims", "name"),
     [
         ({"email": "zoe@example.com", "email_verified": True}, "zoe@example.com"),

@@ -13,6 +13,7 @@ from breakwater.health.rules import failed
 from breakwater.jobs.contract.execution import Attempt, Cancellation, Execution, PendingCancel
 from breakwater.jobs.rules.record import cancelled_by, ends_with_client, error_of, status_of, totals
 from breakwater.limits.rules.guard import GuardRules, outcome_of
+from tests.tables import each_row
 
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
 ATTEMPT = Attempt(
@@ -38,7 +39,7 @@ def order(name: str, *agents: str, after_s: int = 0) -> PendingCancel:
     return PendingCancel(execution_id="j1", cancellation=by, agents=agents)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("orders", "who"),
     [
         ([], None),
@@ -67,7 +68,7 @@ def test_the_error_says_who_and_why(cancellation: Cancellation, message: str) ->
     assert (error.kind, error.message, error.retryable) == ("cancelled", f"cancelled by {message}", False)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("setting", "has_key", "ends"),
     [(None, False, True), (None, True, False), ("finish", False, False), ("cancel", True, True)],
 )

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from breakwater.jobs.rules.chat_messages import finish_reason
+from tests.tables import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "reason"),
     [
         ("stop", "stop"),

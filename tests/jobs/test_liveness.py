@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-
 from breakwater.jobs.rules.workers import LATEST_S, MISSED_S, Silence, is_dead
+from tests.tables import each_row
 
 ELSEWHERE = {"runs": None, "connected": False, "same_nats": True, "watched_s": MISSED_S}
 """Of another machine, with its connection gone."""
 HERE = {"connected": False, "same_nats": False, "watched_s": 0.0}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("what", "silence", "dead"),
     [
         ("its process has ended", Silence(1.6, runs=False, **HERE), True),

@@ -5,17 +5,17 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.jobs.contract.submission import PlanJob, PlanJobStatus, PlanState
 from breakwater.jobs.rules.plans import circle_among, dependency_failure, look_again_in, plan_of, plan_state
+from tests.tables import each_row
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("jobs", "state"),
     [
         ("", "draft"),
@@ -37,7 +37,7 @@ def test_a_plans_state_follows_from_its_jobs(jobs: Any, state: PlanState) -> Non
     assert plan_state(jobs.split(), refused=True) == ("failed" if state == "draft" else state)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("jobs", "waited_s", "why"),
     [
         ({"a": "succeeded", "b": "undecided"}, 1e6, None),

@@ -11,6 +11,7 @@ from breakwater.calls.rules.classify import NOT_SENT, NotSent, classify
 from breakwater.jobs.contract.execution import Attempt, Reason
 from breakwater.jobs.rules.record import totals, why_unanswered
 from tests.records.test_messages import attempt
+from tests.tables import each_row
 
 
 def failed(model: str = "m", kind: str = "server", cost: int | None = 10, **more: Any) -> Attempt:
@@ -77,7 +78,7 @@ def ended(model: str, error: dict[str, Any], **more: Any) -> Attempt:
     return failed(model, error=error, cost=0, **more)
 
 
-@pytest.mark.parametrize("stop", ["error", "breaker_open", "rate_limited", "timeout"])
+@each_row("stop", ["error", "breaker_open", "rate_limited", "timeout"])
 def test_the_overflow_of_the_model_that_was_asked_for_explains_the_failure_of_its_fallbacks(stop: Reason) -> None:
     overflow = ended("m", OVERFLOW)
     fallbacks = {
@@ -109,7 +110,7 @@ def test_an_overflow_that_was_repaired_explains_nothing() -> None:
     assert why_unanswered(attempts, "error")[1].class_ == "AnError"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("attempts", "message"),
     [
         ([failed("m"), ended("n", FIELD)], "no"),
@@ -138,7 +139,7 @@ def test_of_open_breakers_the_one_that_may_be_asked_first_says_when() -> None:
     assert (reason, error.retry_after_s) == ("breaker_open", 3.0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("attempts", "stop", "reason", "class_name"),
     [
         ([], "error", "error", "ConfigChangedError"),
@@ -157,7 +158,7 @@ def test_without_a_refusal_the_last_call_says_why(
     assert (found, error.class_) == (reason, class_name)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("attempts", "ended_well", "wasted"),
     [
         ([answered()], True, {}),

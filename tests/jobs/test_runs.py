@@ -1,15 +1,14 @@
 """The rule of a run's id."""
 
-import pytest
-
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ownership import job_digest, scope_references
 from breakwater.jobs.rules.runs import run_of
+from tests.tables import each_row
 
 TASK, SESSION, PARENT, TRACE = "a task", "a session", "acme/the parent's", "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("task_id", "session_id", "parents", "trace_id", "expected"),
     [
         (TASK, SESSION, PARENT, TRACE, "acme/a task"),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.jobs.rules.workers import may_take
+from tests.tables import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("slots", "own", "others", "expected"),
     [
         (8, 7, 0, True),  # nobody else calls

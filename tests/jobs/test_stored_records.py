@@ -2,18 +2,17 @@
 
 from typing import Any
 
-import pytest
-
 from breakwater.jobs.store.records import is_result_of, problem_of
 from breakwater.kernel.nats import subjects
 from tests.helpers import FIRST
 from tests.records import samples
+from tests.tables import each_row
 
 ATTEMPT, EXECUTION = samples.attempt("a.b", 2), samples.execution("a.b")
 OWN = subjects.attempt("writer", "a.b", 2)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "subject", "headers", "problem"),
     [
         ({}, OWN, FIRST, None),
@@ -39,7 +38,7 @@ def test_an_execution_counts_on_its_own_subject_alone() -> None:
     assert problem_of(EXECUTION, subjects.execution("writer", "c"), FIRST) is not None
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"execution_id":"j2"}', b'{"job_id":"j1"}'])
+@each_row("data", [b"", b"[]", b"{}", b'{"execution_id":"j2"}', b'{"job_id":"j1"}'])
 def test_what_is_not_the_result_of_a_job_is_not_taken_for_it(data: bytes) -> None:
     assert is_result_of(b'{"execution_id":"j1"}', "j1")
     assert not is_result_of(data, "j1")

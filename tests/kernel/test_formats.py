@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.kernel.formats import at_least, beyond, exact_money, money, moneys, percent, typed_money
 from breakwater.kernel.types import usd_from_nano
+from tests.tables import each_row
 
 NANO = st.integers(-(10**18), 10**18)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("usd", "rounded", "exact"),
     [
         (None, "unknown", "unknown"),
@@ -69,7 +69,7 @@ def test_a_sum_that_lacks_a_part_is_a_lower_bound() -> None:
     assert [at_least(1_234_567_891, 0), at_least(1_234_567_891, 2), at_least(None, 2)] == ["$1.23", "$1.23+", "unknown"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("share", "text"),
     [
         (None, "–"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from breakwater.limits.rules.budget import MAX_CACHED, Caps, CapTable, Counter, reached, scope_keys
+from tests.tables import each_row
 
 USD = 10**9
 NAMES = st.text(st.characters(blacklist_categories=("Cc", "Cs")), min_size=1, max_size=20)
@@ -78,7 +79,7 @@ def test_all_scopes_are_listed_once_global_first() -> None:
     assert caps.keys({"tenant:t", "tenant:x", "agent:z"})[3:] == ("tenant:t", "agent:z", "tenant:x")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("caps", "expected"),
     [
         (table(), False),
@@ -128,7 +129,7 @@ def test_a_cap_of_nothing_is_reached_when_it_refuses_and_by_no_spend(enforcement
     assert [reached(counter, 0, spent) for spent in (0, 10**9)] == [(), ()]
 
 
-@pytest.mark.parametrize(("limit", "enforcement"), [(None, "hard"), (None, "soft"), (0, "none"), (1_000, "none")])
+@each_row(("limit", "enforcement"), [(None, "hard"), (None, "soft"), (0, "none"), (1_000, "none")])
 def test_a_budget_without_a_cap_or_that_only_tracks_reaches_nothing(limit: int | None, enforcement: str) -> None:
     assert reached(daily(enforcement=enforcement), limit, 10**9, refused=True) == ()
 

@@ -3,17 +3,17 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.limits.rules.budget import fits, spent_by
+from tests.tables import each_row
 
 NANO = st.integers(0, 2**60)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("amount", "limit", "spent", "reserved", "expected"),
     [
         (1, None, 10**18, 10**18, True),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 from pydantic import JsonValue
 
 from breakwater.limits.rules.ledger import MAX_LENGTH, cost_tags
+from tests.tables import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "tag"),
     [
         ("growth", "growth"),

@@ -3,11 +3,11 @@
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.limits.rules.budget import Forecast, Period, forecast, period, recent_from
+from tests.tables import each_row
 
 DAY = period("daily", datetime(2026, 11, 22, 12, tzinfo=UTC), ZoneInfo("UTC"))
 MONTH = period("monthly", datetime(2026, 11, 22, 12, tzinfo=UTC), ZoneInfo("UTC"))
@@ -19,7 +19,7 @@ def at(hour: float) -> int:
     return DAY.start_ms + int(hour * HOUR_MS)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("hour", "spent", "recent", "limit", "expected"),
     [
         # A steady pace of $1 an hour: as much again, whatever the cap.
@@ -49,7 +49,7 @@ def test_days(hour: float, spent: int, recent: int, limit: int | None, expected:
     assert forecast(DAY, at(hour), spent=spent * USD, recent=recent * USD, limit=cap) == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("limit", "total", "reaches"),
     [(100, 24, None), (24, 24, 24), (18, 18, 18), (12, 12, None), (5, 12, None)],
 )

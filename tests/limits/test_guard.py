@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from breakwater.limits.rules.guard import GuardRules, Task, TaskBudgetHeld, Trip, after_job, before_call, confidence_of
+from tests.tables import each_row
 
 USD = 1_000_000_000
 A, B = "a3f1b2c4", "0badc0de"
@@ -49,7 +50,7 @@ def first_trip(jobs: list[str | None], limits: GuardRules) -> tuple[int, Trip] |
 # Caps
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("task", "number", "tokens", "cost", "trip"),
     [
         (Task(), 1, 0, 0, None),
@@ -88,7 +89,7 @@ def test_a_cap_is_reported_as_people_write_it(settings: dict[str, Any], reason: 
 CENT = USD // 100
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("concluded", "own", "worst_case", "held", "expected"),
     [
         (0, 0, 10 * USD, 0, None),
@@ -134,7 +135,7 @@ def test_a_job_that_passed_the_caps_last_is_not_held_against_the_task() -> None:
 # Failures
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("jobs", "tripped_by", "trip"),
     [
         ([None, A, A, A], 4, Trip("consecutive_failures", "3 consecutive failures (threshold: 3)")),
@@ -162,7 +163,7 @@ def test_a_success_clears_the_failures_in_a_row_and_not_the_errors() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("jobs", "settings", "tripped_by"),
     [
         ([A], {"consecutive_failures": 1}, 1),
@@ -204,7 +205,7 @@ def test_more_use_never_lifts_a_cap(tokens: int, cost: int, number: int, more: i
 # Confidence
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("confidences", "settings", "reason"),
     [
         ((0.2, 0.25, 0.1), {"floor": 0.3}, "confidence below 0.3 in 3 answers: 0.2, 0.25, 0.1"),
@@ -250,7 +251,7 @@ def test_only_the_last_answers_tell_a_drift(confidences: list[float], answers: i
     assert (trip is not None) == (len(last) == answers and (low or falls))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("output", "confidence"),
     [
         ({"action": "refund", "reasoning": "it broke", "confidence": 0.4}, 0.4),

@@ -13,6 +13,7 @@ from breakwater.jobs.contract.job import RulesPart
 from breakwater.kernel.validation import FieldError
 from breakwater.limits.rules.guard import GuardRules
 from breakwater.limits.rules.job_rules import ALLOWED, Allowed, JobRules, bound_problem, job_rules
+from tests.tables import each_row
 
 AGENT: dict[RulesPart, Any] = {
     "breaker": BreakerRules(
@@ -74,7 +75,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("path", "stricter", "looser"), ROWS)
+@each_row(("path", "stricter", "looser"), ROWS)
 def test_a_job_may_be_as_strict_as_its_agent_or_stricter_in_each_rule(
     path: str, stricter: list[Any], looser: list[Any]
 ) -> None:
@@ -101,7 +102,7 @@ def test_each_rule_of_an_agent_has_its_row() -> None:
     assert fields == set(ALLOWED) == {path for path, _, _ in ROWS}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "value", "said"),
     [
         ("guard.max_iterations", 11, "is looser than the agent allows: at most 10"),
@@ -205,7 +206,7 @@ def test_only_operators_are_told_the_bound_of_a_rule(subtests: pytest.Subtests) 
     assert get_args(Allowed) == tuple(looser)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "value", "said"),
     [
         ("guard.max_iterations", 20, None),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from breakwater.limits.rules.ledger import FIGURES, AttemptSums, charged_at, figures_of, is_reached, ledger, places_of
 from tests.records.test_messages import attempt
+from tests.tables import each_row
 
 BERLIN = ZoneInfo("Europe/Berlin")
 BEFORE, AFTER = datetime(2026, 10, 31, 22, 59, 59, 999_000, UTC), datetime(2026, 10, 31, 23, tzinfo=UTC)
@@ -20,7 +21,7 @@ SMALL = st.integers(-(2**60), 2**60)
 FIGURE_SETS = st.builds(AttemptSums, *([SMALL] * len(FIGURES)))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("fields", "expected"),
     [
         pytest.param(
@@ -119,7 +120,7 @@ def test_figures_are_added_and_taken_away_one_by_one(one: AttemptSums, other: At
     assert dict(one.items()) == dict(zip(FIGURES, astuple(one), strict=True))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("spent", "reserved", "refused", "usual", "expected"),
     [
         pytest.param(100, 0, False, 10, True, id="all is spent"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from breakwater.jobs.contract.events import Window
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.rules.budget import WINDOWS, period, periods_at, periods_since
+from tests.tables import each_row
 
 BERLIN = ZoneInfo("Europe/Berlin")
 HOUR_MS = 3_600_000
@@ -30,7 +31,7 @@ def at(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("moment", "name", "start", "end", "hours"),
     [
         # The clocks of Berlin go forward on 29 March 2026 and back on 25 October 2026.
@@ -54,7 +55,7 @@ def test_both_times_that_the_clocks_show_half_past_two_are_in_the_same_day(momen
     assert period("daily", at(moment), BERLIN) == period("daily", at("2026-10-25T12:00Z"), BERLIN)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("moment", "name", "end"),
     [
         ("2026-02-28T22:59:59.999Z", "2026-02", "2026-02-28T23:00Z"),

@@ -38,6 +38,7 @@ from tests import servers
 from tests.helpers import until
 from tests.local.test_clickhouse_http import PASSWORD, Server, start, stop
 from tests.records.samples import NOON, attempt, attempt_row, execution
+from tests.tables import each_row
 
 ROOT = Path(__file__).parents[2]
 USERS_XML = ROOT / "deploy" / "clickhouse" / "users.xml"
@@ -281,15 +282,15 @@ async def attacked(target: Target, user: str, attack: str, method: str) -> None:
     )
 
 
-@pytest.mark.parametrize("method", ["POST", "GET"])
-@pytest.mark.parametrize("attack", [*BY_ANYONE, *BY_READERS])
+@each_row("method", ["POST", "GET"])
+@each_row("attack", [*BY_ANYONE, *BY_READERS])
 async def test_a_reader_reads_its_tables_and_nothing_else(target: Target, attack: str, method: str) -> None:
     await attacked(target, READER, attack, method)
     assert await target.ask(READER, "SELECT a, s FROM breakwater.t") == (200, "7\tseven\n")
 
 
-@pytest.mark.parametrize("method", ["POST", "GET"])
-@pytest.mark.parametrize("attack", BY_ANYONE)
+@each_row("method", ["POST", "GET"])
+@each_row("attack", BY_ANYONE)
 async def test_who_writes_reaches_no_file_and_no_other_machine_either(target: Target, attack: str, method: str) -> None:
     await attacked(target, PLANE, attack, method)
 
@@ -417,7 +418,7 @@ async def test_tables_sent_along_open_no_file(target: Target) -> None:
             assert SECRET not in await answer.text()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("sql", "rows"),
     [
         ("SELECT ‘it\\'s’, “a”, $x$'$x$ FROM breakwater.t AS “a”", None),
@@ -446,7 +447,7 @@ async def test_a_mistake_in_a_statement_is_named_as_it_was_sent(target: Target) 
     assert "OUTFILE '/dev" not in text
 
 
-@pytest.mark.parametrize(
+@each_row(
     "canonical",
     [
         "SELECT 1\nINTO OUTFILE '/dev/fd/0'\nINTO OUTFILE '/x'",

@@ -25,6 +25,7 @@ from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.exceptions import DatabaseError, StreamFailureError
 
 from tests.helpers import until
+from tests.tables import each_row
 
 USER, PASSWORD = "breakwater", "pa:ss wörd"
 AUTH = {"Authorization": aiohttp.encode_basic_auth(USER, PASSWORD, "utf-8")}
@@ -135,7 +136,7 @@ async def test_inserts_and_queries_work_with_every_compression(server: Server, c
     assert back.result_rows[-1] == (19_999, "row 19999 " * 5)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "value",
     [
         *("plain", "it's", 'a "b"', "back\\slash", "tab\tnew\nline", "ünï", "' OR 1=1 --", ""),
@@ -220,7 +221,7 @@ async def test_sixteen_queries_are_answered_while_one_sleeps(server: Server, cli
     assert still_sleeps, f"the sleeper was done after {took} s"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("sql", "code", "name"),
     [
         ("SELECT * FROM nowhere", 60, "UNKNOWN_TABLE"),
@@ -327,7 +328,7 @@ async def test_a_get_select_answers_with_the_headers_of_a_server(server: Server,
     assert all(isinstance(value, str) for value in summary.values())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("sql", "expected"),
     [
         ("SELECT 1 AS format", "1\n"),
@@ -359,7 +360,7 @@ async def test_sql_of_every_shape_is_understood(
         assert (answer.status, await answer.text()) == (200, expected)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "body"),
     [
         ("", b"INSERT INTO bodies VALUES (1, 'a;b'), (2, upper('x'));"),
@@ -419,7 +420,7 @@ def form_with_a_table() -> aiohttp.FormData:
     return form
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("params", "headers", "body", "named"),
     [
         ({"session_id": "s"}, {}, b"SET max_block_size = 11", "a session"),
@@ -495,7 +496,7 @@ async def test_nobody_gets_in_without_the_password(
         assert code is None or "AUTHENTICATION_FAILED" in await answer.text()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("params", "status", "code"),
     [
         ({"query": "SELECT * FROM nowhere"}, 404, "60"),

@@ -21,6 +21,7 @@ from breakwater.local.datadir import (
     read_endpoints,
 )
 from breakwater.local.ports import PortInUseError, free_port, standard_port
+from tests.tables import each_row
 
 HOLD = """
 import sys, time
@@ -220,7 +221,7 @@ def test_no_password_of_the_endpoints_is_ever_shown(data: DataDir) -> None:
         assert "nats://cli:***@127.0.0.1:4222" in shown
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("url", "shown"),
     [
         ("redis://:p@h:1/0", "redis://:***@h:1/0"),

@@ -12,6 +12,7 @@ from breakwater.local.provider import ScriptError, build_script
 from breakwater.local.provider.behaviour import AnswerUsage, ChatRequest, Decision, ScriptedAnswer, decide, make_plans
 from breakwater.local.provider.openai import OpenAI, RequestRefusedError
 from breakwater.local.provider.script import ErrorText, ProviderScript, ScriptedPrice
+from tests.tables import each_row
 
 from .provider_kit import COST_NANO, MODEL, PRICE, chat, script
 
@@ -39,7 +40,7 @@ def answer(content: dict[str, Any], number: int = 1, elapsed_s: float = 0.0, req
     return decide(make_plans(build_script(content))[MODEL], number, elapsed_s, request)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("fault", "hit", "missed"),
     [
         ({"from_s": 5, "to_s": 12}, [(1, 5.0), (9, 11.999)], [(1, 4.999), (1, 12.0)]),
@@ -138,7 +139,7 @@ def test_the_price_is_the_exact_sum_rounded_half_up_once(
     assert cost_nano(price, fresh_and_cached, output, cached) == int((usd * 10**9).quantize(Decimal(1), ROUND_HALF_UP))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("input_tokens", "nano"),
     [(0, 0), (1, 0), (2, 1), (3, 1), (5, 1), (6, 2)],
 )
@@ -151,13 +152,13 @@ def test_cached_input_without_its_own_price_costs_what_fresh_input_costs() -> No
     assert cost_nano({"input_usd_per_mtok": "1", "output_usd_per_mtok": "2"}, 120, 40, 20) == 120 * 1000 + 40 * 2000
 
 
-@pytest.mark.parametrize("price", ["-1", "0.0000000001", "free", "nan", "inf", True, None])
+@each_row("price", ["-1", "0.0000000001", "free", "nan", "inf", True, None])
 def test_a_price_that_is_no_exact_amount_is_refused(price: object) -> None:
     with pytest.raises(ScriptError, match=r"price\.output_usd_per_mtok"):
         build_script(script(price={"input_usd_per_mtok": 1, "output_usd_per_mtok": price}))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("fault", "billed"),
     [
         ({"requests": [9, 9], "status": 500}, True),
@@ -198,7 +199,7 @@ def test_a_template_names_the_prompt_and_the_number_and_leaves_other_braces_alon
     assert said(content, 3, request=asked("say {n}")).content == '3: say {n} {"a": {}}'
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("model", "wants_json", "expected"),
     [
         ({"answer": "text", "answer_json": {"a": 1}}, False, "text"),
@@ -231,7 +232,7 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments
 OTHER = {**CALL, "id": "call_2"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("messages", "orphans"),
     [
         ([{"role": "user"}], ()),
@@ -259,7 +260,7 @@ def test_orphan_tool_calls_are_refused_by_name_and_other_requests_are_answered()
     assert answer(content).status == 200
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "param"),
     [
         (b"{", None),
@@ -303,14 +304,14 @@ def test_an_error_body_is_completed_from_what_its_status_usually_says() -> None:
     assert OpenAI().error(418)["error"]["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize(("wait_s", "header"), [(1, "1"), (1.0, "1"), (0.25, "0.25"), (0, "0"), (120, "120")])
+@each_row(("wait_s", "header"), [(1, "1"), (1.0, "1"), (0.25, "0.25"), (0, "0"), (120, "120")])
 def test_retry_after_is_sent_in_seconds(wait_s: float, header: str) -> None:
     headers = OpenAI().error_headers(429, wait_s)
     assert (headers["Retry-After"], headers["x-ratelimit-remaining-requests"]) == (header, "0")
     assert OpenAI().error_headers(503, None) == {}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("mistake", "path"),
     [
         ({"statsu": 500}, f"models.{MODEL}.faults.0.statsu"),

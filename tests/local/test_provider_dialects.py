@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from breakwater.local.provider import SimulatedProvider
+from tests.tables import each_row
 
 from .provider_kit import COST_NANO, PRICE, USAGE
 
@@ -202,7 +203,7 @@ async def test_thoughts_come_when_asked_for_and_are_taken_back_unchanged_alone(s
     assert plain["content"] == [{"type": "text", "text": "short", "citations": None}]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("turn", "change", "reason", "sequence"),
     [
         ([{"type": "text", "text": "one two"}], {"stop_sequences": ["two", "x"]}, "stop_sequence", "two"),
@@ -289,7 +290,7 @@ async def test_an_error_has_anthropics_shape(session: aiohttp.ClientSession, fau
     assert ("anthropic-ratelimit-requests-reset" in headers) == (status == 429)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "words"),
     [
         ({"model": None}, "model: Field required"),
@@ -333,7 +334,7 @@ async def test_a_deployments_model_is_in_the_url(session: aiohttp.ClientSession)
         assert [call.number for call in sim.ledger.calls] == [1, 2]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "headers", "status"),
     [
         ("/v1/messages", {"x-api-key": "sk-a"}, 200),
@@ -355,7 +356,7 @@ async def test_each_interface_has_its_own_header_for_the_key(
         assert (await post(session, url, message(), headers=VERSION | headers))[0] == status
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("names", "asked", "found"),
     [
         (("a/m", "b/n"), "m", "a/m"),

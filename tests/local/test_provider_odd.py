@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-import pytest
 
 from breakwater.local.provider.app import API_PATHS
 from breakwater.local.provider.behaviour import decide, make_plans
@@ -13,6 +12,7 @@ from breakwater.local.provider.openai import OpenAI, RequestRefusedError, sealed
 from breakwater.local.provider.reply import reply_to
 from breakwater.local.provider.script import build_script
 from tests.dialects.test_any_body import BODIES, ODD, changed, places
+from tests.tables import each_row
 
 from .provider_kit import MODEL, script
 
@@ -48,7 +48,7 @@ def served(dialect: OpenAI, body: dict[str, Any]) -> bool:
     return reply_to(decide(PLAN, 1, 0.0, request), dialect, "req_1").status == 200
 
 
-@pytest.mark.parametrize("path", API_PATHS)
+@each_row("path", API_PATHS)
 def test_anything_in_any_place_is_answered_or_refused(path: str) -> None:
     assert served(API_PATHS[path], REQUESTS[path])
     for place in places(REQUESTS[path]):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import aiohttp
-import pytest
 
 from breakwater.local.provider import SimulatedProvider
 from tests.recorded import Recorded, recorded
+from tests.tables import each_row
 
 from .provider_kit import PRICE
 
 
-@pytest.mark.parametrize("one", [one for one in recorded() if "thread" not in one.body], ids=lambda one: one.name)
+@each_row("one", [one for one in recorded() if "thread" not in one.body], ids=lambda one: one.name)
 async def test_a_recorded_request_is_answered(one: Recorded) -> None:
     script = {"models": {one.body["model"]: {"price": PRICE, "answer": "Done"}}}
     async with SimulatedProvider(script) as sim, aiohttp.ClientSession() as session:

@@ -15,6 +15,7 @@ from openai import APIError, BadRequestError
 
 from breakwater.local.provider import ScriptError, SimulatedProvider
 from tests.openai_client import openai_client
+from tests.tables import each_row
 
 from .provider_kit import COST_NANO, MODEL, PRICE, script
 
@@ -184,7 +185,7 @@ async def test_orphans_are_named_as_this_interface_does() -> None:
             await sdk(sim).responses.create(**body(input=asked))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "param"),
     [
         ({"unknown": 1}, "unknown"),
@@ -214,7 +215,7 @@ async def test_an_answer_over_its_limit_is_incomplete() -> None:
     assert (response.usage.output_tokens, response.usage.output_tokens_details.reasoning_tokens) == (16, 9)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("fault", "last", "text"),
     [
         ({"kind": "failed", "error": {"code": "server_error", "message": "broke"}}, "response.failed", ANSWER[:20]),

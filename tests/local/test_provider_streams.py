@@ -15,6 +15,7 @@ from breakwater.local.provider import SimulatedProvider
 from breakwater.local.provider.script import ScriptError
 from tests.helpers import until
 from tests.openai_client import openai_client
+from tests.tables import each_row
 
 from .provider_kit import COST_NANO, MODEL, chat, script
 
@@ -128,8 +129,8 @@ async def test_the_pace_is_that_of_the_script(session: aiohttp.ClientSession) ->
     assert 0.19 < time.monotonic() - began < 2
 
 
-@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
-@pytest.mark.parametrize(
+@each_row("dialect", ["openai", "anthropic"])
+@each_row(
     ("fault", "text", "last", "billed"),
     [
         ({"stream": "cut", "after_chunks": 40}, ANSWER[:160], "broken", 27),

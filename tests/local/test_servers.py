@@ -27,6 +27,7 @@ from breakwater.local.servers import (
     require_clickhouse,
 )
 from breakwater.local.supervisor import Supervisor
+from tests.tables import each_row
 
 NASTY = 'a"b\\c $d #e {f} ü\t€; \x01'
 PASSWORDS = {grant.user: f"{grant.user}-pass" for grant in GRANTS}
@@ -168,7 +169,7 @@ async def answering(answer: bytes) -> AsyncGenerator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("answer", "nats_says", "redis_says", "http_says"),
     [
         (b'INFO {"server_id": "x"}\r\n', True, False, False),

@@ -27,6 +27,7 @@ from breakwater.prices.rules.price import (
     size_of_messages,
     size_of_params,
 )
+from tests.tables import each_row
 
 ALL = (OPENAI, ANTHROPIC, GEMINI, GENERIC)
 MEGABYTE = base64.b64encode(bytes(1_000_000)).decode()
@@ -46,8 +47,8 @@ def of_text(text: str, rules: TokenRules = OPENAI) -> int:
 KNOWN = [("antidisestablishmentarianism", 6), ("2 + 2 = 4", 7), ("お誕生日おめでとう", 14)]
 
 
-@pytest.mark.parametrize(("text", "tokens"), KNOWN)
-@pytest.mark.parametrize("rules", ALL)
+@each_row(("text", "tokens"), KNOWN)
+@each_row("rules", ALL)
 def test_a_text_is_estimated_at_no_less_than_its_known_tokens(text: str, tokens: int, rules: TokenRules) -> None:
     assert tokens <= of_text(text, rules) <= 4 * tokens
 
@@ -59,7 +60,7 @@ CODE = "    for index, value in enumerate(values):\n        total += value * wei
 JSON = json.dumps({"order": {"id": 48151623, "items": [{"sku": "AB-42", "count": 3}], "paid": True}})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "least", "most"),
     [
         (ENGLISH, 1 / 4, 3 / 5),  # about 4.5 bytes a token, down to 2.5 with Anthropic's newest tokenizer
@@ -74,7 +75,7 @@ JSON = json.dumps({"order": {"id": 48151623, "items": [{"sku": "AB-42", "count":
     ],
     ids=["english", "german", "chinese", "code", "json", "digits", "hex", "base64", "capitals"],
 )
-@pytest.mark.parametrize("rules", ALL)
+@each_row("rules", ALL)
 def test_tokens_for_each_byte_of_text(text: str, least: float, most: float, rules: TokenRules) -> None:
     text *= 20
     assert least <= of_text(text, rules) / len(text.encode()) <= most
@@ -97,8 +98,8 @@ IMAGES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("part", IMAGES.values(), ids=IMAGES)
-@pytest.mark.parametrize("rules", ALL)
+@each_row("part", IMAGES.values(), ids=IMAGES)
+@each_row("rules", ALL)
 def test_an_image_counts_as_an_image_however_it_is_sent(part: Any, rules: TokenRules) -> None:
     size = size_of_messages([user([part])])
     assert (size.images, size.documents, size.linked_files, size.media_bytes) == (1, 0, 0, 0)
@@ -129,7 +130,7 @@ def test_images_within_a_tools_result_are_found(message: dict[str, Any]) -> None
     assert size.signs + size.lowercase < 200
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("part", "expected"),
     [
         ({"type": "input_audio", "input_audio": {"data": MEGABYTE, "format": "wav"}}, InputSize(media_bytes=1_000_000)),
@@ -188,7 +189,7 @@ def test_what_a_file_may_come_to() -> None:
     assert estimate_input_tokens(InputSize(media_bytes=3_200), OPENAI) - BASE_TOKENS == 3_200 / BYTES_PER_MEDIA_TOKEN
 
 
-@pytest.mark.parametrize(
+@each_row(
     "content",
     [
         DATA_URL,
@@ -243,7 +244,7 @@ def test_tool_calls_and_the_input_of_a_program_count() -> None:
     assert size_of_params({}, input={"order": 2**70, "text": ENGLISH}).lowercase >= len(ENGLISH) * 0.9
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "base_url", "models", "expected"),
     [
         ("anthropic", "https://api.anthropic.com", ("claude-sonnet-4-5",), ANTHROPIC),
@@ -265,7 +266,7 @@ def test_a_model_is_counted_by_its_makers_rules(
     assert rules_for(kind, base_url, models, 7).image_tokens == 7
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("models", "tokens"),
     [
         (("gpt-4o-mini-2024-07-18",), 2_833 + 8 * 5_667),

@@ -16,6 +16,7 @@ from breakwater.limits.rules.budget import Caps
 from breakwater.prices.rules.price import Cost, Price, max_output_of, max_tokens_of
 from breakwater.prices.rules.usage import MAX_USAGE, Usage, credible
 from tests.records.test_messages import attempt
+from tests.tables import each_row
 
 TOKENS = st.integers(0, 10_000_000)
 PRICES = st.integers(0, 10**12)
@@ -69,7 +70,7 @@ def test_the_output_limit_is_the_requests_own_where_it_has_one() -> None:
     assert max_tokens_of({"max_tokens": -1}, 100) == 100
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("params", "most"),
     [
         ({}, 100),
@@ -86,7 +87,7 @@ def test_the_most_that_a_call_may_answer_has_its_choices_and_its_thinking(params
     assert max_output_of(params, 100) == most
 
 
-@pytest.mark.parametrize("name", ["input", "output", "cached", "cache_write", "reasoning"])
+@each_row("name", ["input", "output", "cached", "cache_write", "reasoning"])
 def test_more_tokens_than_a_call_can_have_are_not_credible(name: str) -> None:
     usual = Usage(1, 2, 3, 4, 5)
     assert credible(Usage(None, None)) == Usage(None, None)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,11 +16,12 @@ from breakwater.dialects.rules.chat_chunks import Assembly
 from breakwater.prices.rules.price import Cost, InputSize, Price, size_of_messages, size_of_params
 from breakwater.prices.rules.usage import Usage, credible, figure, highest, of_completion, of_message, of_response
 from tests.prices.usage_table import BASE, PRICE, ROWS, Row
+from tests.tables import each_row
 
 MESSAGES, CHAT = Messages("http://127.0.0.1/v1", "2023-06-01"), ChatCompletions("http://127.0.0.1/v1")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.place)
+@each_row("row", ROWS, ids=lambda row: row.place)
 def test_each_row_of_the_table_is_counted_so(row: Row) -> None:
     wire: Wire = MESSAGES if row.dialect == "anthropic" else ChatCompletions(f"https://{row.host}/v1")
     usage = wire.usage({"usage": row.usage, **row.more})
@@ -32,7 +32,7 @@ def test_each_row_of_the_table_is_counted_so(row: Row) -> None:
     assert doubted == (row.basis == "estimated")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "tokens"),
     [
         (7, 7), ("7", 7), (" 7 ", 7), (7.0, 7), ("7.0", 7), (6.2, 7), (0, 0), (10**30, 10**30),
@@ -185,7 +185,7 @@ def test_calls_of_hosted_tools_are_counted_in_the_items_or_as_the_provider_says(
     assert of_response({"output": []}) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("names", "searches", "counted"),
     [
         (["code_execution", "bash_code_execution"], 0, {"code_execution": 2}),

@@ -14,6 +14,7 @@ from breakwater.local.ports import free_port
 from breakwater.records import schema
 from tests.records import samples
 from tests.server_sources import PASSWORD, RunningServer
+from tests.tables import each_row
 
 
 async def test_a_value_that_does_not_fit_its_column_is_about_the_rows(analytics: Analytics) -> None:
@@ -150,7 +151,7 @@ async def test_an_insert_of_no_rows_asks_nobody() -> None:
     await connect(f"http://127.0.0.1:{free_port()}/breakwater").insert(schema.ATTEMPTS, [])
 
 
-@pytest.mark.parametrize(
+@each_row(
     "url",
     ["clickhouse://u:sesame@host/db", "http://", "http://u:sesame@host:port/db", "http://u:sesame@host/db?x=1", ""],
 )

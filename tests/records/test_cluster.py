@@ -11,6 +11,7 @@ from breakwater.kernel.clickhouse.errors import SchemaMismatchError
 from breakwater.records import schema
 from breakwater.records.migrations import MIGRATIONS, VIEWS, create_view, migrate, migrations, script
 from breakwater.records.schema import ATTEMPTS, TABLES, Layout
+from tests.tables import each_row
 
 CLUSTER = Layout("main", {"attempts": 90})
 PATH = "'/clickhouse/tables/{shard}/{database}/{table}', '{replica}'"
@@ -45,7 +46,7 @@ def test_every_statement_that_makes_or_changes_something_is_for_the_whole_cluste
         ), head
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+@each_row("table", TABLES, ids=lambda table: table.name)
 def test_a_table_of_a_cluster_differs_in_its_engine_and_in_where_it_is_made(table: schema.Table) -> None:
     plain, clustered = table.ddl(), table.ddl(Layout("main"))
     expected = plain.replace(f"EXISTS {table.name} (", f"EXISTS {table.name} ON CLUSTER 'main' (").replace(

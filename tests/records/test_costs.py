@@ -17,6 +17,7 @@ from breakwater.limits.contract import CostLine
 from breakwater.limits.rules.budget import period
 from breakwater.records.rules.costs import Cap, CostSums, cap_of, cost_line, month_before, month_of, raises_of, scope_of
 from tests.records.samples import budget_event
+from tests.tables import each_row
 
 BERLIN, KOLKATA = ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Kolkata")
 USD = NANO_PER_USD
@@ -56,7 +57,7 @@ def note(kind: str, limit: int | None, configured: int | None, scope: str = "ten
 RAISED = note("raised", 50 * USD, 20 * USD)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("key", "notes", "expected"),
     [
         (None, (), Cap()),
@@ -85,7 +86,7 @@ OVER = ms_from_time(datetime(2026, 12, 3, tzinfo=UTC))
 EVEN = CostSums(spend=12 * USD, recent=3 * USD, calls=10)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("sums", "cap", "now_ms", "expected"),
     [
         (EVEN, Cap(), MIDDLE, {"spend": 12 * USD, "forecast": 24 * USD, "cap": None}),
@@ -114,7 +115,7 @@ def test_sums_add_up_and_only_agents_and_tenants_have_budgets() -> None:
     assert scope_of("tenant", None) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "cell"),
     [
         ("acme", "acme"),

@@ -13,6 +13,7 @@ from breakwater.jobs.contract.execution import Attempt, ErrorInfo
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.types import format_time, ms_from_time, nano_from_usd, time_from_ms, usd_from_nano
 from breakwater.kernel.validation import explain, problems
+from tests.tables import each_row
 
 
 @given(st.integers(min_value=-(2**53), max_value=2**53))
@@ -22,7 +23,7 @@ def test_money_comes_back_from_its_text_to_the_nano_dollar(nano: int) -> None:
     assert Decimal(text) == Decimal(nano) / 10**9
 
 
-@pytest.mark.parametrize("text", ["", "a lot", "1e400", "NaN", "Infinity", "0.0000000001", "1,50"])
+@each_row("text", ["", "a lot", "1e400", "NaN", "Infinity", "0.0000000001", "1,50"])
 def test_what_is_no_amount_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"amount|finer|beyond"):
         nano_from_usd(text)
@@ -35,7 +36,7 @@ def test_times_come_back_to_the_millisecond(ms: int) -> None:
     assert ms_from_time(datetime.fromisoformat(format_time(moment))) == ms
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "rate"),
     [
         ({}, 50.0),
@@ -67,8 +68,8 @@ def attempt(**more: Any) -> Attempt:
     return Attempt.model_validate(fields | more)
 
 
-@pytest.mark.parametrize("character", "\x00\n\x1b\x7f\x85\x9b\u061c\u200f\u202e\u2066")
-@pytest.mark.parametrize("field", ["job_id", "tenant", "task_id", "model"])
+@each_row("character", "\x00\n\x1b\x7f\x85\x9b\u061c\u200f\u202e\u2066")
+@each_row("field", ["job_id", "tenant", "task_id", "model"])
 def test_names_with_characters_that_terminals_obey_are_refused(field: str, character: str) -> None:
     with pytest.raises(ValidationError) as refused:
         Job.model_validate({"agent": "writer", "prompt": "x", field: f"a{character}b"})
@@ -95,7 +96,7 @@ def test_a_field_of_a_later_version_is_ignored_in_an_event() -> None:
     assert Attempt.model_validate(data) == attempt()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("fields", "path", "words"),
     [
         ({"promt": "x"}, "promt", "did you mean 'prompt'?"),

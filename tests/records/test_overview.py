@@ -19,6 +19,7 @@ from breakwater.records.figures import History, WindowTotals
 from tests.records.made import END, SOME, Made, connected, filled_database, known, made, quantile
 from tests.records.samples import RATE_LIMITED, attempt, attempt_row, execution
 from tests.server_sources import RunningServer
+from tests.tables import each_row
 
 EMPTY = TimeWindow(END + timedelta(days=1), END + timedelta(days=2), 3_600)
 AGENTS = [None, "support-triage"]
@@ -331,7 +332,7 @@ def test_a_window_holds_its_span_in_40_to_120_whole_steps(span: timedelta, now: 
     assert window.at(window.buckets) == window.end
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("start", "end", "step_s"),
     [
         (END, END, 60),

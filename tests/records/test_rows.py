@@ -16,6 +16,7 @@ from breakwater.kernel.clickhouse.errors import UnstorableError
 from breakwater.records import rows, schema
 from breakwater.records.search import find_execution
 from tests.records import samples
+from tests.tables import each_row
 
 
 async def stored_and_read(analytics: Analytics, record: Execution) -> Execution | None:
@@ -158,7 +159,7 @@ def test_more_waste_than_a_column_holds_is_refused() -> None:
         rows.execution_row(samples.execution(wasted_by_cause={"retry": 10**18}), 1)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "attempt",
     [
         samples.attempt(cost=10**18),

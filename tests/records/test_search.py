@@ -14,6 +14,7 @@ from breakwater.records.search import Cursor, Filters
 from tests.records.made import END, Made, connected, filled_database, known, made
 from tests.records.samples import NOON, RATE_LIMITED, execution, new_database
 from tests.server_sources import RunningServer
+from tests.tables import each_row
 
 DAY = timedelta(days=1)
 
@@ -101,7 +102,7 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@each_row("filters", FILTERS, ids=str)
 async def test_pages_hold_all_that_the_filters_leave_and_nothing_else(
     filled: Analytics, history: Made, filters: Filters
 ) -> None:
@@ -118,7 +119,7 @@ def runs_of(found: list[Execution]) -> dict[str, tuple[datetime, str]]:
     return places
 
 
-@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@each_row("filters", FILTERS, ids=str)
 async def test_runs_are_listed_once_at_the_last_step_that_matches(
     filled: Analytics, history: Made, filters: Filters
 ) -> None:
@@ -308,7 +309,7 @@ def test_a_cursor_is_what_its_text_says(at: datetime, execution_id: str) -> None
     assert Cursor.parse(cursor.text) == cursor
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "problem"),
     [
         ("", "no dot"),

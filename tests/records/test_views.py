@@ -16,6 +16,7 @@ from breakwater.records import rows, schema
 from breakwater.records.migrations import VIEWS
 from tests.records import samples, view_figures
 from tests.records.view_figures import Figures
+from tests.tables import each_row
 
 MIDNIGHT = datetime.fromisoformat("2026-11-01T00:00:00Z")
 MS = timedelta(milliseconds=1)
@@ -180,7 +181,7 @@ async def test_views_tell_what_the_messages_say_however_often_they_are_stored(
 TIMES = {name: time for name, (_, time, _) in (OF_EXECUTIONS | OF_ATTEMPTS).items()}
 
 
-@pytest.mark.parametrize("view", TIMES)
+@each_row("view", TIMES)
 async def test_a_condition_on_the_time_gives_the_rows_that_it_is_true_of(filled: Analytics, view: str) -> None:
     keys, time = {name: (keys, time) for name, (keys, time, _) in (OF_EXECUTIONS | OF_ATTEMPTS).items()}[view]
     everything = await figures_of(filled, view, keys)

@@ -2,14 +2,13 @@
 
 import json
 
-import pytest
-
 from breakwater.redaction.rules.redact import KnownSecrets
+from tests.tables import each_row
 
 TWO_LINES = "first-half-123\nsecond-half-456"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("secrets", "text", "hidden"),
     [
         ([TWO_LINES], f"token={TWO_LINES}, twice {TWO_LINES}", "token=*, twice *"),
@@ -30,7 +29,7 @@ def test_whole_secrets_and_their_lines_are_hidden_and_words_are_not(secrets: lis
     assert KnownSecrets(secrets, "*").hidden(text) == hidden
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "hidden"),
     [
         ("alf-123\nsecond-half-456 is left", " is left"),
@@ -43,9 +42,7 @@ def test_a_secret_that_begins_before_the_text_is_hidden(text: str, hidden: str) 
     assert KnownSecrets([TWO_LINES], "*").hidden_in_rest(text) == hidden
 
 
-@pytest.mark.parametrize(
-    "secret", ["sk-planted-0123456789", 'with "quotes" and \\', "schlüssel-0123", TWO_LINES, "tab\there-0123"]
-)
+@each_row("secret", ["sk-planted-0123456789", 'with "quotes" and \\', "schlüssel-0123", TWO_LINES, "tab\there-0123"])
 def test_a_secret_is_found_anywhere_in_json(secret: str) -> None:
     value = {"a": [{"b": f"x {secret} y", secret: 1}, 2, None], "c": 10**400}
     hidden = {"a": [{"b": "x * y", "*": 1}, 2, None], "c": 10**400}
@@ -56,9 +53,7 @@ def test_a_secret_is_found_anywhere_in_json(secret: str) -> None:
     assert known.hidden_in(clean) == clean
 
 
-@pytest.mark.parametrize(
-    "secret", ["sk-planted/0123456789", 'with "quotes" and \\', "schlüssel-0123", TWO_LINES, "tab\there-0123"]
-)
+@each_row("secret", ["sk-planted/0123456789", 'with "quotes" and \\', "schlüssel-0123", TWO_LINES, "tab\there-0123"])
 def test_a_secret_is_found_in_json_however_it_was_written(secret: str) -> None:
     known = KnownSecrets([secret], "*")
     value, hidden = {"a": [f"x {secret} y"]}, {"a": ["x * y"]}

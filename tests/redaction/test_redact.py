@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from pydantic import JsonValue
 
 from breakwater.redaction.rules.redact import RedactionRules, Redactor
 from tests.redaction.sample_secrets import SECRETS
+from tests.tables import each_row
 
 BUILT_IN = Redactor.compile(RedactionRules())
 HIDDEN = "[REDACTED]"
 
 
-@pytest.mark.parametrize("secret", SECRETS)
+@each_row("secret", SECRETS)
 def test_known_forms_of_secrets_are_taken_out_wherever_they_stand(secret: str) -> None:
     hidden = BUILT_IN.json({"note": [f"use {secret} please", {"deep": secret}], secret: 1})
     assert secret not in json.dumps(hidden, ensure_ascii=False)
@@ -21,7 +21,7 @@ def test_known_forms_of_secrets_are_taken_out_wherever_they_stand(secret: str) -
     assert secret not in BUILT_IN.text(f"as_{secret}\\n{secret}")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "order 4111 1111 1111 1112 of 2026-11-21",  # not a card's number by Luhn's formula
@@ -51,7 +51,7 @@ def test_what_is_no_secret_stays_byte_for_byte(text: str) -> None:
     assert BUILT_IN.json({"a": [text]}) == {"a": [text]}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "hidden"),
     [
         ("password=hunter2 n=1", "password=[REDACTED] n=1"),
@@ -172,7 +172,7 @@ def test_words_are_names_of_secrets_as_the_last_word_of_a_name_and_not_with_a_bo
     assert BUILT_IN.json({**value, **kept}) == {**hidden, **kept}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "hidden"),
     [
         ("pay GB82 WEST 1234 5698 7654 32 today", "pay [REDACTED] today"),
@@ -245,7 +245,7 @@ def test_fields_are_hidden_in_json_that_stands_in_a_text_too() -> None:
     assert BUILT_IN.json("[1, 2") == "[1, 2"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         '{"pass\\u0077ord": "hunter2"}',
@@ -299,8 +299,8 @@ def test_long_texts_are_cut_after_redaction() -> None:
     assert redactor.text("0123456789ab bob@example.com") == "0123456789ab [REDACTED]"
 
 
-@pytest.mark.parametrize("secret", SECRETS)
-@pytest.mark.parametrize("before", range(4, 60, 5))
+@each_row("secret", SECRETS)
+@each_row("before", range(4, 60, 5))
 def test_a_secret_that_the_cut_would_part_does_not_show_in_part(secret: str, before: int) -> None:
     redactor = Redactor.compile(RedactionRules(max_value_length=60))
     shown = redactor.text("." * before + " " + secret + " " + "." * 100_000)

@@ -4,9 +4,10 @@ import pytest
 from pydantic import ValidationError
 
 from breakwater.redaction.rules.redact import RedactionRules, Redactor
+from tests.tables import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("pattern", "words"),
     [
         ("(", "is not a regular expression of RE2's syntax: missing )"),
@@ -34,7 +35,7 @@ def test_a_pattern_that_cannot_be_used_is_refused_in_words(pattern: str, words: 
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["", " - ", "a\nb", "\ud800"])
+@each_row("name", ["", " - ", "a\nb", "\ud800"])
 def test_a_field_that_is_no_name_is_refused(name: str) -> None:
     with pytest.raises(ValidationError, match="is no name of a field"):
         RedactionRules(fields=(name,))
@@ -45,8 +46,8 @@ def test_a_placeholder_must_be_seen() -> None:
         RedactionRules(placeholder="")
 
 
-@pytest.mark.parametrize("placeholder", ["***", "<hidden>", "{}", "[", "é\\", "a b", "1234"])
-@pytest.mark.parametrize("pattern", [r"\w+", r"[A-Z]", r"(?s).+", r"\W", "^.", "[^x]{3,}"])
+@each_row("placeholder", ["***", "<hidden>", "{}", "[", "é\\", "a b", "1234"])
+@each_row("pattern", [r"\w+", r"[A-Z]", r"(?s).+", r"\W", "^.", "[^x]{3,}"])
 def test_patterns_that_match_the_placeholder_do_not_nest_it(pattern: str, placeholder: str) -> None:
     redactor = Redactor.compile(RedactionRules(patterns=(pattern,), placeholder=placeholder))
     once = redactor.text("password=abc, Some more: bob@example.com")

@@ -7,6 +7,7 @@ import pytest
 from bench import redaction
 from bench.redaction import ADVERSARIAL, seconds
 from breakwater.redaction.rules.redact import RedactionRules, Redactor
+from tests.tables import each_row
 
 SIZE = 500_000
 DEFAULT = Redactor.compile(RedactionRules())
@@ -25,7 +26,7 @@ def test_long_texts_made_to_be_slow_do_not_hang(what: str, monkeypatch: pytest.M
     assert seconds(lambda: DEFAULT.json(document), runs=1) < LIMIT_S
 
 
-@pytest.mark.parametrize("pattern", ["(x+x+)+y", "(x*)*y|q", "(x|x)*x(x|x){12}y", "x(?:[^z]*z)?", "(?:x?){30}x{30}y"])
+@each_row("pattern", ["(x+x+)+y", "(x*)*y|q", "(x|x)*x(x|x){12}y", "x(?:[^z]*z)?", "(?:x?){30}x{30}y"])
 def test_no_pattern_hangs_on_any_text(pattern: str) -> None:
     redactor = Redactor.compile(RedactionRules(patterns=(pattern,)))
     assert seconds(lambda: redactor.json(["x" * 40_000, "x" * 1_000]), runs=1) < LIMIT_S

@@ -12,6 +12,7 @@ from tests.reports.cases import CASES
 from tests.reports.plane import Outcome, run_all
 from tests.server_sources import Servers
 from tests.services.worker.error_table import MAX_ATTEMPTS, ROWS
+from tests.tables import each_row
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +22,8 @@ def outcomes(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Mapp
     return {outcome.case.name: outcome for outcome in found}
 
 
-@pytest.mark.long(together=True, about_s=30)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.long(about_s=30)
+@each_row("case", CASES, ids=lambda case: case.name)
 def test_what_came_back_is_what_counts(case: Case, outcomes: Mapping[str, Outcome]) -> None:
     outcome = outcomes[case.name]
     wrong = {name: (case.expected[name], outcome.seen.get(name)) for name in outcome.wrong}

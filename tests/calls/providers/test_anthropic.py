@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 from aiohttp import web
 
 from breakwater.calls.providers.anthropic import AnthropicSettings
@@ -16,6 +15,7 @@ from breakwater.local.provider import SimulatedProvider
 from breakwater.prices.rules.usage import Usage
 from tests.calls.providers.kit import KEY, answering, call, failure, perform, saying, settings
 from tests.flow.kit import USAGE, model
+from tests.tables import each_row
 
 TOOL = {
     "type": "function",
@@ -78,7 +78,7 @@ async def test_a_json_answer_is_asked_for_natively() -> None:
     assert answer.output == '{"a":1}'
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("status", "kind"),
     [
         (400, "invalid_request_error"),
@@ -117,7 +117,7 @@ THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
 CALLED = {"id": "toolu_1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("content", "output"),
     [
         ([TEXT, {"type": "text", "text": "done"}], "let me see. done"),
@@ -135,7 +135,7 @@ async def test_blocks_become_a_text_or_a_message(content: list[Any], output: Any
         assert (await perform(settings("anthropic", origin))).output == output
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("reported", "usage"),
     [
         (

@@ -9,6 +9,7 @@ from breakwater.calls.providers.anthropic import dropped_params, request_body
 from breakwater.calls.providers.base import CallError
 from breakwater.calls.rules.classify import NotSent
 from tests.calls.providers.kit import call
+from tests.tables import each_row
 
 MARK = {"type": "ephemeral"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "minLength": 1}}}
@@ -46,7 +47,7 @@ def assistant(*content: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": [*content]}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("messages", "sent"),
     [
         ([{"role": "user", "content": "a"}], [user(text("a"))]),
@@ -235,7 +236,7 @@ def test_system_and_developer_messages_become_the_system_prompt_in_order() -> No
     assert body["messages"] == [user(text("hi"))]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("params", "sent"),
     [
         ({"max_tokens": 5}, {"max_tokens": 5}),
@@ -299,7 +300,7 @@ def test_params_are_translated_or_passed_on(params: dict[str, Any], sent: dict[s
     assert body == {"max_tokens": 4096, **sent}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("params", "schema", "config"),
     [
         ({}, SCHEMA, {"format": {"type": "json_schema", "schema": CLOSED}}),
@@ -333,7 +334,7 @@ def test_what_says_nothing_of_the_question_is_left_out_and_named() -> None:
     assert dropped_params({"store": False, "seed": None, "metadata": {"user_id": "u"}, "top_k": 3}) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("params", "words"),
     [
         ({"n": 2}, "'n'"),
@@ -351,7 +352,7 @@ def test_what_has_no_counterpart_is_refused_and_not_left_out(params: dict[str, A
     refused(call(params=params), words)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("message", "words"),
     [
         ({"role": "function", "name": "f", "content": "1"}, "'function'"),

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from jsonschema import Draft202012Validator
 
 from breakwater.calls.providers.anthropic import closed_schema
+from tests.tables import each_row
 
 TEXT = {"type": "string"}
 
@@ -14,7 +14,7 @@ def closed(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [], "additionalProperties": False}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("schema", "sent"),
     [
         ({"type": "object", "properties": {"a": TEXT}}, closed(a=TEXT)),
@@ -40,7 +40,7 @@ def test_a_schema_becomes_the_nearest_that_can_be_held_to(schema: dict[str, Any]
     assert closed_schema(schema) == sent
 
 
-@pytest.mark.parametrize(
+@each_row(
     "schema",
     [
         {},

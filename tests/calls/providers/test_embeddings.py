@@ -17,6 +17,7 @@ from breakwater.local.provider import SimulatedProvider
 from breakwater.prices.rules.usage import Usage
 from tests.calls.providers.kit import KEY, answering, call, failure, perform, saying, settings
 from tests.flow.kit import model
+from tests.tables import each_row
 
 
 def embedding(given: Any = "a", **body: Any) -> Call:
@@ -65,7 +66,7 @@ async def test_usage_that_is_missing_leaves_the_input_unknown_and_no_output() ->
         assert (await perform(settings("openai", origin), embedding())).usage == Usage(None, 0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "body",
     [
         {"object": "list", "data": []}, {}, {"choices": [{"message": {"content": "hi"}}]}, answer([0.5], [0.5]),

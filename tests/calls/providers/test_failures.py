@@ -29,6 +29,7 @@ from breakwater.calls.providers.failures import (
 )
 from breakwater.calls.rules.classify import BrokenAnswer, HttpFailure, TransportFailure, classify
 from breakwater.local.ports import free_port
+from tests.tables import each_row
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 
@@ -60,21 +61,21 @@ GEMINI = {
 }
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+@each_row("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
 def test_a_body_in_another_form_of_unicode_is_json(encoding: str) -> None:
     payload = orjson.dumps(OPENAI).decode().encode(encoding)
     assert read_json(payload) == OPENAI
     assert http_failure(429, payload, {}).code == "rate_limit_exceeded"
 
 
-@pytest.mark.parametrize("payload", [b"", b"\xff\xfe", b"\xff\xfe{", b"\xef\xbb\xbf", b"\x00\x00\xd8\x00"])
+@each_row("payload", [b"", b"\xff\xfe", b"\xff\xfe{", b"\xef\xbb\xbf", b"\x00\x00\xd8\x00"])
 def test_what_only_begins_like_unicode_is_no_json(payload: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         read_json(payload)
     assert http_failure(400, payload, {}).status == 400
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("status", "body", "message", "code", "type_", "delay"),
     [
         (429, OPENAI, OPENAI["error"]["message"], "rate_limit_exceeded", "tokens", 2.0),
@@ -104,7 +105,7 @@ def test_the_error_bodies_of_providers_are_read(
     assert replace(failure, param=None, limits=()) == HttpFailure(status, message, code, type_, headers, delay)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("payload", "message"),
     [
         (b"", "HTTP 502 without a text"),
@@ -150,7 +151,7 @@ def test_no_half_of_a_word_is_left_anywhere() -> None:
                 assert "sk-1" not in said.replace("sk-1234", "")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "status", "class_name"),
     [
         ({"error": {"code": 429, "message": "slow down"}}, 429, "RateLimitError"),
@@ -193,7 +194,7 @@ def test_a_delay_in_a_200_is_kept() -> None:
     assert classify(failure, NOW).retry_after_s == 37
 
 
-@pytest.mark.parametrize(
+@each_row(
     "body",
     [
         {"error": "something broke"},
@@ -210,7 +211,7 @@ def test_a_200_with_an_error_of_no_known_sort_is_a_broken_answer(body: dict[str,
     assert error_in_answer(body) == BrokenAnswer("a 200 with an error in its body: something broke")
 
 
-@pytest.mark.parametrize("body", [{"error": True}, {"error": ["x"]}, {"type": "error"}, {"object": "error"}])
+@each_row("body", [{"error": True}, {"error": ["x"]}, {"type": "error"}, {"object": "error"}])
 def test_an_error_that_says_nothing_is_still_one(body: dict[str, Any]) -> None:
     assert error_in_answer(body) == BrokenAnswer("a 200 with an error in its body: an error without a text")
 
@@ -274,7 +275,7 @@ def test_no_bytes_break_the_reading(payload: bytes) -> None:
     assert http_failure(500, payload, {}).message
 
 
-@pytest.mark.parametrize(
+@each_row(
     "unit",
     [
         "<title",
@@ -372,7 +373,7 @@ async def test_an_unknown_host_is_named() -> None:
     assert (failure.kind, failure.class_name) == ("network", "DnsError")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("handler", "scheme", "class_name"),
     [
         (reset, "http", "ConnectionResetError"),
@@ -401,7 +402,7 @@ async def test_no_answer_in_time_is_a_timeout() -> None:
 KEY: Any = aiohttp.client_reqrep.ConnectionKey("h", 443, True, True, None, None, None, None)  # pyright: ignore
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("error", "kind", "class_name"),
     [
         (TimeoutError(), "timeout", "TimeoutError"),

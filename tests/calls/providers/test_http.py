@@ -22,6 +22,7 @@ from breakwater.prices.rules.usage import Usage
 from breakwater.redaction.rules.redact import RedactionRules
 from tests.calls.providers.kit import KEY, KINDS, answering, call, failure, perform, saying, settings, silent
 from tests.flow.kit import model
+from tests.tables import each_row
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
 
@@ -37,7 +38,7 @@ async def failing(kind: str, fault: dict[str, Any], timeout_s: float = 5.0, **be
     return failed
 
 
-@pytest.mark.parametrize("status", STATUSES)
+@each_row("status", STATUSES)
 async def test_an_error_brings_its_status_and_its_words_and_was_not_billed(kind: str, status: int) -> None:
     failed = await failing(kind, {"status": status, "error": {"message": "Because of reasons."}})
     assert isinstance(failed.failure, HttpFailure)
@@ -51,7 +52,7 @@ async def test_a_rate_limit_brings_the_wait(kind: str) -> None:
     assert float(failed.failure.headers["retry-after"]) == 3
 
 
-@pytest.mark.parametrize("fault", [{"status": 201}, {"status": 202}, {"status": 206}, {"kind": "byte_order_mark"}])
+@each_row("fault", [{"status": 201}, {"status": 202}, {"status": 206}, {"kind": "byte_order_mark"}])
 async def test_any_2xx_with_a_valid_body_is_an_answer_with_its_usage(kind: str, fault: dict[str, Any]) -> None:
     async with SimulatedProvider({"api_keys": [KEY], "models": {"m": model(fault, answer="hi")}}) as sim:
         answered = await perform(settings(kind, sim.url.removesuffix("/v1")))
@@ -59,7 +60,7 @@ async def test_any_2xx_with_a_valid_body_is_an_answer_with_its_usage(kind: str, 
     assert (answered.output, answered.usage) == ("hi", REPORTED[kind])
 
 
-@pytest.mark.parametrize(("status", "body"), [(202, {"id": "queued"}), (204, b""), (299, b"accepted")])
+@each_row(("status", "body"), [(202, {"id": "queued"}), (204, b""), (299, b"accepted")])
 async def test_any_other_2xx_is_a_broken_answer_that_may_have_been_billed(kind: str, status: int, body: Any) -> None:
     async with saying(body, status) as origin:
         failed = await failure(settings(kind, origin))
@@ -67,7 +68,7 @@ async def test_any_other_2xx_is_a_broken_answer_that_may_have_been_billed(kind: 
     assert (failed.failure.status, failed.maybe_billed) == (status, True)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("fault", "words"),
     [
         ("malformed_json", "not JSON"),
@@ -91,7 +92,7 @@ async def test_a_200_that_carries_an_error_was_not_billed(kind: str) -> None:
     assert not failed.maybe_billed
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "maybe_billed"),
     [
         ({}, False),
@@ -163,7 +164,7 @@ async def test_a_handshake_that_takes_too_long_was_never_billed(kind: str) -> No
     assert not failed.maybe_billed
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "words"),
     [
         ([], "not a JSON object"),
@@ -187,7 +188,7 @@ async def test_an_odd_answer_is_a_broken_one(kind: str, body: Any, words: str) -
     assert failed.maybe_billed
 
 
-@pytest.mark.parametrize(
+@each_row(
     "body",
     [
         b'{"choices": "' + b"x" * MAX_ANSWER_BYTES + b'"}',
@@ -205,14 +206,14 @@ async def test_an_answer_that_can_not_be_stored_is_not_asked_for_again(kind: str
     assert failed.maybe_billed
 
 
-@pytest.mark.parametrize("more", [{"error": None}, {"error": {}}, {"error": ""}, {"type": "message", "object": "chat"}])
+@each_row("more", [{"error": None}, {"error": {}}, {"error": ""}, {"type": "message", "object": "chat"}])
 async def test_a_200_whose_error_is_empty_is_an_answer(kind: str, more: dict[str, Any]) -> None:
     body = {"choices": [{"message": {"content": "hi"}}], "content": [{"type": "text", "text": "hi"}], **more}
     async with saying(body) as origin:
         assert (await perform(settings(kind, origin))).output == "hi"
 
 
-@pytest.mark.parametrize("body", [{"error": "no"}, {"type": "error"}, {"object": "error", "message": "no"}])
+@each_row("body", [{"error": "no"}, {"type": "error"}, {"object": "error", "message": "no"}])
 async def test_an_error_is_seen_wherever_a_200_shows_it(kind: str, body: dict[str, Any]) -> None:
     whole = {"choices": [{"message": {"content": "hi"}}], "content": [{"type": "text", "text": "hi"}], **body}
     async with saying(whole) as origin:
@@ -221,7 +222,7 @@ async def test_an_error_is_seen_wherever_a_200_shows_it(kind: str, body: dict[st
     assert "a 200 with an error in its body" in failed.failure.message
 
 
-@pytest.mark.parametrize("usage", [None, [], "many", {"prompt_tokens": -1, "input_tokens": True}])
+@each_row("usage", [None, [], "many", {"prompt_tokens": -1, "input_tokens": True}])
 async def test_usage_that_makes_no_sense_is_unknown(kind: str, usage: Any) -> None:
     body = {"choices": [{"message": {"content": "hi"}}], "content": [{"type": "text", "text": "hi"}], "usage": usage}
     async with saying(body) as origin:
@@ -314,7 +315,7 @@ async def test_a_repr_shows_no_more_than_the_host(kind: str) -> None:
     assert KEY not in repr(provider)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("origin", "more", "words"),
     [
         ("http://user:hunter22@host", {}, "must not contain user and password"),

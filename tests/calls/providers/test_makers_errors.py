@@ -10,6 +10,7 @@ import pytest
 
 from breakwater.calls.providers.failures import carries_error, error_in_answer, http_failure
 from breakwater.calls.rules.classify import Classification, HttpFailure, classify
+from tests.tables import each_row
 
 NOW = datetime(2026, 11, 25, 10, 0, tzinfo=UTC)
 DAY_S = 86_400.0
@@ -116,7 +117,7 @@ SPENT: list[tuple[str, int, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("maker", "status", "body"), SPENT)
+@each_row(("maker", "status", "body"), SPENT)
 def test_a_spent_account_or_quota_is_never_tried_again(maker: str, status: int, body: Any) -> None:
     verdict = of_status(status, body)
     assert (verdict.kind, verdict.class_name, verdict.status_code) == ("quota", "QuotaExceededError", status), maker
@@ -155,13 +156,13 @@ LIMITED: list[tuple[str, int, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("maker", "status", "body"), LIMITED)
+@each_row(("maker", "status", "body"), LIMITED)
 def test_a_limit_that_is_reset_soon_is_a_rate_limit(maker: str, status: int, body: Any) -> None:
     verdict = of_status(status, body)
     assert (verdict.kind, verdict.class_name, verdict.retryable) == ("rate_limit", "RateLimitError", True), maker
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "kind", "class_name"),
     [
         (says("Too many requests. Please wait before trying again.", None, "invalid_request_error"), "rate_limit",
@@ -192,7 +193,7 @@ def test_inside_a_200_it_is_the_error_that_its_words_name(body: dict[str, Any], 
     assert (verdict.kind, verdict.class_name) == (kind, class_name)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "body",
     [
         {"choices": [{"message": {"content": "yes"}}], "code": 1, "message": "ok"},
@@ -208,7 +209,7 @@ def test_what_is_no_error_is_taken_for_none(body: dict[str, Any]) -> None:
     assert not carries_error(body)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "headers", "after_s"),
     [
         ({"error": {"type": "usage_limit_reached", "resets_in_seconds": 529_498}}, {}, 529_498),
@@ -237,7 +238,7 @@ def test_a_quota_is_one_that_is_reset_far_away_and_says_when(
     assert (verdict.kind, verdict.retry_after_s) == ("quota", after_s)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("headers", "after_s"),
     [
         ({"Retry-After": "600"}, 600),
@@ -269,7 +270,7 @@ def test_a_conversation_that_the_plan_does_not_allow_is_the_requests_fault(messa
     assert (verdict.kind, verdict.retryable, verdict.counts_for_breaker) == ("context_overflow", False, False)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("status", "message"),
     [
         (400, "Invalid value: 'rate_limit'. Supported values are: 'auto'."),
@@ -285,7 +286,7 @@ def test_what_only_sounds_like_a_limit_is_the_callers_mistake(status: int, messa
     assert of_status(status, says(message, type_="invalid_request_error")).kind == "client"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("status", "body", "param"),
     [
         (400, {"error": {"message": "Unsupported parameter: 'max_tokens' is not supported with this model. Use "

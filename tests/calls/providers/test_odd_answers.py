@@ -12,6 +12,7 @@ from breakwater.calls.providers.base import Answer, CallError
 from breakwater.calls.rules.classify import BrokenAnswer, HttpFailure, NothingSaid
 from tests.calls.providers.kit import answering, perform, saying, settings
 from tests.calls.providers.test_streams import Streamed
+from tests.tables import each_row
 
 USAGE: dict[str, Any] = {"prompt_tokens": 5, "completion_tokens": 7}
 DONE = "[DONE]"
@@ -84,7 +85,7 @@ def told_calls(asked: Streamed) -> list[tuple[str, str, str]]:
 TWO = [("a", "f", '{"x":1}'), ("b", "g", '{"y":2}')]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("pieces", "calls"),
     [
         ([call_piece(0, "a", "f", '{"x":1}'), call_piece(0, "b", "g", '{"y":2}')], TWO),
@@ -116,7 +117,7 @@ async def test_each_streamed_tool_call_is_one_with_its_id_and_name_once(pieces: 
         assert kept == [(own, name) for own, name, _ in calls]
 
 
-@pytest.mark.parametrize("missing", [None, "", {"a": 1}, False])
+@each_row("missing", [None, "", {"a": 1}, False])
 async def test_a_call_without_an_id_is_given_one_and_the_record_keeps_what_came(missing: Any) -> None:
     pieces = [
         {**call_piece(0, None, "f", {"x": 1}), "id": missing},
@@ -188,8 +189,8 @@ PASSED_OVER = [
 ]
 
 
-@pytest.mark.parametrize("event", PASSED_OVER)
-@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+@each_row("event", PASSED_OVER)
+@each_row("kind", ["openai", "anthropic"])
 async def test_what_means_nothing_is_passed_over(kind: str, event: Any) -> None:
     if kind == "openai":
         events = [said({"content": "hi"}), event, said({"content": " there"}, "stop"), f"data: {DONE}"]
@@ -214,7 +215,7 @@ async def test_usage_counts_in_an_event_without_choices(more: dict[str, Any]) ->
     assert asked.chunks[-1] == {"choices": [], "usage": USAGE}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "events", "end", "output"),
     [
         ("openai", [said({"content": "hi"}, ""), f"data: {DONE}"], "\n\n", "hi"),
@@ -255,7 +256,7 @@ NO_GOOD = (
 )
 
 
-@pytest.mark.parametrize("word", NO_GOOD)
+@each_row("word", NO_GOOD)
 async def test_a_reason_that_an_answer_is_no_good_for_fails_it_and_no_client_is_told_an_end(word: str) -> None:
     text = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "hi"}}
     streams = {
@@ -295,8 +296,8 @@ async def test_an_empty_text_is_no_answer(kind: str, body: Any, events: Any) -> 
         assert failed.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("depth", [160, 250, 900, 100_000])
-@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+@each_row("depth", [160, 250, 900, 100_000])
+@each_row("kind", ["openai", "anthropic"])
 async def test_what_is_nested_too_deeply_is_a_broken_answer(kind: str, depth: int) -> None:
     deep = "[" * depth + "]" * depth
     streamed, _ = await stream(kind, f'data: {{"choices": [], "x": {deep}}}\n\n'.encode())

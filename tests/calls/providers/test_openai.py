@@ -14,6 +14,7 @@ from breakwater.local.provider import SimulatedProvider
 from breakwater.prices.rules.usage import Usage
 from tests.calls.providers.kit import KEY, answering, call, failure, perform, saying, settings
 from tests.flow.kit import USAGE, model
+from tests.tables import each_row
 
 TOOL = {"type": "function", "function": {"name": "look_up"}}
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "string"}}}
@@ -43,7 +44,7 @@ async def test_usage_that_is_not_reported_is_unknown() -> None:
     assert (await answer(usage={**USAGE, "report": False})).usage == Usage(None, None)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("reported", "usage"),
     [
         ({"prompt_tokens": 5, "completion_tokens": 7}, Usage(5, 7)),
@@ -77,7 +78,7 @@ SILENT = {"role": "assistant", "content": None}
 CALLED = {**SILENT, "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "message",
     [
         CALLED,
@@ -93,7 +94,7 @@ async def test_a_message_that_says_more_than_a_text_is_returned_whole(message: d
         assert (await perform(settings("openai", origin))).output == message
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("message", "reason"),
     [
         (SILENT, "stop"),
@@ -164,7 +165,7 @@ def test_the_output_limit_has_the_name_that_the_server_knows() -> None:
     assert (both["max_completion_tokens"], "max_tokens" in both) == (9, False)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("left_out", "params", "sent"),
     [
         (("max_tokens",), {"max_tokens": 7}, {"max_completion_tokens": 7}),

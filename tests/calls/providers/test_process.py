@@ -26,6 +26,7 @@ from breakwater.prices.rules.usage import Usage
 from breakwater.redaction.rules.redact import RedactionRules
 from tests.calls.providers.kit import local_call as call
 from tests.helpers import until
+from tests.tables import each_row
 
 OK = """printf '{"status":"success","code":0,"result":"ok"}'"""
 PYTHON = (sys.executable, "-I", "-S", "-c")
@@ -177,7 +178,7 @@ async def test_a_correction_comes_beside_the_input_that_it_belongs_to(opened: Op
     assert (asked["input"], asked["messages"]) == ({"question": "why"}, wrong)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("reported", "per_call", "usage", "cost"),
     [
         ("", None, Usage(None, None), None),
@@ -207,7 +208,7 @@ async def test_a_program_may_begin_with_a_byte_order_mark(opened: Opener) -> Non
     assert (await opened(*sh(script)).perform(call())).output == "ok"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("status", "code", "kind", "name", "seen"),
     [
         ("error", 400, "client", "InvalidRequestError", 400),
@@ -244,7 +245,7 @@ async def test_an_error_without_a_text_shows_status_and_code(opened: Opener) -> 
 # What programs get wrong
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("script", "message"),
     [
         ("echo one >&2; echo two words >&2; echo >&2; exit 3", "exited with 3: two words"),
@@ -563,7 +564,7 @@ def test_what_is_not_there_is_said_when_the_provider_is_opened(tmp_path: Path) -
         assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "wrong",
     [
         {"command": []},

@@ -18,6 +18,7 @@ from breakwater.calls.rules.classify import Classification, classify
 from breakwater.kernel.errors import ConfigError
 from breakwater.prices.rules.usage import Usage
 from tests.calls.providers.kit import local_call as call
+from tests.tables import each_row
 
 ON_BOTH_LOOPS = True
 Opener = Callable[..., PythonProvider]
@@ -100,7 +101,7 @@ async def test_a_callable_can_change_neither_the_job_nor_an_answer_that_it_gave(
     assert answer.output == [{"role": "user", "content": "scribble"}, "scribble"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("reply", "per_call", "usage", "cost"),
     [
         (Reply("ok"), None, Usage(None, None), None),
@@ -142,7 +143,7 @@ def deep(levels: int) -> list[Any]:
     return [] if levels == 0 else [deep(levels - 1)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("result", "words"),
     [
         ({1, 2}, "returned something that is not JSON: Object of type set is not JSON serializable"),
@@ -183,7 +184,7 @@ class Unlike(BaseException):
     pass
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("error", "name", "message"),
     [
         (NoTicketsLeftError("ask again at noon"), "NoTicketsLeftError", "ask again at noon"),
@@ -389,7 +390,7 @@ async def test_what_a_call_costs_may_be_configured(module: str) -> None:
     assert (await provider.perform(call())).cost == 150_000_000
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "words"),
     [
         ("none:answer", "the module {0}.none can't be imported: ModuleNotFoundError: No module named"),
@@ -410,7 +411,7 @@ def test_what_is_not_there_is_said_when_the_provider_is_opened(module: str, name
     assert words.format(module) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["agents", "agents:", ":answer", "agents answer:f", "agents:f()", "1a:f", ""])
+@each_row("name", ["agents", "agents:", ":answer", "agents answer:f", "agents:f()", "1a:f", ""])
 def test_a_name_that_could_not_be_one_is_refused(name: str) -> None:
     entry: TypeAdapter[Any] = TypeAdapter(ProviderEntry)
     with pytest.raises(ValidationError):

@@ -8,11 +8,12 @@ import pytest
 from breakwater.calls.providers.registry import KINDS
 from breakwater.config import ConfigError, parse_config
 from breakwater.config.load import named_secrets
+from tests.tables import each_row
 
 BASE = "agents: {a: {model: m, provider: p}}\nproviders:\n  p: "
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("provider", "kind"),
     [
         ("{base_url: 'http://x/v1'}", "openai"),
@@ -27,7 +28,7 @@ def test_a_provider_is_of_the_kind_it_names_or_openai_compatible(provider: str, 
     assert [place for place, _ in named_secrets(config)] == ["providers.p.api_key"] * ("api_key" in provider)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("provider", "lines"),
     [
         ("{kind: opnai}", ["p.kind: 'opnai' is not a known kind of provider; did you mean 'openai'?"]),

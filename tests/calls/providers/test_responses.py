@@ -24,6 +24,7 @@ from tests.calls.providers.kit import KEY, answering, call, perform, settings
 from tests.calls.providers.test_streams import Streamed
 from tests.dialects.test_responses_stream import accumulated, by_sdk, result
 from tests.flow.kit import model
+from tests.tables import each_row
 
 FIND = {"type": "function", "name": "find_ship", "parameters": {"type": "object"}, "strict": False}
 PATCH = {"type": "custom", "name": "apply_patch"}
@@ -154,7 +155,7 @@ async def test_a_continued_answer_goes_on_in_the_item_that_the_provider_began() 
     assert [event["type"] for event in events].count("response.output_item.added") == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("fault", "kind"),
     [
         ({"kind": "failed", "error": {"code": "rate_limit_exceeded", "message": "full"}}, "rate_limit"),

@@ -24,6 +24,7 @@ from breakwater.prices.rules.usage import Usage
 from tests.calls.providers.kit import KEY, KINDS, answering, call, perform, settings
 from tests.flow.kit import model
 from tests.helpers import until
+from tests.tables import each_row
 
 ANSWER = "".join(f"{number:03d} " for number in range(60))
 TOOLS = [
@@ -106,8 +107,8 @@ async def test_all_choices_are_put_together() -> None:
     assert [(one["index"], one["message"]["content"]) for one in choices] == [(n, ANSWER) for n in range(3)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
+@each_row("kind", KINDS)
+@each_row(
     ("fault", "text", "failure"),
     [
         ({"stream": "cut", "after_chunks": 40}, ANSWER[:160], TransportFailure("network", "TruncatedAnswerError", "…")),
@@ -161,8 +162,8 @@ async def test_the_mark_of_the_end_may_be_missing(kind: str) -> None:
         assert (await streamed(kind, sim, Streamed())).output == ANSWER
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("after_chunks", "maybe_billed"), [(0, False), (1, True)])
+@each_row("kind", KINDS)
+@each_row(("after_chunks", "maybe_billed"), [(0, False), (1, True)])
 async def test_an_error_in_a_stream_is_billed_only_where_some_of_an_answer_came_before_it(
     kind: str, after_chunks: int, maybe_billed: bool
 ) -> None:
@@ -285,7 +286,7 @@ async def test_what_a_callable_has_yielded_before_it_fails_is_out(function: Any,
     await provider.close()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("script", "text", "words"),
     [
         ("""echo '{"delta": "one "}'; sleep 60""", "one ", "stalled for 0.3 s.*the program was killed"),

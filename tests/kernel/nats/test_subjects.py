@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.kernel.nats import subjects
+from tests.tables import each_row
 
 TOKEN = re.compile(r"[A-Za-z0-9_%-]+")
 
@@ -43,7 +44,7 @@ def test_subjects_stand_as_published_in_the_contract() -> None:
     assert subjects.progress("a", "j") == "bw.progress.a.j"
 
 
-@pytest.mark.parametrize("subject", ["bw.jobs", "bw.jobs.", "other.jobs.a", "bw.jobs.a.b.c"])
+@each_row("subject", ["bw.jobs", "bw.jobs.", "other.jobs.a", "bw.jobs.a.b.c"])
 def test_a_subject_that_is_no_jobs_is_refused(subject: str) -> None:
     with pytest.raises(ValueError, match="not a job's subject"):
         subjects.agent_of_job(subject)
@@ -53,7 +54,7 @@ def test_the_agent_is_read_back_from_a_jobs_subject() -> None:
     assert subjects.agent_of_job(subjects.job("an agent/with.dots")) == "an agent/with.dots"
 
 
-@pytest.mark.parametrize("subject", ["bw.parked", "bw.parked.a", "bw.parked..e", "other.parked.a.e", "bw.parked.a.e.1"])
+@each_row("subject", ["bw.parked", "bw.parked.a", "bw.parked..e", "other.parked.a.e", "bw.parked.a.e.1"])
 def test_a_subject_that_is_no_parked_jobs_is_refused(subject: str) -> None:
     with pytest.raises(ValueError, match="not a parked job's subject"):
         subjects.names_of_parked(subject)

@@ -1,11 +1,10 @@
-import pytest
-
 from breakwater.kernel.redis.vulnerabilities import RedisServer, known_vulnerabilities, read_version
+from tests.tables import each_row
 
 LUA_2024, BUFFERS, LUA_2025 = "CVE-2024-46981", "CVE-2025-21605", "CVE-2025-49844"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("server", "version", "holes"),
     [
         ("redis", "6.2.14", (LUA_2024, BUFFERS, LUA_2025)),

@@ -2,18 +2,18 @@
 
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.kernel.security.addresses import IpNetwork, refusal
+from tests.tables import each_row
 
 
 def networks(*names: str) -> tuple[IpNetwork, ...]:
     return tuple(ip_network(name) for name in names)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("address", "why"),
     [
         ("127.0.0.1", "loopback"),
@@ -78,7 +78,7 @@ def test_what_is_not_public_is_refused_as_what_it_is(address: str, why: str) -> 
     assert refusal(ip_address(address), ()) == why
 
 
-@pytest.mark.parametrize(
+@each_row(
     "address",
     [
         "8.8.8.8",
@@ -100,7 +100,7 @@ def test_what_is_public_is_not_refused(address: str) -> None:
     assert refusal(ip_address(address), ()) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("address", "allowed", "may"),
     [
         ("10.1.2.3", "10.1.0.0/16", True),

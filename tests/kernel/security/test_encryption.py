@@ -19,6 +19,7 @@ from breakwater.kernel.security.encryption import (
     key_of_document,
     new_key,
 )
+from tests.tables import each_row
 
 OLD, NEW = new_key(), new_key()
 OWN = "the plane's own key, any text of thirty-two"
@@ -55,7 +56,7 @@ def test_what_is_no_object_with_texts_stays_as_it_is(document: bytes) -> None:
     assert CIPHER.decrypt_document(document) == document
 
 
-@pytest.mark.parametrize("document", [b"", b"[]", b'{"prompt": "x', b'{"input":' + b"[" * 1_000 + b"]" * 1_000 + b"}"])
+@each_row("document", [b"", b"[]", b'{"prompt": "x', b'{"input":' + b"[" * 1_000 + b"]" * 1_000 + b"}"])
 def test_what_can_not_be_encrypted_is_not_passed_on(document: bytes) -> None:
     with pytest.raises(ValueError, match=r"JSON object|EOF|recursion"):
         CIPHER.encrypt_document(document)

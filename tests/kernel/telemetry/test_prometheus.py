@@ -19,6 +19,7 @@ from breakwater.jobs.contract.execution import ErrorKind, Status
 from breakwater.kernel.nats.subjects import Stream
 from services.__main__ import NAMES
 from tests.kernel.telemetry.test_metrics import documented
+from tests.tables import each_row
 
 ROOT = Path(__file__).parents[3]
 DIRECTORY = ROOT / "deploy" / "prometheus"
@@ -93,14 +94,14 @@ def problems(expression: str) -> Iterator[str]:
         yield from (f"none has the label {label.strip()}" for label in group.split(",") if label.strip() not in every)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
+@each_row("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
 def test_a_rule_names_nothing_that_no_service_exports(rule: dict[str, Any]) -> None:
     assert list(problems(rule["expr"])) == []
     texts = " ".join(rule.get("annotations", {}).values())
     assert set(re.findall(r"\$labels\.(\w+)", texts)) <= labels_left(rule["expr"])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expression", "said"),
     [
         ("rate(breakwater_jobs_totals[5m]) > 0", "nobody exports breakwater_jobs_totals"),

@@ -27,6 +27,7 @@ from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.telemetry import tracing
 from tests import semconv
 from tests.otlp import Collector, collecting, tracing_to
+from tests.tables import each_row
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 NOW = datetime(2026, 11, 21, 10, 0, 0, 123456, tzinfo=UTC)
@@ -380,7 +381,7 @@ async def test_the_collector_names_what_is_not_as_the_conventions_say(
     collector.problems.clear()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "base_url", "name", "provider", "server"),
     [
         ("openai", "https://api.openai.com/v1", "mine", "openai", ("api.openai.com", 443)),
@@ -404,7 +405,7 @@ def test_a_provider_is_called_as_the_conventions_do_or_as_the_config_does(
         assert (said.get("server.address"), said.get("server.port")) == server
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("params", "said"),
     [
         ({"temperature": 1, "top_p": 0.5}, {"temperature": 1.0, "top_p": 0.5}),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,12 +16,13 @@ from breakwater.kernel.telemetry.tracing.messages import (
     system_instructions,
     text_message,
 )
+from tests.tables import each_row
 
 CALL: Any = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Kiel"}'}}
 ASKED = {"type": "tool_call", "id": "c1", "name": "weather", "arguments": {"city": "Kiel"}}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("message", "parts"),
     [
         ({"role": "user", "content": "a"}, [{"type": "text", "content": "a"}]),

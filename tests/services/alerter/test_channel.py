@@ -11,6 +11,7 @@ import pytest
 from breakwater.alerts.channels.channel import SendError, check_answer, fingerprint, no_answer
 from breakwater.config import ConfigError
 from breakwater.kernel.security.guarded_http import AddressRefusedError, RedirectError, usable_url
+from tests.tables import each_row
 
 NOW = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 
@@ -20,7 +21,7 @@ def connecting(error: OSError) -> aiohttp.ClientConnectorError:
     return aiohttp.ClientConnectorError(key, error)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("status", "permanent"),
     [
         (301, True),
@@ -44,21 +45,19 @@ def test_a_refusal_that_would_be_repeated_is_permanent(status: int, permanent: b
     assert caught.value.disables is (status == 410)
 
 
-@pytest.mark.parametrize("status", [200, 201, 202, 204])
+@each_row("status", [200, 201, 202, 204])
 def test_any_2xx_is_a_delivery(status: int) -> None:
     check_answer(status, {}, NOW)
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"), [("7", 7.0), ("Sat, 21 Nov 2026 10:00:30 GMT", 30.0), ("soon", None), ("", None)]
-)
+@each_row(("value", "expected"), [("7", 7.0), ("Sat, 21 Nov 2026 10:00:30 GMT", 30.0), ("soon", None), ("", None)])
 def test_retry_after_is_read_whatever_its_case(value: str, expected: float | None) -> None:
     with pytest.raises(SendError) as caught:
         check_answer(429, {"Retry-After": value}, NOW)
     assert caught.value.retry_after_s == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("error", "words", "permanent"),
     [
         (aiohttp.InvalidURL("https://hooks.example/s3cret"), "its URL is invalid", True),
@@ -85,7 +84,7 @@ def test_a_refused_address_says_which_setting_allows_it() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     "url",
     [
         "https://host/secret\n",

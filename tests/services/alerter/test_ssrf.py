@@ -27,6 +27,7 @@ from breakwater.kernel.security.guarded_http import guarded_session
 from tests.services.alerter.kit import AT, SECRET, Answer, Receiver, config_of
 from tests.services.alerter.messages import alert
 from tests.services.alerter.slack_double import CHANNEL, TOKEN
+from tests.tables import each_row
 
 KINDS = ("webhook", "slack webhook", "slack bot")
 OWN_MACHINE = ("127.0.0.0/8", "0.0.0.0/8", "::1/128", "::/128")
@@ -330,7 +331,7 @@ def test_the_corpus_is_large_and_says_nothing_twice() -> None:
     assert len(set(LOOPBACK)) + len(set(ELSEWHERE)) == len(LOOPBACK) + len(ELSEWHERE) >= 60
 
 
-@pytest.mark.parametrize("url", [*LOOPBACK, *ELSEWHERE])
+@each_row("url", [*LOOPBACK, *ELSEWHERE])
 async def test_no_channel_connects_where_it_must_not(
     trap: Trap, connected: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:

@@ -19,6 +19,7 @@ from breakwater.alerts.contract import Alert, AlertDigest
 from breakwater.config import ConfigError
 from tests.services.alerter.kit import AT, SECRET, Answer, Receiver, config_of
 from tests.services.alerter.messages import alert, digest, held, resolved
+from tests.tables import each_row
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
 OLD_SECRET = "whsec_" + base64.b64encode(b"the key of before, for the tests").decode()
@@ -205,10 +206,8 @@ def test_the_config_makes_the_channel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(one, SignedWebhook)
 
 
-@pytest.mark.parametrize("place", ["secret", "previous_secret"])
-@pytest.mark.parametrize(
-    "secret", ["whsec_", "whsec_not base64!", "whsec_\N{SNOWMAN}", "c2VjcmV0IHdpdGhvdXQgcHJlZml4", "whsec_====="]
-)
+@each_row("place", ["secret", "previous_secret"])
+@each_row("secret", ["whsec_", "whsec_not base64!", "whsec_\N{SNOWMAN}", "c2VjcmV0IHdpdGhvdXQgcHJlZml4", "whsec_====="])
 def test_a_secret_that_can_sign_nothing_is_refused_without_being_shown(
     monkeypatch: pytest.MonkeyPatch, place: str, secret: str
 ) -> None:

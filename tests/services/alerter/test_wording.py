@@ -4,7 +4,6 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from tests.services.alerter.messages import (
     resolved,
     stopped_task,
 )
+from tests.tables import each_row
 
 
 def link(incident_id: str, at: datetime) -> str:
@@ -283,7 +283,7 @@ def test_a_digest_that_lists_fewer_than_it_counts_still_sums_up() -> None:
     assert more == "and 499 more"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("seconds", "words"),
     [
         (0, "0 s"),

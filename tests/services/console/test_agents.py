@@ -5,8 +5,6 @@ from datetime import UTC, datetime, timedelta
 from html import unescape
 from zoneinfo import ZoneInfo
 
-import pytest
-
 from breakwater.breakers.contract import AgentHealth
 from breakwater.health.pages.agent import helped
 from breakwater.health.pages.agents import COLUMNS, AgentRow
@@ -22,6 +20,7 @@ from tests.services.console.answers import answer, breaker, budget, health, inci
 from tests.services.console.conftest import Console, visiting
 from tests.services.console.recorded import broken, ended, store, tried
 from tests.services.console.test_overall_health import ended as counted
+from tests.tables import each_row
 
 EVIL = '<script>alert("1")</script>'
 ODD = "écrivain.v2 > all/*?#%2F"
@@ -131,7 +130,7 @@ async def test_the_list_is_sorted_by_links_that_turn_round(console: Console):
     assert listed((await console.get("/agents?sort=-name")).text) == ["c", "b", "a"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("order", "expected"),
     [
         ("name", "abc"),
@@ -190,7 +189,7 @@ async def test_what_an_agent_wasted_yesterday_and_on_what_is_three_clicks_away(c
     assert "Wasted $3.00 100 % of spend" in page.words
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("now", "zone", "start", "end"),
     [
         ("2026-11-22T00:00:00Z", "UTC", "2026-11-21T00:00:00Z", "2026-11-22T00:00:00Z"),
@@ -379,7 +378,7 @@ async def test_what_can_not_be_had_is_reported_once_and_the_rest_is_shown(interf
 NOTHING = RetryFigures(retried=0, saved=0, cost=0, fell_back=0, saved_by_fallback=0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("figures", "said"),
     [
         (NOTHING, ["Nothing was retried in the last 24h."]),
@@ -411,7 +410,7 @@ def test_whether_trying_again_helped_is_reported_in_words(figures: RetryFigures,
     assert list(helped(figures, "in the last 24h")) == said
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "by", "called", "expected"),
     [
         ("rate_limit", None, True, "the provider's rate limit"),

@@ -15,6 +15,7 @@ from breakwater.records import schema
 from tests.cli.api_stub import problem
 from tests.records import samples
 from tests.services.console.conftest import Console, key_with
+from tests.tables import each_row
 
 EVIL = "<script>alert(1)</script>"
 UTC_ZONE = ZoneInfo("UTC")
@@ -59,7 +60,7 @@ NOON_MS = ms_from_time(MONDAY_NOON)
 HOUR_MS = 3_600_000
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("of", "reported", "expected"),
     [
         (status(), Forecast(2 * USD, None), "Forecast: $2.00 of $10.00"),

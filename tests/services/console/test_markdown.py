@@ -3,15 +3,15 @@
 import time
 from collections.abc import Callable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.kernel.pages.markdown import MAX_BRACKETS, MAX_CELLS, MAX_CHARACTERS, markdown
 from tests.services.console.inert import check_markdown
+from tests.tables import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "html"),
     [
         ("**so** `x`", "<p><strong>so</strong> <code>x</code></p>"),
@@ -91,7 +91,7 @@ ATTACKS = [
 ]
 
 
-@pytest.mark.parametrize("text", ATTACKS)
+@each_row("text", ATTACKS)
 def test_an_attack_is_only_text(text: str):
     shown = markdown(text)
     assert shown is not None
@@ -133,7 +133,7 @@ SLOW: "dict[str, Callable[[], str]]" = {
 }
 
 
-@pytest.mark.parametrize("name", SLOW)
+@each_row("name", SLOW)
 def test_nothing_that_is_read_takes_long(name: str):
     text = SLOW[name]()
     began = time.process_time()
@@ -141,7 +141,7 @@ def test_nothing_that_is_read_takes_long(name: str):
     assert time.process_time() - began < 2, "a fifth of it on a machine at rest"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "a" * (MAX_CHARACTERS + 1),

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from breakwater.records.pages.messages import (
     conversation,
 )
 from tests.records.samples import execution, full_execution
+from tests.tables import each_row
 
 
 def parts_of(*said: "dict[str, Any]") -> "list[tuple[str, tuple[MessagePart, ...]]]":
@@ -110,7 +110,7 @@ def test_blocks_of_anthropic_and_functions_of_old_are_paired_too() -> None:
     assert (old.name, old.arguments, old.result) == ("old", (TextPart("no JSON"),), (TextPart("y"),))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("part", "media"),
     [
         (

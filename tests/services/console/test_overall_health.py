@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from breakwater.alerts.contract import AlertList
 from breakwater.breakers.contract import AgentHealth, BreakerList
 from breakwater.health.pages.overall_health import Live, OverallHealth, overall_health, shares, spent
@@ -14,6 +12,7 @@ from breakwater.limits.contract import BudgetList, BudgetStatus
 from breakwater.records.figures import WindowTotals
 from tests.services.console import answers
 from tests.services.console.answers import AT, breaker, budget, health, incident, queue, service
+from tests.tables import each_row
 
 QUIET = WindowTotals(
     executions=0,
@@ -67,7 +66,7 @@ def summary(totals: WindowTotals | None, now: Live) -> tuple[str, str]:
 FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budgets=[budget("global/daily", "4.99")])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("totals", "now", "tone", "text"),
     [
         (QUIET, FINE, "good", "All is well: nothing ran in the last 24h, and there are no problems."),
@@ -171,7 +170,7 @@ def test_what_is_amiss_is_reported_in_one_line(totals: WindowTotals | None, now:
         assert found[1] == text
 
 
-@pytest.mark.parametrize("part", ["agents", "breakers", "budgets", "incidents", "queues"])
+@each_row("part", ["agents", "breakers", "budgets", "incidents", "queues"])
 def test_where_something_can_not_be_asked_nobody_says_that_all_is_well(part: str):
     away = replace(FINE, **{part: Fetched(None, "it is away")})
     assert away.problems == ("it is away",)
@@ -199,7 +198,7 @@ def test_every_remark_leads_to_where_one_acts():
     }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("totals", "expected"),
     [
         (None, (None, None)),
@@ -221,7 +220,7 @@ def test_shares_are_reported_where_they_mean_something(
     assert shares(totals) == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("limit", "amount", "held", "expected"),
     [
         ("5", "5", "0", True),

@@ -19,6 +19,7 @@ from breakwater.local.ports import free_port
 from tests.cli.api_stub import KEY, Stub, problem
 from tests.held_connections import held, received
 from tests.services.console.conftest import Console, Page, key_with, running, visiting
+from tests.tables import each_row
 
 PAGES = ("/", "/agents", "/executions", "/breakers", "/budgets", "/alerts", "/dead-letters")
 
@@ -50,7 +51,7 @@ def visited(served: Console, interface: Stub) -> Console:
     return served
 
 
-@pytest.mark.parametrize("path", [*PAGES, "/executions/e1", "/nowhere"])
+@each_row("path", [*PAGES, "/executions/e1", "/nowhere"])
 async def test_without_a_key_there_is_nothing_to_see(visited: Console, path: str):
     page = await visited.get(path, follow=False)
     assert page.status == 303

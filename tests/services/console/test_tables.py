@@ -33,6 +33,7 @@ from tests.services.console.test_dead_letters import dead_letter
 from tests.services.console.test_dead_letters import listed as dead_letters
 from tests.services.console.test_executions import ended, store
 from tests.services.console.test_plans import PLAN
+from tests.tables import each_row
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def table(query: str = "", most: int | None = None) -> PageTable[Row]:
     return PageTable(TableUrl("/p", dict(parse_qsl(query))), "t", "Things", COLUMNS, ROWS, most=most)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "names"),
     [
         ("", "bAcd"),

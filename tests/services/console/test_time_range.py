@@ -12,6 +12,7 @@ from breakwater.kernel.pages.tables import TableUrl
 from breakwater.kernel.pages.time_range import TimeRange, time_range_of
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import time_from_ms
+from tests.tables import each_row
 
 NOW = datetime(2026, 11, 22, 12, 7, 3, tzinfo=UTC)
 MOMENTS = st.integers(1_700_000_000, 1_800_000_000).map(lambda second: time_from_ms(second * 1000))
@@ -21,7 +22,7 @@ def chosen(zone: str = "UTC", now: datetime = NOW, **query: str) -> TimeRange:
     return time_range_of(TableUrl("/", query), now, ZoneInfo(zone))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "bounds", "step_s", "words"),
     [
         ({"from": "2026-11-21T12:00Z", "to": "2026-11-21T13:00Z"}, "Nov 21 12:00 to Nov 21 13:00 UTC", 30, None),
@@ -50,7 +51,7 @@ def test_a_url_names_a_time_range(query: "dict[str, str]", bounds: str, step_s: 
     assert chosen(**found.query).window == found.window, "the URL it writes names the same"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "why"),
     [
         ({"from": "nonsense"}, "a time such as"),

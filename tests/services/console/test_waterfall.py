@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.records.pages.waterfall import MOSTLY_WAITED, THINNEST, WAITS_PART, WIDTH, Drawn, waterfall
 from tests.records.samples import NOON, attempt, execution
+from tests.tables import each_row
 
 
 def at(ms: float) -> Any:
@@ -34,7 +35,7 @@ def named(one: Execution) -> "list[str | tuple[str, float, float]]":
 RETRY = {"cause": "retry"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("one", "rows"),
     [
         pytest.param(ended(1_000, tried(1, 0, 1_000)), ["call 1"], id="nothing was waited for"),

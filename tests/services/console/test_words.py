@@ -2,9 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
-
 from breakwater.kernel.pages import words
+from tests.tables import each_row
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -14,7 +13,7 @@ def test_the_exact_amount_stands_beside_the_short_one():
     assert "unknown" in words.money(None)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("before", "text"),
     [
         (timedelta(milliseconds=300), "now"),

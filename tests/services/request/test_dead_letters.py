@@ -44,6 +44,7 @@ from tests.services.request.conftest import (
     running,
     settings_for,
 )
+from tests.tables import each_row
 
 NOW = datetime.now(UTC)
 AT = format_time(NOW)
@@ -531,7 +532,7 @@ async def test_only_those_that_are_meant_are_replayed(api: HttpApi) -> None:
     assert len(await jobs(api)) == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "said"),
     [
         ({}, "select dead letters by dead_letters, reason, agent, or all"),

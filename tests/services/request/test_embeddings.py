@@ -24,6 +24,7 @@ from tests.openai_client import openai_client
 from tests.server_sources import RunningServer, Servers
 from tests.services.request.conftest import HttpApi, running, settings_for
 from tests.services.worker.harness import WorkerPlane, running_worker
+from tests.tables import each_row
 
 NO_WAIT = {"max_attempts": 1}
 AGENTS = {
@@ -185,7 +186,7 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "param", "code"), INVALID)
+@each_row(("wrong", "param", "code"), INVALID)
 async def test_a_request_that_can_not_be_made_is_refused_with_its_field(
     plane: EmbeddingsPlane, wrong: dict[str, Any], param: str, code: str
 ) -> None:

@@ -26,6 +26,7 @@ from tests.records import samples
 from tests.records.made import END, Made, made
 from tests.server_sources import RunningServer, Servers
 from tests.services.request.conftest import CONFIG, Answer, HttpApi, running, settings_for
+from tests.tables import each_row
 
 PATH = "/api/v1/executions"
 KEY = new_key()
@@ -132,7 +133,7 @@ async def test_filters_leave_those_that_match(
     assert found.executions
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("query", "path"),
     [
         ("status=failed", "status"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from breakwater.breakers.api import agents_health, breaker_statuses, refused_until
 from breakwater.breakers.contract import AgentHealth
 from breakwater.breakers.rules import Breaker, BreakerKey, CountedFailure
@@ -16,6 +14,7 @@ from breakwater.health.store import EndedCall, Healths
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.store.deployments import Deployments
+from tests.tables import each_row
 
 CONFIG = parse_config("""
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}, other: {base_url: "http://127.0.0.1:9/v1"}}
@@ -261,7 +260,7 @@ def test_what_a_job_may_ask_for_has_breakers_as_well_as_far_as_the_config_names_
     assert breakers_of(CONFIG)[BreakerKey("*", "m")].cooldown_s == 5
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("breaker", "until"),
     [
         (Breaker(), None),
@@ -277,7 +276,7 @@ def test_a_breaker_refuses_as_long_as_admission_would(breaker: Breaker, until: i
     assert refused_until(Loaded(breaker, "1", NOW, None)) == until
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("breaker", "until"),
     [
         (Breaker(state="isolated", alone="kA tA"), 0),

@@ -16,6 +16,7 @@ from tests.anthropic_client import accumulated, blocks_of
 from tests.recorded import Recorded, recorded
 from tests.services.request.conftest import Answer, StartApi
 from tests.services.request.test_openai import Decider, deciding, failing, key
+from tests.tables import each_row
 
 CONFIG = """
 providers:
@@ -107,7 +108,7 @@ async def test_a_key_is_sent_in_either_header(plane: Decider) -> None:
     assert unknown.status == 401, "nowhere else"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "status", "kind", "said"),
     [
         ({"model": "nobody"}, 404, "not_found_error", "model"),
@@ -143,7 +144,7 @@ async def test_a_bad_request_is_refused_in_anthropics_shape(
     assert plane.jobs == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("reason", "kind", "error", "status", "name", "wait"),
     [
         ("budget_exceeded", "budget_exceeded", {"retry_after_s": 60.0}, 429, "rate_limit_error", "60"),

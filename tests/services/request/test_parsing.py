@@ -8,6 +8,7 @@ from breakwater.jobs.api.submission import submission
 from breakwater.kernel.http.parsing import MAX_DETAILS, read_job, with_field
 from breakwater.kernel.http.problems import RequestError, openai_param
 from breakwater.redaction.rules.redact import RedactionRules
+from tests.tables import each_row
 
 NEW_ID = "019aa8f2-0000-7000-8000-000000000000"
 
@@ -22,7 +23,7 @@ def payload_of(body: bytes, key: str | None = None) -> dict[str, object]:
     return json.loads(submission(read_job(body), body, idempotency_key=key, generated_id=NEW_ID).payload)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "said"),
     [
         (b"", "it is empty"),
@@ -63,7 +64,7 @@ def test_what_is_not_utf8_is_reported_with_the_byte() -> None:
     assert "byte 34 is 0xe9" in problem.message
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "path", "said"),
     [
         ([], "", "object"),
@@ -132,7 +133,7 @@ def test_an_id_that_is_null_is_replaced() -> None:
     assert payload == {"agent": "w", "prompt": "x", "job_id": "mine", "params": {"stop": None}}
 
 
-@pytest.mark.parametrize("key", ["", "k" * 129, "tab\t", "caf\u00e9", "end\n"])
+@each_row("key", ["", "k" * 129, "tab\t", "caf\u00e9", "end\n"])
 def test_an_idempotency_key_that_can_be_no_id_is_refused(key: str) -> None:
     body = b'{"agent":"w","prompt":"x"}'
     with pytest.raises(RequestError, match="printable ASCII") as caught:
@@ -152,7 +153,7 @@ def test_a_field_is_put_in_front_of_the_others() -> None:
     assert with_field(b'{"a":1}', "job_id", "é") == b'{"job_id":"\\u00e9","a":1}'
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "shown"),
     [
         ("job_id", "Idempotency-Key"),

@@ -22,6 +22,7 @@ from tests.openai_client import openai_client
 from tests.server_sources import RunningServer, Servers
 from tests.services.request.conftest import HttpApi, running, settings_for
 from tests.services.worker.harness import WorkerPlane, running_worker
+from tests.tables import each_row
 
 FIND: dict[str, Any] = {
     "type": "function",
@@ -328,7 +329,7 @@ async def test_an_answer_over_its_limit_is_incomplete(plane: ResponsesPlane) -> 
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "param"),
     [
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),

@@ -12,6 +12,7 @@ from services.sink import records
 from tests.helpers import FIRST
 from tests.records import samples
 from tests.services.sink.plane import of_attempt, of_execution
+from tests.tables import each_row
 
 STORED_AT = samples.NOON + timedelta(milliseconds=3)
 
@@ -44,7 +45,7 @@ def test_a_field_from_a_later_version_is_no_mistake() -> None:
     assert records.read(subject, later, FIRST, 1, STORED_AT) == records.read(subject, data, FIRST, 1, STORED_AT)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("subject", "data", "why"),
     [
         ("bw.attempts.writer.e1.1", b"\x00not json", "is not a Attempt: Invalid JSON"),

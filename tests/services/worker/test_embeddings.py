@@ -15,6 +15,7 @@ from breakwater.prices.rules.price import GENERIC, estimate_input_tokens
 from tests.flow.kit import COST_NANO, PLANE_KEY, Plane, config_for, model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
+from tests.tables import each_row
 
 PRICE = {"input_usd_per_mtok": 2, "output_usd_per_mtok": 0}
 AGENT = {"model": "sim/e", "retry": {"max_attempts": 2, "backoff": "constant", "base_s": 0.01}, "breaker": "off"}
@@ -155,7 +156,7 @@ def config(**agent: Any) -> Config:
     return Config.model_validate(config_for("http://127.0.0.1:1/v1", {"index": {**AGENT, **agent}}, **more))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("agent", "body", "path", "words"),
     [
         ({}, {}, None, ""),

@@ -15,6 +15,7 @@ from breakwater.config import Config, ModelSettings
 from breakwater.prices.price_list import pricing_of, sells_embeddings
 from breakwater.prices.rules.price import Cost, InputSize, estimate_input_tokens, size_of_messages, size_of_params
 from breakwater.prices.rules.usage import Usage
+from tests.tables import each_row
 
 
 class PriceBook:
@@ -53,7 +54,7 @@ def listed_nano(provider: str, name: str, **tokens: int) -> int:
     return int(total * NANO)
 
 
-@pytest.mark.parametrize("model", ["openai/gpt-4o", "gpt-4o", "sim/gpt-4o", "my-openai/gpt-4o", "azure/gpt-4o"])
+@each_row("model", ["openai/gpt-4o", "gpt-4o", "sim/gpt-4o", "my-openai/gpt-4o", "azure/gpt-4o"])
 def test_a_model_is_found_by_its_id_its_provider_or_its_bare_name(model: str) -> None:
     expected = listed_nano("openai", "gpt-4o", input_mtok=1000, output_mtok=100)
     assert LISTED.cost(model, Usage(1000, 100)) == expected > 0
@@ -211,7 +212,7 @@ TOOL: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("model", "image"),
     [
         ("openai/gpt-4o-mini", 48_169),

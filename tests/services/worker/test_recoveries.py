@@ -26,6 +26,7 @@ from tests.records.samples import NOON, attempt
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.error_table import CONTEXT_OVERFLOW
 from tests.services.worker.harness import ScriptedProvider
+from tests.tables import each_row
 
 AGENT = {"retry": {"max_attempts": 3, "backoff": "constant", "base_s": 0.01}, "breaker": "off", "max_tokens": 100}
 
@@ -311,7 +312,7 @@ async def test_a_repair_is_made_though_the_worker_died_before_it(start_worker: S
     assert set(provider.calls[1].left_out) == {"max_tokens"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("failure", "repaired"),
     [
         (NO_MAX_TOKENS, "parameter"),
