@@ -111,19 +111,21 @@ CENT = USD // 100
 def test_the_cost_cap_counts_what_the_next_call_may_cost_and_what_others_hold(
     concluded: int, own: int, worst_case: int | None, held: int, expected: str | TaskBudgetHeld | None
 ) -> None:
-    judged = before_call(Task(cost=concluded), 1, GuardRules(), tokens=0, cost=own, worst_case=worst_case, held=held)
+    judged = before_call(
+        Task(cost=concluded), 1, GuardRules(), tokens=0, cost=own, worst_case=worst_case, reserved=held
+    )
     assert judged == (Trip("max_cost", expected) if isinstance(expected, str) else expected)
 
 
 def test_what_others_hold_never_trips_a_task() -> None:
-    held = before_call(Task(), 1, rules(max_cost_usd=1), tokens=0, cost=0, worst_case=1, held=10**18)
+    held = before_call(Task(), 1, rules(max_cost_usd=1), tokens=0, cost=0, worst_case=1, reserved=10**18)
     assert held == TaskBudgetHeld(10**18)
 
 
 def test_caps_that_are_off_never_trip() -> None:
     most = 10**18
     judged = before_call(
-        Task(10**9, 10**12, most), 10**9, rules(), tokens=10**12, cost=most, worst_case=most, held=most
+        Task(10**9, 10**12, most), 10**9, rules(), tokens=10**12, cost=most, worst_case=most, reserved=most
     )
     assert judged is None
 

@@ -1,4 +1,4 @@
-"""Health of agents and models, transitions of breakers as events, and figures of failures for results."""
+"""The health of agents and models, breaker transitions as events, and failure statistics for results."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from breakwater.limits.rules.budget import NEVER_FITS
 from breakwater.limits.rules.guard import Task, Trip
 
 _SAYS_NOTHING: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "orphan_tool_calls", "rate_limit"})
-"""Kinds that say nothing of health: a message was wrong and is mended or sent back, or the model was busy."""
+"""Kinds of errors that say nothing about health: the request was wrong and is repaired, or the model was busy."""
 
 NONE_SUCCEEDS = 10
-"""Failures in a row that make a model unhealthy."""
+"""The number of consecutive failures that make a model unhealthy."""
 
 LAST_CALLS = 20
-"""Calls whose outcome is remembered."""
+"""The number of calls whose outcome is remembered."""
 SOME_FAIL = 0.2
+"""The share of failures among the remembered calls that the reason mentions."""
 NEARLY_ALL_FAIL = 0.8
-"""Shares of failures: of the calls that are remembered, worth a word, and of `LAST_CALLS`, which make it unhealthy."""
+"""The share of failures among `LAST_CALLS` that makes a model unhealthy."""
 
 
 def failed(attempt: Attempt) -> bool | None:
-    """True if a call speaks against its model's health; None where it says nothing of it.
+    """Return True if a call speaks against its model's health; None if it says nothing about it.
 
-    Wider than what a breaker counts: a refused key opens no breaker, and yet no call succeeds; nor does one that a cap
-    never has room for.
+    More failures count than for a breaker: a refused key or a call that no cap has room for opens no breaker, but
+    makes every call fail.
     """
     if attempt.outcome == "success":
         return False
@@ -50,9 +51,10 @@ def failed(attempt: Attempt) -> bool | None:
 
 
 def out_of_budget(attempt: Attempt) -> bool:
-    """True if an exhausted budget of the agent, or of all agents, refused a call: that speaks against the agent alone.
+    """Return True if an exhausted budget of the agent, or of all agents, refused a call.
 
-    The caps of a tenant, a task or a job say nothing of others' jobs.
+    That speaks against the health of the agent, not of a model. The caps of a tenant, a task or a job say nothing
+    about the agent's other jobs.
     """
     error = attempt.error
     spent = error is not None and error.class_ == "BudgetExceededError" and attempt.outcome == "short_circuited"
@@ -71,36 +73,39 @@ UNCALLED = Verdict("healthy", "no calls yet")
 
 @dataclass(frozen=True, slots=True)
 class CallHealth:
-    """The latest calls of an agent, of one model or of all together. Times are in ms since the epoch.
+    """The latest calls of an agent, to one model or to all.
 
-    A success clears the time of the latest failure, as it does the count.
+    Attributes:
+        consecutive_failures: the number of failures since the latest success.
+        last_failure_ms: the time of the latest failure since then, in milliseconds since the epoch.
+        last_success_ms: the time of the latest success, in milliseconds since the epoch.
+        last_calls: the number of calls whose outcome is remembered, at most `LAST_CALLS`.
+        last_failures: the number of them that failed.
     """
 
     consecutive_failures: int = 0
     last_failure_ms: int | None = None
     last_success_ms: int | None = None
     last_calls: int = 0
-    """Calls whose outcome is remembered: `LAST_CALLS` at most."""
     last_failures: int = 0
-    """Those of them that failed."""
 
 
 def open_for(breaker: Breaker) -> str | None:
-    """The caller that a breaker is open for while it lets calls of others pass, in words."""
-    # Its name is not known where Redis was emptied meanwhile.
+    """Return the only caller that a breaker is open for, in words; None if it is not open for one caller."""
+    # The caller's name is lost if Redis has been emptied since.
     return (breaker.alone_name or "one caller") if is_open_for_one(breaker) else None
 
 
 def health_of_model(
     breaker: BreakerState | None, calls: CallHealth, until_ms: int | None = None, only_for: str | None = None
 ) -> Verdict:
-    """Health of an agent on one model: `unhealthy` while its breaker refuses calls, or nearly all calls fail.
+    """Return an agent's health on one model: `unhealthy` while its breaker refuses calls, or nearly all calls fail.
 
     Args:
-        breaker: state of the breaker; None without one.
-        calls: the latest calls of this model.
-        until_ms: end of the breaker's cool-down, in ms since the epoch; None if it is over.
-        only_for: the one caller that it is open for (`open_for`): others are served.
+        breaker: the state of the breaker; None without one.
+        calls: the latest calls to this model.
+        until_ms: the end of the breaker's cool-down, in milliseconds since the epoch; None if it is over.
+        only_for: the only caller that the breaker is open for (see `open_for`); others are served.
     """
     if only_for is not None:
         return Verdict("degraded", f"breaker open for {only_for} alone")
@@ -118,68 +123,69 @@ def health_of_model(
 
 
 def health_of_agent(models: Mapping[str, Verdict], calls: CallHealth, *, affordable: bool = True) -> Verdict:
-    """Health of an agent over its models: `unhealthy` if none of them serves.
+    """Return the health of an agent over its models: `unhealthy` if none of them serves.
 
-    It is `degraded` if its last call failed, or one of its models is unhealthy. A success ends the former, on whatever
-    model: a failed model without further calls must not mark an agent for weeks whose calls succeed.
+    It is `degraded` if its last call failed, or one of its models is unhealthy. A success on any model makes up for
+    the last failure: a failed model that is no longer called must not mark a working agent for weeks.
 
     Args:
         models: the health on each model.
-        calls: the latest calls of all models together.
+        calls: the latest calls to all models together.
         affordable: False if a hard cap is too small for any call.
     """
     if not affordable:
         return Verdict("unhealthy", "no call fits under a hard cap")
-    of_models = combined(models)
-    failed = "failed" if of_models.health != "healthy" else "failed or were refused"
-    of_calls = _of_calls(calls, failed)
+    models_verdict = combined(models)
+    failed = "failed" if models_verdict.health != "healthy" else "failed or were refused"
+    calls_verdict = _of_calls(calls, failed)
     some_down = any(model.health == "unhealthy" for model in models.values())
     if calls.consecutive_failures >= NONE_SUCCEEDS or not (calls.consecutive_failures or some_down):
-        return of_calls
-    if of_models.health != "healthy":
-        return of_models
+        return calls_verdict
+    if models_verdict.health != "healthy":
+        return models_verdict
     # The calls of a failing model and those of its successful fallback, together, are no worse than degraded.
-    return of_calls if of_calls.health == "healthy" else Verdict("degraded", of_calls.health_reason)
+    is_healthy = calls_verdict.health == "healthy"
+    return calls_verdict if is_healthy else Verdict("degraded", calls_verdict.health_reason)
 
 
 def combined(parts: Mapping[str, Verdict]) -> Verdict:
-    """Health of several agents or models, by name: `unhealthy` if all are, `degraded` if any is not healthy."""
+    """Return the health of several agents or models: `unhealthy` if all are, `degraded` if any is not healthy."""
     for health in ("unhealthy", "degraded"):
         for name, part in parts.items():
             if part.health == health:
-                is_down = all(one.health == "unhealthy" for one in parts.values())
+                is_down = all(verdict.health == "unhealthy" for verdict in parts.values())
                 reason = part.health_reason if len(parts) == 1 else f"{name}: {part.health_reason}"
                 return Verdict("unhealthy" if is_down else "degraded", reason)
-    called = [one for one in parts.values() if one != UNCALLED]
+    called = [verdict for verdict in parts.values() if verdict != UNCALLED]
     if not called:
         return UNCALLED
     return called[0] if len(parts) == 1 else Verdict("healthy", "healthy for all agents")
 
 
 def _of_calls(calls: CallHealth, failed: str = "failed") -> Verdict:
-    in_a_row = calls.consecutive_failures
-    known = calls.last_calls
+    consecutive = calls.consecutive_failures
+    remembered = calls.last_calls
     failures = calls.last_failures
-    if in_a_row >= NONE_SUCCEEDS:
-        return Verdict("unhealthy", f"{in_a_row:,} calls {failed} in a row")
-    some_fail = failures > max(in_a_row, 1) and failures >= known * SOME_FAIL
-    if in_a_row and some_fail:
+    if consecutive >= NONE_SUCCEEDS:
+        return Verdict("unhealthy", f"{consecutive:,} calls {failed} in a row")
+    some_fail = failures > max(consecutive, 1) and failures >= remembered * SOME_FAIL
+    if consecutive and some_fail:
         is_down = failures >= LAST_CALLS * NEARLY_ALL_FAIL
-        return Verdict("unhealthy" if is_down else "degraded", f"{failures} of the last {known} calls {failed}")
-    if in_a_row:
-        last = f"the last call {failed.replace('were', 'was')}"
-        return Verdict("degraded", last if in_a_row == 1 else f"{in_a_row} calls {failed} in a row")
+        return Verdict("unhealthy" if is_down else "degraded", f"{failures} of the last {remembered} calls {failed}")
+    if consecutive:
+        phrase = f"the last call {failed.replace('were', 'was')}"
+        return Verdict("degraded", phrase if consecutive == 1 else f"{consecutive} calls {failed} in a row")
     if calls.last_success_ms is None:
         return UNCALLED
-    if known <= 1:  # 0: an earlier version noted that call
+    if remembered <= 1:  # 0 if an earlier version recorded that call
         return Verdict("healthy", "the last call succeeded")
     if some_fail:
-        return Verdict("healthy", f"the last call succeeded; {failures} of the last {known} did not")
-    return Verdict("healthy", f"{known - failures} of the last {known} calls succeeded")
+        return Verdict("healthy", f"the last call succeeded; {failures} of the last {remembered} did not")
+    return Verdict("healthy", f"{remembered - failures} of the last {remembered} calls succeeded")
 
 
 _WITHOUT_FIGURES: Mapping[GuardRule, str] = {
-    # How much was used when a cap stopped it says what the cap is.
+    # The amount that was used when a cap stopped the task would reveal the cap.
     "max_iterations": "the task has reached its limit of iterations",
     "max_tokens": "the task has used all its tokens",
     "max_cost": "the task's money is used up, or too little for another call",
@@ -188,7 +194,7 @@ _WITHOUT_FIGURES: Mapping[GuardRule, str] = {
 
 
 def of_task(task: Task, trip: Trip) -> FailureStatistics:
-    """Figures of a task that is stopped."""
+    """Return the statistics of a task that is stopped."""
     return FailureStatistics(
         consecutive_failures=task.consecutive_failures,
         total_failures=task.total_failures,
@@ -198,8 +204,8 @@ def of_task(task: Task, trip: Trip) -> FailureStatistics:
 
 
 def of_breaker(reason: str, *, consecutive_failures: int, total_failures: int, unique_errors: int) -> FailureStatistics:
-    """Figures of a breaker that refuses calls; `reason` is why it opened, as it is stored."""
-    # What operators write, and who they are, is not for those who read results.
+    """Return the statistics of a breaker that refuses calls; `reason` is the stored reason for its opening."""
+    # Readers of results must not see who isolated the breaker and why.
     isolated = reason.startswith("isolated by ")
     return FailureStatistics(
         consecutive_failures=consecutive_failures,
@@ -214,9 +220,9 @@ def _without_threshold(reason: str) -> str:
 
 
 def transition(key: BreakerKey, change: BreakerChange, rules: BreakerRules, now_ms: int) -> BreakerTransition:
-    """The event of a change that was decided at `now_ms` (ms since the epoch)."""
+    """Return the event of a transition that was decided at `now_ms` (milliseconds since the epoch)."""
     after = change.after
-    # What was counted before a reset is published with it; from then on it is forgotten.
+    # The event of a reset has the counts from before it, which are forgotten from then on.
     figures = after if after.total_failures else change.before
     return BreakerTransition(
         transition_id=f"{key.name}#{after.version}@{now_ms}",
@@ -247,20 +253,20 @@ def transition(key: BreakerKey, change: BreakerChange, rules: BreakerRules, now_
 
 
 def half_opened(key: BreakerKey, half_open: Breaker, rules: BreakerRules, now_ms: int) -> BreakerTransition:
-    """The event of a breaker that let a probe pass. Its id, made from the end of the cool-down, is stable."""
+    """Return the event of a breaker that admitted a probe. Its id is the same whoever publishes it."""
     before = replace(half_open, state="open", probe=None, probe_until_ms=0, version=half_open.version - 1)
-    in_a_row = consecutive_failures(before)
+    consecutive = consecutive_failures(before)
     errors = errors_within(before, rules, now_ms)
-    why = "the failed probe was another caller's" if half_open.probed_by else "the cool-down has ended"
-    change = BreakerChange(before, half_open, None, f"{why}; one probe is admitted", in_a_row, errors)
+    cause = "the failed probe was another caller's" if half_open.probed_by else "the cool-down has ended"
+    change = BreakerChange(before, half_open, None, f"{cause}; one probe is admitted", consecutive, errors)
     event = transition(key, change, rules, now_ms)
     return event.model_copy(update={"transition_id": f"{key.name}#{half_open.version}@{half_open.open_until_ms}"})
 
 
 def recalled(latest: BreakerTransition, sequence: int) -> Breaker:
-    """A breaker as its latest transition, at `sequence` of the event log, left it; for one that is known no more.
+    """Rebuild a lost breaker from its latest transition, which is at `sequence` in the event log.
 
-    Who holds the probe of a half-open one is not in it, nor when its lease ends: it is open and due for a probe.
+    The transition does not say who holds the probe of a half-open breaker: it is rebuilt as open and due for a probe.
     """
     half_open = latest.to_state == "half_open"
     was_reset = latest.to_state == "closed" and latest.by is not None

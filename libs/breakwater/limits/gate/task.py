@@ -127,7 +127,7 @@ class TaskGate(Gate):
             tokens=tokens,
             cost=cost,
             worst_case=self.request.flight.reserved,
-            held=entered.held,
+            reserved=entered.held,
         )
         match trip:
             case None:

@@ -1,9 +1,9 @@
-"""Stops tasks that loop, burn money, fail over and over, or grow unsure of themselves.
+"""Stops tasks that loop, burn money, fail over and over, or lose confidence in their answers.
 
-A task is the run of an agent that calls many times: jobs with one `task_id`, or a job with its children. Each is one
-iteration. A job that belongs to no other is a task of its own. What a task used and how it fared is counted elsewhere
-(`limits.store.tasks`) and judged here: its caps before each call, its failures and its answers after each job. Every
-reason names figures and limits. It is for the people who look after the plane, and never for the model or the end user.
+A task is one run of an agent: all jobs with the same `task_id`, or a job with its children. Each job is one iteration.
+A job that belongs to no other is its own task. Redis counts what a task uses and how its jobs end; this module judges
+the counts: caps before each call, failures and confidence after each job. Every reason names figures and limits, so it
+is only for operators, never for the model or the end user.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ class GuardRules(Message):
     _take_preset = model_validator(mode="before")(take_preset)
 
     def for_embeddings(self) -> Self:
-        """The rules for a job that embeds: it is no step of a loop, and its tokens are not those of a conversation."""
+        """Return the rules for a job that embeds, which is no step of a loop and has no conversation's tokens."""
         return self.model_copy(update=dict.fromkeys(("max_iterations", "max_tokens", "confidence")))
 
     @field_validator("rate_limit")
     @classmethod
     def _within_the_life_of_a_task(cls, limit: RateLimit | None) -> RateLimit | None:
-        # Each task has counters of its own, which would fill Redis for a day.
+        # Each task has its own counters, which would stay in Redis for a day.
         if limit is not None and limit.per == "day":
             raise ValueError("must be per minute or per hour, as each task is counted by itself")
         return limit
@@ -98,7 +98,7 @@ SOFT_PERCENT = 80
 
 @dataclass(frozen=True, slots=True)
 class Trip:
-    """A rule that stops the task, and why, in words with figures: `3 consecutive failures (threshold: 3)`."""
+    """A rule that stops a task, and the reason with figures: `3 consecutive failures (threshold: 3)`."""
 
     rule: GuardRule
     reason: str
@@ -106,13 +106,13 @@ class Trip:
 
 @dataclass(frozen=True, slots=True)
 class TaskBudgetHeld:
-    """The cost cap has room for a call, but not while other jobs of the task hold what they do.
+    """A refusal by a task's cost cap that has room for the call, but not while other jobs hold their reservations.
 
     Attributes:
-        held: by the others: what they have spent, and the worst case of their calls under way; in nano-dollars.
+        reserved: nano-dollars that the task's other jobs have spent or reserve for calls in flight.
     """
 
-    held: int
+    reserved: int
 
 
 class TaskCounts(TypedDict):
@@ -128,16 +128,16 @@ class TaskCounts(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The known state of a task.
+    """The counts of a task.
 
     Attributes:
-        iterations: jobs that were let in, those under way included.
-        tokens: input and output of its concluded jobs.
-        cost: of its concluded jobs, in nano-dollars.
-        consecutive_failures: failed jobs since the last one that succeeded.
-        total_failures: failed jobs, ever.
-        errors: how many jobs failed with each error, by its identity of 8 hex digits; a success clears none of them.
-        confidences: how sure its answers said they are, 0..1, newest last.
+        iterations: the number of admitted jobs, running ones included.
+        tokens: the input and output tokens of its concluded jobs.
+        cost: the cost of its concluded jobs, in nano-dollars.
+        consecutive_failures: the number of failed jobs since the last success.
+        total_failures: the number of all failed jobs.
+        errors: the number of jobs that failed with each error, by its hash of 8 hex digits; successes clear nothing.
+        confidences: the confidence that its answers state, from 0 to 1, the newest last.
     """
 
     iterations: int = 0
@@ -150,7 +150,7 @@ class Task:
 
     @property
     def counts(self) -> TaskCounts:
-        """Figures for an event of its guard."""
+        """The counts for an event of its guard."""
         return {
             "iterations": self.iterations,
             "tokens": self.tokens,
@@ -163,16 +163,16 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """Usage of a concluded job, over all its attempts, and its end.
+    """The usage and the end of a concluded job, over all its attempts.
 
     Attributes:
-        tokens: input and output.
-        cost: in nano-dollars.
-        failed: true if it counts as a failure, false as a success; None where it was refused without a call.
-        called: whether any call was made. A job that was refused without one is no iteration.
-        error_hash: the identity of its error, 8 hex digits; counted where it failed.
-        confidence: how sure its answer says it is, 0..1; None where it does not say.
-        is_step: whether it is an iteration of its task.
+        tokens: input and output tokens.
+        cost: the cost in nano-dollars.
+        failed: True if it counts as a failure, False if as a success; None if as neither.
+        called: True if any call was made. A job that was refused without a call is no iteration.
+        error_hash: the hash of its error, 8 hex digits; it counts if the job failed.
+        confidence: the confidence that its answer states, from 0 to 1; None if it states none.
+        is_step: True if it is an iteration of its task.
     """
 
     tokens: int
@@ -186,18 +186,18 @@ class JobOutcome:
 
 _FAILURES: frozenset[Reason] = frozenset({"error", "timeout", "worker_lost"})
 _REFUSALS: frozenset[Reason] = frozenset({"breaker_open", "budget_exceeded", "rate_limited"})
-"""Reasons that say nothing of the task before any call: an outage must not stop it until people come."""
+"""Reasons that do not count against a task unless it made a call: an outage must not stop the task for good."""
 
 
 def outcome_of(record: Execution, rules: GuardRules) -> JobOutcome:
-    """The outcome that a concluded job adds to its task.
+    """Return what a concluded job adds to the counts of its task.
 
-    Of one for embeddings, cost and failures count. It is no iteration, its tokens count for nothing, and its success
-    says nothing of the failures before it.
+    A job for embeddings adds only its cost and its failure: it is no iteration, its tokens do not count, and its
+    success does not end a series of failures.
 
     Args:
-        record: of the job, or its result.
-        rules: of the job's agent.
+        record: the job's record or result.
+        rules: the guard's rules.
     """
     embeds = record.api == "embeddings"
     called = [attempt for attempt in record.attempts if not attempt.short_circuited]
@@ -216,19 +216,26 @@ def outcome_of(record: Execution, rules: GuardRules) -> JobOutcome:
 
 
 def before_call(
-    task: Task, number: int, rules: GuardRules, *, tokens: int, cost: int, worst_case: int | None = None, held: int = 0
+    task: Task,
+    number: int,
+    rules: GuardRules,
+    *,
+    tokens: int,
+    cost: int,
+    worst_case: int | None = None,
+    reserved: int = 0,
 ) -> Trip | TaskBudgetHeld | None:
-    """A trip if a job of the task must not call any more, as a cap is reached or the call might pass it.
+    """Return why a job of the task must not call: a cap is reached, or the call might exceed it; None if it may.
 
     Args:
-        task: with its concluded jobs.
-        number: which iteration of the task the job is, from 1.
-        rules: of the job's agent.
-        tokens: what the job itself has used so far, by its earlier attempts.
-        cost: what those cost, in nano-dollars.
-        worst_case: the most that the call can cost, in nano-dollars. None, where its model has no price, counts as
-            nothing: a cap that was not set must not refuse such models.
-        held: for the other jobs of the task that are under way, in nano-dollars.
+        task: the counts of the task's concluded jobs.
+        number: the job's number among the task's iterations, from 1.
+        rules: the guard's rules.
+        tokens: the tokens of the job's earlier attempts.
+        cost: the cost of the job's earlier attempts, in nano-dollars.
+        worst_case: the most that the call can cost, in nano-dollars. None, for a model without a price, counts as
+            zero: the default cap must not refuse such models.
+        reserved: nano-dollars that the task's other jobs have spent or reserve.
     """
     used = task.tokens + tokens
     spent = task.cost + cost
@@ -241,26 +248,27 @@ def before_call(
         return None
     if spent >= limit:
         return Trip("max_cost", f"{money(spent)} spent (limit: {money(limit)})")
-    most = worst_case or 0
-    if not fits(most, limit=limit, spent=spent):
-        so_far, needed, cap = beyond(spent, most, limit)
+    worst = worst_case or 0
+    if not fits(worst, limit=limit, spent=spent):
+        so_far, needed, cap = beyond(spent, worst, limit)
         return Trip("max_cost", f"{so_far} spent, and the next call may cost up to {needed} (limit: {cap})")
-    return None if fits(most, limit=limit, spent=spent, reserved=held) else TaskBudgetHeld(held)
+    return None if fits(worst, limit=limit, spent=spent, reserved=reserved) else TaskBudgetHeld(reserved)
 
 
 def near_cap(task: Task, number: int, rules: GuardRules, *, tokens: int, cost: int) -> Trip | None:
-    """A cap of which the task has used 80 % and not all, so that people may act before the guard stops it.
+    """Return a cap that the task has used by 80 % or more, but not exhausted, so that operators can act in time.
 
     The arguments are those of `before_call`.
     """
-    used = task.tokens + tokens, task.cost + cost
+    used_tokens = task.tokens + tokens
+    spent = task.cost + cost
     if _is_near(number, rules.max_iterations):
         return Trip("max_iterations", f"{counted(number, 'iteration')} (limit: {rules.max_iterations:,})")
-    if _is_near(used[0], rules.max_tokens):
-        return Trip("max_tokens", f"{counted(used[0], 'token')} used (limit: {rules.max_tokens:,})")
-    if rules.max_cost_usd is not None and _is_near(used[1], rules.max_cost_usd):
-        spent, limit = moneys(used[1], rules.max_cost_usd)
-        return Trip("max_cost", f"{spent} spent (limit: {limit})")
+    if _is_near(used_tokens, rules.max_tokens):
+        return Trip("max_tokens", f"{counted(used_tokens, 'token')} used (limit: {rules.max_tokens:,})")
+    if rules.max_cost_usd is not None and _is_near(spent, rules.max_cost_usd):
+        spent_text, limit = moneys(spent, rules.max_cost_usd)
+        return Trip("max_cost", f"{spent_text} spent (limit: {limit})")
     return None
 
 
@@ -269,30 +277,27 @@ def _is_near(used: int, limit: int | None) -> bool:
 
 
 def after_job(task: Task, rules: GuardRules) -> Trip | None:
-    """A trip if the task must stop now that a job of it is concluded and counted.
+    """Return the rule that stops a task once one of its jobs has been concluded and counted; None if none does.
 
-    Caps are no matter here: a task that has just finished within them needs no operator.
+    Caps are not checked here: a task that reached them with its last job needs no operator.
     """
-    in_a_row = task.consecutive_failures
-    most = max(task.errors.values(), default=0)
-    if rules.consecutive_failures is not None and in_a_row >= rules.consecutive_failures:
-        reason = f"{counted(in_a_row, 'consecutive failure')} (threshold: {rules.consecutive_failures:,})"
+    consecutive = task.consecutive_failures
+    repeats = max(task.errors.values(), default=0)
+    if rules.consecutive_failures is not None and consecutive >= rules.consecutive_failures:
+        reason = f"{counted(consecutive, 'consecutive failure')} (threshold: {rules.consecutive_failures:,})"
         return Trip("consecutive_failures", reason)
-    if rules.same_error is not None and most >= rules.same_error:
-        reason = f"Same error repeated {counted(most, 'time')} (threshold: {rules.same_error:,})"
+    if rules.same_error is not None and repeats >= rules.same_error:
+        reason = f"Same error repeated {counted(repeats, 'time')} (threshold: {rules.same_error:,})"
         return Trip("same_error", reason)
     return None if rules.confidence is None else _drift(task.confidences, rules.confidence)
 
 
 def confidence_of(output: JsonValue, rules: GuardRules) -> float | None:
-    """Confidence that an answer states, 0..1.
+    """Return the confidence that an answer states, from 0 to 1; None if it states none, or an invalid one.
 
     Args:
-        output: an object, or a text that is nothing but the JSON of one, in a fenced block or not.
-        rules: which say where to look.
-
-    Returns:
-        None where it does not say, or nothing that can be meant so.
+        output: an object, or a text that is only the JSON of one, in a fenced block or not.
+        rules: the guard's rules, which name the field.
     """
     if rules.confidence is None:
         return None
@@ -301,10 +306,10 @@ def confidence_of(output: JsonValue, rules: GuardRules) -> float | None:
             output = find_json(output, strict=True)
         except NoJsonError:
             return None
-    said = output.get(rules.confidence.field) if isinstance(output, dict) else None
-    if isinstance(said, bool) or not isinstance(said, int | float) or not 0 <= said <= 1:
+    confidence = output.get(rules.confidence.field) if isinstance(output, dict) else None
+    if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 <= confidence <= 1:
         return None
-    return float(said)
+    return float(confidence)
 
 
 def _drift(confidences: tuple[float, ...], rules: ConfidenceRules) -> Trip | None:
@@ -319,5 +324,5 @@ def _drift(confidences: tuple[float, ...], rules: ConfidenceRules) -> Trip | Non
 
 
 def _listed(confidences: tuple[float, ...]) -> str:
-    shown = ", ".join(f"{confidence:g}" for confidence in confidences[-10:])
-    return shown if len(confidences) <= 10 else f"..., {shown}"
+    newest = ", ".join(f"{confidence:g}" for confidence in confidences[-10:])
+    return newest if len(confidences) <= 10 else f"..., {newest}"
