@@ -1,7 +1,7 @@
-"""Parameters that a provider refuses: which ones its words name, and which may be left out of the next call.
+"""Finds the parameters that a provider refuses, and that may be left out of the next call.
 
-Parameters have the names of a chat here, whatever the API. What the plane or its agent adds to a request is left out
-where it is refused; what the client sent, only where the agent says so, and the model does not know it.
+Parameters have their names in chat completions here, whatever the API. A refused parameter that the plane or the agent
+added is always left out; one that the client sent, only if the agent allows it and the model does not know it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from breakwater.kernel.formats import words
 from breakwater.prices.rules.price import OUTPUT_LIMITS
 
 MAX_LEFT_OUT = 8
-"""So many parameters are left out for one model before its refusals count as the request's fault."""
+"""The most parameters that are left out for one model; after that, its refusals count as the request's fault."""
 
 _ALIASES: Mapping[str, tuple[str, ...]] = {
     "max_tokens": ("max_output_tokens",),
@@ -30,20 +30,20 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "user": ("metadata.user_id",),
     "verbosity": ("text.verbosity",),
 }
-"""Names of a chat's parameters in other APIs."""
+"""Names of the parameters in other APIs."""
 _PLAIN = words("logprobs reasoning seed temperature thinking tools verbosity")
-"""Names of one word that are parameters wherever an error has them."""
+"""Single words that are parameters wherever an error contains them."""
 _CONVERSATION = words(
     """
     conversation input instructions max_output_tokens messages model previous_response_id prompt stream system
     """
 )
-"""Fields of requests without which another question would be asked."""
+"""Fields of requests that can't be left out without changing the question."""
 TRANSLATED = (*OUTPUT_LIMITS, "encoding_format")
-"""Parameters that are sent under another name, or whose meaning holds without them."""
+"""Parameters that are sent under another name, or that the plane implements itself."""
 _REFUSALS = frozenset({400, 415, 422})
-_READ = 4_000
-"""Characters of a provider's text that are looked at."""
+_MAX_TEXT = 4_000
+"""The number of characters of a provider's text that are searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class RefusedParams:
     """Parameters to leave out.
 
     Attributes:
-        names: of a chat.
-        lasting: the model does not know them, so that later calls go without them, too.
+        names: their names in chat completions.
+        lasting: True if the model does not know them, so that later calls omit them, too.
     """
 
     names: tuple[str, ...]
@@ -60,25 +60,25 @@ class RefusedParams:
 
 
 def refused_params(
-    failure: Classification, added: Collection[str], droppable: Collection[str], own: Collection[str]
+    failure: Classification, added: Collection[str], droppable: Collection[str], client_params: Collection[str]
 ) -> RefusedParams | None:
-    """The parameters that a provider names in its refusal and that may be left out; None for none.
+    """Return the parameters that a provider names in its refusal and that may be left out; None if there are none.
 
     Args:
         failure: the refusal.
         added: parameters of the call that its client did not send.
-        droppable: those that the client sent and that may be left out if the model does not know them.
-        own: all that the client sent.
+        droppable: the client's parameters that may be left out if the model does not know them.
+        client_params: all parameters that the client sent.
     """
     if failure.kind != "client" or failure.status_code not in _REFUSALS:
         return None
     unsupported = failure.class_name in {UNSUPPORTED, NOT_SENT} or says_unsupported(failure.message)
-    text = INSTEAD.sub("", failure.message[:_READ])
+    text = INSTEAD.sub("", failure.message[:_MAX_TEXT])
     # An output limit that is too high is lowered.
     renames = unsupported and most_output_in(failure.message) is None
     candidates = [name for name in sorted(added) if renames or name not in OUTPUT_LIMITS]
     if names := _named(failure.param, text, candidates):
-        mentioned = [name for name in {*added, *own} if _position(text, name) is not None]
+        mentioned = [name for name in {*added, *client_params} if _position(text, name) is not None]
         return RefusedParams(names, lasting=unsupported and len(mentioned) <= len(names))
     if not unsupported:
         return None
@@ -90,7 +90,7 @@ def refused_params(
 def _named(
     param: str | None, text: str, candidates: Iterable[str], *, is_param: Callable[[str], bool] = bool
 ) -> tuple[str, ...]:
-    """The candidates that the place at fault names; without one, the first that the text mentions."""
+    """Return the candidates that the place at fault names, or else the candidate that the text mentions first."""
     if param is not None and is_param(param):
         names = tuple(name for name in candidates if _is_named_by(param, name))
         if names:
@@ -100,7 +100,7 @@ def _named(
 
 
 def _is_whole(param: str) -> bool:
-    """True for a parameter itself, and not for an element of it: `tools[0].name` is the request's fault."""
+    """Return True for a parameter, False for an element of one: `tools[0].name` is the request's fault."""
     return re.search(r"\[|\.\d", param) is None
 
 
@@ -116,7 +116,7 @@ def _is_named_by(param: str, name: str) -> bool:
 
 
 def _normal(name: str) -> str:
-    """A name in any spelling: `presencePenalty`, `presence-penalty`."""
+    """Return the common form of a name in any spelling, such as `presencePenalty` and `presence-penalty`."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
@@ -145,37 +145,37 @@ def _mention(name: str) -> re.Pattern[str]:
 
 
 def is_droppable(path: str) -> bool:
-    """True for the place of a parameter, and not for one in a conversation or in a list."""
+    """Return True for the path of a parameter, False for one in the conversation or in a list."""
     return _is_whole(path) and field_of(path) not in _CONVERSATION
 
 
 def field_of(path: str) -> str:
-    """The field of a request that a place is in."""
+    """Return the field of a request that a path is in."""
     return re.split(r"[.\[]", path)[0]
 
 
 def own_params(params: Iterable[str], body: Iterable[str] = ()) -> frozenset[str]:
-    """The parameters that a client sent: those of a chat, and the fields of a body in another API's words.
+    """Return the parameters that a client sent.
 
     Args:
-        params: of the request, in the words of a chat.
-        body: fields of the request in its own words.
+        params: the request's parameters, by their names in chat completions.
+        body: the fields of the request in its own API.
     """
     return frozenset(params) | {name for name in body if name not in _CONVERSATION}
 
 
 def without_fields(body: Mapping[str, object], paths: Iterable[str]) -> dict[str, object]:
-    """A body without some of its fields: `temperature`, `reasoning.effort`; of an object, none is left empty."""
-    left = dict(body)
+    """Return a body without the fields at some paths, such as `reasoning.effort`. An object left empty is removed."""
+    remaining = dict(body)
     for path in paths:
         head, _, inner = path.partition(".")
-        value = left.get(head)
+        value = remaining.get(head)
         if not inner:
-            left.pop(head, None)
+            remaining.pop(head, None)
         elif isinstance(value, dict):
             part = {name: item for name, item in value.items() if name != inner}  # pyright: ignore[reportUnknownVariableType]
             if part:
-                left[head] = part
+                remaining[head] = part
             else:
-                del left[head]
-    return left
+                del remaining[head]
+    return remaining

@@ -18,28 +18,29 @@ from breakwater.limits.rules.rate_limit import MAX_HELD_S, after_hold_s, waits_f
 RetryableKind = Literal["client", "quota", "rate_limit", "transient", "server", "timeout", "network", "worker_lost"]
 
 BY_NATURE: tuple[int | str, ...] = ("rate_limit", "transient", "server", "timeout", "network", "worker_lost")
-"""Kinds of failures that are retried by default, except those that their provider says not to repeat."""
+"""The kinds of failures that are retried by default, unless the provider says not to repeat the call."""
 
 PAYMENT_REQUIRED = "PaymentRequired"
-"""A 402 in `on`. Its class here is that of every spent quota."""
+"""The name in `on` for a 402, whose error class is the same as that of any exhausted quota."""
 
 _RECOVERED_FROM: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "orphan_tool_calls"})
-"""Repeating the call would fail again: what is sent must change first, which is no retry."""
-_MENDED: frozenset[Cause] = frozenset(
+"""Kinds of failures that a retry would only repeat: the request must change first."""
+_RECOVERIES: frozenset[Cause] = frozenset(
     {"credential_refresh", "orphan_recovery", "output_limit", "parameter", "provider_state"}
 )
+"""Causes of attempts that change the request, or its credential, instead of retrying it."""
 _RECOVERED_FROM_CLASSES = frozenset({"ContextOverflow", "OrphanToolCalls"})
 _CLASS_NAME = re.compile(r"[A-Z][A-Za-z0-9]*")
 
 LONG_WAIT_S = 10.0
-"""A longer wait is given to the bus, so that it holds no slot of the worker and survives a restart."""
+"""Waits from this length on are handed to NATS, so that they hold no slot of the worker and survive a restart."""
 
 LONG_WAIT_SLACK_S = 1.0
-"""Seconds that must be left after a long wait: it ends a little late, and then needs time for a call."""
+"""The seconds that must remain after a long wait, which ends a little late and leaves time for a call."""
 
 
 class KindPolicy(Message):
-    """Retries of failures of one kind; the rest is as for all kinds."""
+    """Retries of failures of one kind. Settings that are left out are those of all kinds."""
 
     max: int | None = Field(
         default=None,
@@ -97,27 +98,27 @@ class RetryPolicy(Message):
         return self
 
     def for_kind(self, kind: ErrorKind) -> RetryPolicy:
-        """The policy with the delays that hold for a kind of failure.
+        """Return the policy with the delays of a kind of failure.
 
-        A base of its own lifts the ceiling that is set for all kinds: `rate_limit: {base_s: 60}` means 60 s.
+        A kind's own base raises the ceiling that is set for all kinds: `rate_limit: {base_s: 60}` means 60 s.
         """
-        own = self._own(kind)
-        if own is None:
+        override = self._own(kind)
+        if override is None:
             return self
-        base_s = self.base_s if own.base_s is None else own.base_s
-        max_delay_s = self.max_delay_s if own.max_delay_s is None else own.max_delay_s
-        if own.base_s is not None and own.max_delay_s is None:
+        base_s = self.base_s if override.base_s is None else override.base_s
+        max_delay_s = self.max_delay_s if override.max_delay_s is None else override.max_delay_s
+        if override.base_s is not None and override.max_delay_s is None:
             max_delay_s = max(max_delay_s, base_s)
-        update = {"backoff": own.backoff or self.backoff, "base_s": base_s, "max_delay_s": max_delay_s}
+        update = {"backoff": override.backoff or self.backoff, "base_s": base_s, "max_delay_s": max_delay_s}
         return self.model_copy(update=update)
 
     def max_retries(self, kind: ErrorKind) -> int | None:
-        """Retries that a kind of failure has for itself; None where it shares `max_attempts` with the others."""
-        own = self._own(kind)
-        return None if own is None else own.max
+        """Return the retries that a kind of failure has for itself; None if it shares `max_attempts` with others."""
+        override = self._own(kind)
+        return None if override is None else override.max
 
     def _own(self, kind: ErrorKind) -> KindPolicy | None:
-        return self.per_kind.get(kind)  # pyright: ignore[reportArgumentType]  what can't be a key has no entry
+        return self.per_kind.get(kind)  # pyright: ignore[reportArgumentType]  other kinds have no entry
 
 
 class RetryBudgetRules(Message):
@@ -129,12 +130,12 @@ class RetryBudgetRules(Message):
 
 
 def backoff_s(policy: RetryPolicy, retry: int, jitter: float) -> float:
-    """The delay before retry number `retry` (from 0), in seconds.
+    """Return the delay before a retry, in seconds.
 
     Args:
         policy: the agent's settings.
-        retry: how many retries went before on this model.
-        jitter: a random number in [0, 1); it adds up to half of the base.
+        retry: the number of earlier retries on this model.
+        jitter: a random number in [0, 1), which adds up to half of the base.
     """
     if policy.backoff == "constant":
         delay = policy.base_s
@@ -145,33 +146,40 @@ def backoff_s(policy: RetryPolicy, retry: int, jitter: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Try the same model again after `delay_s`."""
+    """Try the same model again after `delay_s` seconds."""
 
     delay_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class NextModel:
-    """Go to the next model of the chain, without a wait."""
+    """Go to the next model of the chain, without a wait.
+
+    Attributes:
+        exhausted: True if the failure was retryable, but had no retries left.
+    """
 
     exhausted: bool = False
-    """A failure that could be retried had used up its tries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Nothing is left to try."""
+    """End the job: there is nothing left to try.
+
+    Attributes:
+        reason: the reason for the job's end.
+        exhausted: True if the failure was retryable, but had no retries left.
+    """
 
     reason: Reason
     exhausted: bool = False
-    """A failure that could be retried had used up its tries."""
 
 
 AfterFailure = Retry | NextModel | Stop
 
 
 def of_batch(attempts: Iterable[Attempt]) -> list[Attempt]:
-    """The attempts of the current call of a job; all but for embeddings that take several calls."""
+    """Return the attempts of a job's current call: all attempts, unless its embeddings take several calls."""
     current: list[Attempt] = []
     for attempt in attempts:
         if attempt.cause == "batch":
@@ -181,26 +189,26 @@ def of_batch(attempts: Iterable[Attempt]) -> list[Attempt]:
 
 
 def failures_on(model: str, attempts: Iterable[Attempt]) -> Mapping[ErrorKind, int]:
-    """The failed tries on a model, by kind, of a job that is not yet decided.
+    """Count the failed tries on a model, by kind, of a job that is not yet decided.
 
-    Left out are refusals, as nothing was called, and failures that were recovered from in another way than by trying
-    again: by changing what is sent, or by reading the credential again. A success counts as `worker_lost`: had its
-    answer not been lost with its worker, the job would be decided.
+    Refusals do not count, because nothing was called. Nor do failures that were recovered from in another way than by
+    a retry: by changing the request, or by reading the credential again. A success counts as `worker_lost`: if its
+    answer had not been lost with its worker, the job would be decided.
 
     Args:
-        model: as the attempts name it.
-        attempts: of one job, in order.
+        model: the model, as the attempts name it.
+        attempts: the job's attempts, in order.
     """
     of_job = of_batch(attempts)
-    mended = {
+    resolved = {
         before.attempt_id
         for before, after in pairwise(of_job)
-        if after.cause in _MENDED and after.model == before.model
+        if after.cause in _RECOVERIES and after.model == before.model
     }
     failures: dict[ErrorKind, int] = {}
     for attempt in of_job:
         kind = _kind_of(attempt)
-        if attempt.model != model or attempt.attempt_id in mended or kind is None or kind in _RECOVERED_FROM:
+        if attempt.model != model or attempt.attempt_id in resolved or kind is None or kind in _RECOVERED_FROM:
             continue
         failures[kind] = failures.get(kind, 0) + 1
     return failures
@@ -219,19 +227,19 @@ def _kind_of(attempt: Attempt) -> ErrorKind | None:
 
 
 def is_retryable(verdict: Classification, policy: RetryPolicy) -> bool:
-    """True if the same model is tried again for a failure: by its nature, or where `on` is set, if that names it."""
+    """Return True if a failure is tried again on the same model: by default by its nature, else if `on` names it."""
     if verdict.kind in _RECOVERED_FROM:
         return False
     if policy.on == BY_NATURE:
         return verdict.retryable
-    # By its status only what is final by that: not a spent quota, nor what the provider says not to repeat.
+    # A status code selects neither exhausted quotas nor failures that the provider says not to repeat.
     by_status = verdict.retryable or verdict.kind == "client"
     if verdict.kind in policy.on or (by_status and verdict.status_code in policy.on):
         return True
     names = {verdict.class_name.removesuffix("Error")}
     if verdict.kind == "quota" and verdict.status_code == 402:
         names.add(PAYMENT_REQUIRED)
-    return any(isinstance(named, str) and named.removesuffix("Error") in names for named in policy.on)
+    return any(isinstance(retried, str) and retried.removesuffix("Error") in names for retried in policy.on)
 
 
 def after_failure(
@@ -244,18 +252,18 @@ def after_failure(
     jitter: float,
     busy: bool = False,
 ) -> AfterFailure:
-    """Decides what follows a failed attempt.
+    """Decide what follows a failed attempt.
 
-    A model that is busy and answers others uses up no tries of a job that has no other: it is waited for.
+    A busy model that answers other jobs uses up no tries of a job that has no other model: the job waits for it.
 
     Args:
-        verdict: what the failure means.
+        verdict: the classification of the failure.
         policy: the agent's retry settings.
-        failures: failed tries on this model by kind, this one included; see `failures_on`.
-        is_last_model: whether the chain ends here.
-        remaining_s: what is left of the job's total timeout.
+        failures: the failed tries on this model by kind, this one included; see `failures_on`.
+        is_last_model: True if the chain ends with this model.
+        remaining_s: the remainder of the job's total timeout.
         jitter: a random number in [0, 1).
-        busy: whether the failure is a rate limit of a model that has answered others meanwhile.
+        busy: True if the failure is a rate limit of a model that has answered other jobs meanwhile.
     """
     if remaining_s <= 0:
         return Stop("timeout")
@@ -265,23 +273,23 @@ def after_failure(
     waits_on = busy and is_last_model and policy.max_attempts > 1 and policy.max_retries(verdict.kind) is None
     if retries >= allowed and not waits_on:
         return Stop("error", exhausted=True) if is_last_model else NextModel(exhausted=True)
-    asked_s = verdict.retry_after_s or 0.0
-    if verdict.kind == "rate_limit" and not is_last_model and not waits_for_hold(asked_s):
+    provider_wait_s = verdict.retry_after_s or 0.0
+    if verdict.kind == "rate_limit" and not is_last_model and not waits_for_hold(provider_wait_s):
         return NextModel()
-    delay = max(backoff_s(policy.for_kind(verdict.kind), retries, jitter), after_hold_s(asked_s, jitter))
+    delay = max(backoff_s(policy.for_kind(verdict.kind), retries, jitter), after_hold_s(provider_wait_s, jitter))
     if delay + (LONG_WAIT_SLACK_S if delay >= LONG_WAIT_S else 0.0) < remaining_s:
         return Retry(delay)
-    # A wait that can't fit is no reason to sit it out: another model may answer now.
+    # The wait does not fit into the remaining time, but another model may answer now.
     return Stop("timeout") if is_last_model else NextModel()
 
 
 def hold_s(named_s: float | None, policy: RetryPolicy, failures: Mapping[ErrorKind, int]) -> float:
-    """Seconds for which the fleet leaves a model alone that has answered with a rate limit.
+    """Return for how many seconds the fleet holds a model that has answered with a rate limit.
 
     Args:
-        named_s: what its provider asks for. None: the job's back-off, within the bounds of a hold that is waited for.
+        named_s: the seconds that the provider asks for; None to use the job's back-off, up to `MAX_HELD_S`.
         policy: the agent's retry settings.
-        failures: of the job on this model, this one included.
+        failures: the job's failed tries on this model by kind, this one included.
     """
     if named_s is not None:
         return named_s
@@ -290,22 +298,22 @@ def hold_s(named_s: float | None, policy: RetryPolicy, failures: Mapping[ErrorKi
 
 
 def _retries(kind: ErrorKind, policy: RetryPolicy, failures: Mapping[ErrorKind, int]) -> tuple[int, int]:
-    """The retries that a kind of failure has had on this model, and how many it may have."""
-    own = policy.max_retries(kind)
-    if own is not None:
-        return max(failures.get(kind, 0) - 1, 0), own
-    shared = sum(count for other, count in failures.items() if policy.max_retries(other) is None)
+    """Return how many retries a kind of failure has had on this model, and how many it may have."""
+    separate_limit = policy.max_retries(kind)
+    if separate_limit is not None:
+        return max(failures.get(kind, 0) - 1, 0), separate_limit
+    shared = sum(count for failed_kind, count in failures.items() if policy.max_retries(failed_kind) is None)
     return max(shared - 1, 0), policy.max_attempts - 1
 
 
 def is_known(name: str) -> bool:
-    """True if a name in `on` is a kind or a class of failures that calls end with, callables aside."""
+    """Return True if a name in `on` is a kind or class of failures. Python callables may raise other classes."""
     stem = name.removesuffix("Error")
     return name in get_args(RetryableKind) or stem == PAYMENT_REQUIRED or f"{stem}Error" in RETRYABLE_CLASSES
 
 
 def _check_retryable(name: int | str) -> None:
-    """Raises ValueError."""
+    """Raise ValueError if `on` may not contain a name."""
     if isinstance(name, int):
         if not 400 <= name <= 599:
             raise ValueError(f"{name} is not the status code of an error (400 to 599)")

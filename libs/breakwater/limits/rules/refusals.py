@@ -1,7 +1,7 @@
-"""Refusals of calls: the error of each kind, in the same words in the API, the CLI, the console and alerts.
+"""Errors of refused calls, worded the same in the API, the CLI, the console and alerts.
 
-The error has three texts. `message` names the rule that refused and no figure, as programs read it. `figures` is for
-operators: what was needed, what is left of which cap, and what to do. `user_message` is for models and end users.
+Each error has three texts. `message` is for programs: it names the rule that refused, without figures. `figures` is for
+operators: what was needed, what remains of which cap, and what to do. `user_message` is for models and end users.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _TOO_MANY = "This agent is receiving too many requests right now. Please try aga
 
 
 def for_operators(error: ErrorInfo) -> str:
-    """The whole text of a refusal, with its figures and the next step."""
+    """Return the whole text of a refusal, with its figures and the next step."""
     return joined(error.message, error.figures)
 
 
 def joined(message: str, figures: str | None) -> str:
-    """The message of an error, and its figures if they are there."""
+    """Join the message of an error and its figures, if it has any."""
     return message if not figures else f"{message}. {figures}"
 
 
@@ -45,7 +45,7 @@ def refusal(
     retry_after_s: float | None = None,
     user_message: str | None = None,
 ) -> ErrorInfo:
-    """Builds the error of a refusal."""
+    """Build the error of a refusal."""
     for_people = [sentence(figures)] if figures else []
     if to_do is not None:
         for_people.append(f"To do: {to_do}.")
@@ -60,11 +60,11 @@ def refusal(
 
 
 def command(group: str, action: str | None, *names: str, **options: str | None) -> str:
-    """A command of ours, for a text. `action` is None where the group itself is the command."""
-    # People paste it into a shell, and programs choose names: each is quoted, and none is read as an option.
-    given = [f"--{option}={value}" for option, value in options.items() if value is not None]
+    """Return a `breakwater` command for a text. `action` is None if the group itself is the command."""
+    # Operators paste it into a shell, and programs choose names: names are quoted, and never read as options.
+    flags = [f"--{option}={value}" for option, value in options.items() if value is not None]
     end = ["--"] if any(name.startswith("-") for name in names) else []
-    return shlex.join(["breakwater", group, *([] if action is None else [action]), *given, *end, *names])
+    return shlex.join(["breakwater", group, *([] if action is None else [action]), *flags, *end, *names])
 
 
 # Budgets
@@ -88,7 +88,7 @@ TOO_MANY_TENANTS = refusal(
 
 
 def over_budget(over: OverBudget, model: str, wait_s: float) -> ErrorInfo:
-    """A hard cap is spent, or lower than the call may cost. `wait_s`: until the period ends."""
+    """Build the error of a call that a hard cap has no room for. The period ends in `wait_s` seconds."""
     counter = over.counter
     budget = _budget(over.counter)
     if over.limit == 0:
@@ -100,27 +100,27 @@ def over_budget(over: OverBudget, model: str, wait_s: float) -> ErrorInfo:
             to_do=f"raise {counter.setting}",
             user_message="This agent may not spend anything at present. Please contact its owner.",
         )
-    amount, cap, left, reserved = moneys(
+    amount, cap, remaining, reserved = moneys(
         over.amount, over.limit, max(0, over.limit - over.spent - over.reserved), over.reserved
     )
     worst = f"a call to {model} may cost up to {amount}"
     if over.amount > over.limit:
         return refusal(
             "budget_exceeded",
-            # A tenant's cap may be meant for other agents.
+            # The tenant's cap may suffice for other agents, so it does not make this agent unhealthy.
             "BudgetExceededError" if counter.scope == "tenant" else "CallOverCapError",
             f"a call to {model} may cost more than the whole of {budget}; no such call ever fits",
             figures=f"{worst}, and the cap is {cap}",
             to_do=f"lower `max_tokens`, or raise {counter.setting}",
             user_message="This request would cost more than this agent may spend. Please make it shorter.",
         )
-    held = f" ({reserved} is reserved by calls in flight)" if over.reserved else ""
+    reservations = f" ({reserved} is reserved by calls in flight)" if over.reserved else ""
     resets = moment(time_from_ms(over.resets_at_ms))
     return refusal(
         "budget_exceeded",
         "BudgetExceededError",
         f"{budget} has no room for a call to {model}; it resets at {resets}",
-        figures=f"it has {left} of {cap} left{held}, and {worst}",
+        figures=f"it has {remaining} of {cap} left{reservations}, and {worst}",
         to_do=f"lower `max_tokens`, raise the cap ({raise_cap(counter)}), or wait until it resets",
         retry_after_s=wait_s,
         user_message=f"This agent has used up its budget for now. It can be used again after {resets}.",
@@ -128,43 +128,43 @@ def over_budget(over: OverBudget, model: str, wait_s: float) -> ErrorInfo:
 
 
 def budget_held(over: OverBudget, model: str) -> ErrorInfo:
-    """Calls in flight or the share of others leave no room, and the job has no time to wait for it."""
+    """Build the error of a call for which reservations of other calls leave no room, and which can't wait for them."""
     budget = _budget(over.counter)
-    left, cap, held, amount = moneys(over.limit - over.spent, over.limit, over.reserved, over.amount)
-    why = "calls in flight hold what is left of it"
-    whose = "is held by requests that are still running"
+    remaining, cap, reserved, amount = moneys(over.limit - over.spent, over.limit, over.reserved, over.amount)
+    reason = "calls in flight hold what is left of it"
+    state = "is held by requests that are still running"
     if over.by_share:
-        why = "a caller holds at most half of what is left of it while others hold some of it or wait for it"
-        whose = "is shared with other requests at the moment"
+        reason = "a caller holds at most half of what is left of it while others hold some of it or wait for it"
+        state = "is shared with other requests at the moment"
     return refusal(
         "budget_exceeded",
         "BudgetHeldError",
-        f"{budget} is not spent, but {why}",
-        figures=f"it has {left} of {cap} left, {held} of it held by calls in flight, and a call to {model} may cost up "
-        f"to {amount}",
+        f"{budget} is not spent, but {reason}",
+        figures=f"it has {remaining} of {cap} left, {reserved} of it held by calls in flight, "
+        f"and a call to {model} may cost up to {amount}",
         to_do=f"try again, lower `max_tokens`, or raise the cap ({raise_cap(over.counter)})",
         retry_after_s=RETRY_HELD_S,
-        user_message=f"This agent's budget {whose}. Please try again soon.",
+        user_message=f"This agent's budget {state}. Please try again soon.",
     )
 
 
 def over_own_cap(agent: str, model: str, worst_case: int, spent: int, cap: int) -> ErrorInfo:
-    """The job's own cap has no room for the call."""
-    never = not fits(worst_case, limit=cap, spent=0)
+    """Build the error of a call that the job's own cap has no room for. Amounts are in nano-dollars."""
+    never_fits = not fits(worst_case, limit=cap, spent=0)
     setting = f"agents.{agent}.max_cost_usd"
-    so_far, most, limit = beyond(spent, worst_case, cap)
+    so_far, worst, limit = beyond(spent, worst_case, cap)
     return refusal(
         "budget_exceeded",
-        "CallOverCapError" if never else "BudgetExceededError",
+        "CallOverCapError" if never_fits else "BudgetExceededError",
         f"a call to {model} does not fit under the job's own cap (max_cost_usd)",
-        figures=f"the job has cost {so_far}, a call to {model} may cost up to {most}, and {setting} is {limit}",
+        figures=f"the job has cost {so_far}, a call to {model} may cost up to {worst}, and {setting} is {limit}",
         to_do=f"lower `max_tokens`, or raise {setting}",
         user_message="This request would cost too much for a single one. Please make it shorter or simpler.",
     )
 
 
 def unpriced(model: str, cap: str, setting: str) -> ErrorInfo:
-    """A model without a price under a cap, as it may not be free."""
+    """Build the error of a call that can't be capped, because its model has no price."""
     return refusal(
         "budget_exceeded",
         "UnpricedModelError",
@@ -174,13 +174,13 @@ def unpriced(model: str, cap: str, setting: str) -> ErrorInfo:
 
 
 def raise_cap(counter: Counter) -> str:
-    """The setting and the command that raise a cap."""
+    """Name the setting and the command that raise a cap."""
     until = "day" if counter.window == "daily" else "month"
     return f"{counter.setting}, or for this {until} `{raise_command(counter.name)}`"
 
 
 def raise_command(budget: str) -> str:
-    """The command that raises the cap of a budget, by its name."""
+    """Return the command that raises the cap of a budget, by its name."""
     return f"breakwater budgets raise {shlex.quote(budget)} USD --reason WHY"
 
 
@@ -207,17 +207,17 @@ _AGENT_RUN = f" (`preset: agent-run` allows {GUARD_PRESETS['agent-run']['max_ite
 def task_stopped(
     rule: GuardRule, reason: str, *, agent: str, task_id: str, tenant: str | None, execution_id: str | None
 ) -> ErrorInfo:
-    """A guard has stopped the task.
+    """Build the error of a call whose task was stopped by a guard.
 
     Args:
-        rule: that stopped it.
-        reason: in figures.
-        agent: the job's that tripped the guard.
+        rule: the rule that tripped.
+        reason: the reason, with figures.
+        agent: the agent of the job that tripped the guard.
         task_id: the task.
-        tenant: of the task.
-        execution_id: the job that tripped the guard; its id is the task's if it was given none.
+        tenant: the task's tenant.
+        execution_id: the job that tripped the guard; its id is also the task's if the job names no task.
     """
-    whose = "" if tenant is None else f" of tenant {tenant}"
+    of_tenant = "" if tenant is None else f" of tenant {tenant}"
     setting = _guard_setting(agent, rule)
     reset = command("guards", "reset", task_id, tenant=tenant)
     if task_id == execution_id:
@@ -225,7 +225,7 @@ def task_stopped(
         to_do = f"make the job smaller, or raise {setting}, and replay its dead letter; `{reset}` resolves the alert"
     else:
         message = (
-            f"task {shown(task_id)}{whose} is stopped by the guard of agent {agent} ({rule}: {_TASK_RULES[rule]}) "
+            f"task {shown(task_id)}{of_tenant} is stopped by the guard of agent {agent} ({rule}: {_TASK_RULES[rule]}) "
             "until an operator resets it; other work needs another task_id"
         )
         to_do = f"look at its last executions; `{reset}` resumes it, and {setting} sets the limit"
@@ -235,28 +235,28 @@ def task_stopped(
 
 
 def task_near_cap(rule: GuardRule, reason: str, *, agent: str, task_id: str, tenant: str | None) -> str:
-    """A task has used 80 % of a cap of its guard, for people. The arguments are those of `task_stopped`."""
-    whose = "" if tenant is None else f" of tenant {tenant}"
+    """Tell operators that a task has used 80 % of a cap of its guard. The arguments are those of `task_stopped`."""
+    of_tenant = "" if tenant is None else f" of tenant {tenant}"
     return (
-        f"Task {task_id}{whose} has used at least {SOFT_PERCENT} % of {rule} of the guard of agent {agent}: {reason}. "
-        "At the limit its jobs are refused. To do: check whether it loops; if it needs more, raise "
+        f"Task {task_id}{of_tenant} has used at least {SOFT_PERCENT} % of {rule} of the guard of agent {agent}: "
+        f"{reason}. At the limit its jobs are refused. To do: check whether it loops; if it needs more, raise "
         f"{_guard_setting(agent, rule)}{_AGENT_RUN if rule == 'max_iterations' else ''}."
     )
 
 
 def task_budget_held(agent: str, *, used: int = 0, worst_case: int = 0, cap: int | None = None) -> ErrorInfo:
-    """Other jobs of the task hold the rest of its cost cap, and the job has no time to wait for them.
+    """Build the error of a call for which other jobs hold the rest of the task's cost cap, and which can't wait.
 
     Args:
-        agent: of the job.
-        used: by the task, including what its other jobs hold, in nano-dollars.
-        worst_case: of the call, in nano-dollars.
-        cap: of the task; None where it is not known yet.
+        agent: the job's agent.
+        used: nano-dollars that the task has spent, or that its other jobs reserve.
+        worst_case: the most that the call may cost, in nano-dollars.
+        cap: the task's cap, in nano-dollars; None if it is not known yet.
     """
     figures = ""
     if cap is not None:
-        spent, most, limit = beyond(used, worst_case, cap)
-        figures = f"{spent} of {limit} is spent or held, and the call may cost up to {most}"
+        spent, worst, limit = beyond(used, worst_case, cap)
+        figures = f"{spent} of {limit} is spent or held, and the call may cost up to {worst}"
     return refusal(
         "budget_exceeded",
         "BudgetExceededError",
@@ -280,30 +280,30 @@ ISOLATED = "isolated until an operator resets it"
 def breaker_open(
     key: BreakerKey, reason: str, *, state: str, retry_after_s: float | None = None, user_message: str | None = None
 ) -> ErrorInfo:
-    """A breaker is open.
+    """Build the error of a call that an open breaker refused.
 
     Args:
-        key: of the breaker.
-        reason: why it opened, in figures.
-        state: in words, with its end.
-        retry_after_s: until a call may pass; None where that is not known.
-        user_message: for models and end users.
+        key: the breaker's key.
+        reason: why it opened, with figures.
+        state: its state in words, with the time at which it ends.
+        retry_after_s: the seconds until a call may pass; None if unknown.
+        user_message: the text for models and end users.
     """
     agent = None if key.agent == "*" else key.agent
-    whose = "the agents that share it" if agent is None else f"agent {agent}"
+    owner = "the agents that share it" if agent is None else f"agent {agent}"
     failures = command("executions", None, agent=agent, since="1h")
     reset = command("breakers", "reset", key.agent, key.model)
     to_do = f"look at `{failures}` and at the provider's status page; `{reset}` admits calls now"
     if state == ISOLATED:
         to_do = f"`{reset}` once calls may resume"
     elif key.task is not None:
-        whose = f"task {shown(key.task)}"
+        owner = f"task {shown(key.task)}"
         to_do = "fix what fails, or submit the job with looser `breaker` rules"
-    what = f"provider {key.model.removesuffix('/*')}" if key.model.endswith("/*") else key.model
+    target = f"provider {key.model.removesuffix('/*')}" if key.model.endswith("/*") else key.model
     return refusal(
         "breaker_open",
         "CircuitBreakerOpenError",
-        f"the breaker of {whose} for {what} is {state}",
+        f"the breaker of {owner} for {target} is {state}",
         figures=reason,
         to_do=to_do,
         retry_after_s=retry_after_s,
@@ -312,7 +312,7 @@ def breaker_open(
 
 
 def retry_budget_spent(model: str) -> ErrorInfo:
-    """Too many calls of the fleet are retries already."""
+    """Build the error of a retry that the fleet's retry budget has no room for."""
     return refusal(
         "retry_budget",
         "RetryBudgetExceededError",
@@ -325,30 +325,30 @@ def retry_budget_spent(model: str) -> ErrorInfo:
 # Rate limits
 
 
-def over_rate_limit(name: str, what: str, rule: RateLimit, wait_s: float | None, agent: str) -> ErrorInfo:
-    """A rate limit of the config has no room.
+def over_rate_limit(name: str, measure: str, rule: RateLimit, wait_s: float | None, agent: str) -> ErrorInfo:
+    """Build the error of a call that a configured rate limit has no room for.
 
     Args:
-        name: whose it is: `agent:writer`, `model:gpt-4o`, `task:<tenant>/<task>`.
-        what: `requests_per_minute`, `tokens_per_hour`, `concurrent_calls`.
+        name: the owner of the limit: `agent:writer`, `model:gpt-4o` or `task:<tenant>/<task>`.
+        measure: `requests_per_minute`, `tokens_per_hour` or `concurrent_calls`.
         rule: the limits.
-        wait_s: until there is room, at the latest; None where the call alone is above the limit.
-        agent: of the call.
+        wait_s: the seconds until there is room at the latest; None if the call alone exceeds the limit.
+        agent: the call's agent.
     """
-    kind, _, of = name.partition(":")
-    owner = f"{kind}s.{of}"
+    kind, _, owner_name = name.partition(":")
+    owner = f"{kind}s.{owner_name}"
     if kind == "task":
         owner = f"agents.{agent}.guard"
-        of = shown(of.partition("/")[2])
-    setting = what if what in RateLimit.model_fields else what.partition("_per_")[0]
-    of_what = what.replace("_", " ")
+        owner_name = shown(owner_name.partition("/")[2])
+    setting = measure if measure in RateLimit.model_fields else measure.partition("_per_")[0]
+    measure_words = measure.replace("_", " ")
     limit = cast(int, getattr(rule, setting))
     later = "; the call alone is above it" if wait_s is None else f"; try again in {wait_s:.0f} s"
     return refusal(
         "rate_limit",
         "RateLimitExceededError",
-        f"the limit of {kind} {of} on {of_what} has no room for this call{later}",
-        figures=f"it is {limit:,} {of_what}",
+        f"the limit of {kind} {owner_name} on {measure_words} has no room for this call{later}",
+        figures=f"it is {limit:,} {measure_words}",
         to_do=f"{'lower `max_tokens`' if wait_s is None else 'wait'}, or raise {owner}.rate_limit.{setting}",
         retry_after_s=wait_s,
         user_message=_TOO_MANY,
@@ -356,7 +356,7 @@ def over_rate_limit(name: str, what: str, rule: RateLimit, wait_s: float | None,
 
 
 def model_held(agent: str, model: str, rest_s: float) -> ErrorInfo:
-    """A provider's rate limit holds the model for the whole fleet."""
+    """Build the error of a call to a model that a provider's rate limit holds for the whole fleet."""
     reset = command("breakers", "reset", agent, model)
     return refusal(
         "rate_limit",
