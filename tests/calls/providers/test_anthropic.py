@@ -10,7 +10,7 @@ from aiohttp import web
 
 from breakwater.calls.providers.anthropic import AnthropicSettings
 from breakwater.calls.providers.base import Answer, Call
-from breakwater.calls.rules.classify import HttpFailure, NothingSaid, NotSent
+from breakwater.calls.rules.classify import EmptyAnswer, HttpFailure, NotSent
 from breakwater.local.provider import SimulatedProvider
 from breakwater.prices.rules.usage import Usage
 from tests.calls.providers.kit import KEY, answering, call, failure, perform, saying, settings
@@ -164,7 +164,7 @@ async def test_a_refusal_with_a_text_is_an_answer_and_one_without_is_a_failure()
         assert (await perform(settings("anthropic", origin))).output == "I can't."
     async with saying({"content": [], **refusal}) as origin:
         failed = await failure(settings("anthropic", origin))
-    assert isinstance(failed.failure, NothingSaid)
+    assert isinstance(failed.failure, EmptyAnswer)
     assert (failed.failure.finish_reason, failed.finish_reason) == ("content_filter", "content_filter")
     assert (failed.maybe_billed, failed.usage) == (True, Usage(9, 1))
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from breakwater.calls.providers.base import CallError
 from breakwater.calls.providers.http import MAX_ANSWER_BYTES
-from breakwater.calls.rules.classify import BrokenAnswer, HttpFailure, NothingSaid, TransportFailure, classify
+from breakwater.calls.rules.classify import BrokenAnswer, EmptyAnswer, HttpFailure, TransportFailure, classify
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.local.ports import free_port
@@ -79,7 +79,7 @@ async def test_any_other_2xx_is_a_broken_answer_that_may_have_been_billed(kind: 
 )
 async def test_a_200_that_cannot_be_used_may_have_been_billed(kind: str, fault: str, words: str) -> None:
     failed = await failing(kind, {"kind": fault})
-    assert isinstance(failed.failure, BrokenAnswer | NothingSaid)
+    assert isinstance(failed.failure, BrokenAnswer | EmptyAnswer)
     assert words in failed.failure.message
     assert failed.maybe_billed
     assert failed.usage == (REPORTED[kind] if fault == "no_choices" else None)
@@ -183,7 +183,7 @@ async def test_a_handshake_that_takes_too_long_was_never_billed(kind: str) -> No
 async def test_an_odd_answer_is_a_broken_one(kind: str, body: Any, words: str) -> None:
     async with saying(body) as origin:
         failed = await failure(settings(kind, origin))
-    assert isinstance(failed.failure, BrokenAnswer | NothingSaid)
+    assert isinstance(failed.failure, BrokenAnswer | EmptyAnswer)
     assert words in failed.failure.message
     assert failed.maybe_billed
 

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from breakwater.calls.providers.base import Answer, CallError
-from breakwater.calls.rules.classify import BrokenAnswer, HttpFailure, NothingSaid
+from breakwater.calls.rules.classify import BrokenAnswer, EmptyAnswer, HttpFailure
 from tests.calls.providers.kit import answering, perform, saying, settings
 from tests.calls.providers.test_streams import Streamed
 from tests.tables import each_row
@@ -292,7 +292,7 @@ async def test_an_empty_text_is_no_answer(kind: str, body: Any, events: Any) -> 
     streamed, _ = await stream(kind, events_of(*events))
     for failed in (streamed, await whole(kind, body)):
         assert isinstance(failed, CallError)
-        assert isinstance(failed.failure, NothingSaid)
+        assert isinstance(failed.failure, EmptyAnswer)
         assert failed.finish_reason == "stop"
 
 

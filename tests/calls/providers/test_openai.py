@@ -8,7 +8,7 @@ from aiohttp import web
 
 from breakwater.calls.providers.base import Answer, Streaming
 from breakwater.calls.providers.openai import ChatCompletions, OpenAISettings
-from breakwater.calls.rules.classify import BrokenAnswer, HttpFailure, NothingSaid
+from breakwater.calls.rules.classify import BrokenAnswer, EmptyAnswer, HttpFailure
 from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.local.provider import SimulatedProvider
 from breakwater.prices.rules.usage import Usage
@@ -113,7 +113,7 @@ async def test_a_message_that_says_nothing_is_a_failure_with_its_usage(
     usage = {"prompt_tokens": 5, "completion_tokens": 7}
     async with saying({"choices": [{"message": message, "finish_reason": reason}], "usage": usage}) as origin:
         failed = await failure(settings("openai", origin))
-    assert isinstance(failed.failure, NothingSaid)
+    assert isinstance(failed.failure, EmptyAnswer)
     assert (failed.failure.finish_reason, failed.finish_reason, failed.usage) == (reason, reason, Usage(5, 7))
 
 

@@ -40,7 +40,7 @@ from breakwater.calls.providers.failures import (
     transport_failure,
 )
 from breakwater.calls.providers.http_stream import StreamBrokenError, assembled, is_of_events, receive
-from breakwater.calls.rules.classify import BrokenAnswer, CallFailure, NothingSaid, TransportFailure
+from breakwater.calls.rules.classify import BrokenAnswer, CallFailure, EmptyAnswer, TransportFailure
 from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
 from breakwater.dialects.rules.tool_names import long_names, shortened, with_long_names
 from breakwater.jobs.contract.execution import Choice
@@ -363,7 +363,7 @@ class HttpProvider:
             failure = _aborted(body, chosen, status)
         elif chosen.output is None:
             words = f"the answer has no text and no tool call (finish_reason: {reason or 'none'})"
-            failure = NothingSaid(reason, words, status)
+            failure = EmptyAnswer(reason, words, status)
         if failure is not None:
             raise CallError(failure, maybe_billed=True, usage=usage, finish_reason=reason)
         several = choices if len(choices) > 1 else ()

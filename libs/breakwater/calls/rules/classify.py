@@ -1,4 +1,4 @@
-"""Classifies failed calls: their kind, whether trying again can help, and whether the breaker counts them."""
+"""Classifies failed calls: their kind, whether a retry can help, and whether the breaker counts them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
 from breakwater.kernel.formats import words
 
 MAX_LENGTH = 500
-"""Characters of a normal form."""
+"""The most characters of a normal form."""
 
 MAX_END = 16_000
-"""Characters that are read from each end of a longer text.
+"""The number of characters that are read from each end of a longer text.
 
-Most languages put the error before its stack, Python puts it after, so both ends count. The middle is taken for stack:
-a cause in it, as Java has them, says nothing.
+Most languages put the error before its stack and Python puts it after, so both ends count. The middle is taken for
+stack frames, and a cause in it, as Java writes them, is ignored.
 """
 
 _LONG_LINE = 1_000
@@ -67,7 +67,7 @@ _FRAMES = tuple(
 )
 _ADJACENT_FRAMES = re.compile(r"STACK(?:[ ,;|]*+STACK)++")
 
-# What ends a sentence or is around an address is no part of it.
+# Punctuation that ends a sentence or encloses a URL is not part of the URL.
 _OF_QUERY = r"(?:[^\s\"'<>()`.,:;!]++|[.,:;!]++(?=[^\s\"'<>()`.,:;!]))*+"
 _URL = re.compile(rf"(://[^\s\"'<>()`?#]*+)(?:[?#]{_OF_QUERY})?+")
 _QUERY_OF_PATH = re.compile(rf"\?[\w.%\[\]-]{{1,100}}={_OF_QUERY}")
@@ -82,17 +82,18 @@ _HEX = re.compile(
 _HEX_WORD = re.compile(r"(?<![a-z0-9])[0-9a-f]{8,}+(?![a-z0-9])")
 _MIXED = re.compile(r"[0-9][a-f]++[0-9]|[a-f][0-9]++[a-f]")
 
-# One number, so that a wait of 2 s and one of 1.998 s are the same; so are lists, versions and IPv4 addresses.
+# 1.998 counts as one number, so that waits of 2 s and of 1.998 s look the same; so do lists, versions and IPv4
+# addresses.
 _NUMBER = re.compile(r"\d++(?:[.,]\d++)*+")
 _DURATION = re.compile(r"(?<![\w-])(?:N(?:[mnuµ]s|[smhd]))++(?!\w)")
 _LONG_WORD = re.compile(r"(?<![a-zA-Z])[a-zN]{16,}+(?![A-Z])")
 
 
 def error_identity(text: str) -> str:
-    """The 8 hex digits by which an error is counted: the start of the MD5 of its normal form.
+    """Return the identity of an error: the first 8 hex digits of the MD5 digest of its normal form.
 
     Args:
-        text: what the provider or the program said, of any length.
+        text: the text of the provider or program, of any length.
     """
     # Halves of surrogate pairs come out of JSON and have no UTF-8.
     data = normalised(text).encode("utf-8", "surrogatepass")
@@ -100,31 +101,33 @@ def error_identity(text: str) -> str:
 
 
 def normalised(text: str) -> str:
-    """An error's text without what varies: lower case but for the tokens, single blanks, at most 500 characters.
+    """Return an error's text without its variable parts, in lower case, with single blanks, at most 500 characters.
+
+    These tokens, in capitals, replace variable parts:
 
     - `STACK`: stack frames of Python, JavaScript, Java, .NET, Go, Ruby and PHP, any number in a row. Where a
       trace has its line breaks as escapes, as JSON within JSON has, these are read.
     - `HEX`: hexadecimal numbers, UUIDs, hashes, addresses, and the random part of ids: `req_011CSHoE…` is `req_HEX`.
     - `N`: numbers, with decimals and separators, and durations with their units: `1.998s`, `860ms` and `6m0s`.
 
-    Queries and fragments of URLs are left out; hosts and paths stay. Of a text longer than 32 000 characters, both ends
-    are read, as whole lines where it has lines.
+    Queries and fragments of URLs are removed; hosts and paths stay. Only both ends of a text longer than 32 000
+    characters are read, in whole lines if it has lines.
 
     Args:
-        text: what the provider or the program said. Not a normal form, whose tokens would be lowered.
+        text: the text of the provider or program. It must not be a normal form, whose tokens would be lowered.
     """
     text = text.replace("\r\n", "\n")
     if _ESCAPED_LINES.search(text):
-        text = _ESCAPE.sub(lambda found: _ESCAPED.get(found[1], found[1]), text)
+        text = _ESCAPE.sub(lambda match: _ESCAPED.get(match[1], match[1]), text)
     text = _both_ends(text.lower())
     for frame in _FRAMES:
         text = frame.sub("STACK", text)
     text = " ".join(text.split())
     text = _ADJACENT_FRAMES.sub("STACK", text)
-    # A query by itself leaves a blank on either side.
+    # A removed query leaves a blank on either side.
     text = " ".join(_QUERY_OF_PATH.sub("", _URL.sub(r"\1", text)).split())
-    # Letters and digits must alternate, or a number with a unit, or a name with a number, would be hex once it is long.
-    text = _HEX_WORD.sub(lambda found: "HEX" if _MIXED.search(found[0]) else found[0], _HEX.sub("HEX", text))
+    # Letters and digits must alternate: a long number with a unit, or a long name with a number, is not hexadecimal.
+    text = _HEX_WORD.sub(lambda word: "HEX" if _MIXED.search(word[0]) else word[0], _HEX.sub("HEX", text))
     text = _DURATION.sub("N", _NUMBER.sub("N", text))
     text = _LONG_WORD.sub(_long_word, text)
     return text[:MAX_LENGTH].strip()
@@ -133,7 +136,7 @@ def normalised(text: str) -> str:
 def _both_ends(text: str) -> str:
     if len(text) <= 2 * MAX_END:
         return text
-    # Half of a frame is none: the head ends with a line, but where that would cost more than a frame is long.
+    # Half a frame is not recognised, so the head ends with a line, unless the last line is longer than any frame.
     cut = text.rfind("\n", MAX_END - _LONG_LINE, MAX_END)
     if _PLACE_IN_GO.match(text, cut + 1):
         cut = text.rfind("\n", MAX_END - _LONG_LINE, cut)
@@ -143,12 +146,11 @@ def _both_ends(text: str) -> str:
     return f"{head}\nSTACK\n{_REST_OF_FRAME.sub('', tail, count=1)}"
 
 
-def _long_word(found: re.Match[str]) -> str:
-    # Numbers are one letter by now, so their lengths decide nothing. Names have numbers too, but few but for the one
-    # at the end, and seldom a prefix as ids have.
-    prefixed = found.string[found.start() - 1 : found.start()] in ("_", "-")
-    numbers = found[0].rstrip("N").count("N")
-    return "HEX" if numbers >= (1 if prefixed else 3) else found[0]
+def _long_word(word: re.Match[str]) -> str:
+    # By now each number is the letter N. Names contain few numbers, except at the end, and seldom have an id's prefix.
+    prefixed = word.string[word.start() - 1 : word.start()] in ("_", "-")
+    numbers = word[0].rstrip("N").count("N")
+    return "HEX" if numbers >= (1 if prefixed else 3) else word[0]
 
 
 _OVERFLOW_CODES = words(
@@ -186,7 +188,7 @@ _CONTEXT = re.compile(r"context[_ -]?(length|window|size|limit)", re.I)
 _TOO_MUCH = re.compile(
     r"exceed|maximum|too (long|large|many|big)|longer than|larger than|overflow|reduce the length", re.I
 )
-"""A text that only names the context window may be about a parameter of that name."""
+"""Words that must accompany the context window: a text that only names it may be about a parameter."""
 _OF_OUTPUT = re.compile(r"max_(completion_)?tokens\W+must be", re.I)
 """Groq compares a model's output limit with its window."""
 
@@ -205,22 +207,22 @@ _WIDE_OVERFLOW = re.compile(
     r"|\btoken limit exceeded|\bprompt exceeds\b",
     re.I,
 )
-"""Grammar of words that are not known yet: what was sent, that it is more, and than what."""
+"""The grammar of wordings that are not known yet: what was sent, that it exceeds something, and what that is."""
 _OTHER_LIMITS = re.compile(
     r"max_(?:completion_|output_|new_)?tokens|maximum tokens you requested|(?:output|completion|thinking|reasoning)[ _]"
     r"tokens|budget|\b(?:image|audio|video|file|page|pdf|document|metadata|logit_bias)s?\b|"
     r"per (?:second|minute|hour|day)",
     re.I,
 )
-"""Other things that may be too long or too many, of which a shorter conversation has no less."""
+"""Other things that may be too long or too many, and that a shorter conversation does not reduce."""
 _BEFORE = 40
-"""Characters before an overflow's words that say what it is of."""
+"""The number of characters before an overflow's words that may name such a thing."""
 
 _Q = r"['`\"\u2018\u2019\u201c\u201d]?"
 _ORPHANS = re.compile(
     "|".join(
         (
-            # OpenAI, and with one quote or another most that are compatible: Azure, DeepSeek, Groq, Together, Alibaba
+            # OpenAI, and with other quotes most compatible APIs: Azure, DeepSeek, Groq, Together, Alibaba
             rf"{_Q}tool_calls{_Q} must be followed by tool messages|insufficient tool messages following",
             rf"role {_Q}tool{_Q} must be a response to a prece+ding message with {_Q}tool_calls",
             rf"{_Q}tool_call_id{_Q} of [^ ]{{1,80}} not found in {_Q}tool_calls|duplicate value for {_Q}tool_call_id",
@@ -239,10 +241,10 @@ _ORPHANS = re.compile(
 )
 
 _NEVER_FITS = re.compile(r"request too large for .{1,200}\btokens per min", re.I)
-"""OpenAI's rate limit for a request that is over a whole minute's tokens: it says no other minute would do."""
+"""OpenAI's rate limit for a request with more tokens than a whole minute allows: waiting does not help."""
 
 _NOT_IN_PLAN = re.compile(r"extra usage[^.]{0,40}long context|long context[^.]{0,60}not (yet )?available", re.I)
-"""Anthropic's words for a conversation that is longer than the account's plan allows: no wait would make it fit."""
+"""Anthropic's words for a conversation that is longer than the account's plan allows: waiting does not help."""
 _MAY_BE_OF_PLAN = frozenset({400, 402, 403, 429})
 
 _FILTERED = frozenset({"content_filter", "content_policy_violation"})
@@ -250,7 +252,7 @@ _FILTERED = frozenset({"content_filter", "content_policy_violation"})
 
 _MALFORMED = re.compile(r"tool_use_failed|output_parse_failed|json_validate_failed", re.I)
 _MALFORMED_WORDS = re.compile(r"'failed_generation'|model produced invalid", re.I)
-"""Groq's and Bedrock's words for an answer that they do not pass on, as it has not the form that it should have."""
+"""Groq's and Bedrock's words for an answer that they withhold because it is malformed."""
 
 _THROTTLED = re.compile(r"throttl|rate_?limit|too_?many_?requests|limit_(requests|burst|tokens)", re.I)
 _THROTTLED_WORDS = re.compile(
@@ -260,7 +262,7 @@ _THROTTLED_WORDS = re.compile(
     r"requests? (rate|frequency) (is )?too|请求过于频繁|速率限制|并发数过高|访问量过大",
     re.I,
 )
-"""A rate limit, whatever its type and its status say."""
+"""Words of a rate limit, which outweigh the error's type and status."""
 
 _SPENT = words(
     """
@@ -295,7 +297,7 @@ _SPENT_WORDS = re.compile(
     re.I,
 )
 _SPENT_OR_LIMITED = re.compile(r"exceeded (your )?current quota", re.I)
-"""OpenAI says so of an account without credit, and Gemini of any limit: then with a wait."""
+"""Words that OpenAI uses for an account without credit, and Gemini for any limit, but then with a wait."""
 
 _LONG_WINDOW = re.compile(
     r"(?<![a-z])(?:per|a|/)[ _-]?(?:day|week|month)(?![a-z])|\b(?:daily|weekly|monthly)\b|"
@@ -307,13 +309,13 @@ _SHORT_WINDOW = re.compile(
 )
 
 FAR_S = 3_600.0
-"""A limit that is reset later than this is no rate limit: it is not waited for."""
+"""The wait from which on a limit counts as a spent quota, which calls do not wait for."""
 
 _NEVER_UNSUPPORTED = frozenset({"model", "messages", "stream"})
 ADDED = re.compile(
     r"\b(?:max_(?:completion_)?tokens|stream_options|response[ _]format|output_config|reasoning_effort)\b", re.I
 )
-"""Parameters that the plane itself gives a request, or names as a model's maker does."""
+"""Parameters that the plane itself adds to requests, or whose name it translates for the provider."""
 _REFUSED = re.compile(
     r"unsupported|not support|unknown|unrecogni[sz]ed|unexpected|not permitted|not allowed|extra (fields|inputs)|"
     r"unavailable|deprecated|instead|extra_forbidden|cannot both|not both|mutually exclusive|only the default|"
@@ -324,7 +326,7 @@ INSTEAD = re.compile(r"\b(?:use|requires?|in favou?r of|replaced (?:by|with))\b\
 
 
 def is_context_overflow(code: str | None, type_: str | None, text: str) -> bool:
-    """True if the conversation did not fit into the model's context window."""
+    """Return True if an error says that the conversation did not fit into the model's context window."""
     if code in _OVERFLOW_CODES or type_ in _OVERFLOW_CODES:
         return True
     if _OVERFLOW.search(text):
@@ -336,29 +338,32 @@ def is_context_overflow(code: str | None, type_: str | None, text: str) -> bool:
 
 
 def has_orphan_tool_calls(text: str) -> bool:
-    """True if a tool call had no result, or a result no call."""
+    """Return True if an error says that a tool call had no result, or a result no call."""
     return bool(_ORPHANS.search(text))
 
 
 def refused_parameter(code: str | None, param: str | None, text: str) -> str | None:
-    """The parameter that a model does not know, or of `ADDED` the one in its words; not one whose value it refuses."""
+    """Return the parameter that an error calls unknown; None if it names none, or refuses only the value.
+
+    Without `param`, the text is searched for the parameters of `ADDED`.
+    """
     if param is None:
-        # It names another one, too, that is to be used instead.
-        found = ADDED.search(INSTEAD.sub("", text))
-        param = None if found is None else found[0].lower().replace(" ", "_")
+        # The text may also name the parameter to use instead.
+        mention = ADDED.search(INSTEAD.sub("", text))
+        param = None if mention is None else mention[0].lower().replace(" ", "_")
     param = None if param is None else param.partition(".")[0]
-    # The options of streams are the plane's alone, so whatever is wrong with them is mended so.
-    known = param is not None and param in KNOWN_PARAMS and param not in _NEVER_UNSUPPORTED
-    return param if param == "stream_options" or (known and _REFUSED.search(f"{code} {text}")) else None
+    # Only the plane sets stream_options, so it can always leave them out.
+    is_known_param = param is not None and param in KNOWN_PARAMS and param not in _NEVER_UNSUPPORTED
+    return param if param == "stream_options" or (is_known_param and _REFUSED.search(f"{code} {text}")) else None
 
 
 def says_unsupported(text: str) -> bool:
-    """True if a model does not know a parameter, or not next to another one."""
+    """Return True if an error says that a parameter is unknown, or not allowed together with another one."""
     return _REFUSED.search(text) is not None
 
 
 def status_in_words(code: str | None, type_: str | None, text: str) -> int | None:
-    """The HTTP status of an error that does not say which it is, or only that a request was not taken."""
+    """Return the HTTP status that an error's words imply, if it has none or a generic one; None if they imply none."""
     names = _names(code, type_)
     if names & _SPENT or _SPENT_WORDS.search(text):
         return 402
@@ -373,27 +378,34 @@ def _names(code: str | None, type_: str | None) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class HttpFailure:
-    """The provider answered with an error. `message`, `code` and `type` come from its body where it has them."""
+    """An error that the provider answered with.
+
+    Attributes:
+        status: the HTTP status.
+        message: the message in the body, or else the body's beginning.
+        code: the error's code in the body.
+        type: the error's type in the body.
+        headers: the response's headers, with names in lower case.
+        retry_delay_s: the wait that the body names.
+        param: the name of the request's field at fault.
+        limits: the names of the limits that were reached, if the body has them.
+        resets_at: the time at which a limit is reset, if the body has it.
+    """
 
     status: int
     message: str
     code: str | None = None
     type: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Names in lower case."""
     retry_delay_s: float | None = None
-    """The wait that the body names."""
     param: str | None = None
-    """The field of the request at fault, by its name alone."""
     limits: tuple[str, ...] = ()
-    """The names of the limits that were reached, where the body has them."""
     resets_at: datetime | None = None
-    """Time at which a limit is reset, as the body says."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransportFailure:
-    """No HTTP answer came."""
+    """A call without an HTTP answer."""
 
     kind: Literal["timeout", "network"]
     class_name: str
@@ -402,12 +414,12 @@ class TransportFailure:
 
 @dataclass(frozen=True, slots=True)
 class BrokenAnswer:
-    """A 2xx that can't be used: no JSON, cut short, no choices, or an error in disguise.
+    """An unusable 2xx: it is no JSON, truncated, without choices, or an error in disguise.
 
     Attributes:
-        message: what is wrong with it, in words of ours.
-        status: of the answer.
-        storable: False for one that is too large or nested too deep. The same model would give it again.
+        message: the problem, in our words.
+        status: the answer's HTTP status.
+        storable: False if the answer is too large or too deeply nested. The same model would give it again.
     """
 
     message: str
@@ -416,8 +428,8 @@ class BrokenAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class NothingSaid:
-    """A valid answer without a text, a tool call, or anything else; its meaning depends on why the model stopped."""
+class EmptyAnswer:
+    """A valid answer without a text, a tool call or anything else; `finish_reason` decides what it means."""
 
     finish_reason: str | None
     message: str
@@ -426,13 +438,13 @@ class NothingSaid:
 
 @dataclass(frozen=True, slots=True)
 class ProgramFailure:
-    """A program or a callable failed, or said that it could not answer. It names what happened itself.
+    """A failure that a program or a callable reported.
 
     Attributes:
-        class_name: such as BackendFailureError, or the class of the exception that a callable raised.
-        message: what it said.
-        status: the code that it answered with, where that is like an HTTP status.
-        kind: `client` is never tried again and says nothing of the program's health; the others do.
+        class_name: the error's class, such as BackendFailureError, or that of the exception that a callable raised.
+        message: the error's message.
+        status: the program's code, if it is like an HTTP status.
+        kind: the kind of the failure. `client` is never retried and says nothing about the program's health.
     """
 
     class_name: str
@@ -443,10 +455,10 @@ class ProgramFailure:
 
 @dataclass(frozen=True, slots=True)
 class NotSent:
-    """A request that can't be said in the words of the model's provider, so that no call was made.
+    """A request that can't be translated for the model's provider, so that no call was made.
 
     Attributes:
-        message: why, for the caller.
+        message: the reason, for the caller.
         param: the field at fault.
     """
 
@@ -454,12 +466,12 @@ class NotSent:
     param: str
 
 
-CallFailure = HttpFailure | TransportFailure | BrokenAnswer | NothingSaid | ProgramFailure | NotSent
+CallFailure = HttpFailure | TransportFailure | BrokenAnswer | EmptyAnswer | ProgramFailure | NotSent
 
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """Meaning of a failure for the job and for the breaker."""
+    """The meaning of a failure for the job and for the breaker."""
 
     kind: ErrorKind
     class_name: str
@@ -470,12 +482,12 @@ class Classification:
     retry_after_s: float | None = None
     param: str | None = None
 
-    def error_info(self, said: str | None = None, names: Collection[str] = ()) -> ErrorInfo:
-        """The verdict as records have it.
+    def error_info(self, provider_text: str | None = None, names: Collection[str] = ()) -> ErrorInfo:
+        """Return the error as records contain it.
 
         Args:
-            said: the provider's own words, redacted, where they may be kept: the harmless ones are for the caller, too.
-            names: what these may name in addition to plain words.
+            provider_text: the provider's redacted text, if it may be kept; its harmless parts are for the caller, too.
+            names: names that such a part may contain in addition to plain words.
         """
         return ErrorInfo(
             kind=self.kind,
@@ -488,7 +500,7 @@ class Classification:
             hash=error_identity(f"{self.class_name}: {self.message}"),
             user_message=None
             if self.retryable
-            else user_message(self.kind, self.class_name, self.status_code, said, names),
+            else user_message(self.kind, self.class_name, self.status_code, provider_text, names),
         )
 
 
@@ -505,14 +517,14 @@ WORKER_LOST = Classification(
     retryable=True,
     counts_for_breaker=False,
 )
-"""Outcome of a call whose worker died before it could record it."""
+"""The outcome of a call whose worker died before it could record it."""
 
 UNFAMILIAR = "BadRequestError"
-"""The class of a 400 whose words say nothing that is known here."""
+"""The class of a 400 whose text is not recognised."""
 UNSUPPORTED = "UnsupportedParameterError"
 """The class of a request that was refused for a parameter of `ADDED`."""
 MALFORMED = "InvalidOutputError"
-"""The class of an answer without the form that it should have."""
+"""The class of a malformed answer."""
 
 _CLIENT_CLASSES = {
     400: UNFAMILIAR,
@@ -523,7 +535,7 @@ _CLIENT_CLASSES = {
     422: "UnprocessableEntityError",
 }
 REFUSED_REQUEST_CLASSES = frozenset({NOT_SENT, UNSUPPORTED, "ClientError", *STATE_ERRORS, *_CLIENT_CLASSES.values()})
-"""The classes of requests that a provider does not take as they are written, or not at all."""
+"""The classes of requests that a provider refuses, as they are written or at all."""
 _TRANSIENT_CLASSES = {
     408: "RequestTimeoutError",
     409: "ConflictError",
@@ -548,20 +560,17 @@ RETRYABLE_CLASSES = frozenset(
     ActionNotSupportedError BackendFailureError InvalidRequestError
     """
 )
-"""All classes of errors after which a call may be repeated: of calls, answers, the network and programs.
-
-Callables have others: they name what they raise.
-"""
+"""All error classes that `retry.on` may name. Python callables have further ones: the exceptions that they raise."""
 
 _MAY_BE_OF_THE_CONVERSATION = frozenset({400, 413, 422})
 
 
 def classify(failure: CallFailure, now: datetime) -> Classification:
-    """Decides what a failure means. The table of design section 5, row by row.
+    """Classify a failure of a call.
 
     Args:
-        failure: what the provider room reported.
-        now: to read delays that are given as a moment.
+        failure: the failure that the provider's module reported.
+        now: the current time, to read delays that are stated as a moment.
     """
     match failure:
         case TransportFailure(kind, name, message):
@@ -575,16 +584,16 @@ def classify(failure: CallFailure, now: datetime) -> Classification:
             kind = "server"
             name = "BrokenAnswerError"
             again = True
-        case NothingSaid("content_filter", message, status):
+        case EmptyAnswer("content_filter", message, status):
             kind = "client"
             name = "ContentFilteredError"
             again = False
-        case NothingSaid("length", message, status):
-            # The model has thought until its limit, and would again.
+        case EmptyAnswer("length", message, status):
+            # The model has spent its whole output limit on thinking, and would again.
             kind = "client"
             name = "OutputLimitError"
             again = False
-        case NothingSaid(_, message, status):
+        case EmptyAnswer(_, message, status):
             kind = "server"
             name = "EmptyAnswerError"
             again = True
@@ -603,16 +612,16 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 
 def without_text(verdict: Classification, failure: CallFailure) -> Classification:
-    """The same without the provider's words: class, status, and of its code and the place at fault what is known.
+    """Return a verdict without the provider's text.
 
-    Of a context overflow, its figures are kept, too.
+    Class and status stay, and so do a known code, a known place at fault, and the figures of a context overflow.
     """
     class_name = verdict.class_name if _NAME.fullmatch(verdict.class_name) else "ProviderError"
     status = "" if verdict.status_code is None else f", HTTP {verdict.status_code}"
     code = failure.code if isinstance(failure, HttpFailure) else None
     figures = overflow_summary(verdict.message) if verdict.kind == "context_overflow" else None
-    named = f", code {known_or_hash(code)}" if code else ""
-    message = f"{class_name}{status}{named}{f': {figures}' if figures else ''}; {NOT_KEPT}"
+    code_text = f", code {known_or_hash(code)}" if code else ""
+    message = f"{class_name}{status}{code_text}{f': {figures}' if figures else ''}; {NOT_KEPT}"
     param = None if verdict.param is None else known_place(verdict.param)
     return replace(verdict, class_name=class_name, message=message, param=param)
 
@@ -646,9 +655,10 @@ def _by_status(failure: HttpFailure, now: datetime) -> Classification:
     )
     if (throttled and _NEVER_FITS.search(message)) or (status in _MAY_BE_OF_PLAN and _NOT_IN_PLAN.search(message)):
         return fails("context_overflow", "ContextOverflowError")
-    known = [given for given in (reset_s, latest_reset_s(failure.headers, now), wait_s) if given is not None]
-    if _is_spent(failure, max(known, default=0.0), throttled=throttled):
-        far_s = max((given for given in known if given >= FAR_S), default=None)
+    stated_waits = (reset_s, latest_reset_s(failure.headers, now), wait_s)
+    waits_s = [wait for wait in stated_waits if wait is not None]
+    if _is_spent(failure, max(waits_s, default=0.0), throttled=throttled):
+        far_s = max((wait for wait in waits_s if wait >= FAR_S), default=None)
         return fails("quota", "QuotaExceededError", after_s=far_s if reset_s is None else reset_s)
     if throttled:
         return fails("rate_limit", "RateLimitError", after_s=reset_s if wait_s is None else wait_s)
@@ -671,13 +681,13 @@ def _by_status(failure: HttpFailure, now: datetime) -> Classification:
             return replace(fails("client", UNSUPPORTED), param=refused)
     of_state = state_error(failure.code, failure.param, message) if status == 404 else None
     if of_state is not None and of_state[0] == UNREADABLE:
-        return fails("client", UNREADABLE)  # OpenAI's words for an item of reasoning that it has not kept
-    # An unknown status is handled as the caller's mistake: repeating what is not understood does not help.
+        return fails("client", UNREADABLE)  # OpenAI's answer to an item of reasoning that it has not stored
+    # An unknown status counts as the caller's mistake: repeating a call that was not understood does not help.
     return fails("client", _CLIENT_CLASSES.get(status, "ClientError"))
 
 
 def _is_spent(failure: HttpFailure, latest_s: float, *, throttled: bool) -> bool:
-    """True if an account or a quota is used up for long. What details say counts before words do."""
+    """Return True if an account or a quota is exhausted for long. Structured details outweigh the error's text."""
     message = failure.message
     if failure.status == 402 or _names(failure.code, failure.type) & _SPENT:
         return True
