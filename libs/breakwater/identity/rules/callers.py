@@ -1,8 +1,7 @@
 """Callers of the HTTP API and their rights: holders of API keys (`bw_<id>_<secret>`), and persons with roles.
 
-Only the SHA-256 digest of a key's secret is stored. Slow hashes protect what people choose and others can guess; a
-secret of 256 random bits can't be guessed at any speed, and a slow hash on every request would only make the API easy
-to overload.
+Only the SHA-256 digest of a key's secret is stored. Slow hashes protect passwords, which can be guessed; a secret of
+256 random bits can't be guessed at any speed, and a slow hash on every request would make the API easy to overload.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from breakwater.kernel.types import Identifier, Message, Timestamp, is_identifie
 PREFIX = "bw"
 SESSION_PREFIX = "bws"
 LINK_PREFIX = "bwl"
-"""Prefix of the tokens of sessions, which belong to a key or a person."""
+"""The prefix of the tokens of sign-in links."""
 ID_BYTES = 6
 SECRET_BYTES = 32
 ENTROPY_BYTES = ID_BYTES + SECRET_BYTES
@@ -37,9 +36,9 @@ _OPENID = "/api/v1/openid"
 _APPROVALS = frozenset(
     {"/api/v1/alerts/ack", "/api/v1/alerts/resolve", "/api/v1/guards/reset", "/api/v1/budgets/raise"}
 )
-"""Paths that decide on what a limit has stopped, or a person was called to."""
+"""Paths of approvals: they answer an alert, or let work that a limit has stopped go on."""
 OPEN_TO_ALL = frozenset({f"{_OPENID}/begin", f"{_OPENID}/complete", f"{_OPENID}/backchannel-logout"})
-"""Paths that take no key, as neither a person who signs in nor the OpenID provider has one."""
+"""Paths that need no key, because neither a person who is signing in nor the OpenID provider has one."""
 
 
 def _in_order(scopes: tuple[KeyScope, ...]) -> tuple[KeyScope, ...]:
@@ -47,13 +46,13 @@ def _in_order(scopes: tuple[KeyScope, ...]) -> tuple[KeyScope, ...]:
 
 
 class ApiKey(Message):
-    """Record of a key."""
+    """The record of a key."""
 
     id: str = Field(pattern=r"^[0-9a-f]{12}$", description="Public: names the key in lists and logs.")
     name: Identifier = Field(description="User of the key.")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="Digest of the secret.")
     created_at: Timestamp
-    # Keys that were made before there were scopes open everything, as they did.
+    # Keys that were created before there were scopes still have all of them.
     scopes: Annotated[tuple[KeyScope, ...], AfterValidator(_in_order)] = Field(
         default=KEY_SCOPES, min_length=1, description="Permitted uses, sorted."
     )
@@ -76,83 +75,83 @@ def mint(
     tenants: tuple[str, ...] = (),
     agents: tuple[str, ...] = (),
 ) -> tuple[str, ApiKey]:
-    """Makes a key from `ENTROPY_BYTES` random bytes.
+    """Create a key from `ENTROPY_BYTES` random bytes.
 
     Returns:
-        The key as its holder sends it, which is shown once and stored nowhere, and what is kept of it.
+        The key as its holder sends it, which is shown once and never stored, and its record.
 
     Raises:
-        ValueError: too little entropy, a name that is empty, over 128 characters or has control characters in it, or
-            no scope, or tenants or agents with another scope than `submit`.
+        ValueError: the entropy has another length; the name is empty, longer than 128 characters or has control
+            characters; there is no scope; or there are tenants or agents with another scope than `submit`.
     """
     if len(entropy) != ENTROPY_BYTES:
         raise ValueError(f"a key takes {ENTROPY_BYTES} random bytes, not {len(entropy)}")
     key_id = entropy[:ID_BYTES].hex()
     secret = urlsafe_b64encode(entropy[ID_BYTES:]).rstrip(b"=").decode()
-    kept = ApiKey(
+    record = ApiKey(
         id=key_id, name=name, sha256=_digest(secret), created_at=at, scopes=scopes, tenants=tenants, agents=agents
     )
-    return f"{PREFIX}_{key_id}_{secret}", kept
+    return f"{PREFIX}_{key_id}_{secret}", record
 
 
 def split(text: str) -> tuple[str, str] | None:
-    """The id and the secret of a key as it was sent, or None where it has another form."""
-    prefix, _, rest = text.partition("_")
-    key_id, _, secret = rest.partition("_")
+    """Split a key, as it was sent, into its id and its secret. None if it has another form."""
+    prefix, _, id_and_secret = text.partition("_")
+    key_id, _, secret = id_and_secret.partition("_")
     return (key_id, secret) if prefix == PREFIX and key_id and secret else None
 
 
 def is_session(text: str) -> bool:
-    """True if a text has the form of a session's token."""
+    """Return True if a text has the form of a session's token."""
     return text.startswith(f"{SESSION_PREFIX}_") and text.isascii() and text.isprintable()
 
 
 def is_link(text: str) -> bool:
-    """True if a text has the form of a sign-in link's token."""
+    """Return True if a text has the form of a sign-in link's token."""
     return text.startswith(f"{LINK_PREFIX}_") and text.isascii() and text.isprintable()
 
 
 def opens(key: ApiKey, secret: str) -> bool:
-    """True if the secret is the key's, compared in constant time."""
+    """Return True if the secret is the key's, compared in constant time."""
     return hmac.compare_digest(key.sha256, _digest(secret))
 
 
 def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScope, ...]:
-    """The scopes that let a request pass: a key needs one of them. Where any valid key will do, these are all.
+    """Return the scopes of which a key needs one to make a request. All scopes: any valid key will do.
 
-    What is not named here is decided by its method, so that a new path is never open to more than it should be.
+    Paths that are not listed here are decided by their method, so that a new path is never open to too many.
 
     Args:
-        method: HTTP's, in capitals.
-        path: of something that takes a key, decoded, as it is routed.
-        sent: the path as it came, encoded still; the same where it is left out. It distinguishes the progress of
-            the job `a`, `a/progress`, from the job `a/progress`, which is sent as `a%2Fprogress`.
+        method: the HTTP method, in capitals.
+        path: the decoded path, which needs a key.
+        sent: the path as it was sent, still encoded; by default `path`. It distinguishes the progress of the job `a`,
+            at `a/progress`, from the job `a/progress`, which is sent as `a%2Fprogress`.
 
     Returns:
-        At least one; the one that opens the least comes first.
+        One scope or more; the scope with the fewest rights comes first.
     """
-    looks = method in ("GET", "HEAD")
+    only_reads = method in ("GET", "HEAD")
     if path == "/metrics" or path.startswith("/metrics/"):
         return ("read",)
     if path.startswith("/v1/responses/"):
-        return ("submit",)  # as a job's answer, below
+        return ("submit",)  # as for a job's answer, below
     if path.startswith("/v1/"):
-        return ("read", "submit") if looks else ("submit",)
-    if not path.startswith(_API) or (looks and path == "/api/v1/key"):
+        return ("read", "submit") if only_reads else ("submit",)
+    if not path.startswith(_API) or (only_reads and path == "/api/v1/key"):
         return KEY_SCOPES
     if method == "POST" and path in (_JOBS, _PLANS):
         return ("submit",)
     if method == "POST" and path in (_SESSIONS, f"{_SESSIONS}/end"):
         return ("read",) if path == _SESSIONS else KEY_SCOPES
-    if path in _APPROVALS and not looks:
+    if path in _APPROVALS and not only_reads:
         return ("approve", "operate")
-    if not looks:
+    if not only_reads:
         return ("submit", "operate") if path.startswith(f"{_JOBS}/") and path.endswith("/cancel") else ("operate",)
     if path.startswith(f"{_PLANS}/"):
         return ("read", "submit")
     if not path.startswith(f"{_JOBS}/"):
         return ("read",)
-    # A job's answer is not redacted, so only who submits reads it; its progress is. A job may be called `progress`.
+    # A job's answer is not redacted, so only submitters may read it; its progress is. A job may be called `progress`.
     name = path.removeprefix(f"{_JOBS}/")
     encoded = path if sent is None else sent
     progress = name.endswith("/progress") and encoded.endswith("/progress")
@@ -171,42 +170,47 @@ SCOPES: Mapping[PersonRole, tuple[KeyScope, ...]] = MappingProxyType(
         "admin": KEY_SCOPES,
     }
 )
-"""Scopes of each role. `scopes_for` says what each scope opens."""
+"""The scopes of each role. `scopes_for` defines what each scope permits."""
 
 ROLES: tuple[PersonRole, ...] = get_args(PersonRole)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request."""
+    """The sender of a request.
+
+    Attributes:
+        kind: the holder of an API key, or a person.
+        id: the id of the API key; for a person, the OpenID provider's `sub`.
+        name: the name that the caller's actions are recorded under.
+        scopes: the caller's scopes.
+        created_at: the time at which the key was created, or the person signed in.
+        tenants: the tenants that the caller may submit jobs for; empty: any.
+        agents: the agents that the caller may submit jobs for; empty: all.
+        roles: the roles of a person.
+    """
 
     kind: CallerKind
     id: str
-    """Id of the API key; of a person the provider's `sub`."""
     name: str
-    """The name that their actions are recorded under."""
     scopes: tuple[KeyScope, ...]
     created_at: datetime
-    """Time at which the key was made, or the person signed in."""
     tenants: tuple[str, ...] = ()
-    """Tenants they submit for; empty: any."""
     agents: tuple[str, ...] = ()
-    """Agents they submit for; empty: all."""
     roles: tuple[PersonRole, ...] = ()
-    """Roles of a person."""
 
     def may(self, needed: Collection[KeyScope]) -> bool:
-        """True if they have one of the scopes at least."""
+        """Return True if the caller has at least one of the scopes."""
         return any(scope in needed for scope in self.scopes)
 
 
 def holder_of_key(key: ApiKey) -> Caller:
-    """The holder of a key."""
+    """Return the caller that a key belongs to."""
     return Caller("key", key.id, key.name, key.scopes, key.created_at, key.tenants, key.agents)
 
 
 def person(subject: str, name: str, roles: tuple[PersonRole, ...], signed_in_at: datetime) -> Caller:
-    """A person who has signed in, with the scopes of all of their roles."""
+    """Return a person who has signed in, with the scopes of all of their roles."""
     scopes: tuple[KeyScope, ...] = tuple(scope for scope in KEY_SCOPES if any(scope in SCOPES[role] for role in roles))
     return Caller("person", subject, name, scopes, signed_in_at, roles=roles)
 
@@ -214,47 +218,47 @@ def person(subject: str, name: str, roles: tuple[PersonRole, ...], signed_in_at:
 def roles_of(
     values: Collection[str], by_role: Mapping[PersonRole, Sequence[str]], default: PersonRole | None
 ) -> tuple[PersonRole, ...]:
-    """The roles of a person.
+    """Return the roles of a person.
 
     Args:
-        values: of the claim that roles are read from.
-        by_role: the values that give each role.
-        default: the role of those whom no value gives one; None for none.
+        values: the values of the claim that contains roles.
+        by_role: the values that grant each role.
+        default: the role of persons whom no value grants one; None for none.
     """
-    given: tuple[PersonRole, ...] = tuple(
+    roles: tuple[PersonRole, ...] = tuple(
         role for role in ROLES if any(value in values for value in by_role.get(role, ()))
     )
-    return given or (() if default is None else (default,))
+    return roles or (() if default is None else (default,))
 
 
 def roles_that_may(needed: Collection[KeyScope]) -> tuple[PersonRole, ...]:
-    """The roles that have one of the scopes at least."""
+    """Return the roles that have at least one of the scopes."""
     return tuple(role for role in ROLES if any(scope in needed for scope in SCOPES[role]))
 
 
 def claim_values(claims: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """The texts of a claim, which holds one or a list; none where it is missing or of another form.
+    """Return the strings of a claim that is a string or a list; empty if it is missing or of another type.
 
     Args:
-        claims: of an ID token.
-        name: the claim's, or the path to one inside others: `realm_access.roles`. Claims that are named by a URL
-            have dots, too, so the whole name comes first.
+        claims: the claims of an ID token.
+        name: the claim's name, or the path to a nested one: `realm_access.roles`. The whole name is tried first,
+            because claims that are named by a URL have dots, too.
     """
-    found: object = claims.get(name)
-    if found is None:
-        found = claims
+    value: object = claims.get(name)
+    if value is None:
+        value = claims
         for part in name.split("."):
-            found = cast("dict[str, object]", found).get(part) if isinstance(found, dict) else None
-    if isinstance(found, str):
-        return (found,)
-    listed = cast("Iterable[object]", found) if isinstance(found, list) else ()
-    return tuple(value for value in listed if isinstance(value, str))
+            value = cast("dict[str, object]", value).get(part) if isinstance(value, dict) else None
+    if isinstance(value, str):
+        return (value,)
+    listed = cast("Iterable[object]", value) if isinstance(value, list) else ()
+    return tuple(text for text in listed if isinstance(text, str))
 
 
 def name_of(claims: Mapping[str, Any], name_claim: str) -> str:
-    """The name that a person acts under: a claim; their `sub` where that is missing or no name.
+    """Return the name that a person acts under: the claim's, or the `sub` if the claim is missing or invalid.
 
-    An address that the provider has not verified is not used: anyone who can register there could take a colleague's.
+    An unverified e-mail address is not used: anyone who can register at the provider could claim a colleague's.
     """
     value = claims.get(name_claim)
     verified = name_claim != "email" or claims.get("email_verified") is not False

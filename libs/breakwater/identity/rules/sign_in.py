@@ -1,8 +1,8 @@
-"""Sign-in with OpenID Connect: one flow from the redirect until the browser comes back, and limits on tries.
+"""Sign-in with OpenID Connect: a flow from the redirect until the browser returns, and limits on attempts.
 
-Nothing is stored for a flow: what the provider is sent follows from a secret that only the browser keeps, so any
-replica can complete what another one has begun. The secret is signed with a key of the plane's own, so that what was
-not begun here, or too long ago, is refused before the provider is asked.
+Nothing is stored for a flow: its values are derived from a secret that only the browser keeps, so any replica can
+complete a flow that another one began. The secret is signed with the plane's key, so that a flow that did not begin
+here, or began too long ago, is refused before the provider is asked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Self
 from breakwater.kernel.errors import BreakwaterError
 
 LASTS_S = 600
-"""Time that a person may take at the provider."""
+"""The seconds that a person may take at the provider."""
 ENTROPY_BYTES = 20
 _TIME_BYTES = 4
 _SIGNATURE_BYTES = 24
@@ -27,56 +27,55 @@ _SIGNATURE_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class SignInFlow:
-    """The identity of one sign-in."""
+    """One sign-in, identified by a random secret that the browser keeps in a cookie."""
 
     secret: str
-    """Random, and kept by the browser in a cookie."""
 
     @classmethod
     def begin(cls, key: bytes, entropy: bytes, now_s: int) -> Self:
-        """A new one, from `ENTROPY_BYTES` random bytes."""
+        """Begin a sign-in with `ENTROPY_BYTES` random bytes."""
         begun = now_s.to_bytes(_TIME_BYTES) + entropy
         return cls(_text(begun + _signature(key, begun)))
 
     def is_begun(self, key: bytes, now_s: int) -> bool:
-        """True if it was begun on this plane, in the last ten minutes."""
+        """Return True if the sign-in was begun on this plane in the last ten minutes."""
         try:
-            given = urlsafe_b64decode(self.secret)
+            signed = urlsafe_b64decode(self.secret)
         except ValueError:
             return False
-        begun = given[:-_SIGNATURE_BYTES]
-        signature = given[-_SIGNATURE_BYTES:]
-        # Written in another way, it would be another one to those who remember what was used.
-        ours = hmac.compare_digest(signature, _signature(key, begun)) and _text(given) == self.secret
+        begun = signed[:-_SIGNATURE_BYTES]
+        signature = signed[-_SIGNATURE_BYTES:]
+        # Another spelling of the same bytes would pass for an unused secret where used ones are remembered.
+        ours = hmac.compare_digest(signature, _signature(key, begun)) and _text(signed) == self.secret
         return ours and abs(now_s - int.from_bytes(begun[:_TIME_BYTES])) <= LASTS_S
 
     @property
     def state(self) -> str:
-        """Comes back with the answer, and shows that this browser has asked for it."""
+        """The `state`, which returns with the answer and proves that this browser has asked for it."""
         return self._derived("state")
 
     @property
     def nonce(self) -> str:
-        """Part of the ID token; shows that it was issued for this sign-in."""
+        """The `nonce` in the ID token, which proves that the token was issued for this sign-in."""
         return self._derived("nonce")
 
     @property
     def verifier(self) -> str:
-        """Verifier of PKCE (RFC 7636): shows the provider that the redeemer of the code has asked for it."""
+        """The verifier of PKCE (RFC 7636), which proves to the provider who has asked for a code."""
         return self._derived("verifier")
 
     @property
     def challenge(self) -> str:
-        """Challenge of PKCE, by the method S256."""
+        """The challenge of PKCE, by the method S256."""
         return _text(hashlib.sha256(self.verifier.encode()).digest())
 
     def is_state(self, state: str) -> bool:
-        """True if an answer belongs to this sign-in, compared in constant time."""
+        """Return True if an answer belongs to this sign-in, compared in constant time."""
         return hmac.compare_digest(self.state.encode(), state.encode("utf-8", "surrogateescape"))
 
-    def _derived(self, what: str) -> str:
+    def _derived(self, purpose: str) -> str:
         secret = self.secret.encode("utf-8", "surrogateescape")
-        return _text(hmac.digest(secret, f"breakwater.openid\n{what}".encode(), "sha256"))
+        return _text(hmac.digest(secret, f"breakwater.openid\n{purpose}".encode(), "sha256"))
 
 
 def _signature(key: bytes, begun: bytes) -> bytes:
@@ -88,67 +87,67 @@ def _text(digest: bytes) -> str:
 
 
 MAX_ADDRESSES = 10_000
-"""Number that is remembered; beyond, the one that was first seen is forgotten."""
+"""The number of addresses that are remembered; the one that came first is forgotten first."""
 
 
 class TooManySignInsError(BreakwaterError):
-    """An address has failed too often, or has too many attempts under way."""
+    """An address has failed too often, or has too many attempts in progress."""
 
 
 @dataclass(slots=True)
 class SignInTry:
-    """One attempt, which has failed unless it is said otherwise."""
+    """One attempt, which counts as failed unless `failed` is set to False."""
 
     failed: bool = True
 
 
 @dataclass(slots=True)
-class _KnownAddress:
+class _Address:
     at: float
     under_way: int = 0
     failures: float = 0.0
 
 
 class SignInLimits:
-    """The attempts of every address.
+    """Limits on the sign-ins of each address.
 
     Args:
-        at_once: how many of an address may be under way.
-        failures_a_minute: how many may fail, together or one by one.
-        clock: in seconds.
+        at_once: the number of attempts of an address that may be in progress.
+        failures_a_minute: the number of its attempts that may fail in a minute.
+        clock: a clock in seconds.
     """
 
     def __init__(self, at_once: int, failures_a_minute: int, clock: Callable[[], float]) -> None:
         self._at_once = at_once
-        self._most = failures_a_minute
+        self._max_failures = failures_a_minute
         self._clock = clock
-        self._known: dict[str, _KnownAddress] = {}
+        self._addresses: dict[str, _Address] = {}
 
     @contextmanager
     def of(self, address: str) -> Generator[SignInTry]:
-        """One attempt, for as long as the block runs. Raises TooManySignInsError."""
-        known = self._address(_network(address))
+        """Count an attempt of an address while the block runs. Raises TooManySignInsError."""
+        record = self._address(_network(address))
         now = self._clock()
-        known.failures = max(0.0, known.failures - (now - known.at) * self._most / 60)
-        known.at = now
-        # What is under way may fail yet.
-        if known.under_way >= self._at_once or known.failures + known.under_way > self._most - 1:
+        record.failures = max(0.0, record.failures - (now - record.at) * self._max_failures / 60)
+        record.at = now
+        # Attempts in progress may still fail.
+        if record.under_way >= self._at_once or record.failures + record.under_way > self._max_failures - 1:
             raise TooManySignInsError
         attempt = SignInTry()
-        known.under_way += 1
+        record.under_way += 1
         try:
             yield attempt
         finally:
-            known.under_way -= 1
-            known.failures += attempt.failed
+            record.under_way -= 1
+            record.failures += attempt.failed
 
-    def _address(self, address: str) -> _KnownAddress:
-        found = self._known.get(address)
-        if found is None:
-            if len(self._known) >= MAX_ADDRESSES:
-                del self._known[next(iter(self._known))]
-            found = self._known[address] = _KnownAddress(self._clock())
-        return found
+    def _address(self, address: str) -> _Address:
+        record = self._addresses.get(address)
+        if record is None:
+            if len(self._addresses) >= MAX_ADDRESSES:
+                del self._addresses[next(iter(self._addresses))]
+            record = self._addresses[address] = _Address(self._clock())
+        return record
 
 
 def _network(address: str) -> str:

@@ -1,6 +1,6 @@
-"""Owners of jobs, identities of questions, and the names of ids inside the plane.
+"""The owners of jobs, the identities of questions, and the names of ids inside the plane.
 
-Callers choose ids without knowing of one another, so each has names of its own: `order-1` of the key `shop` is the
+Callers choose ids independently of one another, so each caller has its own scope: `order-1` of the key `shop` is the
 execution `order-1@shop`, wherever it is stored or published. Its owner reads and writes `order-1`.
 """
 
@@ -28,11 +28,11 @@ _IDS = ("job_id", "execution_id", "task_id", "parent_execution_id", "plan_id", "
 
 
 def job_digest(job: Job | bytes, owner: str | None) -> str:
-    """Digest of a job's question and its owner: 32 hex digits, the same however the same job is written as JSON.
+    """Return the digest of a job's question and its owner: 32 hex digits that do not depend on how the JSON is written.
 
     Args:
-        job: the job; or the message, where it is no valid job.
-        owner: the name of the API key it belongs to; None for a job that belongs to no key.
+        job: the job, or the message if it is no valid job.
+        owner: the name of the API key that the job belongs to; None if it belongs to none.
     """
     if isinstance(job, Job):
         job = job.model_dump_json(exclude=_NOT_THE_QUESTION, exclude_defaults=True).encode()
@@ -40,15 +40,15 @@ def job_digest(job: Job | bytes, owner: str | None) -> str:
 
 
 def owner_of(caller: Caller) -> str | None:
-    """Owner of the jobs that a caller sends: all keys of this name.
+    """Return the owner of the jobs that a caller sends: the name of its key.
 
-    None where they belong to more: to all keys of the job's tenant, or of operators.
+    None if the jobs belong to all keys of the job's tenant, or of operators.
     """
     return None if caller.tenants or caller.may(("operate",)) else caller.name
 
 
 def store_share(owner: str | None, tenant: str | None) -> str:
-    """The owner of a share of the stored responses: the key that a job belongs to, or its tenant if there is none."""
+    """Return the owner of a share of the stored responses: the key that a job belongs to, or else its tenant."""
     if owner is not None:
         return f"k{owner}"
     return "" if tenant is None else f"t{tenant}"
@@ -69,14 +69,14 @@ class Bound(Protocol):
 
 
 def for_own_tenant(sender: Bound, job: Job) -> Job:
-    """The job in the name of the one tenant that its sender is bound to, where it names none."""
+    """Return the job with its sender's tenant, if the job names none and the sender is bound to exactly one."""
     if job.tenant is not None or len(sender.tenants) != 1:
         return job
     return job.model_copy(update={"tenant": sender.tenants[0]})
 
 
 def forbidden_field(sender: Bound, agent: str, tenant: str | None) -> tuple[Literal["agent", "tenant"], str] | None:
-    """The part of a job that its sender may not name, and the allowed ones; None where it may send the job."""
+    """Return the field that forbids a sender to send a job, and its allowed values; None if it may send the job."""
     if sender.agents and agent not in sender.agents:
         return "agent", f"for agent {' or '.join(map(repr, sender.agents))} alone"
     if sender.tenants and tenant not in sender.tenants:
@@ -85,21 +85,21 @@ def forbidden_field(sender: Bound, agent: str, tenant: str | None) -> tuple[Lite
 
 
 def may_be_answered_at(subject: str, sender: str | None) -> bool:
-    """True if the answer may go to a reply subject: only a named program has answers below its prefixes.
+    """Return True if a sender may have answers sent to a reply subject. A named program's prefixes are its own.
 
     Args:
-        subject: an inbox, or below `bw.replies`.
+        subject: an inbox, or a subject below `bw.replies`.
         sender: the name of the key, or the NATS user of the named program; None for `client`.
     """
     tokens = subject.split(".")
-    whose, *rest = tokens[1 if tokens[0] == "_INBOX" else 2 :]
+    inbox_owner, *tokens_below = tokens[1 if tokens[0] == "_INBOX" else 2 :]
     if sender is not None and sender.startswith(PROGRAM):
-        return whose == sender and bool(rest)
-    return not whose.startswith(PROGRAM)
+        return inbox_owner == sender and bool(tokens_below)
+    return not inbox_owner.startswith(PROGRAM)
 
 
 def may_see(caller: Caller, *, agent: str | None, tenant: str | None, owner: str | None) -> bool:
-    """True if a job belongs to a caller: operators see all, a tenant's keys the tenant's, any other key its own.
+    """Return True if a caller may see a job: operators see all, keys of a tenant the tenant's, other keys their own.
 
     Args:
         caller: with the scope `submit`.
@@ -162,19 +162,19 @@ def shown(full: str) -> str:
 def shown_to(caller: Caller, full: str) -> str:
     """An id as a caller writes it: another's has its scope in it."""
     scope = full.rpartition("@")[2]
-    own = {scope_of(caller, tenant) or "" for tenant in caller.tenants or (None,)}
-    return shown(full) if scope in own or is_generated_id(scope) else full
+    own_scopes = {scope_of(caller, tenant) or "" for tenant in caller.tenants or (None,)}
+    return shown(full) if scope in own_scopes or is_generated_id(scope) else full
 
 
-def names_of(caller: Caller, given: str, *, generated_first: bool = True) -> tuple[str, ...]:
+def names_of(caller: Caller, written_id: str, *, generated_first: bool = True) -> tuple[str, ...]:
     """Possible names of an execution or a plan that a caller names by the id it chose, or by the full one."""
     if scope_of(caller, None) is None:
-        names = [scoped(given, None)]
+        names = [scoped(written_id, None)]
     else:
-        names = [scoped(given, scope_of(caller, tenant)) for tenant in caller.tenants or (None,)]
-    if generated_first and is_generated_id(given):
-        return tuple(dict.fromkeys((given, *names)))
-    return tuple(dict.fromkeys((*names, given)))
+        names = [scoped(written_id, scope_of(caller, tenant)) for tenant in caller.tenants or (None,)]
+    if generated_first and is_generated_id(written_id):
+        return tuple(dict.fromkeys((written_id, *names)))
+    return tuple(dict.fromkeys((*names, written_id)))
 
 
 def longest_job(limit: int, *, scoped_ids: bool) -> int:
@@ -189,8 +189,8 @@ def longest_job(limit: int, *, scoped_ids: bool) -> int:
 
 def has_scoped_ids(job: Job) -> bool:
     """True if an id of a job is not called as it was chosen."""
-    named = (job.job_id, job.task_id, job.session_id, job.parent_execution_id, job.plan_id, *job.depends_on)
-    return any("@" in one for one in named if one)
+    ids = (job.job_id, job.task_id, job.session_id, job.parent_execution_id, job.plan_id, *job.depends_on)
+    return any("@" in job_id for job_id in ids if job_id)
 
 
 def scope_references(job: Job, scope: str | None, named: Callable[[str, str | None], str] = scoped_execution) -> Job:
@@ -206,7 +206,7 @@ def scope_references(job: Job, scope: str | None, named: Callable[[str, str | No
         "session_id": job.session_id and scoped(job.session_id, scope),
         "plan_id": job.plan_id and scoped(job.plan_id, scope),
         "parent_execution_id": job.parent_execution_id and named(job.parent_execution_id, scope),
-        "depends_on": tuple(named(one, scope) for one in job.depends_on),
+        "depends_on": tuple(named(dependency, scope) for dependency in job.depends_on),
     }
     changed = {name: value for name, value in ids.items() if value != getattr(job, name)}
     return job.model_copy(update=changed) if changed else job
@@ -214,12 +214,12 @@ def scope_references(job: Job, scope: str | None, named: Callable[[str, str | No
 
 def as_chosen(document: Mapping[str, Any], show: Callable[[str], str] = shown) -> dict[str, Any]:
     """A result, a record, an attempt or a step, as JSON, with its ids as they were chosen, or as `show` says."""
-    found = {**document, **{name: show(document[name]) for name in _IDS if document.get(name)}}
+    renamed = {**document, **{name: show(document[name]) for name in _IDS if document.get(name)}}
     if "attempt_id" in document:
-        found["attempt_id"] = f"{found['execution_id']}:{document['number']}"
+        renamed["attempt_id"] = f"{renamed['execution_id']}:{document['number']}"
     if attempts := cast("list[Mapping[str, Any]] | None", document.get("attempts")):
-        found["attempts"] = [as_chosen(one, show) for one in attempts]
-    return found
+        renamed["attempts"] = [as_chosen(attempt, show) for attempt in attempts]
+    return renamed
 
 
 def document_as_chosen(document: bytes, show: Callable[[str], str] = shown) -> bytes:
@@ -230,7 +230,7 @@ def document_as_chosen(document: bytes, show: Callable[[str], str] = shown) -> b
 
 
 VERSION = "v1"
-"""Version of the keys, raised with any change of what is asked for the same job, or of what is made of an answer."""
+"""The version of the keys, raised when the same job leads to another request, or an answer to another result."""
 
 
 def cache_key(
@@ -244,10 +244,10 @@ def cache_key(
     schema: JsonValue,
     owner: str | None = None,
 ) -> str:
-    """Names a question: `v1:` and 64 hex digits.
+    """Return the cache key of a question: `v1:` and 64 hex digits.
 
-    The order of an object's keys says nothing; all else does. Values that are written differently are different, `1`
-    and `1.0` or null and absent too: a call too many costs little, an answer to another question much.
+    Only the order of an object's keys does not matter. Values that are written differently are different, even `1` and
+    `1.0`, or null and absent: an unneeded call costs little, the answer to another question a lot.
     """
     parts: dict[str, JsonValue] = {
         "agent": agent,
@@ -259,8 +259,8 @@ def cache_key(
         "schema": schema,
     }
     if owner is not None:
-        # A caller who can ask for the answer of another learns what that one has asked.
+        # A caller who got another caller's cached answer would learn that the other had asked the same.
         parts["owner"] = owner
-    # One document, so that no two parts run into each other; escaped, so that any text has bytes.
+    # One document, so that adjacent parts can't be confused; escaped, so that lone surrogates can be encoded.
     document = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return f"{VERSION}:{hashlib.sha256(document.encode()).hexdigest()}"
