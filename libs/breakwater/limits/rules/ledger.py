@@ -1,4 +1,4 @@
-"""Sums over attempts, the same in Redis, in ClickHouse and in the log, and the tags that costs are grouped by."""
+"""Sums over attempts, equal in Redis, in ClickHouse and in the event log, and the tags that group costs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from breakwater.limits.rules.budget import periods_at, scope_keys
 
 @dataclass(frozen=True, slots=True)
 class AttemptSums:
-    """Sums over attempts, all integers; money in nano-dollars.
+    """Sums over attempts; money is in nano-dollars.
 
     Attributes:
-        spent: what they cost, as far as that is known.
-        calls: how many called.
-        unpriced: of those, whose cost is not known.
-        gauged: calls that succeeded and whose worst case was held, which show how good the estimates are.
-        foreseen: what was held for those.
-        measured: what those cost.
-        exceeded: how many of those cost more than was held.
+        spent: the known costs.
+        calls: how many attempts made a call.
+        unpriced: how many calls have an unknown cost.
+        gauged: how many calls succeeded with a reservation and a billed cost. They show how good the estimates are.
+        foreseen: the amounts reserved for the gauged calls.
+        measured: the costs of the gauged calls.
+        exceeded: how many gauged calls cost more than their reservation.
     """
 
     spent: int = 0
@@ -38,21 +38,21 @@ class AttemptSums:
     exceeded: int = 0
 
     def __add__(self, other: AttemptSums) -> AttemptSums:
-        return AttemptSums(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return AttemptSums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def __sub__(self, other: AttemptSums) -> AttemptSums:
-        return AttemptSums(*(mine - theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return AttemptSums(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
-    def largest(self, other: AttemptSums) -> AttemptSums:
-        """The larger of each."""
-        return AttemptSums(*(max(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
+    def largest(self, sums: AttemptSums) -> AttemptSums:
+        """Return the larger one of each pair of figures."""
+        return AttemptSums(*(max(pair) for pair in zip(astuple(self), astuple(sums), strict=True)))
 
     def items(self) -> Iterable[tuple[str, int]]:
-        """Names and values."""
+        """Return the names and values of all figures."""
         return ((name, getattr(self, name)) for name in FIGURES)
 
 
-FIGURES = tuple(one.name for one in fields(AttemptSums))
+FIGURES = tuple(figure.name for figure in fields(AttemptSums))
 
 BudgetPlace = tuple[str, str]
 """A period's name and a scope's key: `("2026-11", "agent:writer")`."""
@@ -61,50 +61,54 @@ Ledger = Mapping[BudgetPlace, AttemptSums]
 
 
 def is_reached(limit: int, figures: AttemptSums, reserved: int, *, refused: bool) -> bool:
-    """True if a cap is reached. A hard one hardly ever is to the cent: it refuses the call that could exceed it.
+    """Return True if a cap is reached: spent, reserved, or too little left of it for another call.
+
+    A hard cap is hardly ever spent to the cent, because it refuses the first call that could exceed it.
 
     Args:
         limit: the cap, in nano-dollars.
-        figures: what is spent under it.
-        reserved: what calls in flight hold of it.
-        refused: it has refused a call. That alone says little: others may have held the rest, and have ended since.
+        figures: the sums over the attempts that count towards it.
+        reserved: the nano-dollars that calls in flight reserve.
+        refused: True if the cap has refused a call. That alone proves nothing: other calls may have reserved the
+            remainder then, and have ended since.
     """
     no_call_fits = not figures.gauged or (limit - figures.spent) * figures.gauged < figures.foreseen
     return figures.spent + reserved >= limit or (refused and no_call_fits)
 
 
 def figures_of(attempt: Attempt) -> AttemptSums:
-    """Sums of one attempt. Nothing where no call was made."""
+    """Return the sums over a single attempt; all are zero if it made no call."""
     if attempt.short_circuited:
         return AttemptSums()
     cost = attempt.cost
-    held = attempt.reserved
-    gauged = attempt.outcome == "success" and attempt.cost_basis == "billed" and cost is not None and held is not None
+    reserved = attempt.reserved
+    is_billed = attempt.outcome == "success" and attempt.cost_basis == "billed" and cost is not None
+    gauged = is_billed and reserved is not None
     return AttemptSums(
         spent=cost or 0,
         calls=1,
         unpriced=int(cost is None),
         gauged=int(gauged),
-        foreseen=(held or 0) if gauged else 0,
+        foreseen=(reserved or 0) if gauged else 0,
         measured=(cost or 0) if gauged else 0,
-        exceeded=int(gauged and (cost or 0) > (held or 0)),
+        exceeded=int(gauged and (cost or 0) > (reserved or 0)),
     )
 
 
 def charged_at(attempt: Attempt) -> datetime:
-    """The moment whose day and month an attempt's cost counts in."""
+    """Return the moment whose day and month an attempt's cost counts in."""
     return attempt.reserved_at or attempt.started_at
 
 
 def places_of(attempt: Attempt, zone: ZoneInfo) -> tuple[BudgetPlace, ...]:
-    """The budgets that an attempt counts in, in their periods: the day's first."""
+    """Return the budgets that an attempt counts in, those of the day before those of the month."""
     periods = periods_at(charged_at(attempt), zone)
     keys = scope_keys(attempt.agent, attempt.tenant)
     return tuple((period.name, key) for period in (periods.day, periods.month) for key in keys)
 
 
 def ledger(attempts: Iterable[Attempt], zone: ZoneInfo) -> dict[BudgetPlace, AttemptSums]:
-    """The sums over attempts, by period and scope."""
+    """Return the sums over attempts by period and scope."""
     sums: dict[BudgetPlace, AttemptSums] = defaultdict(AttemptSums)
     for attempt in attempts:
         if not attempt.short_circuited:
@@ -114,24 +118,24 @@ def ledger(attempts: Iterable[Attempt], zone: ZoneInfo) -> dict[BudgetPlace, Att
 
 
 MAX_TAGS = 10
-"""Keys in the config. Each attempt carries its tags, on the bus and in ClickHouse."""
+"""The most keys in the config. Every attempt carries its tags on the bus and in ClickHouse."""
 MAX_LENGTH = 128
-"""Characters of a value; the rest of a longer one is cut off."""
+"""The most characters of a value; longer ones are cut off."""
 
 
 def cost_tags(keys: Iterable[str], metadata: Mapping[str, JsonValue]) -> dict[str, str]:
-    """The tags of a job: its metadata under the keys of the config, as text, in the order of the config.
+    """Return the cost tags of a job, as text and in the config's order.
 
     Args:
-        keys: that are kept, `cost_tags` of the config.
-        metadata: of the job, redacted: a part of a secret is not known for one.
+        keys: the config's `cost_tags`: the keys of the metadata that become tags.
+        metadata: the job's metadata, already redacted: once a secret is cut off, redaction no longer recognises it.
 
     Returns:
-        A text as it is, a number as JSON has it, `true` or `false`. Lists, objects, null and the empty text are no
-        values to group by, and left out.
+        Strings unchanged, numbers as JSON writes them, and booleans as `true` or `false`. Lists, objects, null and
+        empty strings are left out: costs cannot be grouped by them.
     """
-    found = ((key, _text(metadata.get(key))) for key in keys)
-    return {key: text[:MAX_LENGTH] for key, text in found if text}
+    texts = ((key, _text(metadata.get(key))) for key in keys)
+    return {key: text[:MAX_LENGTH] for key, text in texts if text}
 
 
 def _text(value: JsonValue) -> str:

@@ -1,7 +1,7 @@
-"""A month's costs: the month that is meant, and the lines with their sums, caps and forecasts.
+"""A month's costs: lines with sums, caps and forecasts.
 
-Months are those of budgets: calendar months of their time zone, in which a call counts at the moment that it is charged
-at. So a line of an agent or a tenant says what its budget says.
+The months are those of the budgets: calendar months in the budgets' time zone, and a call counts in the month that it
+is charged in. So the line of an agent or a tenant agrees with its budget.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from breakwater.limits.rules.budget import CapTable, Period, effective_limit, fo
 
 @dataclass(frozen=True, slots=True)
 class CostSums:
-    """Sums over calls; money in nano-dollars, and of each the known part.
+    """Sums over calls. Money is in nano-dollars; calls of unknown cost are counted and add nothing to it.
 
     Attributes:
-        spend: what the calls of the month cost.
-        wasted: of it, what calls cost that did not succeed.
-        estimated: of it, what is estimated.
-        recent: of it, what was spent since `forecast.recent_from`.
-        previous: what the calls of the month before cost.
-        calls: of the month.
-        failed: of those, how many did not succeed.
-        unknown: of those, whose cost is not known.
-        unknown_wasted: of those that did not succeed, the same.
-        unknown_previous: of the month before, the same.
-        input_tokens: as far as they were reported.
-        output_tokens: the same.
+        spend: the cost of the month's calls.
+        wasted: the part of `spend` for calls that did not succeed.
+        estimated: the part of `spend` that is estimated.
+        recent: the part of `spend` since `forecast.recent_from`.
+        previous: the cost of the previous month's calls.
+        calls: the number of the month's calls.
+        failed: how many of them did not succeed.
+        unknown: how many of them have an unknown cost.
+        unknown_wasted: how many of the failed ones have an unknown cost.
+        unknown_previous: how many of the previous month's calls have an unknown cost.
+        input_tokens: the reported input tokens.
+        output_tokens: the reported output tokens.
         cached_tokens: the part of the input that came from providers' caches.
     """
 
@@ -52,49 +52,54 @@ class CostSums:
     cached_tokens: int = 0
 
     def __add__(self, other: CostSums) -> CostSums:
-        return CostSums(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return CostSums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """The caps of a line, in nano-dollars."""
+    """The caps of a line, in nano-dollars.
+
+    Attributes:
+        limit: the monthly cap; None if there is none.
+        hard: True if the monthly cap refuses calls.
+        daily: the daily cap; None if there is none.
+    """
 
     limit: int | None = None
     hard: bool = False
     daily: int | None = None
-    """The one of a day, whether there is one of the month or not."""
 
 
 def month_of(name: str, zone: ZoneInfo) -> Period:
-    """The month of a name: `2026-11`. Raises ValueError: it is no month."""
+    """Parse a month's name, such as `2026-11`. Raises ValueError if it is none."""
     return period("monthly", datetime.strptime(name, "%Y-%m").replace(tzinfo=zone), zone)
 
 
 def month_before(month: Period, zone: ZoneInfo) -> Period:
-    """The month before."""
+    """Return the previous month."""
     return period("monthly", time_from_ms(month.start_ms - 1), zone)
 
 
-def raises_of(notes: Iterable[BudgetEvent]) -> dict[str, tuple[int, int]]:
-    """The monthly caps that people raised, by the keys of scopes: to what, and the config's cap at that time.
+def raises_of(events: Iterable[BudgetEvent]) -> dict[str, tuple[int, int]]:
+    """Return the monthly caps that operators raised, by the scope's key: the raised cap and the config's at that time.
 
     Args:
-        notes: what happened to the budgets of one month, the earliest first.
+        events: the events of one month's budgets, in chronological order.
     """
     raises: dict[str, tuple[int, int]] = {}
-    for note in notes:
-        if note.kind in ("raised", "raise_ended") and note.limit is not None and note.configured is not None:
-            raises[scope_key(note)] = note.limit, note.configured
+    for event in events:
+        if event.kind in ("raised", "raise_ended") and event.limit is not None and event.configured is not None:
+            raises[scope_key(event)] = event.limit, event.configured
     return raises
 
 
 def cap_of(key: str | None, caps: CapTable, raises: Mapping[str, tuple[int, int]]) -> Cap:
-    """The caps of a scope: the config's as they are now, and what the monthly one was raised to in the month.
+    """Return the caps of a scope: the config's current ones, with the monthly cap as it was raised in the month.
 
     Args:
-        key: the scope's: `global`, `agent:<name>` or `tenant:<name>`; None for what has no budget.
-        caps: of the config.
-        raises: of `raises_of`.
+        key: the scope's key: `global`, `agent:<name>` or `tenant:<name>`; None for a line without a budget.
+        caps: the config's caps.
+        raises: the result of `raises_of`.
     """
     if key is None:
         return Cap()
@@ -103,19 +108,19 @@ def cap_of(key: str | None, caps: CapTable, raises: Mapping[str, tuple[int, int]
 
 
 def scope_of(by: CostsBy, name: str | None) -> str | None:
-    """The key of the scope whose budget a line is of; None where there is no budget of such."""
+    """Return the key of the scope whose budget a line belongs to; None if such lines have no budget."""
     return f"{by}:{name}" if by in ("agent", "tenant") and name is not None else None
 
 
 def cost_line(name: str | None, sums: CostSums, cap: Cap, month: Period, now_ms: int) -> CostLine:
-    """A line of the costs.
+    """Build a line of the month's costs, without a forecast if the month has just begun or is over.
 
     Args:
-        name: of the agent, tenant, …; None for calls that have none.
-        sums: of its calls.
-        cap: its own.
-        month: that is asked for.
-        now_ms: in ms since the epoch; without a forecast where the month has just begun, or is over.
+        name: the agent, tenant or other value that the line sums up; None for calls without one.
+        sums: the sums over its calls.
+        cap: its caps.
+        month: the month.
+        now_ms: the current time, in milliseconds since the epoch.
     """
     expected = forecast(month, now_ms, spent=sums.spend, recent=sums.recent, limit=cap.limit, hard=cap.hard)
     return CostLine(
@@ -137,5 +142,5 @@ def cost_line(name: str | None, sums: CostSums, cap: Cap, month: Period, now_ms:
 
 
 def _known(total: int, unknown: int) -> int | None:
-    """A sum; None where nothing but zero is known, and something is not."""
+    """Return a sum; None if it is zero only because the costs are unknown."""
     return total if total or not unknown else None
