@@ -107,11 +107,11 @@ class QuietHours(Message):
 
     @field_validator("start", "end", mode="before")
     @classmethod
-    def _in_quotes(cls, given: object) -> object:
+    def _in_quotes(cls, setting: object) -> object:
         # Without quotes YAML reads 22:00 as the number 1320.
-        if not isinstance(given, str | time):
+        if not isinstance(setting, str | time):
             raise ValueError("write the time in quotes, such as '22:00'")  # noqa: TRY004  pydantic reads ValueErrors
-        return given
+        return setting
 
     @field_validator("timezone")
     @classmethod

@@ -1,12 +1,11 @@
-"""Events as signals of incidents: that one begins or goes on, or is over; and their words.
+"""Turns events into signals that open, repeat or resolve incidents, and words their texts.
 
-A breaker's incident begins when it opens, by a rule or an operator, and ends when it closes; what happens in between
-(half-open, a probe that fails, an operator who isolates it) is the same incident and says nothing new. A task's
-incident begins when its guard stops it, and ends when an operator resets it. A budget's incident is one threshold in
-one period. An agent's jobs that end without an answer are one incident, however many they are, until no more do.
+A breaker's incident begins when it opens, by a rule or an operator, and ends when it closes; everything in between
+(half-open, a failed probe, an operator who isolates it) belongs to the same incident. A task's incident begins when
+its guard stops it, and ends when an operator resets it. A budget's incident is one threshold in one period. An agent's
+jobs that end without an answer are one incident, however many they are, until none do any more.
 
-The texts are for the people who look after the plane: reasons have their figures and limits. They hold no prompt
-and no answer.
+The texts are for operators: reasons have their figures and limits. They contain no prompt and no answer.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _ALERTED_BY_OTHERS = frozenset(
 class _SignalFields:
     key: str
     event: AlertEvent
-    """Name of the next alert of the incident."""
+    """The event of the incident's next alert."""
     title: str
     text: str
     source_id: str
@@ -66,37 +65,48 @@ class _SignalFields:
 
 @dataclass(frozen=True, slots=True)
 class Firing(_SignalFields):
-    """Something happened that operators must know: it opens an incident, or repeats the one that is open."""
+    """A problem that operators must know of: it opens an incident, or repeats the open one.
+
+    Attributes:
+        agent: the agent that it concerns.
+        model: the model that it concerns.
+        tenant: the tenant that it concerns.
+        times: the number of times that it occurred.
+        ends_at: the time at which it ends by itself.
+        fades: True if it ends when it has not recurred for the quiet time.
+        done_by: the person who caused it, if it is over immediately: channels are notified, and nothing is left to do.
+    """
 
     agent: str | None = None
     model: str | None = None
     tenant: str | None = None
     times: int = 1
-    """Number of times it happened."""
     ends_at: datetime | None = None
-    """Time at which it is over by itself."""
     fades: bool = False
-    """True if it is over when it has not happened again for the quiet time."""
     done_by: str | None = None
-    """Person who did it, where it is over immediately: people are notified, and nothing is left to do."""
 
     def after(self, before: Firing) -> Firing:
-        """This and an earlier signal of the same incident as one."""
+        """Merge this signal with an earlier one of the same incident."""
         return replace(self, times=self.times + before.times)
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved(_SignalFields):
-    """The opposite of what began an incident."""
+    """The end of an incident.
+
+    Attributes:
+        by: the person who ended it, if one did.
+        reason: the reason for its end.
+        above: the spent percentage of a raised cap: all incidents of thresholds above it end. `key` then is the part
+            that their keys have in common.
+    """
 
     by: str | None = None
-    """The person who ended it, where one did."""
     reason: str | None = None
     above: int | None = None
-    """Percent spent of a raised cap: the key is that of all its incidents, and over are those of higher ones."""
 
     def ends(self, key: str) -> bool:
-        """True if it is the end of an incident with this key."""
+        """Return True if this ends the incident with a key."""
         if self.above is None:
             return key == self.key
         begin, _, percent = key.rpartition("/")
@@ -107,12 +117,12 @@ Signal = Firing | Resolved
 
 
 def key_of(event: AlertEvent, *names: str | None) -> str:
-    """Key of an incident; at most one with it is open. A name that is missing is an empty token."""
+    """Return the key of an incident, of which at most one is open. A missing name becomes an empty token."""
     return "/".join([event, *("" if name is None else encode_token(name) for name in names)])
 
 
 def signals_of(event: BreakerTransition | GuardEvent | BudgetEvent) -> tuple[Signal, ...]:
-    """Signals of an event; none, where it says nothing new of incidents."""
+    """Return the signals of an event; empty if it changes no incident."""
     match event:
         case BreakerTransition():
             return _of_breaker(event)
@@ -123,7 +133,7 @@ def signals_of(event: BreakerTransition | GuardEvent | BudgetEvent) -> tuple[Sig
 
 
 def _figures(event: BaseModel, *fields: str, **renamed: str) -> dict[str, JsonValue]:
-    """Fields of an event as they are on the wire; `renamed` are those with another name in an alert."""
+    """Return fields of an event as on the wire; `renamed` maps names in an alert to names in the event."""
     written = event.model_dump(mode="json", include={*fields, *renamed.values()})
     return {field: written[field] for field in fields} | {name: written[field] for name, field in renamed.items()}
 
@@ -133,15 +143,15 @@ def _of_breaker(event: BreakerTransition) -> tuple[Signal, ...]:
     fields = ("agent", "errors", "reason", "consecutive_failures", "total_failures", "unique_errors", "open_until")
     renamed = {"model_id": "model", "within": "within_s", "cooldown": "cooldown_s", "timestamp": "at"}
     origin = (event.transition_id, event.at, _figures(event, *fields, "scope", "by", **renamed))
-    whose = f"{event.agent if event.scope == 'agent_model' else 'all agents'} on {_models(event)}"
-    whose += "" if event.open_for is None else f", for {event.open_for}"
-    # One that was open for one caller may open for all.
+    affected = f"{event.agent if event.scope == 'agent_model' else 'all agents'} on {_models(event)}"
+    affected += "" if event.open_for is None else f", for {event.open_for}"
+    # A breaker that was open for one caller may open for all.
     is_new = event.from_state == "closed" or event.from_state == event.to_state == "open"
     if is_new and event.to_state in {"open", "isolated"}:
-        title = f"Breaker open: {whose}"
+        title = f"Breaker open: {affected}"
         return (Firing(key, "breaker_open", title, _opened(event), *origin, agent=event.agent, model=event.model),)
     if event.from_state != "closed" and event.to_state == "closed":
-        title = f"Breaker closed: {whose}"
+        title = f"Breaker closed: {affected}"
         return (Resolved(key, "breaker_closed", title, _closed(event), *origin, by=event.by, reason=event.reason),)
     return ()
 
@@ -173,7 +183,7 @@ def _closed(event: BreakerTransition) -> str:
 
 
 def _callers(event: BreakerTransition) -> str:
-    # An agent may have a breaker of its own, or none, while others share one.
+    # A shared breaker does not concern agents that have their own, or none.
     return event.agent if event.scope == "agent_model" else "the agents that share this breaker"
 
 
@@ -182,7 +192,7 @@ def _models(event: BreakerTransition) -> str:
 
 
 def _of_guard(event: GuardEvent) -> tuple[Signal, ...]:
-    # Not of the agent: several may work on one task, and who resets it may not know of any.
+    # The key has no agent: several agents may work on one task, and its reset names none.
     key = key_of("guard_tripped", event.tenant, event.task_id)
     fields = ("agent", "task_id", "tenant", "execution_id", "rule", "reason", "iterations", "tokens", "cost")
     origin = (event.event_id, event.at, _figures(event, *fields, timestamp="at"))
@@ -195,10 +205,10 @@ def _of_guard(event: GuardEvent) -> tuple[Signal, ...]:
             Resolved(near_key, "guard_soft_cap", title, text, *origin, by=event.by, reason=event.reason),
         )
     if event.kind == "soft_cap" and event.rule is not None:
-        whose: dict[str, Any] = {"agent": event.agent, "tenant": event.tenant}
+        owner: dict[str, Any] = {"agent": event.agent, "tenant": event.tenant}
         title = f"Task near its limit: {event.task_id} of {event.agent}"
-        text = task_near_cap(event.rule, event.reason, task_id=event.task_id, **whose)
-        return (Firing(near_key, "guard_soft_cap", title, text, *origin, fades=True, **whose),)
+        text = task_near_cap(event.rule, event.reason, task_id=event.task_id, **owner)
+        return (Firing(near_key, "guard_soft_cap", title, text, *origin, fades=True, **owner),)
     title = f"Task stopped: {event.task_id} of {event.agent}"
     return (Firing(key, "guard_tripped", title, _stopped(event), *origin, agent=event.agent, tenant=event.tenant),)
 
@@ -220,12 +230,12 @@ def _stopped(event: GuardEvent) -> str:
 def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
     name = {"global": None, "agent": event.agent, "tenant": event.tenant}[event.scope]
     place = (event.scope, name, event.window, event.period)
-    who = {"global": "all agents", "agent": str(event.agent), "tenant": f"tenant {event.tenant}"}[event.scope]
+    owner = {"global": "all agents", "agent": str(event.agent), "tenant": f"tenant {event.tenant}"}[event.scope]
     fields = ("scope", "limit", "total", "reserved", "window", "agent", "tenant", "period", "enforcement", "resets_at")
     figures = _figures(event, *fields, "threshold_percent", timestamp="at")
     origin = (event.event_id, event.at, figures)
     if event.kind == "raised" and event.limit:
-        title = f"Cap raised: {who}, {event.window}"
+        title = f"Cap raised: {owner}, {event.window}"
         spent, limit = moneys(event.total, event.limit)
         text = f"{sentence(event.reason or 'raised')} {spent} of {limit} is spent. Nothing to do."
         above = event.total * 100 // event.limit
@@ -237,30 +247,30 @@ def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
     if event.kind not in {"soft_cap", "hard_cap"} or event.limit is None:
         return ()
     kind: AlertEvent = "budget_hard_cap" if event.kind == "hard_cap" else "budget_soft_cap"
-    what = f"Budget at {event.threshold_percent} %"
+    state = f"Budget at {event.threshold_percent} %"
     if event.threshold_percent == 100:
-        # A hard cap refuses what does not fit before it is spent.
-        what = "Budget refuses calls" if kind == "budget_hard_cap" and event.total < event.limit else "Budget used up"
+        # A hard cap refuses calls that do not fit before it is spent.
+        state = "Budget refuses calls" if kind == "budget_hard_cap" and event.total < event.limit else "Budget used up"
     key = key_of(kind, *place, str(event.threshold_percent))
-    title = f"{what}: {who}, {event.window}"
-    text = _spent(event, kind, who, event.limit)
+    title = f"{state}: {owner}, {event.window}"
+    text = _spent(event, kind, owner, event.limit)
     agent = event.agent if event.scope == "agent" else None
     return (Firing(key, kind, title, text, *origin, agent=agent, tenant=event.tenant, ends_at=event.resets_at),)
 
 
-def _spent(event: BudgetEvent, kind: AlertEvent, who: str, limit: int) -> str:
+def _spent(event: BudgetEvent, kind: AlertEvent, owner: str, limit: int) -> str:
     share = f" ({percent(event.total / limit)})" if limit else ""
     spent, cap = moneys(event.total, limit)
     consequence = _CONSEQUENCE.get((kind, event.enforcement), _NOT_ENFORCED)
     advice = "check whether this is expected"
     if kind == "budget_hard_cap":
         advice = f"find what spends, or raise the cap: `{raise_command(f'{scope_key(event)}/{event.window}')}`"
-    held = ""
+    reservations = ""
     if event.reserved is not None:
         free = money(max(0, limit - event.total - event.reserved))
-        held = f" {money(event.reserved)} is held by calls in flight, and {free} is free."
+        reservations = f" {money(event.reserved)} is held by calls in flight, and {free} is free."
     last = "" if event.agent is None or event.scope == "agent" else f", last by agent {event.agent}"
-    total = f"{spent} of {cap}{share} spent by {who} in {event.period}{last}, as of {moment(event.at)}.{held}"
+    total = f"{spent} of {cap}{share} spent by {owner} in {event.period}{last}, as of {moment(event.at)}.{reservations}"
     if event.refusal is not None:
         return f"{_opening(event.refusal)} {total}"
     return f"{total} {consequence} To do: {advice}."
@@ -271,35 +281,35 @@ def _opening(text: str) -> str:
 
 
 def of_quotas(execution: Execution, newest: Callable[[str], Alert | None]) -> tuple[Signal, ...]:
-    """Signals of a job's calls on the accounts at providers: one has nothing left, or serves the same model again.
+    """Return the signals of a job's calls about provider accounts: a quota is exhausted, or available again.
 
     Args:
-        execution: its record.
-        newest: the newest alert of the newest incident with a key.
+        execution: the job's record.
+        newest: a function that returns the newest alert of the latest incident with a key.
     """
-    found: dict[str, Signal] = {}
+    signals: dict[str, Signal] = {}
     for attempt in execution.attempts:
         error = attempt.error
         key = key_of("quota_exhausted", attempt.provider)
         if error is not None and error.kind == "quota":
-            found[key] = _quota_exhausted(key, attempt, error)
+            signals[key] = _quota_exhausted(key, attempt, error)
         elif (
             attempt.outcome == "success"
-            and (known := newest(key)) is not None
-            and known.status != "resolved"
-            # Quotas may be of one model each.
-            and known.payload.get("model_id") == attempt.model
-            # One that was under way when another was refused says nothing of what is left.
-            and known.last_at < attempt.started_at
+            and (latest := newest(key)) is not None
+            and latest.status != "resolved"
+            # Each model may have its own quota.
+            and latest.payload.get("model_id") == attempt.model
+            # A call that began before the refusal does not prove that the quota is available again.
+            and latest.last_at < attempt.started_at
         ):
             text = f"{attempt.model} has answered a call of {attempt.agent}. Nothing to do."
             source = f"{attempt.attempt_id}/served"
-            why = "a call was answered"
+            cause = "a call was answered"
             title = f"Quota available: {attempt.provider}"
-            found[key] = Resolved(
-                key, "quota_exhausted", title, text, source, attempt.completed_at, known.payload, reason=why
+            signals[key] = Resolved(
+                key, "quota_exhausted", title, text, source, attempt.completed_at, latest.payload, reason=cause
             )
-    return tuple(found.values())
+    return tuple(signals.values())
 
 
 def _quota_exhausted(key: str, attempt: Attempt, error: ErrorInfo) -> Firing:
@@ -317,50 +327,51 @@ def _quota_exhausted(key: str, attempt: Attempt, error: ErrorInfo) -> Firing:
         source_id=f"{attempt.attempt_id}/quota",
         at=at,
         payload=figures | {"resets_at": None if ends_at is None else format_time(ends_at)},
-        agent="*",  # an account is every agent's
+        agent="*",  # all agents share the account
         model=attempt.model,
         ends_at=ends_at,
     )
 
 
 def of_execution(execution: Execution, costly: int | None, long_ms: int | None) -> tuple[Firing, ...]:
-    """Signals of a job's end: it got no answer, or its cost or duration is above the limit.
+    """Return the signals of a job's end: it has no answer, or its cost or duration is above the limit.
 
-    One that was cancelled says nothing: a person has looked at it.
+    A cancelled job has none, because a person has looked at it.
 
     Args:
-        execution: its record.
-        costly: nano-dollars, above which it is reported; None for never.
-        long_ms: milliseconds, above which it is reported; None for never.
+        execution: the job's record.
+        costly: the cost in nano-dollars above which a job is reported; None for never.
+        long_ms: the duration in milliseconds above which a job is reported; None for never.
     """
     if execution.dry_run or execution.status == "cancelled":
         return ()
-    found: list[Firing] = []
+    signals: list[Firing] = []
     error = execution.error
     spent = error is not None and error.kind == "quota"
     news = error is not None and error.class_ in {*NEVER_FITS, HELD}
     if execution.status == "dead_lettered" and not spent and (news or execution.reason not in _ALERTED_BY_OTHERS):
-        found.append(_failed(execution))
+        signals.append(_failed(execution))
     if costly is not None and (execution.total_cost or 0) > costly:
-        cost, most = moneys(execution.total_cost or 0, costly)
-        found.append(_unusual(execution, "execution_cost", f" cost {cost}, more than {most}"))
+        cost, limit = moneys(execution.total_cost or 0, costly)
+        signals.append(_unusual(execution, "execution_cost", f" cost {cost}, more than {limit}"))
     if long_ms is not None and execution.duration_ms > long_ms:
-        took = f" took {execution.duration_ms / 1000:,.1f} s, more than {long_ms / 1000:,.1f} s"
-        found.append(_unusual(execution, "execution_duration", took))
-    problem = next((one.usage_problem for one in execution.attempts if one.usage_problem is not None), None)
+        duration = f" took {execution.duration_ms / 1000:,.1f} s, more than {long_ms / 1000:,.1f} s"
+        signals.append(_unusual(execution, "execution_duration", duration))
+    problems = (attempt.usage_problem for attempt in execution.attempts)
+    problem = next((problem for problem in problems if problem is not None), None)
     if problem is not None:
         text = f": {problem}, so its cost is estimated, and the provider's bill may differ"
-        found.append(_unusual(execution, "reported_usage", text))
-    return tuple(found)
+        signals.append(_unusual(execution, "reported_usage", text))
+    return tuple(signals)
 
 
 def cut_off(execution: Execution, cut: int, answers: int) -> Firing:
-    """Signal that so many of an agent's latest answers were cut off, the one of this execution included."""
-    what = (
+    """Signal that `cut` of an agent's latest answers were truncated, this execution's included."""
+    details = (
         f" was truncated by its output limit, as were {cut} of the agent's last {answers} answers: raise the agent's "
         "`max_tokens`, or ask for less"
     )
-    return _unusual(execution, "finish_reason", what, title="Truncated answers")
+    return _unusual(execution, "finish_reason", details, title="Truncated answers")
 
 
 def _failed(execution: Execution) -> Firing:
@@ -370,18 +381,18 @@ def _failed(execution: Execution) -> Firing:
     kind = "" if error is None else f" ({error.kind}{'' if error.status_code is None else f' {error.status_code}'})"
     figures: dict[str, JsonValue] = {"reason": reason, "error_kind": None if error is None else error.kind}
     if not tried:
-        what = f": ended without an answer: {reason}{kind}."
+        details = f": ended without an answer: {reason}{kind}."
         if error is not None and error.class_ in NEVER_FITS:
-            what = f": {error.message}."
-        return _of_job(execution, "job_dead_lettered", reason, "Jobs fail", what, "was tried", figures)
+            details = f": {error.message}."
+        return _of_job(execution, "job_dead_lettered", reason, "Jobs fail", details, "was tried", figures)
     cost = "" if execution.total_cost is None else f" They cost {money(execution.total_cost)}."
-    what = f": no answer after {execution.attempts_count} attempts{kind}.{cost}"
-    return _of_job(execution, "retries_exhausted", reason, "Retries exhausted", what, "was tried", figures)
+    details = f": no answer after {execution.attempts_count} attempts{kind}.{cost}"
+    return _of_job(execution, "retries_exhausted", reason, "Retries exhausted", details, "was tried", figures)
 
 
-def _unusual(execution: Execution, measure: str, what: str, title: str = "Unusual execution") -> Firing:
+def _unusual(execution: Execution, measure: str, details: str, title: str = "Unusual execution") -> Firing:
     figures: dict[str, JsonValue] = {"measure": measure}
-    signal = _of_job(execution, "agent_anomaly", measure, title, f"{what}.", "it did", figures)
+    signal = _of_job(execution, "agent_anomaly", measure, title, f"{details}.", "it did", figures)
     return replace(signal, source_id=f"{execution.execution_id}/{measure}")
 
 
@@ -390,8 +401,8 @@ def _of_job(
     event: AlertEvent,
     kind: str,
     title: str,
-    what: str,
-    listed: str,
+    details: str,
+    question: str,
     figures: dict[str, JsonValue],
 ) -> Firing:
     fields = ("agent", "tenant", "execution_id", "attempts_count", "total_cost", "duration_ms")
@@ -399,8 +410,8 @@ def _of_job(
         key=key_of(event, execution.agent, kind),
         event=event,
         title=f"{title}: {execution.agent} ({kind.removeprefix('execution_')})",
-        text=f"Job {execution.execution_id} of {execution.agent}{what} "
-        f"To do: `{command('executions', None, execution.execution_id)}` shows what {listed}.",
+        text=f"Job {execution.execution_id} of {execution.agent}{details} "
+        f"To do: `{command('executions', None, execution.execution_id)}` shows what {question}.",
         source_id=execution.execution_id,
         at=execution.completed_at,
         payload=_figures(execution, *fields, timestamp="completed_at") | figures,
@@ -411,9 +422,9 @@ def _of_job(
 
 
 def of_dead_letter(dead_letter: DeadLetter, source_id: str) -> tuple[Firing, ...]:
-    """The incident of a dead letter that belongs to no execution: a job that can't be read, a row that no table takes.
+    """Return the signal of a dead letter without an execution: an unreadable job, or a row that no table accepts.
 
-    `source_id`: its `ce-id`.
+    `source_id` is the dead letter's `ce-id`.
     """
     if dead_letter.execution_id is not None and dead_letter.stream == "JOBS":
         return ()  # reported by its record
@@ -434,7 +445,7 @@ def of_dead_letter(dead_letter: DeadLetter, source_id: str) -> tuple[Firing, ...
 
 def _undeliverable(dead_letter: DeadLetter, source_id: str, channel: str) -> tuple[Firing, ...]:
     if dead_letter.headers.get(Header.INCIDENT, "").startswith(UNDELIVERABLE):
-        # It reports a dead channel to another one that is dead, too: the two would report each other endlessly.
+        # Two channels that both fail would otherwise report each other's undelivered alerts forever.
         return ()
     test = command("alerts", "test", channel)
     replay = command("alerts", "replay", channel=channel)
@@ -449,7 +460,7 @@ def _undeliverable(dead_letter: DeadLetter, source_id: str, channel: str) -> tup
 
 
 def config_applied(version: str, before: str, by: str, changes: tuple[str, ...], at: datetime) -> Firing:
-    """Signal that another config was applied, and of its changes."""
+    """Signal that another config was applied, with its changes."""
     listed = [
         *changes[:_CHANGES_IN_TEXT],
         *([f"and {more} more"] if (more := len(changes) - _CHANGES_IN_TEXT) > 0 else []),
@@ -467,7 +478,7 @@ def config_applied(version: str, before: str, by: str, changes: tuple[str, ...],
 
 
 def consumer_deleted(stream: str, consumer: str, at: datetime) -> Firing:
-    """Signal that a consumer of NATS is not there any more; it fades where who reports it dies before it is back."""
+    """Signal that a NATS consumer is gone. It fades, in case the reporting worker dies before the consumer is back."""
     return Firing(
         key=key_of("consumer_deleted", stream, consumer),
         event="consumer_deleted",
@@ -482,7 +493,7 @@ def consumer_deleted(stream: str, consumer: str, at: datetime) -> Firing:
 
 
 def consumer_restored(stream: str, consumer: str, at: datetime) -> Resolved:
-    """Signal that a consumer that was deleted is there again."""
+    """Signal that a deleted consumer is back."""
     return Resolved(
         key=key_of("consumer_deleted", stream, consumer),
         event="consumer_deleted",
@@ -496,7 +507,7 @@ def consumer_restored(stream: str, consumer: str, at: datetime) -> Resolved:
 
 
 def channel_works(channel: str, source_id: str, at: datetime) -> Resolved:
-    """Signal that a channel delivers again, as a message arrived."""
+    """Signal that a channel delivers again, because a message arrived."""
     return Resolved(
         key=f"{UNDELIVERABLE}{encode_token(channel)}",
         event="job_dead_lettered",
