@@ -1,7 +1,4 @@
-"""Plans: the state of one, and whether a job of it may start.
-
-Both follow from the states of the jobs.
-"""
+"""Decides the state of a plan, and whether a job of it may start, by the states of its jobs."""
 
 from __future__ import annotations
 
@@ -15,15 +12,15 @@ from breakwater.jobs.contract.submission import PlanJob, PlanJobStatus, PlanStat
 from breakwater.jobs.rules.record import sum_of_known, weakest_basis
 
 Dependency = Literal["succeeded", "dead_lettered", "cancelled", "undecided", "unknown"]
-"""State of a job that another one depends on. `unknown`: none of the same owner is known."""
+"""The state of a job that another one depends on. `unknown`: the owner has no job with this id yet."""
 
 
 def plan_state(jobs: Collection[PlanJobStatus], *, refused: bool = False) -> PlanState:
-    """The state of a plan.
+    """Return the state of a plan.
 
     Args:
-        jobs: the states of its jobs that were accepted.
-        refused: whether the plan was refused as a whole, and not sent again since.
+        jobs: the states of its accepted jobs.
+        refused: True if the plan was refused as a whole, and has not been sent again since.
     """
     if not jobs:
         return "failed" if refused else "draft"
@@ -35,18 +32,18 @@ def plan_state(jobs: Collection[PlanJobStatus], *, refused: bool = False) -> Pla
 
 
 def state_by_stages(stages: Iterable[int], *, refused: bool = False) -> PlanState:
-    """The state of a plan by the numbers of its jobs that are pending, running, succeeded, and ended otherwise."""
-    named: tuple[PlanJobStatus, ...] = ("pending", "running", "succeeded", "dead_lettered")
-    return plan_state([status for status, count in zip(named, stages, strict=True) if count], refused=refused)
+    """Return the state of a plan by how many jobs are pending, running, succeeded, and ended otherwise."""
+    statuses: tuple[PlanJobStatus, ...] = ("pending", "running", "succeeded", "dead_lettered")
+    return plan_state([status for status, count in zip(statuses, stages, strict=True) if count], refused=refused)
 
 
 def dependency_failure(jobs: Mapping[str, Dependency], waited_s: float, at_most_s: float) -> str | None:
-    """Reason why a job can't start any more, in words; None while it may.
+    """Return the reason why a job can never start; None while it may.
 
     Args:
-        jobs: those that it depends on, by id.
-        waited_s: since it was accepted.
-        at_most_s: how long it waits for jobs that are not known.
+        jobs: the states of the jobs that it depends on, by id.
+        waited_s: the seconds since it was accepted.
+        at_most_s: the seconds that it waits for unknown jobs.
     """
     for job_id, state in jobs.items():
         if state in ("dead_lettered", "cancelled"):
@@ -58,7 +55,7 @@ def dependency_failure(jobs: Mapping[str, Dependency], waited_s: float, at_most_
 
 
 def look_again_in(waited_s: float) -> float:
-    """Seconds that a job waits before it looks by itself whether it may start. It is woken when it may."""
+    """Return the seconds until a waiting job checks again whether it may start, in case nothing has woken it."""
     return min(max(waited_s / 2, 1.0), 30.0)
 
 
@@ -70,14 +67,14 @@ def plan_of(
     *,
     with_jobs: bool = False,
 ) -> PlanStatus:
-    """A plan as its jobs make it.
+    """Return the status of a plan, from its jobs.
 
     Args:
-        plan_id: its id.
-        jobs: those that were accepted.
-        refusal: why it was refused as a whole, if it was.
-        changes: those that are recorded.
-        with_jobs: whether they are listed.
+        plan_id: the plan's id.
+        jobs: its accepted jobs.
+        refusal: the reason why it was refused as a whole; None if it was not.
+        changes: its recorded changes.
+        with_jobs: True to list the jobs.
     """
     ended = [job for job in jobs if job.completed_at is not None]
     return PlanStatus(
@@ -96,7 +93,7 @@ def plan_of(
 
 
 def circle_among(depends_on: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """Jobs that depend on one another in a circle, the first one again at the end; none where there is no circle."""
+    """Return jobs that depend on one another in a circle, with the first one again at the end; empty for no circle."""
     try:
         TopologicalSorter(depends_on).prepare()
     except CycleError as error:

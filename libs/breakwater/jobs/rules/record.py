@@ -24,7 +24,10 @@ from breakwater.jobs.contract.execution import (
 
 @dataclass(frozen=True, slots=True)
 class ExecutionTotals:
-    """Sums over the attempts of an execution; costs in nano-dollars, None where nothing of it is known."""
+    """Sums over the attempts of an execution. Costs are in nano-dollars, and None if nothing is known of them.
+
+    `wasted_by_cause` has the known part of `wasted_cost`.
+    """
 
     input_tokens: int
     output_tokens: int
@@ -33,24 +36,25 @@ class ExecutionTotals:
     wasted_cost: int | None
     cost_basis: CostBasis
     wasted_by_cause: dict[Waste, int]
-    """The known part of `wasted_cost`."""
 
 
 def status_of(reason: Reason | None) -> Status:
-    """A job's status, by the reason why it has no answer; None where it has one."""
-    return "succeeded" if reason is None else "cancelled" if reason == "cancelled" else "dead_lettered"
+    """Return a job's status, by the reason why it has no answer; None means that it has one."""
+    if reason is None:
+        return "succeeded"
+    return "cancelled" if reason == "cancelled" else "dead_lettered"
 
 
 def why_unanswered(attempts: Sequence[Attempt], stop: Reason) -> tuple[Reason, ErrorInfo]:
-    """Reason why a job ends without an answer, and its error: those of its last attempt, call or refusal.
+    """Return the reason why a job ends without an answer, and its error: those of its last attempt, call or refusal.
 
-    But a retry that is refused because of the failures before it says no more than they do: by the breaker of a model
-    that the job has called itself, or by the retry budget. The reason is the failure then. And what a fallback can't
-    take says nothing of the model that was asked for: see `explaining`.
+    There are two exceptions. If a retry was refused because of the failures before it, by the retry budget or by the
+    breaker of a model that the job has called, the failure is the reason. And the refusal of a request by a fallback
+    model does not explain the failure of the requested one: see `explaining`.
 
     Args:
-        attempts: of the job, in order.
-        stop: why nothing more is tried.
+        attempts: the job's attempts, in order.
+        stop: the reason why nothing more is tried.
     """
     attempts = explaining(attempts)
     last = attempts[-1] if attempts else None
@@ -58,21 +62,21 @@ def why_unanswered(attempts: Sequence[Attempt], stop: Reason) -> tuple[Reason, E
         return "error", cast(ErrorInfo, last.error)
     reason = (last.refused_reason if last is not None and stop == "error" else None) or stop
     if last is not None and last.short_circuited and reason in {"error", "breaker_open"}:
-        calls_of_it = [one for one in attempts if one.model == last.model and not one.short_circuited]
-        if calls_of_it:
-            last = calls_of_it[-1]
+        calls = [attempt for attempt in attempts if attempt.model == last.model and not attempt.short_circuited]
+        if calls:
+            last = calls[-1]
             reason = "error"
     if last is not None and reason == "error" and last.outcome in {"success", "worker_lost"}:
         # A success here is one whose answer was lost when its worker crashed.
         return "worker_lost", WORKER_LOST.error_info()
     if last is None or last.error is None:
         if reason == "error":
-            what = "the model that this job was using is no longer in the config"
-            return reason, ErrorInfo(kind="invalid", class_="ConfigChangedError", message=what)
-        what = "the job's total timeout expired before it could make a call"
-        return reason, ErrorInfo(kind="timeout", class_="TotalTimeoutError", message=what)
-    # Worth retrying as soon as the first of its models is.
-    refusals = [one.error for one in attempts if one.refused_reason == reason == "breaker_open"]
+            message = "the model that this job was using is no longer in the config"
+            return reason, ErrorInfo(kind="invalid", class_="ConfigChangedError", message=message)
+        message = "the job's total timeout expired before it could make a call"
+        return reason, ErrorInfo(kind="timeout", class_="TotalTimeoutError", message=message)
+    # If breakers refused the job, it is worth retrying as soon as the first of them admits calls.
+    refusals = [attempt.error for attempt in attempts if attempt.refused_reason == reason == "breaker_open"]
     waits = [error for error in refusals if error is not None and error.retry_after_s is not None]
     return reason, min(waits, key=lambda error: error.retry_after_s or 0.0, default=last.error)
 
@@ -82,15 +86,15 @@ _OF_MODELS: frozenset[Reason | None] = frozenset({None, "error", "breaker_open",
 
 
 def explaining(attempts: Sequence[Attempt]) -> Sequence[Attempt]:
-    """The attempts up to the one whose error explains why no model answered.
+    """Return the attempts up to the one whose error explains why no model answered.
 
-    A context overflow explains it before all failures of later models: its caller can shorten the conversation for the
-    model that was asked for. Otherwise the last model's failure does, unless that is a refusal of how the request is
-    written, and an earlier model failed for another reason. If all refused it, the first refusal is of the request as
-    its caller wrote it.
+    A context overflow takes precedence over failures of later models, because the caller can shorten the conversation
+    for the requested model. Otherwise the last model's failure explains it, unless that model refused the form of the
+    request and an earlier one failed for another reason. If all models refused it, the first refusal counts: it is
+    about the request as the caller wrote it.
 
     Args:
-        attempts: of a job without an answer, in order.
+        attempts: the attempts of a job without an answer, in order.
     """
     ends: dict[str, int] = {}
     for index, attempt in enumerate(attempts):
@@ -98,9 +102,15 @@ def explaining(attempts: Sequence[Attempt]) -> Sequence[Attempt]:
             ends[attempt.model] = index
     for model, end in ends.items():
         if is_overflow(attempts[end]) and all(after.refused_reason in _OF_MODELS for after in attempts[end + 1 :]):
-            whole = (index for index in range(end, -1, -1) if attempts[index].model == model)
-            whole = (index for index in whole if is_overflow(attempts[index]) and not attempts[index].dropped_messages)
-            return attempts[: next(whole, end) + 1]
+            # The last overflow of the whole conversation, before messages were dropped from it.
+            overflows = (
+                index
+                for index in range(end, -1, -1)
+                if attempts[index].model == model
+                and is_overflow(attempts[index])
+                and not attempts[index].dropped_messages
+            )
+            return attempts[: next(overflows, end) + 1]
     last_of = {attempt.model: index for index, attempt in enumerate(attempts)}
     sent = [model for model, end in ends.items() if not _is_of_class(attempts[end], {NOT_SENT})] or list(ends)
     answerable = [model for model in sent if not _is_of_class(attempts[ends[model]], REFUSED_REQUEST_CLASSES)]
@@ -109,7 +119,7 @@ def explaining(attempts: Sequence[Attempt]) -> Sequence[Attempt]:
 
 
 def is_overflow(attempt: Attempt) -> bool:
-    """True if the conversation did not fit into the model's context."""
+    """Return True if the conversation did not fit into the model's context."""
     return attempt.error is not None and attempt.error.kind == "context_overflow"
 
 
@@ -118,19 +128,19 @@ def _is_of_class(attempt: Attempt, classes: Collection[str]) -> bool:
 
 
 def totals(attempts: Iterable[Attempt], *, answered: bool) -> ExecutionTotals:
-    """Adds up tokens and costs.
+    """Add up tokens and costs.
 
     The basis is the weakest of its parts: one attempt of unknown cost makes the total `unknown` (a lower bound), one
-    estimated attempt makes it `estimated`. Attempts that made no call cost nothing, and alone make it `none`.
+    estimated attempt makes it `estimated`. Attempts without a call cost nothing; if there are no others, it is `none`.
 
     Args:
-        attempts: of one execution, in order.
-        answered: whether the last of them gave the answer; everything else was wasted.
+        attempts: the attempts of one execution, in order.
+        answered: True if the last of them gave the answer; all others were wasted.
     """
     of_job = list(attempts)
     called = [attempt for attempt in of_job if not attempt.short_circuited]
-    # Only the last one can have given the answer: a success before it is one whose answer was lost with its worker, or
-    # is a part of the answer.
+    # Only the last attempt can have given the answer. An earlier success lost its answer with its worker, or gave a
+    # part of the answer.
     parts = {id(before) for before, after in pairwise(of_job) if after.cause == "batch"}
     useful = {*parts, *map(id, called[-1:])} if answered else set[int]()
     return ExecutionTotals(
@@ -154,9 +164,9 @@ def _wasted_by_cause(called: Sequence[Attempt], useful: Collection[int], parts: 
 
 
 def _why_wasted(attempt: Attempt, following: Attempt | None) -> Waste:
-    """The cause that made an attempt useless, or else what was done about its failure."""
+    """Return the cause that made an attempt useless, or else the step that followed its failure."""
     if attempt.outcome in {"worker_lost", "success"}:
-        return "worker_lost"  # a success that is not the answer is one whose answer was lost with its worker
+        return "worker_lost"  # a success that is not the answer has lost it with its worker
     if attempt.outcome == "cancelled":
         return "cancelled"
     if following is not None and following.cause == "output_limit":
@@ -169,23 +179,25 @@ def _why_wasted(attempt: Attempt, following: Attempt | None) -> Waste:
 
 
 def sum_of_known(costs: Iterable[int | None]) -> int | None:
-    """The sum of what is known of costs; None where a part is not known, and nothing else has cost anything."""
+    """Return the sum of the known costs; None if it would be zero and a cost is unknown."""
     parts = list(costs)
-    known = sum(cost for cost in parts if cost is not None)
-    # Never 0 for what may have cost something.
-    return known if known or None not in parts else None
+    total = sum(cost for cost in parts if cost is not None)
+    # Never 0 for calls that may have cost something.
+    return total if total or None not in parts else None
 
 
 def weakest_basis(parts: Iterable[CostBasis | None]) -> CostBasis:
-    """Basis of a sum of costs; `none` where no part of it is of a call."""
+    """Return the basis of a sum of costs: the weakest one of its parts; `none` if no part is the cost of a call."""
     bases = set(parts)
     if "unknown" in bases:
         return "unknown"
-    return "estimated" if "estimated" in bases else "billed" if "billed" in bases else "none"
+    if "estimated" in bases:
+        return "estimated"
+    return "billed" if "billed" in bases else "none"
 
 
 def without_figures(attempt: Attempt) -> Attempt:
-    """The attempt as programs see it: caps, and what is left of them, are for operators."""
+    """Return the attempt as programs may see it, without caps and figures, which are for operators."""
     if not attempt.short_circuited or attempt.error is None:
         return attempt
     return attempt.model_copy(update={"refused_cap": None, "error": attempt.error.model_copy(update={"figures": None})})
@@ -202,13 +214,13 @@ _WHO = {
 def cancelled_by(
     cancels: Iterable[PendingCancel], agent: str, owner: str | None = None, tenant: str | None = None
 ) -> Cancellation | None:
-    """The first cancellation that a caller who may cancel the job asked for; None where there is none.
+    """Return the first cancellation by a caller who may cancel the job; None if there is none.
 
     Args:
-        cancels: for one job, in any cancel.
-        agent: of the job.
-        owner: the key or the named program that it belongs to.
-        tenant: of the job.
+        cancels: the cancellations of one job, in any order.
+        agent: the job's agent.
+        owner: the key or the named program that the job belongs to.
+        tenant: the job's tenant.
     """
     valid = [
         cancel.cancellation
@@ -217,21 +229,21 @@ def cancelled_by(
         and (not cancel.tenants or tenant in cancel.tenants)
         and cancel.owner in (None, owner)
     ]
-    return min(valid, key=lambda one: one.at, default=None)
+    return min(valid, key=lambda cancellation: cancellation.at, default=None)
 
 
 def ends_with_client(on_disconnect: Literal["finish", "cancel"] | None, *, has_key: bool) -> bool:
-    """True if the job of a stream is cancelled when its client leaves.
+    """Return True if the job of a stream is cancelled when its client disconnects.
 
     Args:
         on_disconnect: the agent's setting.
-        has_key: the client has given an idempotency key, and can ask for the answer again.
+        has_key: True if the client sent an idempotency key, with which it can fetch the answer later.
     """
     return not has_key if on_disconnect is None else on_disconnect == "cancel"
 
 
 def error_of(cancellation: Cancellation) -> ErrorInfo:
-    """The error of a cancelled job, and of its call that was aborted."""
+    """Return the error of a cancelled job and of its aborted call."""
     name = "" if cancellation.name is None else f" {cancellation.name!r}"
     why = f": {cancellation.reason}" if cancellation.reason else ""
     message = f"cancelled by {_WHO[cancellation.by]}{name}{why}"
@@ -245,17 +257,17 @@ _REFUSALS: Mapping[Reason | None, Notification] = {
 
 
 PROGRESS_IDS = ("tenant", "task_id", "parent_execution_id", "plan_id", "run_id")
-"""The fields of a step that say what its execution belongs to."""
+"""The fields of a step that name what its execution belongs to."""
 
 
 def steps_of(attempt: Attempt, belongs_to: Mapping[str, str | None] | None = None) -> tuple[Progress, ...]:
-    """Steps of an attempt: its end, and before it, if a breaker or a budget refused it, the refusal by its own name.
+    """Return the progress steps of an attempt: its end, after its refusal if a breaker or a budget refused it.
 
-    What a cap is, and what is spent of it, is for operators, who find it in the attempt's `error.figures`.
+    Caps and what is spent of them are left out: operators find them in the attempt's `error.figures`.
 
     Args:
-        attempt: recorded.
-        belongs_to: `PROGRESS_IDS` of its execution; None: those that the attempt has.
+        attempt: the recorded attempt.
+        belongs_to: the `PROGRESS_IDS` of its execution; None to use the attempt's own.
     """
     success = attempt.outcome == "success"
     ended = Progress.model_validate(
@@ -284,7 +296,7 @@ def steps_of(attempt: Attempt, belongs_to: Mapping[str, str | None] | None = Non
 
 
 def error_details(error: ErrorInfo | None) -> dict[str, object]:
-    """The fields of a step that say what went wrong."""
+    """Return the fields of a step that describe an error."""
     if error is None:
         return {}
     return {

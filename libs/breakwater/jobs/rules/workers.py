@@ -1,6 +1,6 @@
-"""Decisions among workers: the slots that one caller may hold, and the death of another worker.
+"""Decides how many slots a caller may hold, and whether another worker is dead.
 
-A worker that stalls or is cut off must never be taken for dead: its calls would be made a second time.
+A worker that stalls or is cut off from the network must never be taken for dead: its calls would be made twice.
 """
 
 from __future__ import annotations
@@ -8,36 +8,40 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MISSED_S = 3.0
-"""Time that a worker may take to come back."""
+"""The seconds that a worker may take to reconnect."""
 
 LATEST_S = 8.0
-"""Time after which a missing connection is no evidence any more.
+"""The seconds after which a missing connection proves nothing.
 
-From 10 s on, a NATS server also closes that of a process that is stopped, if it can't write to it; later, each side
-closes one on which nothing comes.
+From 10 s on, a NATS server also closes the connection of a stopped process to which it can't write; later, each side
+closes an idle connection.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Knowledge of another worker whose heartbeat is late."""
+    """The evidence on another worker whose heartbeat is late.
+
+    Attributes:
+        silent_s: the seconds since its last heartbeat.
+        runs: True if its process runs; None if it is on another machine.
+        connected: True if it is connected to NATS; None if it was not connected at its last heartbeat, either.
+        same_nats: True if the same NATS server still runs; a restarted one does not know the connection.
+        watched_s: the seconds for which the observer's own heartbeats were answered. Before that, Redis may have been
+            unavailable to all.
+    """
 
     silent_s: float
-    """Seconds since its last heartbeat."""
     runs: bool | None
-    """True if its process runs; None where it is one of another machine."""
     connected: bool | None
-    """True if NATS has its connection; None where it had none at its last heartbeat, either."""
     same_nats: bool
-    """True if NATS knows what became of the connection that it had then: one that was started again does not."""
     watched_s: float
-    """Time for which the observer's own heartbeat was answered. Before, Redis may have been away for all."""
 
 
 def is_dead(silence: Silence) -> bool:
-    """True if a worker is dead for sure, and NATS sends it nothing more."""
+    """Return True if a worker is certainly dead, and NATS sends it nothing more."""
     if silence.runs is not None:
-        # NATS closes its connection a moment later, and may send jobs there until then.
+        # NATS closes the connection a moment after the process ends, and may send jobs there until then.
         return not silence.runs and (not silence.connected or silence.silent_s > LATEST_S)
     return (
         MISSED_S <= silence.silent_s <= LATEST_S
@@ -47,16 +51,16 @@ def is_dead(silence: Silence) -> bool:
     )
 
 
-def may_take(slots: int, own: int, others: int) -> bool:
-    """True if a caller may take one more slot.
+def may_take(slots: int, held_slots: int, needed_by_others: int) -> bool:
+    """Return True if a caller may take one more slot.
 
-    It leaves as many free as the others needed lately, and one more, up to half of all. Where no other calls, it may
-    take all.
+    It must leave as many slots free as other callers needed recently, and one more, up to half of all. A caller that is
+    alone may take all slots.
 
     Args:
-        slots: how many there are.
-        own: how many the caller holds.
-        others: how many the other callers held at most, in the last minute.
+        slots: the number of slots.
+        held_slots: the number of slots that the caller holds.
+        needed_by_others: the most slots that the other callers held in the last minute.
     """
     half = slots // 2
-    return not others or own < half or own + min(half, others + 1) < slots
+    return not needed_by_others or held_slots < half or held_slots + min(half, needed_by_others + 1) < slots
