@@ -179,7 +179,7 @@ _OVERFLOW = re.compile(
             r"total token count[^.]{0,40} exceeds the limit",
             r"exceed max message tokens",  # ByteDance
             r"exceeds? the (available )?context|but the configured context size",  # llama.cpp
-            r"`inputs`( tokens \+ `max_new_tokens`)? must (be|have)",  # Text ConfigVersion Inference
+            r"`inputs`( tokens \+ `max_new_tokens`)? must (be|have)",  # Text Generation Inference
         )
     ),
     re.I,

@@ -1,7 +1,7 @@
-"""Context overflows: the figures in a provider's words, and the same refusal in the words of the client's API.
+"""Context overflows: reads the figures in a provider's refusal, and rewords it for the client's API.
 
-Coding agents shorten a conversation only where a refusal is worded as their API words it. Figures that a provider does
-not name stay unknown.
+Coding agents shorten a conversation only if the refusal has their API's wording. Figures that a provider does not state
+stay unknown.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from breakwater.calls.rules.provider_words import known_or_hash
 from breakwater.jobs.contract.job import CallApi
 
 _SAFETY = 0.9
-"""Tokens aren't bytes: a part of the text that should just fit may not."""
-_LEAST = 0.1
-_MOST = 0.9
-_READ = 4_000
-"""Characters of a provider's text that are looked at."""
+"""The share of the calculated room that is used, because tokens are not evenly spread over a text."""
+_MIN_RATIO = 0.1
+_MAX_RATIO = 0.9
+_MAX_TEXT = 4_000
+"""The number of characters of a provider's text that are searched."""
 _N = r"(?P<{}>\d[\d,]{{0,14}})"
 _LIMIT, _USED, _INPUT, _OUTPUT = (_N.format(name) for name in ("limit", "used", "input", "output"))
 _OVERFLOWS = tuple(
@@ -55,41 +55,41 @@ _OVERFLOWS = tuple(
         rf"contains {_USED} tokens.{{1,80}}?model with {_LIMIT} maximum",
         # llama.cpp
         rf"\({_USED} tokens\) exceeds .{{1,40}}?\({_LIMIT} tokens\)",
-        # Text ConfigVersion Inference, Together
+        # Text Generation Inference, Together
         rf"must be <= {_LIMIT}\. Given: {_INPUT} `inputs` tokens and {_OUTPUT} `max_new_tokens`",
     )
 )
 
 
 def keep_ratio_from(message: str) -> float | None:
-    """The part of a conversation that fits, going by the limit and the tokens that a provider's refusal names.
+    """Return the share of a conversation that fits, by the limit and the tokens in a provider's refusal.
 
     Returns:
-        A part for `trim`, from 0.1 to 0.9 and with something to spare; None where the text has no such numbers.
+        A share for `trim`, from 0.1 to 0.9, with a margin; None if the text has no such numbers.
     """
     numbers = _numbers(message)
-    # What the answer may take of the window is no room for the conversation.
+    # The answer's part of the window is not available to the conversation.
     room = numbers.get("limit", 0) - numbers.get("output", 0)
     used = numbers.get("input", numbers.get("used", 0))
-    return min(max(room / used * _SAFETY, _LEAST), _MOST) if used else None
+    return min(max(room / used * _SAFETY, _MIN_RATIO), _MAX_RATIO) if used else None
 
 
 LEAST_OUTPUT = 16
-"""Tokens; an answer of fewer is none."""
+"""The fewest tokens that make a useful answer."""
 
 
 def output_limit_from(message: str) -> int | None:
-    """The output limit for which a provider's refusal leaves room after the conversation.
+    """Return the output limit that fits into the context window after the conversation, by a provider's refusal.
 
     Returns:
-        Tokens; None where the text has no such numbers, or the conversation fits not even alone.
+        Tokens; None if the text has no such numbers, or the conversation alone does not fit.
     """
     numbers = _numbers(message)
     if "output" not in numbers:
         return None
     room = numbers["limit"] - numbers["input"]
     if "least" in numbers:
-        room = min(room, numbers["output"] // 2)  # it has not counted to the end
+        room = min(room, numbers["output"] // 2)  # the provider did not count the whole input
     return room if room >= LEAST_OUTPUT else None
 
 
@@ -109,29 +109,29 @@ _MOST_OUTPUT = tuple(
 
 
 def most_output_in(message: str) -> int | None:
-    """The most output tokens of a model, where a provider's refusal names them; None where it does not."""
-    match = next((match for pattern in _MOST_OUTPUT if (match := pattern.search(message[:_READ]))), None)
+    """Return the most output tokens of a model that a provider's refusal states; None if it states none."""
+    match = next((match for pattern in _MOST_OUTPUT if (match := pattern.search(message[:_MAX_TEXT]))), None)
     return None if match is None else _figure(match["limit"])
 
 
 MAX_FIGURE = 100_000_000
-"""Tokens; no context is so long, and a greater number in a provider's words is none of tokens."""
+"""The most tokens that are believed: no context is longer, and a higher number counts something else."""
 _BARE_NUMBER = re.compile(r"(?<![a-z0-9_.,:/-])(?:\d{1,3}(?:,\d{3})+|\d{4,9})(?![a-z0-9_/-]|[.,:]\d)", re.I)
-"""A number that is no part of a name, a version, a date or an address."""
+"""A number that is not part of a name, a version, a date or an address."""
 _OF_OTHER_UNITS = re.compile(
     r"per (?:second|minute|hour|day)|\b(?:[tr]p[md]|bytes?|[km]i?b|characters?|chars|seconds?|max_\w*tokens)\b", re.I
 )
 
 
 def _numbers(message: str) -> dict[str, int]:
-    text = message[:_READ]
+    text = message[:_MAX_TEXT]
     for pattern in _OVERFLOWS:
         if (match := pattern.search(text)) is not None:
-            named = {name: number for name, number in match.groupdict().items() if number is not None}
-            return {name: _figure(number) if number[0].isdigit() else 1 for name, number in named.items()}
+            groups = {name: number for name, number in match.groupdict().items() if number is not None}
+            return {name: _figure(number) if number[0].isdigit() else 1 for name, number in groups.items()}
     if _OF_OTHER_UNITS.search(text):
         return {}
-    # Words that are not known: of two numbers, the lower one is the limit that the higher one exceeds.
+    # In an unknown wording with two numbers, the lower one is the limit that the higher one exceeds.
     numbers = {_figure(number) for number in _BARE_NUMBER.findall(text) if known_or_hash(number) != number}
     return {"limit": min(numbers), "used": max(numbers)} if len(numbers) == 2 else {}
 
@@ -147,17 +147,18 @@ _OWN_WORDS: Mapping[CallApi, re.Pattern[str]] = {
     "messages": re.compile(r"prompt is too long|input length and `max_tokens` exceed context limit", re.I),
     "responses": re.compile(r".*exceeds the context window of this model", re.I),
 }
-"""The words of each API's maker."""
+"""The wordings of each API's maker."""
 _WINDOW = "Your input exceeds the context window of this model"
 _ADJUST = "Please adjust your input and try again."
 
 
 def overflow_message(message: str, api: CallApi) -> str:
-    """The refusal of a call that is too long, as the API of its client words it.
+    """Return the refusal of a call that is too long, in the wording of the client's API.
 
     Args:
-        message: of the provider. It is returned where it is worded so, and follows where it names no figures.
-        api: of the client's request.
+        message: the provider's message. It is returned unchanged if it has that wording, and appended to it if it
+            states no figures.
+        api: the API of the client's request.
     """
     if _OWN_WORDS[api].match(message):
         return message
@@ -178,7 +179,7 @@ def overflow_message(message: str, api: CallApi) -> str:
 
 
 def overflow_summary(message: str) -> str | None:
-    """The figures of a refusal, without any of the provider's words; None where it names none."""
+    """Return the figures of a refusal, without the provider's own words; None if it states none."""
     figures = _figures(message)
     return None if figures is None else _as_message(*figures)
 
@@ -191,7 +192,7 @@ def _as_message(limit: int, used: int, output: int) -> str:
 
 
 def _figures(message: str) -> tuple[int, int, int] | None:
-    """The limit, the tokens of the conversation, and those asked for in addition; None unless they explain it."""
+    """Return the limit, the conversation's tokens and the requested output tokens; None unless they explain it."""
     numbers = _numbers(message)
     limit = numbers.get("limit")
     output = numbers.get("output", 0)

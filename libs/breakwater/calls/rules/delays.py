@@ -1,4 +1,4 @@
-"""Reads how long a provider asks to be left alone, from the headers and the body of its error."""
+"""Reads from the headers and the body of a provider's error how long to wait before the next call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 MAX_DELAY_S = 31 * 86_400.0
-"""Limits are set by the month at most; a longer number of seconds is, say, a moment since the epoch."""
+"""The longest plausible delay: limits last a month at most. More seconds are, for example, a time since the epoch."""
 
 _MAX_TEXT = 100
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
@@ -32,15 +32,15 @@ _ANTHROPIC_LIMITS = ("requests", "tokens", "input-tokens", "output-tokens")
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime, in_body: float | None = None) -> float | None:
-    """Seconds to wait before the next call, as the provider says; None where it says nothing that can be read.
+    """Return the seconds to wait before the next call, as the provider states them; None if it states none.
 
-    What it says most exactly counts: a wait in milliseconds, `Retry-After`, a delay in the body, and at last when
-    the limits that are used up are reset, of which the longest counts. A moment that has passed is a wait of 0.
+    The most exact statement counts: a wait in milliseconds, then `Retry-After`, then a delay in the body, and finally
+    the last reset of the exhausted limits. A moment that has passed is a wait of 0.
 
     Args:
-        headers: of the answer, names in lower case.
-        now: for headers that name a moment.
-        in_body: the delay that the error's body names, in seconds.
+        headers: the answer's headers, with names in lower case.
+        now: the current time, for headers that state a moment.
+        in_body: the delay that the error's body states, in seconds.
     """
     for name in ("retry-after-ms", "x-ms-retry-after-ms"):
         delay = _sane(_number(headers.get(name, "")), unit_s=1e-3)
@@ -56,14 +56,14 @@ def retry_after_s(headers: Mapping[str, str], now: datetime, in_body: float | No
 
 
 def latest_reset_s(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Seconds until the last of the limits that are used up is reset; None where no header says so."""
+    """Return the seconds until the last of the exhausted limits is reset; None if no header states it."""
     return max(_resets(headers, now), default=None)
 
 
 def duration_s(text: str) -> float | None:
-    """Reads a duration as Go and protobuf write it, such as `1h2m3.5s`, `6m0s`, `20ms` or `37s`, into seconds.
+    """Read a duration as Go and protobuf write it, such as `1h2m3.5s`, `6m0s`, `20ms` or `37s`, in seconds.
 
-    A bare number is seconds, as some gateways send it. None for anything else.
+    A bare number counts as seconds, because some gateways send it. None for anything else.
     """
     text = text.strip()
     if len(text) > _MAX_TEXT:
@@ -83,29 +83,30 @@ def duration_s(text: str) -> float | None:
 
 
 def spoken_delay_s(text: str) -> float | None:
-    """The delay in a sentence such as `Please try again in 6.2s` or `Please retry after 6 seconds.`; else None."""
-    found = _SPOKEN.search(text)
-    if found is None:
+    """Return the delay in a sentence such as `Please try again in 6.2s` or `Please retry after 6 seconds.`, or None."""
+    match = _SPOKEN.search(text)
+    if match is None:
         return None
-    unit = found[2].lower().rstrip(".")
-    return duration_s(found[1] + _WORDS.get(unit.removesuffix("s"), unit))
+    unit = match[2].lower().rstrip(".")
+    return duration_s(match[1] + _WORDS.get(unit.removesuffix("s"), unit))
 
 
-def moment_in(said: Any, zone: tzinfo = UTC) -> datetime | None:
-    """Time at which a limit is reset: from seconds or milliseconds since the epoch, or a sentence; else None.
+def moment_in(statement: Any, zone: tzinfo = UTC) -> datetime | None:
+    """Return the time at which a limit is reset, from a time since the epoch or a sentence; None if it has none.
 
     Args:
-        said: such as 1772180859, or `You will regain access on 2026-04-01 at 00:00 UTC.`
-        zone: of a moment that names none.
+        statement: seconds or milliseconds, such as 1772180859, or a sentence, such as `You will regain access on
+            2026-04-01 at 00:00 UTC.`
+        zone: the time zone of a moment without one.
     """
-    if isinstance(said, int | float):
-        return _since_epoch(float(said))
-    found = _MOMENT.search(said) if isinstance(said, str) and _AGAIN.search(said) else None
-    if found is None:
+    if isinstance(statement, int | float):
+        return _since_epoch(float(statement))
+    match = _MOMENT.search(statement) if isinstance(statement, str) and _AGAIN.search(statement) else None
+    if match is None:
         return None
-    offset = "+00:00" if (found[3] or "").upper() in {"Z", "UTC", "GMT"} else found[3] or ""
+    offset = "+00:00" if (match[3] or "").upper() in {"Z", "UTC", "GMT"} else match[3] or ""
     try:
-        moment = datetime.fromisoformat(f"{found[1]}T{found[2] or '00:00'}{offset}")
+        moment = datetime.fromisoformat(f"{match[1]}T{match[2] or '00:00'}{offset}")
     except ValueError:
         return None
     return moment if moment.tzinfo else moment.replace(tzinfo=zone)
@@ -122,7 +123,7 @@ def _number(text: str) -> float | None:
 
 
 def _sane(number: float | None, unit_s: float = 1.0) -> float | None:
-    # False for what is not a number, too.
+    # The comparison is also False for NaN.
     return number * unit_s if number is not None and 0 <= number * unit_s <= MAX_DELAY_S else None
 
 
@@ -143,7 +144,7 @@ def _retry_after(text: str, now: datetime) -> float | None:
 
 
 def _resets(headers: Mapping[str, str], now: datetime) -> list[float]:
-    """Seconds until each limit that is used up is reset. The others are not what the call was refused for."""
+    """Return the seconds until each exhausted limit is reset. The other limits did not refuse the call."""
     delays: list[float | None] = []
     for limit in _OPENAI_LIMITS:
         if _number(headers.get(f"x-ratelimit-remaining-{limit}", "")) == 0:

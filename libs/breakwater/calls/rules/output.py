@@ -1,4 +1,4 @@
-"""Output guardrails: answers are checked against the agent's schema, and the model gets feedback on mistakes."""
+"""Output guardrails: check answers against the agent's schema, and send the mistakes back to the model."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _MESSAGE = frozenset({"content", "tool_calls", "function_call"})
 
 
 def ready_schemas() -> Mapping[str, dict[str, JsonValue]]:
-    """The schemas by name. Programs define the data of a task, and an action's arguments: `strict` leaves them open."""
+    """Return the built-in schemas by name. `strict` leaves a task's data and an action's arguments open."""
     return json.loads(Path(__file__).with_name("output_schemas.json").read_text(encoding="utf-8"))
 
 
 class OutputRules(Message):
     """Rules for the form of answers.
 
-    Raw JSON is accepted, and JSON in a fenced block. Where `strict`, the answer must be nothing but that, and objects
-    may have no properties that the schema does not name; otherwise the first JSON value in the text counts.
+    Answers may be raw JSON, or JSON in a fenced block. With `strict`, they must contain nothing else, and objects must
+    have no properties that the schema does not name; otherwise the first JSON value in the text counts.
     """
 
     schema_: str | dict[str, JsonValue] = Field(
@@ -52,7 +52,7 @@ class OutputRules(Message):
     @field_validator("strict")
     @classmethod
     def _closable(cls, strict: bool, info: ValidationInfo) -> bool:
-        # Without a schema here, that one is wrong, and said to be.
+        # If the schema is missing here, its own validation has failed and reports the mistake.
         if strict and "schema_" in info.data:
             closed(_schema_of(info.data["schema_"]))
         return strict
@@ -60,18 +60,24 @@ class OutputRules(Message):
 
 @dataclass(frozen=True, slots=True)
 class Valid:
-    """An answer that may be given."""
+    """An answer that satisfies the schema.
+
+    Attributes:
+        value: the JSON of the answer; the message itself if the model calls tools.
+    """
 
     value: JsonValue
-    """The JSON of the answer; the message itself where the model calls tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """An answer that does not satisfy the schema."""
+    """An answer that does not satisfy the schema.
+
+    Attributes:
+        problems: the mistakes, each with its path and a correction. They quote hardly anything from the answer.
+    """
 
     problems: tuple[str, ...]
-    """The mistakes, each with its path and what would be right. Hardly anything of the answer is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +85,9 @@ class OutputGuard:
     """The rules of one agent, prepared for many answers.
 
     Attributes:
-        rules: as they were configured.
-        schema: what answers must satisfy; with `strict`, with every object closed that does not say whether it is.
-        fits_strict_mode: whether OpenAI's strict mode takes the schema. It refuses optional properties, for one.
+        rules: the configured rules.
+        schema: the schema that answers must satisfy; with `strict`, as `closed` returns it.
+        fits_strict_mode: True if OpenAI's strict mode accepts the schema. It refuses optional properties, for example.
     """
 
     rules: OutputRules
@@ -91,10 +97,10 @@ class OutputGuard:
 
     @classmethod
     def compile(cls, rules: OutputRules) -> OutputGuard:
-        """Prepares the rules.
+        """Prepare the rules.
 
         Raises:
-            ValueError: a schema is not known, or wrong.
+            ValueError: the schema is unknown or invalid.
         """
         schema = _schema_of(rules.schema_)
         if rules.strict:
@@ -102,13 +108,13 @@ class OutputGuard:
         return cls(rules, schema, fits_strict_mode(schema), _check_of(schema))
 
     def check(self, output: JsonValue) -> Valid | Invalid:
-        """Checks an answer.
+        """Check an answer.
 
         Args:
             output: the answer's text, a whole assistant message, or any JSON of a process or python agent. A message
-                that calls tools is no answer yet, and passes as it is.
+                that calls tools is no answer yet, and is valid as it is.
         """
-        said = output
+        answer = output
         if isinstance(output, dict) and output.get("role") == "assistant" and not _MESSAGE.isdisjoint(output):
             content = objects(output.get("content"))
             if output.get("tool_calls") or output.get("function_call"):
@@ -116,30 +122,30 @@ class OutputGuard:
             if any(block.get("type") == "tool_use" for block in content):
                 return Valid(output)
             text = output.get("content")
-            said = text if isinstance(text, str) else "".join(str(block.get("text") or "") for block in content)
+            answer = text if isinstance(text, str) else "".join(str(block.get("text") or "") for block in content)
         try:
-            value = self._json_of(said)
+            value = self._json_of(answer)
         except NoJsonError as error:
             return Invalid((f"$: {error}",))
         problems = self._check.problems(value)
         return Invalid(problems) if problems else Valid(value)
 
-    def _json_of(self, said: JsonValue) -> JsonValue:
-        if isinstance(said, str):
-            if self.schema.get("type") == "string":  # in quotes as JSON has it, or as it is
+    def _json_of(self, answer: JsonValue) -> JsonValue:
+        if isinstance(answer, str):
+            if self.schema.get("type") == "string":  # a JSON string, or plain text
                 with suppress(NoJsonError):
-                    value = parse_json(said)
-                    return value if isinstance(value, str) else said
-                return said
+                    value = parse_json(answer)
+                    return value if isinstance(value, str) else answer
+                return answer
             openers = {"object": "{", "array": "["}.get(str(self.schema.get("type")), "{[")
-            return find_json(said, strict=self.rules.strict, openers=openers)
-        if (flaw := flaw_of(said)) is not None:
+            return find_json(answer, strict=self.rules.strict, openers=openers)
+        if (flaw := flaw_of(answer)) is not None:
             raise NoJsonError(flaw)
-        return said
+        return answer
 
 
 def correction_message(problems: Iterable[str]) -> dict[str, JsonValue]:
-    """The message to the model after an answer that was not valid."""
+    """Return the message to the model after an invalid answer."""
     listed = "\n".join(f"- {problem}" for problem in problems)
     text = (
         "Your answer does not satisfy the JSON schema that it must satisfy:\n"
@@ -155,33 +161,35 @@ def _check_of(schema: dict[str, JsonValue]) -> SchemaCheck:
     return SchemaCheck(schema)
 
 
-def _schema_of(given: str | dict[str, JsonValue]) -> dict[str, JsonValue]:
-    if not isinstance(given, str):
-        return given
-    ready = ready_schemas()
-    if given not in ready:
-        raise ValueError(f"{given[:100]!r} is not a ready schema; name one of {', '.join(sorted(ready))}, or write one")
-    return ready[given]
+def _schema_of(setting: str | dict[str, JsonValue]) -> dict[str, JsonValue]:
+    if not isinstance(setting, str):
+        return setting
+    built_in = ready_schemas()
+    if setting not in built_in:
+        raise ValueError(
+            f"{setting[:100]!r} is not a ready schema; name one of {', '.join(sorted(built_in))}, or write one"
+        )
+    return built_in[setting]
 
 
-# The strict form: objects with no other properties than the schema names
+# Closed schemas: objects have no other properties than the schema names
 
 
 def closed(schema: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """The schema with every object closed that does not say whether it is.
+    """Return the schema with `additionalProperties: false` for every object that leaves it undefined.
 
     Raises:
-        ValueError: it can't be: where an object's properties are named in several places, each would close it.
+        ValueError: an object names its properties in several places, each of which would exclude the others.
     """
     for path, place in subschemas(schema):
         several = ("anyOf", "oneOf", "$ref") if "properties" in place else ()
         for keyword in ("allOf", "if", "dependentSchemas", *several):
             if keyword in place:
-                what = f"`properties` next to `{keyword}`" if keyword in several else f"`{keyword}`"
-                words = f"does not go with {what} (at {path}): name the properties of an object in one place"
-                raise ValueError(words)
+                conflict = f"`properties` next to `{keyword}`" if keyword in several else f"`{keyword}`"
+                problem = f"does not go with {conflict} (at {path}): name the properties of an object in one place"
+                raise ValueError(problem)
     copy = json.loads(json.dumps(schema))
-    for _, place in subschemas(copy, but="not"):  # what is closed within `not` would forbid less
+    for _, place in subschemas(copy, but="not"):  # a closed object within `not` would forbid less
         if _is_object(place) and not place.keys() & {"additionalProperties", "unevaluatedProperties"}:
             place["additionalProperties"] = False
     return copy
@@ -205,10 +213,10 @@ _MEANING = frozenset({"type", "anyOf", "$ref", "enum", "const"})
 
 
 def fits_strict_mode(schema: dict[str, JsonValue]) -> bool:
-    """True if OpenAI's strict mode takes a schema; it answers 400 to others.
+    """Return True if OpenAI's strict mode accepts a schema; it answers 400 to others.
 
-    Source: the subset of JSON schema that OpenAI documents for structured outputs: an object at the root, every object
-    closed and all of its properties required, every schema with a type, and only some of the keywords.
+    OpenAI documents this subset of JSON schema for structured outputs: an object at the root, every object closed and
+    all of its properties required, every schema with a type, and only some of the keywords.
     """
     if schema.get("type") != "object" or "anyOf" in schema:
         return False

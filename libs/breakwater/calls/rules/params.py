@@ -1,8 +1,8 @@
-"""Decides which params of a job go to its provider.
+"""Decides which params of a job may go to its provider.
 
-A call is sent as it was admitted, priced and limited. Params that are known to break that are always refused. Where a
-cap has to hold, or models are chosen from a list, nothing is guessed: only those pass that are known to cost tokens
-alone.
+A call is sent as it was admitted, priced and limited, so params that are known to change that are always refused. Under
+a hard cap, or where jobs choose their models, nothing is guessed: only params that are known to cost nothing but tokens
+may pass.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PRICED_APART: Mapping[str, JsonValue] = {
     "search_parameters": None,
     "speed": "standard",
 }
-"""Params of some providers that change a call's price, or add to it, each with the value that asks for nothing."""
+"""Params of some providers that change a call's price or add to it, each with the value that has no effect."""
 
 _OF_THE_CONNECTION = words(
     """
@@ -44,10 +44,10 @@ _OF_THE_CONNECTION = words(
     extra_query headers max_retries organization proxies proxy timeout
     """
 )
-"""Params of clients and gateways for a request's address, identity and connection."""
+"""Params of clients and gateways that set a request's address, identity and connection."""
 
 _RUN_BY_PROVIDER = ("code_", "file_search", "google_", "image_generation", "mcp", "web_", "x_search")
-"""Prefixes of tools that the provider runs itself, and charges in addition to the tokens."""
+"""Prefixes of the types of tools that the provider runs itself, and charges for in addition to the tokens."""
 
 _COMMON = words(
     """
@@ -78,7 +78,7 @@ _BY_KIND: Mapping[str, frozenset[str]] = {
     "azure": _COMMON,
     "anthropic": _COMMON | _OF_ANTHROPIC,
 }
-"""Params that cost tokens alone, as all that is estimated and billed does."""
+"""Params that cost nothing but tokens, by the kind of provider."""
 KNOWN_PARAMS = (
     _COMMON | _OF_SERVERS | _OF_ANTHROPIC | RESERVED_PARAMS.keys() | _PRICED_APART.keys() | _OF_THE_CONNECTION
 )
@@ -95,16 +95,16 @@ _PARTS = FILES | words(
     tool_use
     """
 )
-"""Types of a message's parts that cost their tokens, and no more."""
+"""Types of message parts that cost nothing but their tokens."""
 
 
 def is_run_by_client(kind: Any) -> bool:
-    """True for a type of Anthropic's own tools that the client runs, whose version is a date."""
+    """Return True for the type of an Anthropic tool that the client runs, such as `bash_20250124`."""
     return isinstance(kind, str) and _RUN_BY_CLIENT.fullmatch(kind) is not None
 
 
 def params_objection(params: Mapping[str, JsonValue]) -> FieldError | None:
-    """Reason why params can't go to any provider as they are; None where they can."""
+    """Return the reason why params can't be sent to any provider; None if they can."""
     for name in params:
         if name in RESERVED_PARAMS:
             return FieldError(name, RESERVED_PARAMS[name])
@@ -116,26 +116,28 @@ def params_objection(params: Mapping[str, JsonValue]) -> FieldError | None:
             return FieldError(
                 f"{place}.type", f"{kind!r} is not supported: providers charge for such tools, unknown to budgets"
             )
-    for name, most in (dict.fromkeys(OUTPUT_LIMITS, MAX_OUTPUT_TOKENS) | dict.fromkeys(CHOICES, MAX_CHOICES)).items():
+    for name, maximum in (
+        dict.fromkeys(OUTPUT_LIMITS, MAX_OUTPUT_TOKENS) | dict.fromkeys(CHOICES, MAX_CHOICES)
+    ).items():
         value = params.get(name, 1)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            return FieldError(name, f"must be a whole number from 1 to {most}")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= maximum:
+            return FieldError(name, f"must be a whole number from 1 to {maximum}")
     return None
 
 
 def connection_objection(params: Mapping[str, JsonValue]) -> FieldError | None:
-    """The same of params that mean where a model's API is, and as whom it is asked."""
-    found = next((name for name in params if name in _OF_THE_CONNECTION), None)
-    return None if found is None else FieldError(found, "is for the config of the provider to set")
+    """Return the reason why a job may not set params of the connection to the provider; None if it sets none."""
+    name = next((name for name in params if name in _OF_THE_CONNECTION), None)
+    return None if name is None else FieldError(name, "is for the config of the provider to set")
 
 
 def unknown_objection(params: Mapping[str, JsonValue], kind: str, allowed: Collection[str]) -> FieldError | None:
-    """The same where only params pass that are known to cost tokens alone.
+    """Return the reason why params may cost more than tokens; None if they are known not to.
 
     Args:
-        params: of a job.
-        kind: of the provider.
-        allowed: what the config allows in addition.
+        params: the job's params.
+        kind: the kind of the provider.
+        allowed: the params that the config allows in addition.
     """
     for name in params:
         if name not in _BY_KIND[kind] and name not in _PRICED_APART and name not in allowed:
@@ -153,11 +155,11 @@ def unknown_objection(params: Mapping[str, JsonValue], kind: str, allowed: Colle
 
 
 def unknown_part(messages: Iterable[ChatMessage], allowed: Collection[str]) -> FieldError | None:
-    """The same of the parts of messages: one of another type may stand for anything.
+    """Return the reason why parts of messages may cost more than tokens; None if they are known not to.
 
     Args:
-        messages: of a job.
-        allowed: what the config allows in addition.
+        messages: the job's messages.
+        allowed: the fields that the config allows in addition; `messages` allows all parts.
     """
     for number, message in enumerate(messages) if "messages" not in allowed else ():
         for index, part in enumerate(message.content if isinstance(message.content, list) else ()):
@@ -169,5 +171,7 @@ def unknown_part(messages: Iterable[ChatMessage], allowed: Collection[str]) -> F
 
 def _tools(params: Mapping[str, JsonValue]) -> list[tuple[str, Mapping[str, Any]]]:
     tools = params.get("tools")
-    given = enumerate(tools) if isinstance(tools, list) else ()
-    return [(f"tools.{number}", cast(dict[str, Any], tool) if isinstance(tool, dict) else {}) for number, tool in given]
+    numbered = enumerate(tools) if isinstance(tools, list) else ()
+    return [
+        (f"tools.{number}", cast(dict[str, Any], tool) if isinstance(tool, dict) else {}) for number, tool in numbered
+    ]

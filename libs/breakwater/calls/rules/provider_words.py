@@ -1,8 +1,8 @@
-"""Words of providers: the ones that may be kept where their texts may not, and the names of models in answers.
+"""Words of providers that may be stored without their texts, and comparison of model names in answers.
 
-A word is kept if it is known, and else its hash. The form of a word says nothing: a prompt's has it, too, and so has a
-key. Model names come with a snapshot's date, with the maker's name or without, in another order or case; from servers
-on one's own machine as the path of a file, or as a word that means nothing.
+A known word is stored, and only the hash of any other: by its form alone, a word could come from a prompt or be a key.
+Providers write a model's name with or without a date and the maker's name, in another order or case; local servers
+send a file's path, or a placeholder.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _CODES = words(
     2013 2049 2056 20012 20015 30001 30003 30011 50501 50505 50603 50604
     """
 )
-"""Known codes in lower case, of makers and gateways, Google's RPC, AWS and Alibaba; the numbers are those of Zhipu,
+"""Known codes, in lower case, of model makers, gateways, Google's RPC, AWS and Alibaba; the numbers are those of Zhipu,
 MiniMax and SiliconFlow."""
 _PLACES = words(
     """
@@ -80,21 +80,21 @@ _STATUS = re.compile(r"[1-5]\d\d")
 
 
 def known_or_hash(word: str) -> str:
-    """A code, type, reason or term of a provider's where it is a known one; else its hash, such as `#1f2e3d4c`."""
+    """Return a provider's code, type, reason or term if it is known, else its hash, such as `#1f2e3d4c`."""
     lowered = word.lower()
-    known = lowered in _CODES or lowered in KNOWN_REASONS or lowered in KNOWN_TERMS or _STATUS.fullmatch(lowered)
-    return word if known else hashed(word)
+    is_known = lowered in _CODES or lowered in KNOWN_REASONS or lowered in KNOWN_TERMS or _STATUS.fullmatch(lowered)
+    return word if is_known else hashed(word)
 
 
 def known_place(param: str) -> str:
-    """A place in a request, such as `messages.0.content`, where each of its names is a known one; else its hash."""
+    """Return a path in a request, such as `messages.0.content`, if all its names are known, else its hash."""
     names = re.split(r"[.\[\]]+", param.strip("]"))
-    known = all(name in KNOWN_PARAMS or name in _PLACES or name.isdecimal() for name in names)
-    return param if known else hashed(param)
+    is_known = all(name in KNOWN_PARAMS or name in _PLACES or name.isdecimal() for name in names)
+    return param if is_known else hashed(param)
 
 
 def hashed(text: str) -> str:
-    """A hash by which two equal texts are seen to be equal, and no more."""
+    """Return a short hash of a text, which only reveals whether two texts are equal."""
     return f"#{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:8]}"
 
 
@@ -104,7 +104,7 @@ _ANY = frozenset(
     {"", "any", "base", "default", "dummy", "ensemble", "local", "local-model", "model", "none", "null"}
     | {"test", "test-model", "tgi"}
 )
-"""Names that servers go by which serve one model."""
+"""Placeholders that servers of a single model use for its name."""
 _TOO_SHORT = re.compile(r"[a-z]{1,4}")
 _WHERE = re.compile(r"(?:(?:us|eu|apac|au|ca|jp|us-gov|global)\.)?[a-z0-9]+\.(?=[a-z][a-z0-9-]*[-.])")
 """Bedrock's regions and makers: `us.anthropic.claude-…`."""
@@ -117,26 +117,27 @@ _QUANTISED = re.compile(r"(?:fp|bf|int|w)\d+(?:a\d+)?|awq|gptq|gguf|mlx|\d+bit|q
 
 
 @lru_cache(maxsize=4096)
-def is_same_model(answered: str, asked: tuple[str, ...]) -> bool:
-    """True if an answer's model is one of those asked for, or of its family where one of the two has no date.
+def is_same_model(answered: str, requested: tuple[str, ...]) -> bool:
+    """Return True if an answer's model is the requested one. A date or tag that one of the names lacks is ignored.
 
     Args:
         answered: the name in the answer.
-        asked: the names that the model goes by.
+        requested: the names of the requested model.
     """
     if _is_nameless(answered):
         return True
     words, dates, tag = _parts(answered)
-    wanted = [name for name in asked if name]
-    for others, other_dates, other_tag in map(_parts, wanted):
-        pairs = ((dates, other_dates), (tag, other_tag))
-        if words == others and all(not one or not other or one == other for one, other in pairs):
+    names = [name for name in requested if name]
+    for name_words, name_dates, name_tag in map(_parts, names):
+        same_dates = not dates or not name_dates or dates == name_dates
+        same_tag = not tag or not name_tag or tag == name_tag
+        if words == name_words and same_dates and same_tag:
             return True
-    return not wanted or any(map(_is_nameless, wanted))
+    return not names or any(map(_is_nameless, names))
 
 
 def is_placeholder(answered: str) -> bool:
-    """True if a name that no price list knows is too short to be a model's: `m`, `gpt`."""
+    """Return True if a name that no price list knows is too short for a model: `m`, `gpt`."""
     return _TOO_SHORT.fullmatch(answered.strip().lower()) is not None
 
 
@@ -146,10 +147,10 @@ def _is_nameless(name: str) -> bool:
 
 
 def _parts(name: str) -> tuple[list[str], str, str]:
-    """The words of a name in any order, its date as digits, and its tag."""
+    """Split a model's name into its significant words, sorted, its date as digits, and its tag."""
     name = name.strip().lower().rpartition("/")[2]
     name = _VERSION_THERE.sub("", _WHERE.sub("", name, count=1) if "." in name else name)
-    tag = "" if name.startswith("ft:") or (found := _TAG.search(name)) is None else found[1]
+    tag = "" if name.startswith("ft:") or (match := _TAG.search(name)) is None else match[1]
     if tag:
         name = name[: -len(tag) - 1]
     dates = "".join(re.sub(r"\D", "", date) for date in _DATE.findall(name))

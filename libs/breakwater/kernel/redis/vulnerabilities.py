@@ -28,24 +28,24 @@ _FIXED: dict[str, dict[RedisServer, tuple[Version, ...]]] = {
 
 def read_version(text: str) -> Version:
     """Read the numbers that a text such as `7.4.6` or `9.0.0-rc3` begins with; empty if there are none."""
-    found = re.match(r"\d+(?:\.\d+)*", text)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    match = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def known_vulnerabilities(server: RedisServer, version: Version) -> tuple[str, ...]:
     """List the CVE ids of the known holes in a release, oldest first.
 
-    Distributions fix holes without changing the version; what this says of their builds can be out of date.
+    Distributions fix holes without changing the version, so the result may be wrong for their builds.
 
     Args:
-        server: whose version it is.
-        version: its numbers; empty, so older than any, where it is not known.
+        server: the server that the version belongs to.
+        version: the numbers of the version. An unknown version is empty, and counts as older than any.
     """
-    found: list[str] = []
+    known_holes: list[str] = []
     for cve, releases in _FIXED.items():
         branches = {release[:2]: release for release in releases[server]}
         if version < branches.get(version[:2], version) or (
             version[:2] not in branches and version[:2] <= max(branches)
         ):
-            found.append(cve)
-    return tuple(found)
+            known_holes.append(cve)
+    return tuple(known_holes)

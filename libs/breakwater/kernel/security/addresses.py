@@ -1,8 +1,7 @@
-"""Addresses that the plane may send messages to: public ones, and those that the operator allows.
+"""Decides which addresses the plane may send messages to: public ones, and those that the operator allows.
 
-A person who may write a URL into a config, or a server that answers a DNS question, could otherwise reach what only
-this machine can reach: its own ports, the private network, and the metadata service that hands out the cloud account's
-credentials.
+Otherwise a person who may write a URL into a config, or a DNS server, could reach what only this machine can reach: its
+own ports, the private network, and the metadata service that hands out the cloud account's credentials.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ IpAddress = IPv4Address | IPv6Address
 IpNetwork = IPv4Network | IPv6Network
 
 ANYWHERE: tuple[IpNetwork, ...] = (IPv4Network("0.0.0.0/0"), IPv6Network("::/0"))
-"""Networks of a host that the operator has named."""
+"""The allowed networks for a host that the operator has named."""
 
-# Of IANA's special-purpose registries. `is_private` and `is_global` differ between patch versions of Python, so they
-# are only asked at last. Where networks overlap, the narrower one comes first. Metadata are served by AWS, Google, and
-# under addresses of their own by Alibaba, Oracle and Azure: 168.63.129.16 is a public one that answers inside only.
+# From IANA's special-purpose registries. `is_private` and `is_global` differ between patch versions of Python, so they
+# are only consulted last. Where networks overlap, the narrower one comes first. AWS and Google share an address for
+# cloud metadata; Alibaba, Oracle and Azure have their own: 168.63.129.16 is public, but only answers inside Azure.
 _REFUSED: tuple[tuple[IpNetwork, str], ...] = tuple(
     (ip_network(network), why)
     for why, networks in {
@@ -38,28 +37,28 @@ _REFUSED: tuple[tuple[IpNetwork, str], ...] = tuple(
     for network in networks.split()
 )
 _PUBLIC_6 = IPv6Network("2000::/3")
-"""All that is assigned; the rest is reserved."""
+"""The public addresses of IPv6; all others are reserved."""
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def refusal(address: IpAddress, allowed: Sequence[IpNetwork]) -> str | None:
-    """Reason why nothing is sent to an address: `loopback`, `private`, `cloud metadata`; None where it may be.
+    """Return the reason why nothing is sent to an address, such as `loopback` or `private`; None if it may be used.
 
     Args:
-        address: that is about to be connected to.
-        allowed: networks of the operator's that win over any refusal. An IPv4 network covers its mapped form
-            (`::ffff:10.1.2.3`) too, and an IPv6 network for no IPv4 address.
+        address: the address to connect to.
+        allowed: the operator's networks, which override any refusal. An IPv4 network also covers its mapped form
+            (`::ffff:10.1.2.3`); an IPv6 network covers no IPv4 address.
     """
     if isinstance(address, IPv6Address):
         if address.scope_id is not None:
-            # The system resolves what has a zone once more, and a name such as `2606:4700::1%a.example` then by DNS.
+            # The system resolves an address with a zone again, and a name such as `2606:4700::1%a.example` by DNS.
             return "an address with a zone"
         if address.ipv4_mapped is not None:
             return refusal(address.ipv4_mapped, allowed)
     if any(address in network for network in allowed):
         return None
     if address in _NAT64:
-        # Where there is no IPv4, the way to all that has no IPv6: the gateway connects to the address inside.
+        # Networks without IPv4 reach IPv4 hosts this way: a gateway connects to the embedded address.
         inside = refusal(IPv4Address(int(address) & 0xFFFF_FFFF), ())
         return inside and f"{inside}, inside IPv6"
     public = address.is_global and (address.version == 4 or address in _PUBLIC_6)
