@@ -1,9 +1,9 @@
-r"""Halves of surrogate pairs, which the grammar of JSON allows (RFC 8259, 8.2) and UTF-8 does not.
+r"""Joins halves of surrogate pairs, which JSON allows as escapes (RFC 8259, 8.2) and UTF-8 does not.
 
-A model's answer is cut between two of its tokens, and so is a pair, whose halves some servers then write as escapes:
-`"ok \ud83d"` and `"\ude00"`. Halves that follow one another become their character; each that stays alone becomes
-U+FFFD. So nothing behind the readers of JSON meets one. JSON without any is read as before, at no cost: one is
-looked for only where the codec has refused a document.
+A stream may be cut between two tokens that share a character, and some servers then write the halves of its surrogate
+pair as escapes: `"ok \ud83d"` and `"\ude00"`. Consecutive halves become their character, and a lone half becomes
+U+FFFD, so no code after the JSON readers meets one. JSON without halves costs nothing: halves are only searched for
+when the codec has refused a document.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 def whole_text(text: str) -> str:
-    """A text in which halves are joined, and those that stay alone replaced."""
+    """Return a text with its halves joined, and lone halves replaced."""
     if text.isascii() or not _HALF.search(text):
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def whole_value(value: Any) -> Any:
-    """A JSON value with whole texts and names."""
+    """Return a JSON value with whole texts and names."""
     match value:
         case str():
             return whole_text(value)
         case dict():
-            named = cast(dict[Any, Any], value).items()
-            return {whole_value(name): whole_value(inner) for name, inner in named}
+            items = cast(dict[Any, Any], value).items()
+            return {whole_value(name): whole_value(inner) for name, inner in items}
         case list() | tuple():
             return [whole_value(inner) for inner in cast(list[Any], value)]
         case _:
@@ -70,10 +70,10 @@ def whole_value(value: Any) -> Any:
 
 
 def whole_json(document: bytes) -> bytes | None:
-    """A document of JSON with whole texts, otherwise byte for byte; None where it has no half that is alone.
+    """Return a JSON document with whole texts, otherwise unchanged; None if it has no lone half.
 
     Args:
-        document: its halves are escapes, or three bytes each as in CESU-8.
+        document: the document. Its halves are escapes, or three bytes each as in CESU-8.
     """
     is_whole = True
 
@@ -91,9 +91,9 @@ def whole_json(document: bytes) -> bytes | None:
 
 
 def read_whole(read: Callable[[bytes], ReadT], document: bytes) -> ReadT:
-    """Reads a document with a codec; where that refuses it for half of a pair, the same document with whole texts.
+    """Read a document with a codec; if the codec refuses a lone half, read the document with whole texts.
 
-    Raises what `read` does.
+    Raises the errors of `read`.
     """
     try:
         return read(document)
@@ -104,7 +104,7 @@ def read_whole(read: Callable[[bytes], ReadT], document: bytes) -> ReadT:
 
 
 def read_halves(document: bytes) -> Any:
-    """JSON whose texts may have halves, for a joiner. Raises ValueError."""
+    """Read JSON and keep the halves in its texts, for a joiner. Raises ValueError."""
     try:
         return orjson.loads(document)
     except ValueError:
@@ -114,16 +114,16 @@ def read_halves(document: bytes) -> Any:
 
 
 def _with_halves(document: bytes) -> Any:
-    # Numbers as the other codec reads them.
+    # orjson reads the numbers, so that both codecs agree on them.
     return json.loads(document.decode("utf-8", "surrogatepass"), parse_int=orjson.loads, parse_float=orjson.loads)
 
 
 def whole_escapes(text: str, *, is_last: bool = True) -> str:
-    """A text of JSON, such as the arguments of a call, with whole escapes: codecs refuse half of a pair in them.
+    """Return a JSON text, such as a tool call's arguments, without escapes of lone halves, which codecs refuse.
 
     Args:
-        text: as far as it has come; what is returned begins with what was returned for a beginning of it.
-        is_last: nothing follows. Otherwise an end that may be the first half of a pair is left out.
+        text: the text as far as it has come. The result for a longer text begins with the result for a shorter one.
+        is_last: True if nothing follows. Otherwise an end that may be the first half of a pair is left out.
     """
     if "\\" not in text:
         return text
@@ -151,15 +151,16 @@ class TextJoiner:
         self._half = ""
 
     def put(self, piece: str) -> str:
-        """The next piece: without a half at its end, which waits for the other."""
+        """Return the next piece without a half at its end, which waits for the other half."""
         text = self._half + piece
         self._half = ""
         if _awaits_half(text):
-            text, self._half = text[:-1], text[-1]
+            self._half = text[-1]
+            text = text[:-1]
         return whole_text(text)
 
     def end(self) -> str:
-        """The half that waited, when no piece follows."""
+        """Return the half that still waits when no piece follows, as U+FFFD."""
         text = self._half
         self._half = ""
         return whole_text(text)
@@ -170,53 +171,55 @@ _Path = tuple[Any, ...]
 
 
 class EventJoiner:
-    """Joins halves over the events of a stream: per choice, block or item, and in each of their texts that grow.
+    """Joins halves across the events of a stream, in each growing text of each choice, block or item.
 
-    An event whose text ends with the first half waits for the next one of its place. All others pass through: a
-    reader of events asks `is_idle` first.
+    An event whose text ends with the first half waits for the next event of its place. All other events pass; check
+    `is_idle` first, which is cheaper.
     """
 
     def __init__(self) -> None:
-        self._held: dict[frozenset[Any], _Event] = {}
+        self._waiting: dict[frozenset[Any], _Event] = {}
         self._has_halves = False
 
     @property
     def is_idle(self) -> bool:
-        """True if the event that was just read has no half, and none waits."""
-        return not self._has_halves and not self._held
+        """True if the event that was just read has no half, and no event waits."""
+        return not self._has_halves and not self._waiting
 
     def read(self, document: bytes) -> Any:
-        """Reads an event that has halves, and keeps them. It is valid JSON but for these."""
+        """Read an event and keep its halves. Apart from these it must be valid JSON."""
         self._has_halves = True
         return _with_halves(document)
 
     def put(self, event: _Event) -> Iterator[_Event]:
-        """The events that can be passed on once this one has come."""
+        """Yield the events that can be passed on now that this event has come."""
         places = _places(event)
-        for held_places in [held for held in self._held if not (held and places and held.isdisjoint(places))]:
-            held = self._held.pop(held_places)
-            self._has_halves = _moved_half(held, event) or self._has_halves
-            yield whole_value(held)
+        for waiting_places in tuple(self._waiting):
+            if waiting_places and places and waiting_places.isdisjoint(places):
+                continue
+            waiting_event = self._waiting.pop(waiting_places)
+            self._has_halves = _moved_half(waiting_event, event) or self._has_halves
+            yield whole_value(waiting_event)
         if self._has_halves:
             self._has_halves = False
             if any(_awaits_half(container[name]) for container, name in _growing(event).values()):
-                self._held[places] = event
+                self._waiting[places] = event
                 return
             event = whole_value(event)
         yield event
 
     def end(self) -> Iterator[_Event]:
-        """The events that wait, when no event follows."""
-        held = self._held
-        self._held = {}
-        yield from map(whole_value, held.values())
+        """Yield the events that still wait when no event follows."""
+        waiting = self._waiting
+        self._waiting = {}
+        yield from map(whole_value, waiting.values())
 
 
-def _moved_half(held: _Event, event: _Event) -> bool:
-    """Moves halves from the ends of an event's texts to the beginnings with the other half; True if there was one."""
+def _moved_half(held_event: _Event, event: _Event) -> bool:
+    """Move halves from the ends of an event's texts to the next event's other halves; return True if any moved."""
     following = _growing(event)
     is_moved = False
-    for path, (container, name) in _growing(held).items():
+    for path, (container, name) in _growing(held_event).items():
         if not _awaits_half(container[name]) or path not in following:
             continue
         next_container, next_name = following[path]
@@ -228,12 +231,12 @@ def _moved_half(held: _Event, event: _Event) -> bool:
 
 
 def _places(event: Mapping[str, Any]) -> frozenset[Any]:
-    """The choices, the block or the item that an event is of; none for an event of the whole stream."""
+    """Return the choices, the block or the item that an event belongs to; empty for an event of the whole stream."""
     choices = event.get("choices")
     if isinstance(choices, list):
         return frozenset(_number(choice, "index") for choice in cast(list[Any], choices))
-    of = (_number(event, name) for name in ("index", "output_index"))
-    return frozenset(number for number in of if number is not None)
+    numbers = (_number(event, name) for name in ("index", "output_index"))
+    return frozenset(number for number in numbers if number is not None)
 
 
 def _number(value: Any, name: str) -> int | None:
@@ -242,14 +245,14 @@ def _number(value: Any, name: str) -> int | None:
 
 
 def _growing(event: _Event) -> dict[_Path, tuple[Any, Any]]:
-    """The texts that grow from event to event, each by its object and its name there: those below `delta`."""
-    found: dict[_Path, tuple[Any, Any]] = {}
+    """Return the texts that grow from event to event, which are below `delta`, by their container and key."""
+    texts: dict[_Path, tuple[Any, Any]] = {}
     names = ("index", "output_index", "content_index", "summary_index")
-    _collect(event, (str(event.get("type")), *(_number(event, name) for name in names)), found, is_growing=False)
-    return found
+    _collect(event, (str(event.get("type")), *(_number(event, name) for name in names)), texts, is_growing=False)
+    return texts
 
 
-def _collect(value: Any, path: _Path, found: dict[_Path, tuple[Any, Any]], *, is_growing: bool) -> None:
+def _collect(value: Any, path: _Path, texts: dict[_Path, tuple[Any, Any]], *, is_growing: bool) -> None:
     items = cast(dict[str, Any], value).items() if isinstance(value, dict) else enumerate(cast(list[Any], value))
     for name, inner in items:
         number = _number(inner, "index") if isinstance(value, list) else None
@@ -257,6 +260,6 @@ def _collect(value: Any, path: _Path, found: dict[_Path, tuple[Any, Any]], *, is
         grows = is_growing or name == "delta"
         if isinstance(inner, str):
             if grows:
-                found[inner_path] = (value, name)
+                texts[inner_path] = (value, name)
         elif isinstance(inner, dict | list):
-            _collect(cast(Any, inner), inner_path, found, is_growing=grows)
+            _collect(cast(Any, inner), inner_path, texts, is_growing=grows)

@@ -101,18 +101,18 @@ _IS_NO_NAME = re.compile(
 )
 
 
-def shown(said: str, names: Collection[str] = ()) -> str | None:
-    """The sentences of a provider's words that hold nothing but harmless words; None for nothing.
+def harmless_sentences(text: str, names: Collection[str] = ()) -> str | None:
+    """Return the sentences of a provider's text that consist of harmless words; None if there are none.
 
     Args:
-        said: its message, redacted.
-        names: what else may be named, as it is known here: the model.
+        text: the provider's message, redacted.
+        names: names that the sentences may contain, such as the model's.
     """
-    said = said.strip()
-    if "\n" in said or _TRACE.search(said):
+    text = text.strip()
+    if "\n" in text or _TRACE.search(text):
         return None  # a page, a listing or a trace
     clean: list[str] = []
-    for sentence in _SENTENCE_ENDS.split(said):
+    for sentence in _SENTENCE_ENDS.split(text):
         if len(" ".join((*clean, sentence))) > _LONGEST:
             break
         if _is_harmless(sentence, names):
@@ -129,24 +129,32 @@ def _is_harmless(sentence: str, names: Collection[str]) -> bool:
             word in names or word in _PARAMETERS or _WORD.fullmatch(word) or _PLACE.fullmatch(word)
             for word in (word.strip(_AROUND) for word in words)
         )
-        and all(_IS_NO_NAME.fullmatch(found["next"]) for found in _NAMED.finditer(sentence))
+        and all(_IS_NO_NAME.fullmatch(mention["next"]) for mention in _NAMED.finditer(sentence))
     )
 
 
 def user_message(
-    kind: ErrorKind, class_name: str, status_code: int | None, said: str | None = None, names: Collection[str] = ()
+    kind: ErrorKind,
+    class_name: str,
+    status_code: int | None,
+    provider_text: str | None = None,
+    names: Collection[str] = (),
 ) -> str:
-    """An assistant-style message for an error of any kind; of what the provider said, what may be shown."""
+    """Return an assistant-style message for an error, with the harmless sentences of the provider's text."""
     title, advice = _KINDS[kind]
     if class_name in _CLASSES:
         title = class_name.removesuffix("Error")
         advice = _CLASSES[class_name]
     status = "" if status_code is None else f"**Status Code:** {status_code}\n"
-    message = "" if not said or (text := shown(said, names)) is None else f"**Message:** {text}\n"
+    message = (
+        ""
+        if not provider_text or (text := harmless_sentences(provider_text, names)) is None
+        else f"**Message:** {text}\n"
+    )
     verdict = "It cannot be recovered automatically. " if kind in _PERMANENT else ""
     return f"I could not complete this request.\n\n**Error Type:** {title}\n{status}{message}\n{verdict}{advice}"
 
 
 def user_message_for(error: ErrorInfo) -> str:
-    """The message that an error carries, or one made from its kind, class and status."""
+    """Return the message that an error carries, or build one from its kind, class and status."""
     return error.user_message or user_message(error.kind, error.class_, error.status_code)

@@ -1,16 +1,19 @@
-"""Takes secrets and personal data out of what is stored or shown. Runs in the worker, before the first publish.
+"""Removes secrets and personal data from everything that is stored or shown.
 
-Hidden are, by the names and patterns of `redact.toml`: the values of JSON fields with secret names, whatever they are;
-values behind such names in texts (`password=…`, `"token": "…"`, `Authorization: …`, a line break behind `Password:`) or
-next to them (`{"name": "password", "value": …}`, lists of headers); and forms of secrets anywhere: keys of well-known
-services, JSON web tokens, private keys, card numbers, social security numbers, e-mail addresses, users in URLs. JSON in
-texts is parsed, and what URLs and JSON escape is looked at unescaped.
+It runs in the worker, before the first publish. By the names and patterns of `redact.toml` it hides:
 
-Not hidden are telephone numbers and IBANs unless `forms` names them, secrets in prose ("the password is …"), in Base64
-or any other encoding, and of a text that is cut, secrets longer than 16 KiB which only their end gives away.
+- the values of JSON fields with secret names, whatever they are;
+- values after such names in texts (`password=…`, `"token": "…"`, `Authorization: …`, a line break after `Password:`),
+  or next to them (`{"name": "password", "value": …}`, lists of headers);
+- forms of secrets anywhere: keys of well-known services, JSON web tokens, private keys, card numbers, social security
+  numbers, e-mail addresses and users in URLs.
 
-Everything has a bound, and what is beyond it is hidden. Patterns run on RE2, in time linear in the text. In one
-document at most 20,000 places are looked at closely, and 100,000 texts, names, objects and arrays are copied. So the
+JSON in texts is parsed, and texts with escapes of URLs and JSON are also searched unescaped. It does not hide telephone
+numbers and IBANs unless `forms` names them, secrets in prose ("the password is …"), in Base64 or any other encoding,
+nor, in a truncated text, secrets longer than 16 KiB that only their end reveals.
+
+All work has a limit, and everything beyond it is hidden. Patterns run on RE2, in time linear in the text. In one
+document at most 20,000 places are examined closely, and 100,000 texts, names, objects and arrays are copied. So the
 record of a typical job takes 0.07 ms, and 10 MB made to be slow 1.6 s at most, with the built-in rules on one core of
 the build machine (`python -m bench.redaction`).
 """
@@ -93,7 +96,7 @@ def id_objection(rules: RedactionRules, identifier: str) -> str | None:
     if not rules.patterns:
         return None
     data = identifier.encode(errors="surrogatepass")
-    return NO_MATCH_IN_ID if any(_compiled(one).search(data) for one in rules.patterns) else None
+    return NO_MATCH_IN_ID if any(_compiled(pattern).search(data) for pattern in rules.patterns) else None
 
 
 @lru_cache(maxsize=256)
@@ -121,40 +124,40 @@ class Redactor:
         return cls(scanner, rules.placeholder, rules.max_value_length)
 
     def text(self, value: str) -> str:
-        """A text without secrets, of at most `max_value_length` characters, a last placeholder and an ellipsis."""
+        """Return a text without secrets, of at most `max_value_length` characters, a placeholder and an ellipsis."""
         try:
             return self.redacted(value, WorkLimit())
         except TooMuchWorkError:
             return self.placeholder
 
     def json(self, value: JsonValue) -> JsonValue:
-        """A copy without secrets, in its texts, its keys and the JSON in its texts.
+        """Return a copy of a JSON value without secrets, in its texts, its keys and the JSON in its texts.
 
-        Numbers and booleans stay what they are unless their field is secret or a pattern matches them as they are
-        written; `null` always stays. Keys that become the same are distinguished by a number.
+        Numbers and booleans stay unless their field is secret or a pattern matches their digits; `null` always stays.
+        Keys that become equal get a number.
         """
         return _Copy(self, WorkLimit(), 0).of(value)
 
     def redacted(self, text: str, work: WorkLimit, *, is_json: bool = False) -> str:
-        """The text as part of a document.
+        """Redact a text of a document.
 
         Args:
-            text: any text. Lone surrogates pass.
-            work: that may still be done.
-            is_json: true of JSON whose content was redacted before.
+            text: any text. Lone surrogates stay.
+            work: the remaining work.
+            is_json: True for JSON whose content has been redacted already.
 
         Raises:
-            TooMuchWorkError: there are too many places to look at.
+            TooMuchWorkError: too many places may be secrets.
         """
-        shown = self._cut(text, work, is_json=is_json)
-        # A cut can make of harmless characters what looks like a secret; what is stored should pass a second look.
-        return shown if len(text) <= self.max_length else self._cut(shown, work, is_json=False)
+        cut_text = self._cut(text, work, is_json=is_json)
+        # Truncation can make harmless characters look like a secret; the stored text should pass a second redaction.
+        return cut_text if len(text) <= self.max_length else self._cut(cut_text, work, is_json=False)
 
     def _cut(self, text: str, work: WorkLimit, *, is_json: bool) -> str:
-        """The beginning of the redacted text, in which a placeholder that begins is whole.
+        """Redact and truncate a text, without splitting a placeholder.
 
-        As much is looked at as can be shown, and `LONGEST` characters more, of which none is shown: a secret that
-        begins in what is shown and is no longer than that is recognised.
+        The search extends `LONGEST` characters beyond the limit, so that a secret of up to that length is recognised
+        if it begins before the limit. These characters are not returned.
         """
         end = self.max_length
         data = text[: end + LONGEST].encode(errors="surrogatepass")
@@ -172,10 +175,10 @@ class Redactor:
 
 
 MAX_DEPTH = 64
-"""Objects and arrays in one another. What is deeper is hidden."""
+"""The deepest nesting of objects and arrays; everything deeper is hidden."""
 
 MAX_NESTING = 8
-"""JSON in a text in JSON in a text. What is deeper is redacted as any text."""
+"""The deepest nesting of JSON in texts in JSON; anything deeper is redacted as plain text."""
 
 _SEARCHED_TOGETHER = 512
 _LEAST_CARD_NUMBER = 10**12
@@ -185,11 +188,11 @@ _JSON_TEXT_PLACES = 3
 _NAME = object()
 
 _Slot = tuple[Any, Any]
-"""An object or array of the copy, and a place in it; or the name of fields, and `_NAME`."""
+"""An object or array of the copy, and a key or index in it; or a field's name, and `_NAME`."""
 
 
 class _Copy:
-    """One document on its way: its objects and arrays are copied, its texts and names wait to be searched."""
+    """Redacts one document: copies its objects and arrays, and collects its texts and names to search them together."""
 
     def __init__(self, rules: Redactor, work: WorkLimit, nesting: int) -> None:
         self._rules = rules
@@ -204,7 +207,7 @@ class _Copy:
         self._renamed: dict[str, str] = {}
 
     def of(self, value: JsonValue) -> JsonValue:
-        """The redacted copy. What may be a secret when there is no more work to spend is hidden."""
+        """Return the redacted copy. Once the limit of work is reached, everything that may be a secret is hidden."""
         copy = self._array([value], 0)
         for first in range(0, len(self._texts), _SEARCHED_TOGETHER):
             group = slice(first, first + _SEARCHED_TOGETHER)
@@ -219,12 +222,12 @@ class _Copy:
 
     def _object(self, value: dict[str, JsonValue], depth: int) -> dict[str, JsonValue]:
         copy = value.copy()
-        known = self._kinds
+        kinds = self._kinds
         for number, (name, item) in enumerate(value.items()):
             if self._work.values_left <= 0:
                 return {**dict(islice(copy.items(), number)), self._placeholder: self._placeholder}
-            if (kind := known.get(name)) is None:
-                kind = known[name] = self._names.kind(name)
+            if (kind := kinds.get(name)) is None:
+                kind = kinds[name] = self._names.kind(name)
                 self._put_text((name, _NAME), name)
             if item is None:
                 continue
@@ -246,7 +249,7 @@ class _Copy:
             return copy
         for index, item in enumerate(value):
             if self._work.values_left <= 0:
-                # One for the rest, of the same kind: messages stay a list of objects.
+                # One placeholder replaces all remaining items, of their kind: messages stay a list of objects.
                 copy[index:] = [{self._placeholder: self._placeholder} if isinstance(item, dict) else self._placeholder]
                 break
             match item:
@@ -258,12 +261,12 @@ class _Copy:
         return copy
 
     def _passes(self, numbers: list[float], copy: list[JsonValue]) -> bool:
-        """Deals with a series of numbers, of which there may be many; False if one is too large to be written out."""
-        least = min(numbers)
-        most = max(numbers)
-        if not (self._may_be_secret(least) or self._may_be_secret(most)):
+        """Collect the numbers of an array, which may be many; return False if one is too large to be written out."""
+        lowest = min(numbers)
+        highest = max(numbers)
+        if not (self._may_be_secret(lowest) or self._may_be_secret(highest)):
             return True
-        if not max(-least, most) < _LARGEST:
+        if not max(-lowest, highest) < _LARGEST:
             return False
         lines = str(numbers)[1:-1].replace(", ", "\n")
         scanner = self._rules.scanner
@@ -294,7 +297,7 @@ class _Copy:
     def _put_text(self, slot: _Slot, text: str) -> None:
         self._work.values_left -= 1
         if len(text) > self._rules.max_length or ("\\" in text and _looks_like_json(text)):
-            self._deferred.append((slot, text))  # it must be cut; or only a parser sees what it says
+            self._deferred.append((slot, text))  # it must be truncated, or parsed
         else:
             self._slots.append(slot)
             self._texts.append(text)
@@ -330,8 +333,8 @@ class _Copy:
             container[place] = text if isinstance(container[place], str) else self._placeholder  # no half of a number
 
     def _redacted(self, text: str) -> str:
-        whole = len(text) <= self._rules.max_length + LONGEST
-        if self._nesting == MAX_NESTING or not whole or not _looks_like_json(text):
+        is_complete = len(text) <= self._rules.max_length + LONGEST
+        if self._nesting == MAX_NESTING or not is_complete or not _looks_like_json(text):
             return self._rules.redacted(text, self._work)
         self._work.spend(_JSON_TEXT_PLACES)
         try:
@@ -344,7 +347,7 @@ class _Copy:
         return self._rules.redacted(text, self._work, is_json=True)
 
     def _rename_keys(self, value: dict[str, JsonValue] | list[JsonValue]) -> None:
-        """Gives objects their redacted keys, in the old order and distinct, so that no value is lost."""
+        """Give objects their redacted keys, in the old order and distinct, so that no value is lost."""
         for item in value if isinstance(value, list) else value.values():
             if isinstance(item, dict | list):
                 self._rename_keys(item)
@@ -365,27 +368,28 @@ def _looks_like_json(text: str) -> bool:
 
 
 def _distinct(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
-    """An object. Of a name that it has twice, a parser sees one of the values, and a reader both."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    """Build an object. Raise ValueError for a repeated name: a parser would hide one value that a reader sees."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise ValueError
-    return found
+    return fields
 
 
 # Secrets whose values are known
 
 LEAST = 8
-"""Characters; what is shorter is as likely an ordinary word, and hidden only where it is none, and is alone."""
+"""The fewest characters of a secret that is always hidden. A shorter one is hidden only as a word of its own, and if
+it is neither a plain word nor a plain number."""
 _LEAST_ODD = 4
 _OF_ANY = (b"\\u", b"\0")
-"""The escape of JSON that may be any character, and the bytes that UTF-16 has in it."""
+"""Signs of an encoding that can hide any character: escapes of JSON, and the zero bytes of UTF-16."""
 _GAP = r"(?:\s|\\[nrt])+"
 
 
 class KnownSecrets:
-    """Takes secrets whose values are known out of texts: whole ones, however their lines are broken, and each line.
+    """Removes secrets of known value from texts: whole secrets, however their lines are broken, and each line of one.
 
-    A text is cut afterwards, never before.
+    Texts must be truncated afterwards, never before.
     """
 
     def __init__(self, secrets: Iterable[str], placeholder: str) -> None:
@@ -397,17 +401,17 @@ class KnownSecrets:
         plain = all(part.isascii() and json.dumps(part) == f'"{part}"' and part.split() == [part] for part in parts)
         raw = [part.encode(errors="surrogatepass") for part in parts if part]
         self._in_json = raw if plain else None
-        """The secrets as this process writes them in JSON; None where one is written in another way."""
+        """The secrets as this process writes them in JSON; None if one needs escapes."""
         own_escapes = (b"\\",) if not plain else (b"\\/",) if any(b"/" in part for part in raw) else ()
         self._signs = (*raw, *_OF_ANY, *own_escapes)
-        """One of these is in each JSON text with a secret in it, in any way of writing."""
+        """Any JSON with a secret in it contains one of these, however it is written."""
 
     def hidden(self, text: str) -> str:
-        """The text without secrets."""
+        """Return the text without secrets."""
         return text if self._pattern is None else self._pattern.sub(lambda _: self._placeholder, text)
 
     def hidden_in(self, value: Any) -> Any:
-        """JSON without secrets, in names and texts. It is looked through only if one may be in it."""
+        """Return a JSON value without secrets in its names and texts; it is only searched if it may have one."""
         if self._pattern is None or not self._may_hold(value):
             return value
         return self._without(value)
@@ -434,20 +438,20 @@ class KnownSecrets:
                 return value
 
     def hidden_in_read(self, raw: bytes, value: Any) -> Any:
-        """JSON that was read from `raw`, without secrets. It is looked through only if one may be in it."""
+        """Return a JSON value that was read from `raw`, without secrets; it is only searched if it may have one."""
         if self._pattern is None or not any(map(raw.__contains__, self._signs)):
             return value
         return self.hidden_in(value)
 
     def hidden_in_rest(self, text: str) -> str:
-        """A text without secrets, whose beginning is missing, and with it perhaps that of a secret."""
-        rests = (secret[begin : begin + len(text)] for secret in self._secrets for begin in range(1, len(secret)))
-        cut = max((len(rest) for rest in rests if text.startswith(rest)), default=0)
+        """Return a text without secrets, whose missing beginning may contain the beginning of a secret."""
+        endings = (secret[begin : begin + len(text)] for secret in self._secrets for begin in range(1, len(secret)))
+        cut = max((len(ending) for ending in endings if text.startswith(ending)), default=0)
         return self.hidden(text[cut:])
 
 
 def cut(text: str, length: int) -> str:
-    """The beginning of a text; one that is too long ends between two words, as a part of a key is not recognised."""
+    """Truncate a text between two words: redaction would not recognise a part of a key."""
     return text if len(text) <= length else "".join((text[:length] + "…").rsplit(None, 1)[:-1])
 
 

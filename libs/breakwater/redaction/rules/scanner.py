@@ -1,8 +1,7 @@
 """Finds secrets in a text: by the names and forms of `redact.toml`, and by the names and patterns of the config.
 
-Regular expressions run on RE2: time linear in the text for one search, so that no pattern can hang a worker. All of
-them work on bytes: Google's wrapper counts the characters before each match where it is given a `str`, which triples
-its price.
+Regular expressions run on RE2, in time linear in the text for one search, so that no pattern can hang a worker. All of
+them work on bytes: for a `str`, Google's wrapper counts the characters before each match, which triples the time.
 """
 
 from __future__ import annotations
@@ -28,39 +27,39 @@ Pattern = re.Pattern[bytes]
 """A pattern of RE2, whose wrapper has the interface of `re`, and no types."""
 
 Extent = tuple[int, int]
-"""First byte, and the byte after the last. Nothing if they are one."""
+"""The first byte, and the byte after the last; empty if they are equal."""
 
 LONGEST = 16 * 1024
-"""The length that a secret is at most taken to have, in bytes or characters."""
+"""The assumed maximum length of a secret, in bytes or characters."""
 
 NO_KEY_IN_ID = "has the form of a known service's key or token; ids are stored and shown as they are, so choose another"
 
 MAX_PLACES = 20_000
-"""Places that are looked at closely in one text or document, at some ten microseconds each."""
+"""The most places that are examined closely in one text or document, at some ten microseconds each."""
 
 MAX_VALUES = 100_000
-"""Texts, names, objects and arrays that are copied in one document, at some microseconds each."""
+"""The most texts, names, objects and arrays that are copied in one document, at some microseconds each."""
 
 
 class TooMuchWorkError(BreakwaterError):
-    """So many places may be secrets that it would take too long to look at each."""
+    """Too many places may be secrets to examine each."""
 
 
 class WorkLimit:
-    """The work that may still be done for one text or document."""
+    """The remaining work for one text or document."""
 
     def __init__(self) -> None:
         self._places_left = MAX_PLACES
         self.values_left = MAX_VALUES
 
     def spend(self, places: int = 1) -> None:
-        """Raises TooMuchWorkError when all is spent."""
+        """Spend work on some places. Raises TooMuchWorkError when none is left."""
         self._places_left -= places
         if self._places_left < 0:
             raise TooMuchWorkError
 
     def spend_on_simulation(self, pattern: Pattern, data: bytes) -> None:
-        """Pays for a large pattern of a person at its worst, when RE2 has to follow each of its instructions."""
+        """Spend the work of a large user pattern in the worst case, in which RE2 simulates each instruction."""
         self.spend(max(0, _program_size(pattern) - _FREE_INSTRUCTIONS) * len(data) // _SIMULATED_AT_A_PLACE)
 
 
@@ -72,12 +71,15 @@ _SEPARATORS = b"-_. "
 
 
 def squash_name(name: str) -> bytes:
-    """A name without what spellings differ in: `apiKey`, `Api-Key` and `API_KEY` are all `apikey`."""
+    """Return the common form of a name's spellings: `apiKey`, `Api-Key` and `API_KEY` are all `apikey`."""
     return name.lower().encode(errors="surrogatepass").translate(None, _SEPARATORS)
 
 
 def _spellings(names: Iterable[str]) -> str:
-    """All spellings of names that `squash_name` makes one, as single bytes; the pattern ignores the case of ASCII."""
+    """Return a pattern, on single bytes, of all spellings that `squash_name` maps to these names.
+
+    It must be compiled to ignore the case of ASCII.
+    """
 
     def cases(char: str) -> str:
         both = {char} if char.isascii() else {char, char.upper()}
@@ -94,9 +96,9 @@ _PIECES = {name: _spellings(names) for name, names in _NAMES.items()}
 
 
 def _filled(pattern: str | list[str], pieces: Mapping[str, str] = _PIECES) -> str:
-    """A pattern of the file, with its pieces in place."""
-    whole = pattern if isinstance(pattern, str) else _any(pattern)
-    return re.sub(r"<(\w+)>", lambda piece: pieces[piece[1]], whole)
+    """Replace the `<pieces>` of a pattern by their own patterns."""
+    combined = pattern if isinstance(pattern, str) else _any(pattern)
+    return re.sub(r"<(\w+)>", lambda piece: pieces[piece[1]], combined)
 
 
 for _name, _piece in _RULES["pieces"].items():
@@ -111,7 +113,7 @@ def _options() -> re2.Options:
 
 
 def _built_in(pattern: str | list[str]) -> Pattern:
-    """Compiles one of the file's patterns. They work on single bytes: what is not excluded, may be any."""
+    """Compile a pattern of the file. It works on single bytes, so `[^…]` matches any other byte."""
     options = _options()
     options.encoding = re2.Options.Encoding.LATIN1
     options.max_mem = 64 << 20
@@ -119,13 +121,14 @@ def _built_in(pattern: str | list[str]) -> Pattern:
 
 
 MAX_PROGRAM = 2_000
-"""The largest pattern of a person, in RE2's instructions.
+"""The largest user pattern, in RE2's instructions.
 
-Time is proportional to them where RE2 must simulate them, as for `(a|b)*a(a|b){250}c`, whose automaton would not fit.
+When RE2 must simulate them, as for `(a|b)*a(a|b){250}c`, whose automaton would not fit into memory, the time is
+proportional to their number.
 """
 _FREE_INSTRUCTIONS = 100
 _SIMULATED_AT_A_PLACE = 1 << 15
-"""Instructions times bytes."""
+"""The instructions times bytes that count as one place."""
 
 _PROBES_FOR_NOTHING = (b"", b"\x00", b"\x00\x00", b"\x00 \x00\n\x00", b"\x00a\x00", b"0", b"aa", b"_ _", b"\n\n")
 
@@ -138,31 +141,31 @@ _REFUSALS = {
     r".*(?:too large|repetition size).*": "is too large ({0}); " + _LARGE,
     ".*": "is not a regular expression of RE2's syntax: {0}",
 }
-"""RE2's words for what it does not take, and the words for people."""
+"""RE2's error messages, and the problems in our words."""
 
 
 def compile_user_pattern(pattern: str) -> tuple[Pattern, Pattern]:
-    """Compiles a pattern that a person wrote; and the same for texts that are searched together, each on its own lines.
+    """Compile a user's pattern, for single texts and for many texts that are joined by line breaks.
 
     Raises:
-        ValueError: RE2 can't take it, it is too large, or it matches where there is nothing; with what to do.
+        ValueError: RE2 refuses the pattern, it is too large, or it matches the empty text; the message says what to do.
     """
-    # A text's edge is a line's there. What matches more than the other is sorted out by looking at the text alone.
+    # In joined texts, the edge of a text is that of a line. Additional matches there are checked on the single text.
     in_lines = "(?m)" + re.sub(r"(?s)\\(.)", lambda escape: {"A": "^", "z": "$"}.get(escape[1], escape[0]), pattern)
     try:
         alone, together = (cast(Pattern, re2.compile(form.encode(), _options())) for form in (pattern, in_lines))
     except UnicodeEncodeError as error:
         raise ValueError(f"{pattern!r} is not a regular expression: it has half of a character") from error
     except re2.error as error:
-        said = cast(bytes, error.args[0]).decode(errors="replace")
-        found = ((re.fullmatch(words, said, re.DOTALL), refusal) for words, refusal in _REFUSALS.items())
-        match, refusal = next((match, refusal) for match, refusal in found if match is not None)
+        re2_message = cast(bytes, error.args[0]).decode(errors="replace")
+        candidates = ((re.fullmatch(words, re2_message, re.DOTALL), refusal) for words, refusal in _REFUSALS.items())
+        match, refusal = next((match, refusal) for match, refusal in candidates if match is not None)
         raise ValueError(f"{pattern!r} {refusal.format(match[0], *match.groups())}") from error
     if _program_size(alone) > MAX_PROGRAM:
         raise ValueError(f"{pattern!r} is too large; {_LARGE.format()}")
     if re.search(r"\(\?[a-zA-Z]*-[a-zA-Z]*m", pattern):
         raise ValueError(f"{pattern!r} switches the flag m off, which it is anyway; leave that out")
-    if any(found.start() == found.end() for probe in _PROBES_FOR_NOTHING for found in alone.finditer(probe)):
+    if any(match.start() == match.end() for probe in _PROBES_FOR_NOTHING for match in alone.finditer(probe)):
         raise ValueError(f"{pattern!r} also matches where there is nothing to hide; write + for *, and leave out ?")
     return alone, together
 
@@ -181,7 +184,7 @@ class NameKind(Enum):
     SECRET = auto()
     SECRET_UNLESS_BOOLEAN = auto()
     PAIR_VALUE = auto()
-    """Another field may say that it is secret."""
+    """Another field may name the value as secret."""
 
 
 _QUOTED, _PAIR_VALUES = (frozenset(map(squash_name, _NAMES[kind])) for kind in ("quoted", "pair_values"))
@@ -197,39 +200,39 @@ _LONGEST_NAMED = 48
 
 
 class SecretNames:
-    """Names that are secret as a whole, and endings of names that are. A number at the end makes no difference."""
+    """Decides which names of fields are secret, by whole names and by endings. A number at the end does not matter."""
 
-    def __init__(self, own: Iterable[str], *, built_in: bool) -> None:
-        self._own = frozenset(map(squash_name, own))
+    def __init__(self, fields: Iterable[str], *, built_in: bool) -> None:
+        self._own = frozenset(map(squash_name, fields))
         self._built_in = built_in
         self._remembered = lru_cache(4096)(self._look)
 
     def kind(self, name: str) -> NameKind:
-        """The kind of a name."""
+        """Return the kind of a name."""
         return self._remembered(name) if len(name) <= _LONGEST_REMEMBERED else self._look(name)
 
     def is_secret(self, name: str) -> bool:
-        """True if the value is secret, unless it is a boolean."""
+        """Return True if a field's value is secret, unless it is a boolean."""
         return self.kind(name) in (NameKind.SECRET, NameKind.SECRET_UNLESS_BOOLEAN)
 
     def names_a_secret(self, pair: Mapping[str, object]) -> bool:
-        """True if a field of an object says that its value is secret: `{"name": "password", "value": 1}`."""
+        """Return True if a field of an object names its value as secret: `{"name": "password", "value": 1}`."""
         for field in _PAIR_NAMES:
-            named = pair.get(field)
-            if isinstance(named, str) and len(named) <= _LONGEST_NAMED and self.is_secret(named):
+            name = pair.get(field)
+            if isinstance(name, str) and len(name) <= _LONGEST_NAMED and self.is_secret(name):
                 return True
         return False
 
     def _look(self, name: str) -> NameKind:
-        whole = squash_name(name)
-        unnumbered = whole.rstrip(b"0123456789")
-        if whole in self._own:
+        squashed = squash_name(name)
+        unnumbered = squashed.rstrip(b"0123456789")
+        if squashed in self._own:
             return NameKind.SECRET
-        if self._built_in and (whole in _QUOTED or unnumbered in _WHOLE or unnumbered.endswith(_ENDINGS)):
+        if self._built_in and (squashed in _QUOTED or unnumbered in _WHOLE or unnumbered.endswith(_ENDINGS)):
             return NameKind.SECRET
         if self._built_in and _LAST_WORD.search(name.encode(errors="surrogatepass")):
             return NameKind.SECRET_UNLESS_BOOLEAN
-        return NameKind.PAIR_VALUE if whole in _PAIR_VALUES else NameKind.HARMLESS
+        return NameKind.PAIR_VALUE if squashed in _PAIR_VALUES else NameKind.HARMLESS
 
 
 # Values behind names in texts
@@ -244,7 +247,7 @@ _NO_WORD = re.compile(rb"(?=.{4})[^0-9]*[0-9]", re.DOTALL)
 _QUOTES = (b'"', b"'", b"`")
 _BEFORE_LINE_BREAK = frozenset(b"\r\n>|-+")
 _BEFORE_QUOTED = frozenset(b"bBrRuUfF\\\"'`")
-"""Bytes that the two patterns can begin with: to look for them is far cheaper."""
+"""The bytes that the two patterns can begin with, which are far cheaper to test first."""
 _UNESCAPED = {quote: _built_in(rf"(?:[^{quote.decode()}\\]|\\\C)*") for quote in _QUOTES}
 _ESCAPED = {
     (slashes, quote): _built_in(rf"[^\\]\\{{0,{slashes}}}{quote.decode()}")
@@ -257,7 +260,7 @@ _JSON = json.JSONDecoder()
 
 
 def _value_behind(placeholder: bytes, data: bytes, name_start: int, start: int) -> Extent:
-    """The value that follows a name with its separator, which end at `start`; empty if it is harmless."""
+    """Return the extent of the value after a name and its separator, which end at `start`; empty if it is harmless."""
     name = data[name_start:start].rstrip()
     named_in_quotes = name.rstrip(b":=> \t\r\n]").endswith(_QUOTES[:2])
     if named_in_quotes and data.startswith(placeholder, start):
@@ -280,7 +283,7 @@ def _value_behind(placeholder: bytes, data: bytes, name_start: int, start: int) 
 
 
 def _value_of_pair(placeholder: bytes, data: bytes, start: int, end: int) -> Extent:
-    """The value behind a name that is a value itself, or else before it; empty if there is none."""
+    """Return the extent of the value next to a field whose value is a secret name: after it, or else before it."""
     if (behind := _VALUE_OF_PAIR.match(data, end)) is not None:
         return _value_behind(placeholder, data, behind.start(), behind.end())
     nearest = data.rfind(b"val", max(0, start - LONGEST), start)
@@ -293,7 +296,7 @@ def _value_of_pair(placeholder: bytes, data: bytes, start: int, end: int) -> Ext
 
 
 def _on_next_line(data: bytes, name: bytes, start: int) -> Extent:
-    """The value that has a line of its own, behind `password:`. Prose has more than one word in a line."""
+    """Return the extent of the value alone on the line after `password:`. Prose has more than one word in a line."""
     name = name.rstrip(b"*_`~ \t")
     if not name.endswith(b":"):
         return start, start
@@ -306,7 +309,7 @@ def _on_next_line(data: bytes, name: bytes, start: int) -> Extent:
 
 
 def _closing_quote(data: bytes, start: int) -> int:
-    """The end of a quoted text. One that is cut ends with the data."""
+    """Return the end of a quoted text; that of the data if the quote is not closed."""
     quote = data[start - 1 : start]
     before = data[max(0, start - 9) : start - 1]
     slashes = len(before) - len(before.rstrip(b"\\"))
@@ -319,7 +322,7 @@ def _closing_quote(data: bytes, start: int) -> int:
 
 
 def _json_end(data: bytes, start: int) -> int:
-    """The end of an object or an array. One that is cut, too long or no JSON ends with the data."""
+    """Return the end of an object or an array; that of the data if it is truncated, too long or no JSON."""
     text = data[start : start + LONGEST].decode("utf-8", "surrogateescape")
     try:
         _, end = _JSON.raw_decode(text)
@@ -343,7 +346,7 @@ def _card(data: bytes, start: int, end: int) -> Extent:
 
 
 def _is_card_number(printed: bytes) -> bool:
-    """True for 13 to 19 digits, of which the last checks the others (Luhn's formula, ISO/IEC 7812-1)."""
+    """Return True for 13 to 19 digits with a valid check digit (Luhn's formula, ISO/IEC 7812-1)."""
     if not 13 <= len(printed) <= 19 + 18:
         return False
     digits = printed.translate(_DIGIT_VALUES, b" -")
@@ -392,11 +395,11 @@ class _Finder:
     """A search for secrets.
 
     Attributes:
-        search: the pattern that is looked for.
-        match: matched where that begins; None for the same.
-        part: narrows a match to what is hidden of it; None for all.
-        needs: bytes that are in any match: to look for them is far cheaper.
-        stretch: how many bytes the pattern sees together. Stretches overlap by `LONGEST`.
+        search: the pattern to search for.
+        match: the pattern that is then matched at the same place; None to use `search`.
+        part: a function that narrows a match to its secret part; None if all of it is secret.
+        needs: bytes that every match contains, which are far cheaper to look for.
+        stretch: the number of bytes that are searched together. Stretches overlap by `LONGEST`.
     """
 
     search: Pattern
@@ -406,24 +409,24 @@ class _Finder:
     stretch: int = sys.maxsize
 
     def extents(self, data: bytes, work: WorkLimit) -> Iterator[Extent]:
-        """The secrets, from left to right."""
+        """Yield the secrets, from left to right."""
         if self.stretch == STRETCH:
             work.spend_on_simulation(self.search, data)
         position = 0 if self.needs in data else len(data)
         while position < len(data):
-            seen = position + self.stretch
-            found = self.search.search(data, position, seen)
-            if found is None:
-                position = seen - LONGEST if seen < len(data) else len(data)
+            stretch_end = position + self.stretch
+            match = self.search.search(data, position, stretch_end)
+            if match is None:
+                position = stretch_end - LONGEST if stretch_end < len(data) else len(data)
                 continue
-            begin, end = found.span()
-            if end == seen < len(data) and begin > position:
-                position = begin  # it may go on
+            begin, end = match.span()
+            if end == stretch_end < len(data) and begin > position:
+                position = begin  # the match may continue in the next stretch
                 continue
             work.spend()
             if self.match is not None:
-                whole = self.match.match(data, begin)
-                end = begin if whole is None else whole.end()
+                extended = self.match.match(data, begin)
+                end = begin if extended is None else extended.end()
             start, end = (begin, end) if self.part is None else self.part(data, begin, end)
             if start < end:
                 yield start, end
@@ -435,7 +438,7 @@ _BEARERS: list[list[str]] = _RULES["keys"]["allowed_in_ids"]
 
 
 def _key_pattern(forms: Iterable[Sequence[str]]) -> str:
-    return "<form_edge>" + _any([f"(?:{start})(?:{rest})" for start, rest in forms])
+    return "<form_edge>" + _any([f"(?:{start})(?:{tail})" for start, tail in forms])
 
 
 _KEY = _built_in(_key_pattern(_KEYS))
@@ -457,20 +460,20 @@ _FINDERS = {
 
 
 def holds_key(text: str) -> bool:
-    """True if something in the text has the form of a known service's key or token."""
+    """Return True if a part of the text has the form of a known service's key or token."""
     return _KEY.search(text.encode(errors="surrogatepass")) is not None
 
 
 # The scanner
 
 UNESCAPED_TIMES = 2
-"""Number of times that a text may have been escaped: `%2540` is an @, escaped twice."""
+"""The number of times that a text may have been escaped: `%2540` is an @, escaped twice."""
 
 MAX_ROUNDS = 3
-"""Number of searches of a text: a placeholder is an edge, behind which more may show."""
+"""The number of searches of a text. A placeholder is an edge, next to which another search may find more."""
 
 STRETCH = 4 * LONGEST
-"""Bytes that a pattern of a person sees together: such as `a(.*z)?` look from each of many matches to their end."""
+"""The bytes that a user pattern searches together. A pattern such as `a(.*z)?` reads to their end from each match."""
 
 _ESCAPE = r"%[2-7][0-9A-Fa-f]|\\(?:u00|x)[2-7][0-9A-Fa-f]"
 """ASCII as URLs and JSON escape it."""
@@ -479,14 +482,14 @@ _ESCAPES_A_PLACE = 4
 _LONGEST_ESCAPE = 6
 
 Text = tuple[bytes, int]
-"""UTF-8, in which lone surrogates pass, and a limit in it: what may be shown ends there."""
+"""UTF-8, in which lone surrogates are allowed, and a limit in it, up to which the text may be shown."""
 
 
 class Scanner:
     """All rules, ready for use on many texts.
 
-    Every rule looks at the same text, so that none hides from the next what it is recognised by; what they find is
-    merged, and replaced together.
+    Every rule searches the same text, so that no replacement hides another secret's context; the extents are merged
+    and replaced together.
     """
 
     def __init__(
@@ -494,29 +497,34 @@ class Scanner:
     ) -> None:
         self.names = SecretNames(fields, built_in=built_in)
         self.any_number = bool(patterns)
-        """True if any number may be hidden; of the built-in forms only those of cards are numbers."""
+        """True if any number may be a secret; of the built-in forms only card numbers are."""
         self._placeholder = placeholder.encode()
-        owns = [compile_user_pattern(pattern) for pattern in patterns]
+        user_patterns = [compile_user_pattern(pattern) for pattern in patterns]
         names = [name for name, form in _FORMS.items() if name in forms or (built_in and "optional" not in form)]
-        self._forms = [_FINDERS[name] for name in names] + [_Finder(alone, stretch=STRETCH) for alone, _ in owns]
+        self._forms = [_FINDERS[name] for name in names] + [
+            _Finder(alone, stretch=STRETCH) for alone, _ in user_patterns
+        ]
         self._all = list(self._forms)
         suspicious = [_ESCAPE, *(_filled(_FORMS[name]["search"]) for name in names)]
         pieces = _PIECES | {"own": _spellings(fields)}
         for place, part, needs in (("before_value", _value_behind, b""), ("in_pair", _value_of_pair, b"val")):
-            if named := [*(_RULES[place]["built_in"] if built_in else ()), *(_RULES[place]["own"] if fields else ())]:
-                pattern = f"(?i:{_filled(named, pieces)})"
+            if behind_names := [
+                *(_RULES[place]["built_in"] if built_in else ()),
+                *(_RULES[place]["own"] if fields else ()),
+            ]:
+                pattern = f"(?i:{_filled(behind_names, pieces)})"
                 self._all.append(_Finder(_built_in(pattern), part=partial(part, self._placeholder), needs=needs))
                 suspicious.append(pattern)
         together = _built_in(suspicious)
-        self._suspicious = (together, *(alone for alone, _ in owns))
-        self._suspicious_in_lines = (together, *(in_lines for _, in_lines in owns))
+        self._suspicious = (together, *(alone for alone, _ in user_patterns))
+        self._suspicious_in_lines = (together, *(in_lines for _, in_lines in user_patterns))
 
     def suspects(self, data: bytes) -> bool:
-        """True if there may be a secret: one fast look, after which most texts are done."""
+        """Return True if a text may have a secret. Most texts have none, and this fast search settles it."""
         return any(pattern.search(data) is not None for pattern in self._suspicious)
 
     def suspects_among(self, texts: Sequence[str], work: WorkLimit) -> set[int]:
-        """The indexes of texts that may have secrets. They are searched together, as each search has its price."""
+        """Return the indexes of texts that may have secrets. They are joined, because each search has a fixed cost."""
         joined = "\n".join(texts).encode(errors="surrogatepass")
         suspects: set[int] = set()
         starts: list[int] = []
@@ -524,21 +532,21 @@ class Scanner:
             work.spend_on_simulation(pattern, joined)
         for pattern in self._suspicious_in_lines:
             position = 0
-            while position < len(joined) and (found := pattern.search(joined, position)) is not None:
+            while position < len(joined) and (match := pattern.search(joined, position)) is not None:
                 work.spend()
                 starts = starts or [0, *accumulate(len(text.encode(errors="surrogatepass")) + 1 for text in texts)]
-                index = bisect_right(starts, found.start()) - 1
+                index = bisect_right(starts, match.start()) - 1
                 suspects.add(index)
                 position = starts[index + 1]
         return suspects
 
     def redacted(self, text: Text, work: WorkLimit, *, is_json: bool) -> Text:
-        """The text without its secrets, and its limit: behind what was before it.
+        """Return the text without its secrets, with its limit moved along.
 
-        In JSON that was parsed, names and escapes were dealt with.
+        With `is_json`, fields' names and escapes are ignored, because the parsed JSON was redacted before.
 
         Raises:
-            TooMuchWorkError: there are too many places to look at.
+            TooMuchWorkError: too many places may be secrets.
         """
         work.spend()
         finders = self._forms if is_json else self._all
@@ -552,11 +560,11 @@ class Scanner:
                 break
             plain = unescaped
             if (uncovered := self._replaced(plain, finders, work)) is not None:
-                text = plain = uncovered  # shown unescaped only where that uncovered a secret
+                text = plain = uncovered  # the unescaped text replaces the original only if it had a secret
         return text
 
     def _replaced(self, text: Text, finders: Iterable[_Finder], work: WorkLimit) -> Text | None:
-        """None if there is nothing to replace. Extents that overlap or touch, also a placeholder, are one."""
+        """Replace all secrets; None if there are none. Extents that overlap or touch, or a placeholder, are merged."""
         (data, limit) = text
         placeholder = self._placeholder
         reach = len(placeholder) - 1
@@ -571,27 +579,27 @@ class Scanner:
                 begin = min(begin, before[0])
                 stop = max(stop, before[1])
             merged.append((begin, stop))
-        found = [(start, end) for start, end in merged if data[start:end] != placeholder]
-        if not found:
+        extents = [(start, end) for start, end in merged if data[start:end] != placeholder]
+        if not extents:
             return None
-        edges = [0, *(edge for extent in found for edge in extent), len(data)]
-        kept = [data[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
-        shown = [(start, end) for start, end in found if start < limit]
-        limit = max([limit, *(end for _, end in shown)])
-        return placeholder.join(kept), limit + sum(len(placeholder) + start - end for start, end in shown)
+        edges = [0, *(edge for extent in extents for edge in extent), len(data)]
+        pieces = [data[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
+        in_limit = [(start, end) for start, end in extents if start < limit]
+        limit = max([limit, *(end for _, end in in_limit)])
+        return placeholder.join(pieces), limit + sum(len(placeholder) + start - end for start, end in in_limit)
 
 
 def _unescaped(text: Text, work: WorkLimit) -> Text | None:
-    """The text with one level of escapes undone, and its limit behind what was before it; None without escapes."""
+    """Undo one level of escapes, and move the limit along; None if there are no escapes."""
     data, limit = text
-    most = _ESCAPES_A_PLACE * MAX_PLACES + 1
-    count = sum(1 for _ in islice(_ESCAPES.finditer(data), most)) if b"%" in data or b"\\" in data else 0
+    max_escapes = _ESCAPES_A_PLACE * MAX_PLACES + 1
+    count = sum(1 for _ in islice(_ESCAPES.finditer(data), max_escapes)) if b"%" in data or b"\\" in data else 0
     work.spend(count // _ESCAPES_A_PLACE)
     if count == 0:
         return None
     around = _ESCAPES.finditer(data, max(0, limit - _LONGEST_ESCAPE), limit + _LONGEST_ESCAPE)
     limit = next((escape.end() for escape in around if escape.start() < limit < escape.end()), limit)
-    shown, rest = (
+    head, tail = (
         _ESCAPES.sub(lambda escape: bytes((int(escape[0][-2:], 16),)), part) for part in (data[:limit], data[limit:])
     )
-    return shown + rest, len(shown)
+    return head + tail, len(head)
