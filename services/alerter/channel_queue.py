@@ -15,7 +15,7 @@ from typing import Literal
 from breakwater.alerts.channels.channel import AlertSender, SendError
 from breakwater.alerts.contract import Alert, AlertDigest
 from breakwater.alerts.rules.alert_rules import UNDELIVERABLE
-from breakwater.alerts.rules.outbox import ChannelMessage, ChannelRules, Held, message_id, next_message
+from breakwater.alerts.rules.outbox import ChannelMessage, ChannelRules, WaitingAlert, message_id, next_message
 from breakwater.jobs.contract.events import DeadLetter
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.subjects import Header
@@ -184,7 +184,7 @@ class ChannelQueue:
         ordered = sorted(self._waiting.values(), key=lambda one: (one[0].published_at, one[0].sequence))
         ids = [alert.alert_id for _, alert in ordered]
         held = [
-            Held(place, alert, delivery.published_at)
+            WaitingAlert(place, alert, delivery.published_at)
             for place, (delivery, alert) in enumerate(ordered)
             if alert.incident_id not in busy
         ]

@@ -52,15 +52,15 @@ def alert(incident: str = "a", change: AlertChange = "opened", version: int = 1,
     return Alert.model_validate(given | more)
 
 
-def held(*alerts: Alert) -> list[Held]:
-    return [Held(sequence, one, one.at) for sequence, one in enumerate(alerts, start=1)]
+def held(*alerts: Alert) -> list[WaitingAlert]:
+    return [WaitingAlert(sequence, one, one.at) for sequence, one in enumerate(alerts, start=1)]
 
 
 def rules(every_change: bool = False, **route: Any) -> ChannelRules:
     return ChannelRules(Route.model_validate({"rate_limit": "off"} | route), QUIET_S, every_change=every_change)
 
 
-def changes(*given: AlertChange, **more: Any) -> list[Held]:
+def changes(*given: AlertChange, **more: Any) -> list[WaitingAlert]:
     return held(*(alert("a", change, version, **more) for version, change in enumerate(given, start=1)))
 
 
@@ -93,7 +93,7 @@ def test_the_newest_alert_of_an_incident_speaks_for_the_older_ones(
     assert sorted(decided.covers + decided.skip) == list(range(1, len(waiting) + 1))
 
 
-def later(*waiting: AlertChange) -> list[Held]:
+def later(*waiting: AlertChange) -> list[WaitingAlert]:
     """Changes of an incident whose opening was sent."""
     return held(*(alert("a", change, version) for version, change in enumerate(waiting, start=2)))
 
@@ -135,7 +135,7 @@ def test_what_was_over_before_anybody_was_notified_is_reported_when_it_has_laste
 
 def test_a_recovery_of_a_backlog_must_last_from_when_it_is_known() -> None:
     [recovered] = later("resolved")
-    late = Held(recovered.sequence, recovered.alert, AT + timedelta(hours=2))
+    late = WaitingAlert(recovered.sequence, recovered.alert, AT + timedelta(hours=2))
     early = next_message([late], rules(), AT + timedelta(hours=2))
     assert (early.message, early.at) == (None, AT + timedelta(hours=2, seconds=QUIET_S))
 
@@ -310,13 +310,15 @@ def test_everything_that_waits_is_reported_or_skipped_in_the_end_and_the_limit_h
     given_changes: list[tuple[int, AlertChange]], messages: int, every_change: bool, quiet: bool
 ) -> None:
     versions: dict[int, int] = {}
-    waiting: list[Held] = []
+    waiting: list[WaitingAlert] = []
     for sequence, (incident, change) in enumerate(given_changes, start=1):
         versions[incident] = versions.get(incident, 0) + 1
         real = "opened" if versions[incident] == 1 else change
         moment = AT + timedelta(seconds=sequence)
         waiting.append(
-            Held(sequence, alert(f"i{incident}", real, versions[incident], key="budget_soft_cap/x", at=moment), moment)
+            WaitingAlert(
+                sequence, alert(f"i{incident}", real, versions[incident], key="budget_soft_cap/x", at=moment), moment
+            )
         )
     hours = {"start": "09:00", "end": "11:00"} if quiet else None
     channel = ChannelRules(
