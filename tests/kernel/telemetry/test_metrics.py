@@ -427,7 +427,7 @@ def test_the_documented_metrics_are_those_that_are_served() -> None:
         name: (kind, set(labels)) for name, (kind, labels) in documented().items()
     }
     assert all(family.documentation.endswith(".") for family in families)
-    assert all(gauge.what.endswith(".") for gauge in plane)
+    assert all(gauge.help_text.endswith(".") for gauge in plane)
     of_plane = {name.strip("`"): by for name, _, _, by, what in METRICS_TABLE if what.endswith("(plane)")}
     assert of_plane == {f"breakwater_{one.name}": by for by, gauges in PLANE_GAUGES.items() for one in gauges}
 

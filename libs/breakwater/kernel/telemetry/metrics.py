@@ -86,48 +86,48 @@ class _Children(dict[tuple[str, ...], _Series], Generic[_Series]):
 
 # Once for a registry: a process may have several that count the same.
 @cache
-def _counter(registry: CollectorRegistry, name: str, what: str, *labels: str) -> _Children[Counter]:
-    return _Children(Counter(f"breakwater_{name}", what, labels, registry=registry))
+def _counter(registry: CollectorRegistry, name: str, help_text: str, *labels: str) -> _Children[Counter]:
+    return _Children(Counter(f"breakwater_{name}", help_text, labels, registry=registry))
 
 
 @cache
-def _gauge(registry: CollectorRegistry, name: str, what: str, *labels: str) -> _Children[Gauge]:
-    return _Children(Gauge(f"breakwater_{name}", what, labels, registry=registry))
+def _gauge(registry: CollectorRegistry, name: str, help_text: str, *labels: str) -> _Children[Gauge]:
+    return _Children(Gauge(f"breakwater_{name}", help_text, labels, registry=registry))
 
 
 @cache
 def _histogram(
-    registry: CollectorRegistry, buckets: tuple[float, ...], name: str, what: str, *labels: str
+    registry: CollectorRegistry, buckets: tuple[float, ...], name: str, help_text: str, *labels: str
 ) -> _Children[Histogram]:
-    return _Children(Histogram(f"breakwater_{name}", what, labels, buckets=buckets, registry=registry))
+    return _Children(Histogram(f"breakwater_{name}", help_text, labels, buckets=buckets, registry=registry))
 
 
 @cache
-def _plain_counter(registry: CollectorRegistry, name: str, what: str) -> Counter:
-    return Counter(f"breakwater_{name}", what, registry=registry)
+def _plain_counter(registry: CollectorRegistry, name: str, help_text: str) -> Counter:
+    return Counter(f"breakwater_{name}", help_text, registry=registry)
 
 
 @cache
-def _plain_gauge(registry: CollectorRegistry, name: str, what: str) -> Gauge:
-    """Without labels, it says 0 from the moment it is made."""
-    return Gauge(f"breakwater_{name}", what, registry=registry)
+def _plain_gauge(registry: CollectorRegistry, name: str, help_text: str) -> Gauge:
+    """Return a gauge without labels, which is 0 from the beginning."""
+    return Gauge(f"breakwater_{name}", help_text, registry=registry)
 
 
 def dead_letters_refused(registry: CollectorRegistry = REGISTRY) -> _Children[Counter]:
-    """Of messages of which DLQ took nothing, and which were ended all the same; by their stream."""
-    what = "Messages dropped without a dead letter, because DLQ refused it."
-    return _counter(registry, "dead_letters_refused_total", what, "stream")
+    """Return the counter of messages that were dropped because DLQ refused them, by their stream."""
+    help_text = "Messages dropped without a dead letter, because DLQ refused it."
+    return _counter(registry, "dead_letters_refused_total", help_text, "stream")
 
 
 class WorkerMetrics:
-    """Counts what a worker does. Costs a few microseconds for each attempt."""
+    """Metrics of a worker. They cost a few microseconds for each attempt."""
 
     def __init__(self, models: Collection[str], registry: CollectorRegistry = REGISTRY) -> None:
-        """Counts into a registry; several of one process share its series.
+        """Create the metrics in a registry; several workers of one process share its series.
 
         Args:
-            models: the ids that the config names; any other is counted as `other`.
-            registry: what is scraped.
+            models: the ids that the config names; any other model is counted as `other`.
+            registry: the registry that is scraped.
         """
         self._models = frozenset(models)
         self._registry = registry
@@ -137,24 +137,24 @@ class WorkerMetrics:
         by_call = ("agent", "model", "kind")
         self._jobs = counter("jobs_total", "Jobs that have ended.", "agent", "status", "reason")
         self._job_seconds = seconds("job_duration_seconds", "Time from a job's acceptance to its end.", "agent")
-        what = "Recorded attempts, including refused ones."
-        self._attempts = counter("attempts_total", what, "agent", "model", "outcome", "kind")
+        help_text = "Recorded attempts, including refused ones."
+        self._attempts = counter("attempts_total", help_text, "agent", "model", "outcome", "kind")
         self._attempt_seconds = seconds("attempt_duration_seconds", "Duration of calls.", "agent", "model")
-        what = "Time from the start of a call to the first content of its streamed answer."
-        self._first_token_seconds = seconds("first_token_seconds", what, "agent", "model")
+        help_text = "Time from the start of a call to the first content of its streamed answer."
+        self._first_token_seconds = seconds("first_token_seconds", help_text, "agent", "model")
         rates = partial(_histogram, registry, TOKENS_PER_S_BUCKETS)
-        what = "Speed of streamed answers: output tokens after the first one, per second."
-        self._tokens_per_s = rates("output_tokens_per_second", what, "agent", "model")
+        help_text = "Speed of streamed answers: output tokens after the first one, per second."
+        self._tokens_per_s = rates("output_tokens_per_second", help_text, "agent", "model")
         self._tokens = counter("tokens_total", "Tokens that providers reported.", "agent", "model", "direction")
-        what = "Known costs of calls, including estimates."
-        self._cost = counter("cost_usd_total", what, "agent", "model")
-        what = "Calls whose reported usage is implausible, has no price, or belongs to another model."
-        self._usage_problems = counter("usage_problems_total", what, "provider")
-        what = "Cost of calls that did not produce the answer."
-        self._wasted_cost = counter("wasted_cost_usd_total", what, "agent", "cause")
+        help_text = "Known costs of calls, including estimates."
+        self._cost = counter("cost_usd_total", help_text, "agent", "model")
+        help_text = "Calls whose reported usage is implausible, has no price, or belongs to another model."
+        self._usage_problems = counter("usage_problems_total", help_text, "provider")
+        help_text = "Cost of calls that did not produce the answer."
+        self._wasted_cost = counter("wasted_cost_usd_total", help_text, "agent", "cause")
         self._retries = counter("retries_total", "Retries, by the error of the failed attempt.", *by_call)
-        what = "Jobs in progress in this process."
-        self._in_progress = _gauge(registry, "jobs_in_progress", what, "agent")
+        help_text = "Jobs in progress in this process."
+        self._in_progress = _gauge(registry, "jobs_in_progress", help_text, "agent")
         self._parked = counter(
             "jobs_parked_total", "Number of times that jobs were parked until their next attempt.", "agent"
         )
@@ -162,7 +162,7 @@ class WorkerMetrics:
         self._short_circuits = counter("short_circuits_total", "Refused calls, which were not made.", *by_call)
 
     def attempt(self, attempt: Attempt, trace_id: str | None = None) -> None:
-        """Counts an attempt that has been recorded; a trace that is recorded becomes the exemplar of its buckets."""
+        """Count a recorded attempt. A sampled trace becomes the exemplar of the attempt's buckets."""
         agent = attempt.agent
         exemplar = _exemplar(trace_id)
         model = attempt.model if attempt.model in self._models else OTHER
@@ -187,7 +187,7 @@ class WorkerMetrics:
             self._cost[agent, model].inc(attempt.cost / NANO_PER_USD)
 
     def job(self, result: Execution, trace_id: str | None = None) -> None:
-        """Counts a job that has been decided, with its trace as `attempt` does. A dry run is none."""
+        """Count a decided job, with its trace as `attempt` does. Dry runs are not counted."""
         if result.dry_run:
             return
         agent = result.agent
@@ -197,7 +197,7 @@ class WorkerMetrics:
             self._cache_hits[(agent,)].inc()
         for cause, nano in result.wasted_by_cause.items():
             self._wasted_cost[agent, cause].inc(nano / NANO_PER_USD)
-        # Only here is it known what a retry was made for: the error of the attempt before it.
+        # The error that caused a retry is that of the attempt before it, which only the whole job has.
         for before, attempt in zip(result.attempts, result.attempts[1:], strict=False):
             if attempt.cause == "retry":
                 model = attempt.model if attempt.model in self._models else OTHER
@@ -205,20 +205,20 @@ class WorkerMetrics:
                 self._retries[agent, model, kind].inc()
 
     def breaker_service_alive(self, alive: bool) -> None:
-        """Sets whether a breaker service is running; there is no series before the first call."""
-        what = "1 while a breaker service is running. Without one, failures open no breaker."
-        _plain_gauge(self._registry, "breaker_service_alive", what).set(alive)
+        """Set whether a breaker service is running; there is no series before the first call."""
+        help_text = "1 while a breaker service is running. Without one, failures open no breaker."
+        _plain_gauge(self._registry, "breaker_service_alive", help_text).set(alive)
 
     def began(self, agent: str) -> None:
-        """A job is being worked on."""
+        """Count a job in progress."""
         self._in_progress[(agent,)].inc()
 
     def ended(self, agent: str) -> None:
-        """It no longer is: decided, put to sleep, or lost to another worker."""
+        """Count a job that is no longer in progress: decided, parked, or lost to another worker."""
         self._in_progress[(agent,)].dec()
 
     def parked(self, agent: str) -> None:
-        """A job was put to sleep until its next attempt."""
+        """Count a job that was parked until its next attempt."""
         self._parked[(agent,)].inc()
 
 
@@ -227,22 +227,24 @@ def _exemplar(trace_id: str | None) -> dict[str, str] | None:
 
 
 class HttpMetrics:
-    """Counts the requests to a service that answers HTTP."""
+    """Metrics of a service that answers HTTP."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        what = "Answered requests."
-        self._requests = _counter(registry, "http_requests_total", what, "route", "method", "status")
-        what = "Duration of requests, including the wait for results."
-        self._seconds = _histogram(registry, HTTP_BUCKETS_S, "http_request_duration_seconds", what, "route", "method")
+        help_text = "Answered requests."
+        self._requests = _counter(registry, "http_requests_total", help_text, "route", "method", "status")
+        help_text = "Duration of requests, including the wait for results."
+        self._seconds = _histogram(
+            registry, HTTP_BUCKETS_S, "http_request_duration_seconds", help_text, "route", "method"
+        )
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Counts a request that was answered.
+        """Count an answered request.
 
         Args:
             route: the pattern of its path, never the path itself.
-            method: one of HTTP's own.
-            status: of the answer.
-            seconds: until the answer was out.
+            method: the HTTP method.
+            status: the answer's status.
+            seconds: the time until the answer was sent.
         """
         self._requests[route, method, str(status)].inc()
         self._seconds[route, method].observe(seconds)
@@ -252,169 +254,169 @@ class StreamMetrics:
     """Fill levels of streams."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        what = "Used share of a stream's limit in bytes."
-        self._used = _gauge(registry, "stream_used_ratio", what, "stream")
+        help_text = "Used share of a stream's limit in bytes."
+        self._used = _gauge(registry, "stream_used_ratio", help_text, "stream")
 
     def used(self, stream: str, ratio: float) -> None:
-        """Sets a stream's part: 0 for one without a limit."""
+        """Set the used share of a stream's limit; 0 for a stream without one."""
         self._used[(stream,)].set(ratio)
 
 
 class BreakerMetrics:
-    """Counts what breakers do."""
+    """Metrics of the breaker service."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        what = "Transitions published by the breaker service."
-        self._transitions = _counter(registry, "breaker_transitions_total", what, "agent", "model", "to")
+        help_text = "Transitions published by the breaker service."
+        self._transitions = _counter(registry, "breaker_transitions_total", help_text, "agent", "model", "to")
 
     def transition(self, agent: str, model: str, to: BreakerState) -> None:
-        """A breaker came into a state; its labels are those of `BREAKER_STATE`."""
+        """Count a breaker's transition; its labels are those of `BREAKER_STATE`."""
         self._transitions[agent, model, to].inc()
 
 
 class BudgetMetrics:
-    """Counts what is settled, and shows the state of the budgets' counters."""
+    """Metrics of the budget service: settled calls, and the state of the budgets' counters."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        what = "Calls whose cost was counted, including redelivered ones."
-        self._settled = _plain_counter(registry, "budget_calls_settled_total", what)
-        what = "Thresholds of caps that were reached and published."
-        self._thresholds = _counter(registry, "budget_thresholds_total", what, "scope", "window", "kind")
+        help_text = "Calls whose cost was counted, including redelivered ones."
+        self._settled = _plain_counter(registry, "budget_calls_settled_total", help_text)
+        help_text = "Thresholds of caps that were reached and published."
+        self._thresholds = _counter(registry, "budget_thresholds_total", help_text, "scope", "window", "kind")
         self._filled = _plain_gauge(registry, "budgets_filled", "1 while the budgets' counters are complete.")
-        what = "Counters that differed from the record and were repaired."
-        self._repairs = _plain_counter(registry, "budget_repairs_total", what)
-        what = "Time of the last comparison of the counters with the record."
-        self._compared = _plain_gauge(registry, "budgets_compared_timestamp_seconds", what)
+        help_text = "Counters that differed from the record and were repaired."
+        self._repairs = _plain_counter(registry, "budget_repairs_total", help_text)
+        help_text = "Time of the last comparison of the counters with the record."
+        self._compared = _plain_gauge(registry, "budgets_compared_timestamp_seconds", help_text)
 
     def settled(self, calls: int) -> None:
-        """The costs of so many calls are counted."""
+        """Count calls whose cost was settled."""
         self._settled.inc(calls)
 
     def threshold(self, reached: BudgetEvent) -> None:
-        """A threshold was announced."""
+        """Count a threshold that was announced."""
         self._thresholds[reached.scope, reached.window, reached.kind].inc()
 
     def filled(self, *, yes: bool) -> None:
-        """Reports if the counters are filled."""
+        """Set whether the counters are complete."""
         self._filled.set(yes)
 
     def repaired(self) -> None:
-        """A counter differed from the record."""
+        """Count a counter that differed from the record."""
         self._repairs.inc()
 
     def compared(self, at: datetime) -> None:
-        """All counters were compared with the record."""
+        """Set the time at which all counters were compared with the record."""
         self._compared.set(at.timestamp())
 
 
 class AlerterMetrics:
-    """Delivery of alerts."""
+    """Metrics of the delivery of alerts."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         counter = partial(_counter, registry)
         self._sent = counter("alert_messages_total", "Messages delivered to the channel.", "channel")
         self._failed = counter("alert_failures_total", "Failed tries to send a message.", "channel")
         self._given_up = counter("alert_dead_letters_total", "Messages that were given up.", "channel")
-        self._held = _gauge(registry, "alerts_held", "Alerts that wait for a channel.", "channel")
+        self._waiting = _gauge(registry, "alerts_held", "Alerts that wait for a channel.", "channel")
 
     def of(self, channel: str) -> ChannelMetrics:
-        """A channel's; `channel` is its name in the config."""
+        """Return the metrics of a channel, by its name in the config."""
         labels = (channel,)
-        return ChannelMetrics(self._sent[labels], self._failed[labels], self._given_up[labels], self._held[labels])
+        return ChannelMetrics(self._sent[labels], self._failed[labels], self._given_up[labels], self._waiting[labels])
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelMetrics:
-    """Counts a channel's messages."""
+    """Metrics of a channel's messages."""
 
     _sent: Counter
     _failed: Counter
     _given_up: Counter
-    _held: Gauge
+    _waiting: Gauge
 
     def sent(self) -> None:
-        """A message arrived."""
+        """Count a delivered message."""
         self._sent.inc()
 
     def failed(self) -> None:
-        """A try to send one failed."""
+        """Count a failed try to send a message."""
         self._failed.inc()
 
     def given_up(self) -> None:
-        """A message became a dead letter."""
+        """Count a message that became a dead letter."""
         self._given_up.inc()
 
     def held(self, alerts: int) -> None:
-        """So many alerts wait."""
-        self._held.set(alerts)
+        """Set the number of alerts that wait."""
+        self._waiting.set(alerts)
 
 
 class SinkMetrics:
-    """Rows stored, and the lag behind the log."""
+    """Metrics of the sink: stored rows, and the lag behind the event log."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         counter = partial(_counter, registry)
         gauge = partial(_gauge, registry)
         dead_letters_refused(registry)
         self._rows = counter("sink_rows_total", "Stored rows, including redelivered ones.", "table")
-        what = "Duration of successful inserts."
-        self._insert_seconds = _histogram(registry, HTTP_BUCKETS_S, "sink_insert_duration_seconds", what, "table")
+        help_text = "Duration of successful inserts."
+        self._insert_seconds = _histogram(registry, HTTP_BUCKETS_S, "sink_insert_duration_seconds", help_text, "table")
         self._batches = counter("sink_batches_total", "Batches stored and acknowledged.", "stream")
-        what = "Messages that no table accepts and that became dead letters."
-        self._dead_letters = counter("sink_dead_letters_total", what, "stream")
+        help_text = "Messages that no table accepts and that became dead letters."
+        self._dead_letters = counter("sink_dead_letters_total", help_text, "stream")
         for stream in (Stream.EVENTS, Stream.ALERTS, Stream.AUDIT):
-            # From 0: a counter that begins with its first one shows no increase.
+            # A series that begins at 1 would show no increase.
             self._dead_letters[(stream.value,)].inc(0)
-        what = "Acknowledged events that were missing in ClickHouse and were stored again."
-        self._lost = _plain_counter(registry, "sink_lost_events_total", what)
-        what = "Age of the oldest event that is held, or its age when it was stored."
-        self._lag = gauge("sink_lag_seconds", what, "stream")
-        what = "Messages waiting behind the newest batch when it arrived."
-        self._waiting = gauge("sink_waiting_messages", what, "stream")
+        help_text = "Acknowledged events that were missing in ClickHouse and were stored again."
+        self._lost = _plain_counter(registry, "sink_lost_events_total", help_text)
+        help_text = "Age of the oldest event that is held, or its age when it was stored."
+        self._lag = gauge("sink_lag_seconds", help_text, "stream")
+        help_text = "Messages waiting behind the newest batch when it arrived."
+        self._waiting = gauge("sink_waiting_messages", help_text, "stream")
         self._unavailable = gauge("sink_unavailable", "1 while a required server is unavailable.", "what")
 
     def began(self, stream: str, waiting: int) -> None:
-        """A batch came; so many messages of its stream wait behind it."""
+        """Set the number of messages that wait behind a batch of a stream."""
         self._waiting[(stream,)].set(waiting)
 
     def ended(self, stream: str) -> None:
-        """A batch is stored and acknowledged."""
+        """Count a batch that was stored and acknowledged."""
         self._batches[(stream,)].inc()
 
     def behind(self, stream: str, seconds: float) -> None:
-        """Age of the oldest event of a batch, or its age when it was stored."""
-        # The two clocks are two machines': nothing is stored before it happened.
+        """Set the age of the oldest event of a batch, or its age when it was stored."""
+        # The clocks of two machines may differ: nothing is stored before it happened.
         self._lag[(stream,)].set(max(seconds, 0.0))
 
     def stored(self, table: str, rows: int, seconds: float) -> None:
-        """An insert is done, which took so long."""
+        """Count the rows of an insert, and its duration."""
         self._rows[(table,)].inc(rows)
         self._insert_seconds[(table,)].observe(seconds)
 
     def dead_lettered(self, stream: str) -> None:
-        """A message became a dead letter, as no table takes it."""
+        """Count a message that became a dead letter, because no table accepts it."""
         self._dead_letters[(stream,)].inc()
 
     def lost(self, events: int) -> None:
-        """ClickHouse lacked so many events that were acknowledged."""
+        """Count acknowledged events that were missing in ClickHouse."""
         self._lost.inc(events)
 
-    def unavailable(self, what: str, *, yes: bool) -> None:
-        """Reports if a server is unavailable, by its name in the log."""
-        self._unavailable[(what,)].set(yes)
+    def unavailable(self, server: str, *, yes: bool) -> None:
+        """Set whether a server is unavailable, by its name in the log."""
+        self._unavailable[(server,)].set(yes)
 
 
 @dataclass(frozen=True, slots=True)
 class PlaneGauge:
-    """A gauge of the plane and not of a process: each replica of a service shows the same."""
+    """A gauge of the plane, not of a process: every replica of a service shows the same value."""
 
     name: str
-    what: str
+    help_text: str
     labels: tuple[str, ...] = ()
 
 
 Readings = Mapping[PlaneGauge, Mapping[tuple[str, ...], float]]
-"""Values by those of the labels. What is unknown is missing."""
+"""The values of gauges, by the values of their labels. Unknown values are missing."""
 
 BREAKER_STATE = PlaneGauge(
     "breaker_state", "1 for the current state of a breaker, 0 for the others.", ("agent", "model", "state")
@@ -449,18 +451,18 @@ PLANE_GAUGES: Mapping[str, tuple[PlaneGauge, ...]] = {
 
 
 class GaugeCollector:
-    """Gauges of the plane that a service serves: read on a scrape only."""
+    """Serves gauges of the plane, which are read only on a scrape."""
 
     def __init__(
         self, service: str, *reads: Callable[[], Awaitable[Readings]], registry: CollectorRegistry = REGISTRY
     ) -> None:
-        """Shows nothing before `start`.
+        """Create a collector, which shows nothing before `start`.
 
         Args:
-            service: which of `PLANE_GAUGES` are shown.
-            reads: each reads a part of them. What one raises, mostly `UnavailableError`, drops its part until the
-                next reading, and is logged when it begins.
-            registry: what is scraped.
+            service: the service whose `PLANE_GAUGES` are shown.
+            reads: functions that each read a part of them. If one raises, mostly `UnavailableError`, its part is
+                missing until the next reading; the beginning of an outage is logged.
+            registry: the registry that is scraped.
         """
         self._reads = [(read, Outage(f"what {service} shows of the plane in its metrics")) for read in reads]
         self._collector = _plane_collector(registry, PLANE_GAUGES[service])
@@ -470,18 +472,18 @@ class GaugeCollector:
         self._until = 0.0
 
     def start(self) -> None:
-        """Reads in the loop that runs now."""
+        """Show the gauges, and read them in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._collector.shown = self
 
     def stop(self) -> None:
-        """Shows nothing from now on."""
+        """Show nothing from now on."""
         self._loop = None
         if self._collector.shown is self:
             self._collector.shown = None
 
     def readings(self) -> Readings:
-        """The readings, at most `KEPT_S` old. Called by scrapers, in threads of theirs."""
+        """Return the readings, at most `KEPT_S` old. Scrapers call this from their own threads."""
         with self._one_reads:
             if self._loop is not None and time.monotonic() >= self._until:
                 reading = asyncio.run_coroutine_threadsafe(self._look(), self._loop)
@@ -494,38 +496,38 @@ class GaugeCollector:
             return self._readings
 
     async def _look(self) -> Readings:
-        found: dict[PlaneGauge, Mapping[tuple[str, ...], float]] = {}
+        readings: dict[PlaneGauge, Mapping[tuple[str, ...], float]] = {}
 
         async def look(read: Callable[[], Awaitable[Readings]]) -> None:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                found.update(await read())
+                readings.update(await read())
 
         expected = (UnavailableError, TimeoutError)
         await asyncio.gather(
             *(outage.run_logged(partial(look, read), expected=expected) for read, outage in self._reads)
         )
-        return found
+        return readings
 
 
 class _PlaneCollector(Collector):
-    """The gauges of one service in one registry. A process may have several such services, and shows the last one's."""
+    """The gauges of one service in one registry. If a process starts the service several times, it shows the last."""
 
     def __init__(self, gauges: tuple[PlaneGauge, ...]) -> None:
         self._gauges = gauges
         self.shown: GaugeCollector | None = None
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Their names, without reading any: the registry asks when they are registered."""
+        """Return the gauges without values: the registry asks for their names when they are registered."""
         return self._families({})
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """All that is known."""
-        shown = self.shown
-        return self._families({} if shown is None else shown.readings())
+        """Return the gauges with all known values."""
+        collector = self.shown
+        return self._families({} if collector is None else collector.readings())
 
     def _families(self, readings: Readings) -> Iterable[GaugeMetricFamily]:
         for gauge in self._gauges:
-            family = GaugeMetricFamily(f"breakwater_{gauge.name}", gauge.what, labels=gauge.labels)
+            family = GaugeMetricFamily(f"breakwater_{gauge.name}", gauge.help_text, labels=gauge.labels)
             for labels, value in readings.get(gauge, {}).items():
                 family.add_metric(labels, value)
             yield family
@@ -539,7 +541,7 @@ def _plane_collector(registry: CollectorRegistry, gauges: tuple[PlaneGauge, ...]
 
 
 def one_of(chosen: str, values: Iterable[str], *labels: str) -> dict[tuple[str, ...], float]:
-    """A gauge that is 1 for one of some values and 0 for the others, the value being its last label."""
+    """Return a gauge's readings, by its labels and each of `values`: 1 for the chosen value, 0 for the others."""
     return {(*labels, value): float(value == chosen) for value in values}
 
 
@@ -549,25 +551,25 @@ def _config_info(registry: CollectorRegistry) -> Info:
 
 
 def show_config(version: str, registry: CollectorRegistry = REGISTRY, *, refused: bool = False) -> None:
-    """Shows which version of the config this process works under, and whether its file is refused for another."""
+    """Show the effective version of the config, and whether the config file is invalid."""
     _config_info(registry).info({"version": version})
     _plain_gauge(registry, "config_refused", "1 while the config file is invalid.").set(refused)
 
 
 _MAX_THREADS = 100
-"""Of this process, while it accepts scrapers. Each of their connections takes a thread."""
+"""The number of this process's threads up to which it accepts scrapers; each of their connections takes one."""
 _REQUEST_S = 10.0
 
 
 def serve(host: str, port: int, token: str | None = None) -> None:
-    """Serves /metrics from a thread, until the process ends; where another program has the port, as soon as it can.
+    """Serve /metrics from a thread, until the process ends.
 
-    The service does its work meanwhile: metrics are the least that it is there for.
+    If another program has the port, it is tried again until it is free; the service works meanwhile.
 
     Args:
         host: the address.
-        port: its port.
-        token: what scrapers have to send; None for nothing.
+        port: the port.
+        token: the token that scrapers must send; None for none.
 
     Raises:
         ConfigError: the address or the port is not available on this machine.
@@ -585,7 +587,7 @@ def serve(host: str, port: int, token: str | None = None) -> None:
 
 
 class _Closed(CollectorRegistry):
-    """The registry of a server that does not ask for its token yet: it ends the connections that come so early."""
+    """The registry of a server that does not check its token yet: it ends connections that come so early."""
 
     def collect(self) -> Iterable[Metric]:
         raise ConnectionResetError
@@ -609,12 +611,12 @@ def _ignore(*_connection: object) -> None: ...
 
 
 def _for_bearers(app: WSGIApplication, authorization: str) -> WSGIApplication:
-    """An application for those who send this as `Authorization`."""
+    """Wrap an application so that requests must have this `Authorization`."""
 
     def respond(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        # Latin-1 is how WSGI passes on whatever bytes came.
-        given = str(environ.get("HTTP_AUTHORIZATION", "")).encode("latin-1")
-        if hmac.compare_digest(given, authorization.encode()):
+        # WSGI passes the bytes of headers on as Latin-1.
+        sent_authorization = str(environ.get("HTTP_AUTHORIZATION", "")).encode("latin-1")
+        if hmac.compare_digest(sent_authorization, authorization.encode()):
             return app(environ, start_response)
         start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
         return [b"metrics are for those who send BREAKWATER_METRICS_TOKEN as a bearer token\n"]
@@ -634,6 +636,6 @@ def _serve_later(host: str, port: int, token: str | None, outage: Outage) -> Non
 
 
 def exposition(accept: str) -> tuple[bytes, str]:
-    """All metrics of this process as text, and its content type, by what the scraper accepts."""
+    """Return all metrics of this process as text, and its content type, by the scraper's `Accept` header."""
     encode, content_type = choose_encoder(accept)
     return encode(REGISTRY), content_type

@@ -48,23 +48,23 @@ _HOSTS = (
 
 
 def provider_attributes(kind: str, base_url: str | None, name: str) -> SpanAttributes:
-    """Attributes of the provider that serves a call.
+    """Return the attributes of the provider that serves a call.
 
     Args:
-        kind: the provider's, as in the config.
-        base_url: the provider's; None for a program or a callable.
-        name: the provider's own in the config: what it is called where the conventions have no value for it.
+        kind: the provider's kind in the config.
+        base_url: the provider's base URL; None for a program or a callable.
+        name: the provider's name in the config, which is used if the conventions have no value for it.
     """
     host, port = _server(base_url)
     if kind == _ANTHROPIC:
-        known: str | None = "anthropic"
+        semantic_name: str | None = "anthropic"
     elif kind == _AZURE:
-        known = "azure.ai.openai"
+        semantic_name = "azure.ai.openai"
     else:
-        known = next((value for end, value in _HOSTS if f".{host}".endswith(end)), None)
+        semantic_name = next((value for end, value in _HOSTS if f".{host}".endswith(end)), None)
     return _known(
         {
-            "gen_ai.provider.name": known or name or "unknown",
+            "gen_ai.provider.name": semantic_name or name or "unknown",
             "server.address": host,
             "server.port": port,
             "breakwater.provider": name or None,
@@ -75,14 +75,14 @@ def provider_attributes(kind: str, base_url: str | None, name: str) -> SpanAttri
 def request_attributes(
     params: Mapping[str, JsonValue], stop_sequences: JsonValue, *, json_schema: bool
 ) -> SpanAttributes:
-    """Attributes of a job's request, except its conversation.
+    """Return the attributes of a job's request, without its conversation.
 
     Args:
-        params: as they go to the provider, in OpenAI's form or Anthropic's.
-        stop_sequences: of these; None where they are not to be said.
-        json_schema: the provider is held to a schema of the answer, which no param says.
+        params: the params as they go to the provider, in OpenAI's or Anthropic's form.
+        stop_sequences: their stop sequences; None to leave them out.
+        json_schema: True if the provider enforces a schema of the answer, which is not in the params.
     """
-    choices = _whole(params.get("n"))
+    choices = _integer(params.get("n"))
     max_tokens = params.get("max_completion_tokens")
     stops = [stop_sequences] if isinstance(stop_sequences, str) else stop_sequences
     return _known(
@@ -91,10 +91,10 @@ def request_attributes(
             "gen_ai.request.top_p": _number(params.get("top_p")),
             "gen_ai.request.frequency_penalty": _number(params.get("frequency_penalty")),
             "gen_ai.request.presence_penalty": _number(params.get("presence_penalty")),
-            "gen_ai.request.max_tokens": _whole(params.get("max_tokens") if max_tokens is None else max_tokens),
-            "gen_ai.request.seed": _whole(params.get("seed")),
+            "gen_ai.request.max_tokens": _integer(params.get("max_tokens") if max_tokens is None else max_tokens),
+            "gen_ai.request.seed": _integer(params.get("seed")),
             "gen_ai.request.choice.count": None if choices == 1 else choices,
-            "gen_ai.request.stop_sequences": tuple(one for one in stops if isinstance(one, str))
+            "gen_ai.request.stop_sequences": tuple(stop for stop in stops if isinstance(stop, str))
             if isinstance(stops, list) and stops
             else None,
             "gen_ai.output.type": "json" if json_schema else _output_type(params.get("response_format")),
@@ -133,7 +133,7 @@ def attempt_attributes(
         {
             "gen_ai.operation.name": operation,
             "gen_ai.request.model": name,
-            "gen_ai.request.top_k": _whole(params.get("top_k")),
+            "gen_ai.request.top_k": _integer(params.get("top_k")),
             "gen_ai.request.reasoning.level": _short(params, "reasoning_effort"),
             "gen_ai.request.stream": True if streaming else None,
             "gen_ai.agent.name": agent,
@@ -224,15 +224,18 @@ def _known(attributes: dict[str, Attribute | None]) -> SpanAttributes:
 
 
 def _usd(nano: int | None) -> float | None:
-    # A number, as text can't be summed where traces are looked at; exact sums, to the nano-dollar, are elsewhere.
+    # A number, because tracing tools can't sum text; exact sums, to the nano-dollar, are elsewhere.
     return None if nano is None else nano / NANO_PER_USD
 
 
 def _number(value: JsonValue) -> float | None:
-    return value if isinstance(value, float) else None if (whole := _whole(value)) is None else float(whole)
+    if isinstance(value, float):
+        return value
+    integer = _integer(value)
+    return None if integer is None else float(integer)
 
 
-def _whole(value: JsonValue) -> int | None:
+def _integer(value: JsonValue) -> int | None:
     # OTLP's integers have 64 bits.
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
 

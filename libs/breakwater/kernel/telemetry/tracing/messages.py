@@ -58,19 +58,19 @@ def last_text(messages: Sequence[JsonObject], limit: int) -> str:
 
 
 def fitted(messages: Sequence[JsonObject], limit: int) -> str | None:
-    """Messages or parts as JSON of at most so many bytes.
+    """Return messages or parts as JSON of at most `limit` bytes; None if none fits.
 
-    The longest texts are cut first. If that is not enough, the oldest messages are left out; None where none fits.
+    The longest texts are truncated first. If that is not enough, the oldest messages are left out.
     """
     longest = limit
-    kept = list(messages)
-    while len(data := _json(kept).encode(errors="replace")) > limit and longest > _SHORTEST:
+    fitting = list(messages)
+    while len(data := _json(fitting).encode(errors="replace")) > limit and longest > _SHORTEST:
         longest //= 2
-        kept = [cast(JsonObject, _cut(message, longest)) for message in kept]
-    while kept and len(data) > limit:
-        del kept[: (len(kept) + 1) // 2]
-        data = _json(kept).encode(errors="replace")
-    return data.decode() if kept else None
+        fitting = [cast(JsonObject, _cut(message, longest)) for message in fitting]
+    while fitting and len(data) > limit:
+        del fitting[: (len(fitting) + 1) // 2]
+        data = _json(fitting).encode(errors="replace")
+    return data.decode() if fitting else None
 
 
 def _message(role: str, parts: list[JsonObject]) -> JsonObject:
@@ -82,8 +82,8 @@ def _parts(message: Mapping[str, JsonValue]) -> list[JsonObject]:
     if message.get("role") == "tool":
         return [{"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content}]
     calls = message.get("tool_calls")
-    asked = [_tool_call(call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
-    return [*_content(content), *asked]
+    tool_calls = [_tool_call(call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return [*_content(content), *tool_calls]
 
 
 def _content(content: JsonValue) -> list[JsonObject]:
@@ -117,13 +117,13 @@ def _text(text: str) -> JsonObject:
 
 
 def _blob(modality: str, mime_type: str) -> JsonObject:
-    # The conventions want a content; what is binary is of no use there, and long.
+    # The conventions require a content, but binary data would be long and useless in a span.
     return {"type": "blob", "modality": modality, "mime_type": mime_type, "content": ""}
 
 
 def _tool_call(call: Mapping[str, JsonValue]) -> JsonObject:
-    asked = call.get("function")
-    function = asked if isinstance(asked, dict) else {}
+    called = call.get("function")
+    function = called if isinstance(called, dict) else {}
     return {
         "type": "tool_call",
         "id": call.get("id"),
