@@ -75,7 +75,7 @@ def test_the_planes_own_key_is_read_from_the_data_directory_and_named(
 ) -> None:
     data = DataDir(tmp_path / ".breakwater")
     data.create()
-    own = Cipher(own=data.secret(PLANE_KEY))
+    own = Cipher(plane_key=data.secret(PLANE_KEY))
     assert data.secret_file(PLANE_KEY).stat().st_mode & 0o777 == 0o600
     config = tmp_path / "breakwater.yaml"
     config.write_text(CONFIG.replace("model: small", "model: small, persist_responses: false"))

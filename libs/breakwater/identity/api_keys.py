@@ -36,16 +36,16 @@ def create_key(
     tenants: tuple[str, ...] = (),
     agents: tuple[str, ...] = (),
 ) -> str:
-    """Adds a key that may do what its scopes say, for some tenants and agents alone where these are named.
+    """Create a key with some scopes, which may be limited to some tenants and agents.
 
     Returns:
-        The key itself, `bw_<id>_<secret>`, shown this once.
+        The key itself, `bw_<id>_<secret>`, which is shown only this once.
 
     Raises:
-        ApiKeysError: the name or the scopes can't be used, or the file can't be read or written.
+        ApiKeysError: the name or the scopes are invalid, or the file can't be read or written.
     """
     try:
-        key, kept = mint(
+        key, record = mint(
             name,
             entropy=secrets.token_bytes(ENTROPY_BYTES),
             at=datetime.now(UTC),
@@ -62,15 +62,15 @@ def create_key(
             f"{name!r} is not a valid name for a key: 1 to 128 characters, no control characters"
         ) from error
     with _locked(path):
-        _save(path, (*list_keys(path), kept))
+        _save(path, (*list_keys(path), record))
     return key
 
 
 def list_keys(path: Path) -> tuple[ApiKey, ...]:
-    """All keys, oldest first; none where there is no file yet.
+    """Return all keys, oldest first; empty if there is no file yet.
 
     Raises:
-        ApiKeysError: the file can't be read, or is not one of keys.
+        ApiKeysError: the file can't be read, or contains no valid keys.
     """
     try:
         return _Document.model_validate_json(path.read_bytes()).keys
@@ -86,33 +86,35 @@ def list_keys(path: Path) -> tuple[ApiKey, ...]:
         ) from None
 
 
-def revoke_key(path: Path, which: str) -> ApiKey:
-    """Removes a key. Running services refuse it from their next request on.
+def revoke_key(path: Path, id_or_name: str) -> ApiKey:
+    """Remove a key. Running services refuse it from their next request on.
 
     Args:
         path: the file.
-        which: its id; or its name, where no other key has it.
+        id_or_name: the key's id, or its name if no other key has it.
 
     Returns:
-        What was kept of it.
+        The removed key's record.
 
     Raises:
-        ApiKeysError: there is no such key, or more than one of this name, or the file can't be read or written.
+        ApiKeysError: there is no such key, or several of this name, or the file can't be read or written.
     """
     with _locked(path):
         keys = list_keys(path)
-        # An id first: a key may be named like the id of another one.
-        found = [key for key in keys if key.id == which] or [key for key in keys if key.name == which]
-        if not found:
-            raise ApiKeysError(f"there is no API key {which!r}; existing keys: {_listed(keys) or 'none'}")
-        if len(found) > 1:
-            raise ApiKeysError(f"{len(found)} API keys are named {which!r}; use one of the ids: {_listed(found)}")
-        _save(path, tuple(key for key in keys if key.id != found[0].id))
-    return found[0]
+        # The id comes first: a key's name may be the id of another key.
+        matches = [key for key in keys if key.id == id_or_name] or [key for key in keys if key.name == id_or_name]
+        if not matches:
+            raise ApiKeysError(f"there is no API key {id_or_name!r}; existing keys: {_listed(keys) or 'none'}")
+        if len(matches) > 1:
+            raise ApiKeysError(
+                f"{len(matches)} API keys are named {id_or_name!r}; use one of the ids: {_listed(matches)}"
+            )
+        _save(path, tuple(key for key in keys if key.id != matches[0].id))
+    return matches[0]
 
 
 class KeyRing:
-    """The keys as a running service knows them; read again when the file changes."""
+    """The keys of a running service, which are read again when the file changes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -122,7 +124,7 @@ class KeyRing:
         self._outage = Outage("api_keys_file")
 
     def holder(self, text: str) -> ApiKey | None:
-        """The key that was sent, or None where it is unknown."""
+        """Return the key that was sent; None if it is unknown."""
         self._refresh()
         parts = split(text)
         if parts is None:
@@ -132,7 +134,7 @@ class KeyRing:
         return key if key is not None and opens(key, secret) else None
 
     def of(self, key_id: str) -> ApiKey | None:
-        """The key of an id, for those who have shown its secret before; None where it is unknown by now."""
+        """Return the key with an id, for callers who have proved its secret before; None if it no longer exists."""
         self._refresh()
         return self._keys.get(key_id)
 
@@ -143,7 +145,7 @@ class KeyRing:
         try:
             keys = list_keys(self._path)
         except ApiKeysError as error:
-            # In the middle of an edit: the keys that were right stay right, and the file is tried again.
+            # The file may be in the middle of an edit: the known keys stay valid, and it is read again.
             self._outage.failed(error)
             return
         self._outage.worked()
@@ -152,11 +154,11 @@ class KeyRing:
 
     def _version_now(self) -> tuple[int, int, int] | None:
         try:
-            # On every request, so that a revoked key is refused by the next one; Path.stat() costs three times more.
-            found = os.stat(self._name)  # noqa: PTH116
+            # Checked on every request, so that a revoked key is refused by the next; Path.stat() is three times slower.
+            status = os.stat(self._name)  # noqa: PTH116
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_ino, found.st_size
+        return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def _listed(keys: Iterable[ApiKey]) -> str:
@@ -172,7 +174,7 @@ def _save(path: Path, keys: tuple[ApiKey, ...]) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Generator[None]:
-    """Keeps two processes from losing each other's change, above all a revocation."""
+    """Lock the file, so that two processes can't lose each other's change, above all a revocation."""
     lock = path.with_name(f".{path.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -87,7 +87,7 @@ def test_the_first_key_encrypts_and_all_decrypt() -> None:
 
 def test_the_planes_own_key_encrypts_what_is_private_where_there_is_no_other_and_always_decrypts() -> None:
     document = b'{"execution_id":"e1","output":"hello"}'
-    own, both, other = Cipher(own=OWN), Cipher([NEW], OWN), Cipher(own=OWN[::-1])
+    own, both, other = Cipher(plane_key=OWN), Cipher([NEW], OWN), Cipher(plane_key=OWN[::-1])
     assert not own.on
     assert own.encrypt_document(document) == document
     stored = own.encrypt_document(document, private=True)

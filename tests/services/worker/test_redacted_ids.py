@@ -65,6 +65,8 @@ async def test_an_id_that_a_pattern_of_the_config_matches_is_refused(
 
 
 def test_a_pseudonym_is_keyed_where_there_is_a_key() -> None:
-    names = [cipher.pseudonym("alice@example.com") for cipher in (Cipher(), Cipher(own="one"), Cipher(own="two"))]
+    names = [
+        cipher.pseudonym("alice@example.com") for cipher in (Cipher(), Cipher(plane_key="one"), Cipher(plane_key="two"))
+    ]
     assert len(set(names)) == 3
-    assert names[1] == Cipher(own="one").pseudonym("alice@example.com")
+    assert names[1] == Cipher(plane_key="one").pseudonym("alice@example.com")

@@ -37,13 +37,13 @@ _BOUND_TO = "execution_id"
 """The field that a token is bound to: decryption fails next to another id."""
 
 may_be_encrypted = re.compile(rb'"encrypted"\s*:\s*"bwe1\.').search
-"""Matches if a document may hold a token; otherwise there is nothing to decrypt."""
+"""Matches a document that may contain a token; in others there is nothing to decrypt."""
 
 _TOKEN = re.compile(r"bwe1\.(?P<key>[0-9a-f]{8})\.(?P<token>[A-Za-z0-9_-]+={0,2})")
 _LINE = re.compile(_TOKEN.pattern + r"\n")
 
 COMPRESS_FROM = 32_768
-"""A token is a third longer than what it holds, and NATS takes messages up to a limit: long texts are compressed."""
+"""The length from which texts are compressed: tokens are a third longer, and NATS limits the size of messages."""
 
 LEFT_OUT = "omitted: the worker had no key to encrypt the texts with; set BREAKWATER_PLANE_KEY"
 """Replaces the token if texts must not be stored in plain and there is no key."""
@@ -59,13 +59,13 @@ class DecryptionError(BreakwaterError):
 class Cipher:
     """Encrypts with the first of its keys, and decrypts with all of them. Without keys it encrypts nothing.
 
-    The plane's own key comes after these: it encrypts what must not be stored in plain where there is no other.
+    The plane's own key comes after these. Without other keys, it encrypts only what must not be stored in plain text.
     """
 
-    def __init__(self, keys: Sequence[str] = (), own: str | None = None) -> None:
-        """Takes keys as `new_key` makes them, and any text for the plane's own.
+    def __init__(self, keys: Sequence[str] = (), plane_key: str | None = None) -> None:
+        """Create a cipher with keys from `new_key`, and any text as the plane's own key.
 
-        Raises ConfigError: one of the keys is none, with its place in front.
+        Raises ConfigError if a key is invalid; the message begins with its place.
         """
         self._keys: dict[str, bytes] = {}
         for place, key in enumerate(keys):
@@ -81,40 +81,40 @@ class Cipher:
         """True if it encrypts all texts."""
         self.own_id: str | None = None
         """The id of the plane's own key, which may be shown."""
-        if own is not None:
-            raw = hashlib.sha256(b"breakwater plane key" + own.encode()).digest()
+        if plane_key is not None:
+            raw = hashlib.sha256(b"breakwater plane key" + plane_key.encode()).digest()
             self.own_id = _key_id(raw)
             self._keys.setdefault(self.own_id, raw)
-        self._made: dict[str, Any] = {}
+        self._fernets: dict[str, Any] = {}
 
     @property
     def key_ids(self) -> tuple[str, ...]:
-        """The ids of its keys, which may be shown, in order; that of the plane's own is the last."""
+        """The ids of its keys, which may be shown, in order; the plane's own key is the last."""
         return tuple(self._keys)
 
     def pseudonym(self, name: str) -> str:
-        """A stable substitute of a name that must not be stored. With a key, the name can't be guessed from it."""
+        """Return a stable substitute for a name that must not be stored. With a key, the name can't be guessed."""
         key_id = self.own_id or self._first
         key = b"" if key_id is None else self._keys[key_id]
         return f"redacted-{hashlib.blake2b(name.encode(errors='surrogatepass'), key=key, digest_size=10).hexdigest()}"
 
     def encrypt(self, text: bytes) -> str:
-        """A token of a text; only where there is a key."""
+        """Encrypt a text to a token. There must be a key."""
         key_id = self._first or self.own_id
         assert key_id is not None
         plain = _COMPRESSED + zlib.compress(text, 1) if len(text) >= COMPRESS_FROM else _PLAIN + text
         return f"bwe1.{key_id}.{self._fernet(key_id).encrypt(plain).decode()}"
 
     def decrypt(self, token: str) -> bytes:
-        """The text of a token. Raises DecryptionError."""
+        """Decrypt a token. Raises DecryptionError."""
         match = _TOKEN.fullmatch(token)
         if match is None:
             raise DecryptionError("the text is marked as encrypted, but is not in Breakwater's format")
         if match["key"] not in self._keys:
-            known = [key for key in self._keys if self.on or key != self.own_id]
-            has = f"encryption.keys has {', '.join(known) or 'none'}"
-            has += "" if self.own_id is None else f", and the plane's own key is {self.own_id}"
-            raise DecryptionError(f"it is encrypted with key {match['key']}, and {has}: put that key back")
+            key_ids = [key for key in self._keys if self.on or key != self.own_id]
+            available = f"encryption.keys has {', '.join(key_ids) or 'none'}"
+            available += "" if self.own_id is None else f", and the plane's own key is {self.own_id}"
+            raise DecryptionError(f"it is encrypted with key {match['key']}, and {available}: put that key back")
         from cryptography.fernet import InvalidToken
 
         try:
@@ -124,41 +124,41 @@ class Cipher:
             raise DecryptionError(f"it was changed after it was encrypted with key {match['key']}") from None
 
     def _fernet(self, key_id: str) -> Any:
-        if (made := self._made.get(key_id)) is None:
-            # Only where a text is encrypted: the import takes 40 ms and 8 MB.
+        if (fernet := self._fernets.get(key_id)) is None:
+            # Imported only when a text is encrypted: it takes 40 ms and 8 MB.
             from cryptography.fernet import Fernet
 
-            made = self._made[key_id] = Fernet(base64.urlsafe_b64encode(self._keys[key_id]))
-        return made
+            fernet = self._fernets[key_id] = Fernet(base64.urlsafe_b64encode(self._keys[key_id]))
+        return fernet
 
     def encrypt_document(self, document: bytes, *, private: bool = False, names: Sequence[str] = TEXTS) -> bytes:
-        """A JSON document without its texts, and with a token of them; as it is where it has none.
+        """Replace the texts of a JSON document by a token; a document without texts stays unchanged.
 
         Args:
             document: a JSON object.
-            private: the texts must not be stored in plain: also where it is off they are encrypted, with the plane's
-                own key, or left out where there is none.
-            names: the fields that hold them.
+            private: True if the texts must not be stored in plain text. Even if the cipher is off, they are encrypted
+                then with the plane's own key, or left out if there is none.
+            names: the fields that contain texts.
 
-        Raises ValueError where it encrypts and the document is no JSON object: it must not be stored with its texts.
+        Raises ValueError if it must encrypt and the document is no JSON object, which must not be stored with texts.
         """
         if not (self.on or private):
             return document
-        found = read_whole(from_json, document)
-        if not isinstance(found, dict):
+        value = read_whole(from_json, document)
+        if not isinstance(value, dict):
             raise ValueError("only a JSON object can be encrypted field by field")  # noqa: TRY004  as for other texts
-        fields = cast(dict[str, Any], found)
+        fields = cast(dict[str, Any], value)
         texts = {name: fields.pop(name) for name in names if fields.get(name) not in (None, [], {}, "")}
         if not texts:
             return document
         if not self._keys:
             return to_json(fields | {FIELD: LEFT_OUT})
-        # Programs without a key receive results and records: sent as a job, such a token would be decrypted for them.
+        # A program could send the token of a result or record as a job, to have it decrypted; this binds it.
         texts |= {_BOUND_TO: fields[_BOUND_TO]} if fields.get(_BOUND_TO) else {}
         return to_json(fields | {FIELD: self.encrypt(to_json(texts))})
 
     def decrypt_document(self, document: bytes) -> bytes:
-        """A JSON document with its texts; as it is where nothing in it is encrypted. Raises DecryptionError."""
+        """Restore the texts of a JSON document; a document without a token stays unchanged. Raises DecryptionError."""
         if not may_be_encrypted(document):
             return document
         fields = _object(document)
@@ -171,17 +171,17 @@ class Cipher:
         return to_json(fields | texts)
 
     def decrypt_record(self, record: Execution) -> Execution:
-        """A record with its texts. Raises DecryptionError."""
+        """Restore the texts of a record. Raises DecryptionError."""
         if record.encrypted is None:
             return record
         return type(record).model_validate_json(self.decrypt_document(record.json_bytes()))
 
     def encrypt_line(self, text: str) -> str:
-        """A text that others are appended to; as it is where the cipher is off."""
+        """Encrypt a text to a line, to which others can be appended; unchanged if the cipher is off."""
         return f"{self.encrypt(text.encode())}\n" if self.on and text else text
 
     def decrypt_lines(self, text: str) -> str:
-        """Decrypts lines of `encrypt_line`, concatenated. Raises DecryptionError."""
+        """Decrypt concatenated lines of `encrypt_line`. Raises DecryptionError."""
         return _LINE.sub(lambda match: self.decrypt(match[0][:-1]).decode(), text)
 
 
@@ -190,14 +190,14 @@ OFF = Cipher()
 
 
 def key_of_document(document: bytes) -> str | None:
-    """The id of the key that a document's texts are encrypted with; None where none are."""
+    """Return the id of the key that a document's texts are encrypted with; None if they are not encrypted."""
     token = _object(document).get(FIELD)
     match = _TOKEN.fullmatch(token) if isinstance(token, str) else None
     return None if match is None else match["key"]
 
 
 def new_key() -> str:
-    """A key: 32 random bytes, in the base64 of URLs."""
+    """Create a key: 32 random bytes, in URL-safe base64."""
     from cryptography.fernet import Fernet
 
     return Fernet.generate_key().decode()
@@ -209,7 +209,7 @@ def _key_id(raw: bytes) -> str:
 
 def _object(document: bytes) -> dict[str, Any]:
     try:
-        found = read_whole(from_json, document)
+        value = read_whole(from_json, document)
     except ValueError:
         return {}
-    return cast(dict[str, Any], found) if isinstance(found, dict) else {}
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}

@@ -47,12 +47,12 @@ class _Answer(aiohttp.ClientResponse):
 
     async def read(self) -> bytes:
         if self._body is None:
-            found = bytearray()
+            body = bytearray()
             while part := await self.content.read(LONGEST_ANSWER):
-                found += part
-                if len(found) > LONGEST_ANSWER:
+                body += part
+                if len(body) > LONGEST_ANSWER:
                     raise aiohttp.ClientPayloadError("the response is too long")
-            self._body = bytes(found)
+            self._body = bytes(body)
         return self._body
 
 

@@ -67,7 +67,7 @@ def _read_file(path: Path) -> str:
 def _run(command: tuple[str, ...]) -> str:
     # Neither its output nor its complaints are shown: either may hold the secret.
     try:
-        done = subprocess.run(  # noqa: S603  the command is the operator's own, from the config
+        completed = subprocess.run(  # noqa: S603  the command is the operator's own, from the config
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=True, text=True
         )
     except subprocess.TimeoutExpired as error:
@@ -75,9 +75,9 @@ def _run(command: tuple[str, ...]) -> str:
     except subprocess.CalledProcessError as error:
         raise ConfigError(f"the secret command {command[0]} ended with {error.returncode}") from error
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "its output is not UTF-8 text"
-        raise ConfigError(f"the secret command {command[0]} can't be used: {why}") from error
-    return done.stdout.strip()
+        problem = error.strerror if isinstance(error, OSError) else "its output is not UTF-8 text"
+        raise ConfigError(f"the secret command {command[0]} can't be used: {problem}") from error
+    return completed.stdout.strip()
 
 
 def _secret_ref(value: object) -> object:
