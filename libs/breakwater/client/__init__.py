@@ -188,9 +188,9 @@ class ApiClient:
 
     def with_key(self, api_key: SecretStr | str) -> Self:
         """Returns the same API over the same connections, used with another key."""
-        other = copy.copy(self)
-        other.api_key = api_key
-        return other
+        clone = copy.copy(self)
+        clone.api_key = api_key
+        return clone
 
     async def __aenter__(self) -> Self:
         return self
@@ -220,8 +220,8 @@ class ApiClient:
 
     async def post(self, path: str, body: Mapping[str, object], *, timeout_s: float = ACT_TIMEOUT_S) -> Any:
         """Carries out an action, and returns its result as JSON. Fields of the body that are None are not sent."""
-        given = {name: value for name, value in body.items() if value is not None}
-        return (await self.request("POST", path, body=given, timeout_s=timeout_s)).document
+        fields = {name: value for name, value in body.items() if value is not None}
+        return (await self.request("POST", path, body=fields, timeout_s=timeout_s)).document
 
     async def act(self, form: Form[T], path: str, body: Mapping[str, object], *, timeout_s: float = ACT_TIMEOUT_S) -> T:
         """Carries out an action, and returns its result as one of the messages of `contracts`."""
@@ -302,9 +302,9 @@ class ApiClient:
                 yield response, limit
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             connected = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
-            what = "no response from" if connected else "no server at"
+            problem = "no response from" if connected else "no server at"
             why = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-            raise ApiUnavailableError(f"{what} {self.url}: {why}", connected=connected) from error
+            raise ApiUnavailableError(f"{problem} {self.url}: {why}", connected=connected) from error
 
     def _pool(self, limit: int) -> aiohttp.ClientSession:
         """Returns a pool of at most `limit` connections (0: unlimited), opened when first used, shared by all keys."""
@@ -316,9 +316,9 @@ class ApiClient:
         return self._pools[limit]
 
     def _url(self, path: str, query: Query | None) -> URL:
-        given = {name: str(value) for name, value in (query or {}).items() if value not in (None, "")}
+        parameters = {name: str(value) for name, value in (query or {}).items() if value not in (None, "")}
         # Encoded already: an id may hold slashes, which must arrive as they are.
-        return URL(self.url + (path if path[0] == "/" else f"/api/v1/{path}"), encoded=True).update_query(given)
+        return URL(self.url + (path if path[0] == "/" else f"/api/v1/{path}"), encoded=True).update_query(parameters)
 
     def _headers(self) -> dict[str, str]:
         key = self.api_key.get_secret_value() if isinstance(self.api_key, SecretStr) else self.api_key
@@ -388,8 +388,8 @@ class AsyncClient(ApiClient):
         retry_for_s: time for which a request is repeated that got no response, or was not accepted for the moment.
     """
 
-    each: Callable[[AsyncGenerator[Any]], Generator[Any]] | None = None
-    """Reads a generator without asyncio: set by `Client`."""
+    iterate: Callable[[AsyncGenerator[Any]], Generator[Any]] | None = None
+    """Iterates over an asynchronous generator without asyncio; `Client` sets it."""
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, retry_for_s: float = RETRY_FOR_S) -> None:
         key = api_key or os.environ.get("BREAKWATER_API_KEY")
@@ -459,13 +459,13 @@ class AsyncClient(ApiClient):
         """
         page = query or ExecutionQuery()
         while True:
-            given = page.model_dump(mode="json", exclude_defaults=True)
-            found = await self._ask(ExecutionList, "GET", "executions", query=given)
-            for execution in found.executions:
+            parameters = page.model_dump(mode="json", exclude_defaults=True)
+            batch = await self._ask(ExecutionList, "GET", "executions", query=parameters)
+            for execution in batch.executions:
                 yield execution
-            if found.older is None:
+            if batch.older is None:
                 return
-            page = page.model_copy(update={"after": found.older})
+            page = page.model_copy(update={"after": batch.older})
 
     async def execution(self, execution_id: str) -> Execution:
         """Returns the record of an execution, with its attempts. Raises ApiError; status 404: it is not recorded."""
@@ -512,9 +512,9 @@ class _Items(ABC, Generic[T]):
     def __aiter__(self) -> AsyncGenerator[T]: ...
 
     def __iter__(self) -> Generator[T]:
-        if self._client.each is None:
+        if self._client.iterate is None:
             raise TypeError(f"a {type(self).__name__} of an AsyncClient is read with `async for`")
-        return self._client.each(aiter(self))
+        return self._client.iterate(aiter(self))
 
 
 class JobStream(_Items[str]):
@@ -567,8 +567,8 @@ class JobStream(_Items[str]):
 
     async def _response(self, begins_by: float) -> AsyncGenerator[str]:
         """Yields the new text of one response, which begins with the known text if the job was asked for again."""
-        known = self.text
-        begins_within_s = max(begins_by - time.monotonic(), ACT_TIMEOUT_S if known else 0.0)
+        repeated = self.text
+        begins_within_s = max(begins_by - time.monotonic(), ACT_TIMEOUT_S if repeated else 0.0)
         job = self._job
         headers = {"Idempotency-Key": self.job_id}
         body = {
@@ -591,13 +591,14 @@ class JobStream(_Items[str]):
                 piece = "".join(
                     choice["delta"].get("content") or "" for choice in chunk["choices"] if choice["index"] == 0
                 )
-                if piece[: len(known)] != known[: len(piece)]:
+                if piece[: len(repeated)] != repeated[: len(piece)]:
                     raise UnexpectedResponseError(
                         200, f"job {self.job_id!r} has a different answer from the one that was being streamed"
                     )
-                piece, known = piece[len(known) :], known[len(piece) :]
-                if piece:
-                    yield piece
+                new_text = piece[len(repeated) :]
+                repeated = repeated[len(piece) :]
+                if new_text:
+                    yield new_text
 
 
 class JobBatch(_Items[BatchItem]):
@@ -654,8 +655,8 @@ def _blocking(
     """Returns a method of `Client` that waits for one of `AsyncClient`."""
 
     @wraps(method)
-    def call(self: Client, /, *args: P.args, **given: P.kwargs) -> T:
-        return self._call(method(self._client, *args, **given))  # pyright: ignore[reportPrivateUsage]
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._call(method(self._client, *args, **kwargs))  # pyright: ignore[reportPrivateUsage]
 
     return call
 
@@ -665,7 +666,7 @@ class Client:
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, retry_for_s: float = RETRY_FOR_S) -> None:
         self._client = AsyncClient(url, api_key, retry_for_s=retry_for_s)
-        self._client.each = self._each
+        self._client.iterate = self._each
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="breakwater-client", daemon=True)
         self._thread.start()
@@ -718,8 +719,8 @@ class Client:
             return None
 
         try:
-            while (found := self._call(following())) is not None:
-                yield found[0]
+            while (following_item := self._call(following())) is not None:
+                yield following_item[0]
         finally:
             self._call(items.aclose())
 
@@ -738,8 +739,8 @@ class _Retries:
         may_pass = isinstance(error, ApiUnavailableError) or error.code == "too_many_requests"
         # A breaker that refuses a job (`agent_unavailable`) would refuse it again.
         may_pass = may_pass or (error.status in _UNAVAILABLE and error.code != "agent_unavailable")
-        if isinstance(error, ApiRefusedError) and (asked := error.headers.get("Retry-After", "")).isdecimal():
-            pause_s += float(asked)
+        if isinstance(error, ApiRefusedError) and (seconds := error.headers.get("Retry-After", "")).isdecimal():
+            pause_s += float(seconds)
         self._until = self._until or time.monotonic() + self._for_s
         if not may_pass or time.monotonic() + pause_s > self._until:
             raise error
@@ -782,13 +783,13 @@ def _too_late(job_id: str, timeout_s: float | None) -> TimeoutError:
 
 async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any]]:
     """Yields the data of server-sent events, to the last one. Raises ApiUnavailableError if the stream breaks off."""
-    rest = b""
+    incomplete_line = b""
     while True:
         async with asyncio.timeout(STREAM_SILENCE_S):
             data = await content.readany()
         if not data:
             raise ApiUnavailableError("the stream ended early", connected=True)
-        *lines, rest = (rest + data).split(b"\n")
+        *lines, incomplete_line = (incomplete_line + data).split(b"\n")
         for line in lines:
             if line == b"data: [DONE]":
                 return
@@ -798,9 +799,9 @@ async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any
 
 def parse(form: Form[T], document: Any) -> T:
     """Reads a JSON document as one of the messages of `contracts`. Raises UnexpectedResponseError."""
-    whole: Any = Union[form] if isinstance(form, tuple) else form  # noqa: UP007  of as many as there are
+    model: Any = Union[form] if isinstance(form, tuple) else form  # noqa: UP007  of as many as there are
     try:
-        return TypeAdapter[T](whole).validate_python(document)
+        return TypeAdapter[T](model).validate_python(document)
     except ValidationError as error:
         raise UnexpectedResponseError(200, _not_ours(200)) from error
 
@@ -815,7 +816,7 @@ def _error_of(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
         error = json.loads(body)["error"]
         code = str(error["code"])
         message = str(error["message"])
-        details = tuple((str(one["path"]), str(one["message"])) for one in error.get("details", ()))
+        details = tuple((str(detail["path"]), str(detail["message"])) for detail in error.get("details", ()))
     except (ValueError, KeyError, TypeError):
         return UnexpectedResponseError(status, _not_ours(status))
     return (ApiKeyRefusedError if status == 401 else ApiRefusedError)(status, code, message, details, headers)

@@ -47,14 +47,14 @@ def nano_from_usd(usd: str | Decimal) -> int:
     """
     try:
         nano = Decimal(usd) * NANO_PER_USD
-        whole = int(nano)
+        integer = int(nano)
     except (InvalidOperation, ValueError, OverflowError) as error:
         raise ValueError(f"{usd!r} is not an amount in USD; write it like '12.50'") from error
-    if abs(whole) > MAX_NANO:
+    if abs(integer) > MAX_NANO:
         raise ValueError(f"{usd!r} is more than a billion dollars, the largest amount that is stored exactly")
-    if nano != whole:
+    if nano != integer:
         raise ValueError(f"{usd!r} is finer than a nano-dollar (nine decimal places)")
-    return whole
+    return integer
 
 
 def _parse_money(value: object) -> object:
@@ -168,9 +168,9 @@ class _SwitchedOff:
         return core_schema.no_info_before_validator_function(read, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        known = handler(schema)
-        known["anyOf"].append({"enum": ["off", False]})
-        return known
+        json_schema = handler(schema)
+        json_schema["anyOf"].append({"enum": ["off", False]})
+        return json_schema
 
 
 Off = _SwitchedOff()

@@ -1,4 +1,4 @@
-"""Says what is wrong with a message: the path of each field, and what would be right."""
+"""Explains what is wrong with a message: the path of each field, and what would be right."""
 
 from __future__ import annotations
 
@@ -23,36 +23,34 @@ class FieldError:
 
 
 def problems(error: ValidationError, model: type[BaseModel] | None = None, document: Any = None) -> list[FieldError]:
-    """Every problem of a validation, a line for each place, without the values that were given.
-
-    Those may be secret.
+    """Return the problems of a validation, one for each path, without the values, which may be secret.
 
     Args:
-        error: what pydantic found.
-        model: the message's model, to suggest the field that was meant.
-        document: the message as parsed JSON; with it a path names places in it, and not pydantic's branches of unions.
+        error: pydantic's error.
+        model: the message's model, to suggest a field for an unknown one.
+        document: the message as parsed JSON, with which paths name its fields and not pydantic's branches of unions.
     """
-    known = list(model.model_fields) if model is not None else []
-    found: dict[str, list[str]] = {}
+    field_names = list(model.model_fields) if model is not None else []
+    messages_by_path: dict[str, list[str]] = {}
     for detail in error.errors(include_url=False, include_input=False):
         path = ".".join(str(part) for part in detail["loc"]) if document is None else _place(detail, document)
-        messages = found.setdefault(path, [])
-        if (message := _message(detail, known)) not in messages:
+        messages = messages_by_path.setdefault(path, [])
+        if (message := _message(detail, field_names)) not in messages:
             messages.append(message)
-    return [FieldError(path, ", or ".join(messages)) for path, messages in found.items()]
+    return [FieldError(path, ", or ".join(messages)) for path, messages in messages_by_path.items()]
 
 
 def explain(error: ValidationError, model: type[BaseModel] | None = None, document: Any = None) -> str:
-    """All problems in one line."""
-    found = problems(error, model, document)
-    return "; ".join(f"{problem.path}: {problem.message}" if problem.path else problem.message for problem in found)
+    """Return all problems in one line."""
+    mistakes = problems(error, model, document)
+    return "; ".join(f"{problem.path}: {problem.message}" if problem.path else problem.message for problem in mistakes)
 
 
 def ambiguity(document: bytes) -> str | None:
-    """Reason why JSON that was parsed is refused all the same; None where all readers take it alike.
+    """Return the reason why valid JSON is refused as ambiguous; None if all readers understand it alike.
 
-    A second value of the same key, or a number that no double holds, is one thing to this reader and another to the
-    next: what is checked would not be what a provider gets.
+    Readers differ on a repeated key, and on a number that no double can hold: the checked value would not be the one
+    that a provider gets.
     """
     try:
         _DECODER.decode(document.decode(errors="surrogatepass"))
@@ -62,12 +60,12 @@ def ambiguity(document: bytes) -> str | None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        keys: set[str] = set()
+        twice = next(key for key, _ in pairs if key in keys or keys.add(key))
         raise ValueError(f"the key {twice[:100]!r} occurs twice in one object")
-    return found
+    return fields
 
 
 def _finite(number: str) -> float:
@@ -85,7 +83,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, pars
 
 
 def about_controls(detail: Any) -> str | None:
-    """Words for a text that is refused for a control character; None for other mistakes."""
+    """Explain the refusal of a text with control characters; None for other mistakes."""
     pattern = detail["ctx"]["pattern"] if detail["type"] == "string_pattern_mismatch" else None
     if pattern == NO_SPACES:
         return "must not contain spaces or control characters; use a hyphen instead"
@@ -95,23 +93,23 @@ def about_controls(detail: Any) -> str | None:
 
 
 def _place(detail: Any, document: Any) -> str:
-    """The part of a location that is in the document, or is missing there; the rest names branches of unions."""
+    """Return the part of pydantic's location that is in the document, or missing there, without branches of unions."""
     parts: list[str] = []
-    here: Any = document
+    value: Any = document
     for part in detail["loc"]:
-        if isinstance(here, dict) and (part in here or detail["type"] == "missing"):
+        if isinstance(value, dict) and (part in value or detail["type"] == "missing"):
             parts.append(part)
-            here = cast(dict[str, Any], here).get(part)
-        elif isinstance(here, list) and isinstance(part, int):
+            value = cast(dict[str, Any], value).get(part)
+        elif isinstance(value, list) and isinstance(part, int):
             parts.append(str(part))
-            here = cast(list[Any], here)[part]
+            value = cast(list[Any], value)[part]
     return ".".join(parts)
 
 
-def _message(detail: Any, known: Iterable[str]) -> str:
+def _message(detail: Any, field_names: Iterable[str]) -> str:
     if detail["type"] == "extra_forbidden":
-        wrong = str(detail["loc"][-1])
-        close = difflib.get_close_matches(wrong, list(known), n=1) if len(detail["loc"]) == 1 else []
+        unknown = str(detail["loc"][-1])
+        close = difflib.get_close_matches(unknown, list(field_names), n=1) if len(detail["loc"]) == 1 else []
         return f"is not a field here; did you mean {close[0]!r}?" if close else "is not a field here"
     if detail["type"] == "missing":
         return "is missing"

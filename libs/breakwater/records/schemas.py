@@ -38,9 +38,9 @@ def message_schema(message: type[BaseModel]) -> dict[str, Any]:
 
 
 def identified(schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """A schema with its dialect, its id and its title in front."""
-    rest = {key: value for key, value in schema.items() if key != "title"}
-    return {"$schema": DIALECT, "$id": f"urn:breakwater:schema:{name}", "title": name, **rest}
+    """Return a schema with its dialect, its id and its title first."""
+    without_title = {key: value for key, value in schema.items() if key != "title"}
+    return {"$schema": DIALECT, "$id": f"urn:breakwater:schema:{name}", "title": name, **without_title}
 
 
 _BUS = """\

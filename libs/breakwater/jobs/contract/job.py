@@ -84,8 +84,8 @@ class NativeRequest(Message):
     @field_validator("body")
     @classmethod
     def _has_no_fields_of_the_plane(cls, body: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        if found := [name for name in SENT_BY_PLANE if name in body]:
-            raise ValueError(f"{found[0]!r} has a place of its own in a job, or is set by the plane")
+        if reserved := [name for name in SENT_BY_PLANE if name in body]:
+            raise ValueError(f"{reserved[0]!r} has a place of its own in a job, or is set by the plane")
         return body
 
 
@@ -210,10 +210,10 @@ class Job(Message):
 
     @model_validator(mode="after")
     def _one_kind_of_input(self) -> Self:
-        given = [name for name in ("prompt", "messages", "input", "api_request") if getattr(self, name) is not None]
-        if len(given) != 1:
-            found = " and ".join(given) if given else "none of them"
-            raise ValueError(f"exactly one of prompt, messages, input and api_request is required; found {found}")
+        inputs = [name for name in ("prompt", "messages", "input", "api_request") if getattr(self, name) is not None]
+        if len(inputs) != 1:
+            present = " and ".join(inputs) if inputs else "none of them"
+            raise ValueError(f"exactly one of prompt, messages, input and api_request is required; found {present}")
         if self.api_request is not None and self.params:
             raise ValueError("params: belong into the body of `api_request`")
         return self

@@ -99,13 +99,15 @@ def decode_token(token: str) -> str:
 
 
 def covers(pattern: str, subject: str) -> bool:
-    """True if all that matches `subject`, which may have wildcards itself, matches `pattern`."""
-    wanted = pattern.split(".")
+    """Return True if `pattern` covers every subject that matches `subject`, which may have wildcards, too."""
+    expected = pattern.split(".")
     tokens = subject.split(".")
-    if wanted[-1] == ">" and len(tokens) >= len(wanted):
-        wanted.pop()
-        tokens = tokens[: len(wanted)]
-    return len(wanted) == len(tokens) and all(one in ("*", token) for one, token in zip(wanted, tokens, strict=True))
+    if expected[-1] == ">" and len(tokens) >= len(expected):
+        expected.pop()
+        tokens = tokens[: len(expected)]
+    if len(expected) != len(tokens):
+        return False
+    return all(part in ("*", token) for part, token in zip(expected, tokens, strict=True))
 
 
 def _subject(kind: str, *names: str) -> str:

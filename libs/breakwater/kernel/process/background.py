@@ -54,15 +54,15 @@ async def keep_doing(work: Callable[[], Coroutine[Any, Any, None]], *, restart_s
 async def stop(*tasks: asyncio.Future[Any]) -> None:
     """Cancels tasks and returns once all have ended, even if this call is cancelled meanwhile.
 
-    One is not enough: `asyncio.wait_for` of Python 3.11, which redis-py sends commands with, loses one that arrives
-    just as its wait ends. The wait for an endless task would then never end.
+    One cancellation is not enough: `asyncio.wait_for` of Python 3.11, with which redis-py sends commands, loses a
+    cancellation that arrives just as its wait ends. The wait for an endless task would then never end.
     """
     cancelled: asyncio.CancelledError | None = None
-    while left := [task for task in tasks if not task.done()]:
-        for task in left:
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
             task.cancel()
         try:
-            await asyncio.wait(left, timeout=AGAIN_S)
+            await asyncio.wait(pending, timeout=AGAIN_S)
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:

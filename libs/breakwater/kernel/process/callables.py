@@ -19,12 +19,12 @@ def load_callable(name: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # the module is the operator's own, and may raise anything
-        what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"the callable {name!r}: the module {module_name} can't be imported: {what}") from error
+        problem = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"the callable {name!r}: the module {module_name} can't be imported: {problem}") from error
     try:
-        found: Any = attrgetter(path)(module)
+        loaded: Any = attrgetter(path)(module)
     except AttributeError as error:
         raise ConfigError(f"the callable {name!r}: the module {module_name} has no {path}") from error
-    if not callable(found):
-        raise ConfigError(f"{name!r} is {type(found).__name__}, which is not callable")
-    return found
+    if not callable(loaded):
+        raise ConfigError(f"{name!r} is {type(loaded).__name__}, which is not callable")
+    return loaded

@@ -25,9 +25,9 @@ LAST_DELAY_S = 2.0
 class Outage:
     """One outage in the log: a line when it begins and a line when it ends, however many tries fail in between."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, resource: str) -> None:
         """Creates it for a server or resource, by its name in the log."""
-        self._what = what
+        self._resource = resource
         self._failed_tries = 0
 
     @property
@@ -39,7 +39,7 @@ class Outage:
         """Counts a failed try; the first one is logged."""
         self._failed_tries += 1
         if self._failed_tries == 1:
-            structlog.get_logger().warning("unavailable", what=self._what, error=str(error) or repr(error))
+            structlog.get_logger().warning("unavailable", what=self._resource, error=str(error) or repr(error))
 
     async def retry_until_available(self, work: Callable[[], Awaitable[Value]], *, on: Errors, retry_s: float) -> Value:
         """Retries work until it succeeds, and returns its value; errors other than `on` are raised.
@@ -77,7 +77,7 @@ class Outage:
             raise
         except Exception as error:  # noqa: BLE001  ending the loop would be worse than any error
             if not (isinstance(error, expected) or self.lasting):
-                structlog.get_logger().exception("failed_unexpectedly", what=self._what)
+                structlog.get_logger().exception("failed_unexpectedly", what=self._resource)
             self.failed(error)
             return False
         self.worked()
@@ -86,7 +86,7 @@ class Outage:
     def worked(self) -> None:
         """Ends the outage; the first success after failures is logged."""
         if self._failed_tries:
-            structlog.get_logger().info("available_again", what=self._what, failed_tries=self._failed_tries)
+            structlog.get_logger().info("available_again", what=self._resource, failed_tries=self._failed_tries)
             self._failed_tries = 0
 
 
