@@ -253,7 +253,7 @@ def transition(key: BreakerKey, change: BreakerChange, rules: BreakerRules, now_
 
 
 def half_opened(key: BreakerKey, half_open: Breaker, rules: BreakerRules, now_ms: int) -> BreakerTransition:
-    """Return the event of a breaker that admitted a probe. Its id is the same whoever publishes it."""
+    """Return the event of a breaker that admitted a probe. Its id does not depend on the publisher."""
     before = replace(half_open, state="open", probe=None, probe_until_ms=0, version=half_open.version - 1)
     consecutive = consecutive_failures(before)
     errors = errors_within(before, rules, now_ms)

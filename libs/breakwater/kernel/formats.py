@@ -1,4 +1,4 @@
-"""Amounts, durations, times, tables and texts of others as people read them."""
+"""Formats amounts, durations, times, tables and foreign texts for people."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 
 
 def money(amount: int | str | None) -> str:
-    """An amount for people: from one dollar up to the cent, below it to three significant digits, half to even.
+    """Format an amount: to the cent from one dollar up, below that to three significant digits, half to even.
 
-    `$1,204.20`, `$0.00475`, `$0.25`, `$0.00`; `unknown` for None. Nano-dollars, or USD as it is on the wire.
+    `$1,204.20`, `$0.00475`, `$0.25`, `$0.00`; `unknown` for None.
+
+    Args:
+        amount: nano-dollars, or a string of USD as on the wire.
     """
     if amount is None:
         return "unknown"
@@ -28,30 +31,31 @@ def money(amount: int | str | None) -> str:
 
 
 def exact_money(amount: int | str | None) -> str:
-    """The same with no digit lost: `$1,204.204999`."""
+    """Format an amount with all its digits: `$1,204.204999`."""
     return "unknown" if amount is None else _written(_usd(amount))
 
 
 def moneys(*amounts: int) -> tuple[str, ...]:
-    """Amounts that a text compares: rounded, or exact where different ones would look equal."""
-    shown = tuple(map(money, amounts))
-    different = len({text.rstrip("0") for text in shown}) == len(set(amounts))
-    return shown if different else tuple(map(exact_money, amounts))
+    """Format amounts that a text compares: rounded, or exact if different amounts would look equal."""
+    texts = tuple(map(money, amounts))
+    different = len({text.rstrip("0") for text in texts}) == len(set(amounts))
+    return texts if different else tuple(map(exact_money, amounts))
 
 
 def beyond(spent: int, amount: int, limit: int) -> tuple[str, ...]:
-    """An amount that a limit has no room for: all three exact where it would look as if it had, rounded otherwise."""
-    shown = [_rounded(_usd(one)) for one in (spent, amount, limit)]
-    return tuple(map(money if shown[0] + shown[1] > shown[2] else exact_money, (spent, amount, limit)))
+    """Format what is spent, an amount and the limit that it exceeds: rounded, or exact if it would seem to fit."""
+    rounded_spent, rounded_amount, rounded_limit = (_rounded(_usd(nano)) for nano in (spent, amount, limit))
+    seems_to_fit = rounded_spent + rounded_amount <= rounded_limit
+    return tuple(map(exact_money if seems_to_fit else money, (spent, amount, limit)))
 
 
 def typed_money(nano: int) -> str:
-    """An amount as it can be typed, in a command or a config: `1204.204999`."""
+    """Format an amount for a command or a config: `1204.204999`."""
     return exact_money(nano).replace("$", "").replace(",", "")
 
 
 def at_least(nano: int | None, unknown: int) -> str:
-    """An amount, with a `+` behind it where it lacks calls of unknown cost."""
+    """Format an amount, with a `+` after it if it lacks calls of unknown cost."""
     return money(nano) + ("+" if unknown and nano is not None else "")
 
 
@@ -65,12 +69,12 @@ def _rounded(usd: Decimal) -> Decimal:
 
 
 def _written(usd: Decimal, *, keep_zeros: bool = False) -> str:
-    whole, _, places = f"{abs(usd):,f}".partition(".")
-    return f"{'-' if usd < 0 else ''}${whole}.{(places if keep_zeros else places.rstrip('0')).ljust(2, '0')}"
+    dollars, _, cents = f"{abs(usd):,f}".partition(".")
+    return f"{'-' if usd < 0 else ''}${dollars}.{(cents if keep_zeros else cents.rstrip('0')).ljust(2, '0')}"
 
 
 def percent(share: float | None) -> str:
-    """A share of 0 to 1: `98.2 %`; `–` for None."""
+    """Format a share from 0 to 1: `98.2 %`; `–` for None."""
     if share is None:
         return "–"
     text = f"{share * 100:.1f}"
@@ -81,29 +85,29 @@ def percent(share: float | None) -> str:
 
 
 def moment(at: datetime) -> str:
-    """A time for people: `2026-11-21 10:00:00 UTC`."""
+    """Format a time: `2026-11-21 10:00:00 UTC`."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def sentence(words: str) -> str:
-    """Words as one sentence."""
+    """Write words as a sentence, with a capital and a full stop."""
     return f"{words[:1].upper()}{words[1:].rstrip('.')}."
 
 
 def failures_in_words(statistics: FailureStatistics) -> str:
-    """The reason for a stop, and its failures: `3 consecutive failures (5 in all, 2 different errors)`."""
+    """Format the reason for a stop, and its failures: `3 consecutive failures (5 in all, 2 different errors)`."""
     total = statistics.total_failures
     different = counted(statistics.unique_errors, "different error")
     return f"{statistics.reason} ({f'{total:,} in all, {different}' if total else 'no failures'})"
 
 
-def counted(number: int, what: str) -> str:
-    """`1 token`, `200,000 tokens`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str) -> str:
+    """Format a number of things: `1 token`, `200,000 tokens`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(ms: float | None) -> str:
-    """Milliseconds as `850 ms`, `1.2 s`, `2 min 05 s` or `3 h 20 min`; empty for None."""
+    """Format milliseconds as `850 ms`, `1.2 s`, `2 min 05 s` or `3 h 20 min`; empty for None."""
     if ms is None:
         return ""
     if ms < 1_000:
@@ -111,9 +115,9 @@ def duration(ms: float | None) -> str:
     seconds = ms / 1_000
     if seconds < 59.95:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
+        return f"{minutes} min {remainder:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
@@ -124,37 +128,37 @@ _CONTROLS = re.compile(
 
 
 def visible(text: str) -> str:
-    """A text that a model, a tenant or an error may have supplied, with what does not show as escapes of JSON."""
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    """Escape the invisible characters of a foreign text, which a model, a tenant or an error may have supplied."""
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""Beginnings that spreadsheets take for a formula, and would carry out; also in full width, as in Japanese."""
+"""Beginnings of a formula, which spreadsheets would run; also in full width, as in Japanese."""
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[str | int | None]]) -> str:
-    """A heading and rows; None is an empty cell.
+    """Write a heading and rows as CSV; None is an empty cell.
 
-    Texts that a spreadsheet would take for a formula get an apostrophe in front, as programs choose names of tenants
-    and tags. Numbers, and amounts as `usd_from_nano` writes them, stay as they are.
+    Texts that a spreadsheet would run as a formula get an apostrophe in front, because programs choose the names of
+    tenants and tags. Numbers, and amounts from `usd_from_nano`, stay unchanged.
     """
     return csv_lines([columns, *([csv_cell(value) for value in row] for row in rows)])
 
 
 def csv_lines(rows: Iterable[Sequence[str | int]]) -> str:
-    """Rows of cells that are written as they are."""
+    """Write rows as CSV, with their cells unchanged."""
     written = io.StringIO()
     csv.writer(written).writerows(rows)
     return written.getvalue()
 
 
 def no_formula(text: str) -> str:
-    """A text that a spreadsheet takes for no formula: one that begins like one gets an apostrophe in front."""
+    """Put an apostrophe in front of a text that a spreadsheet would run as a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def csv_cell(value: str | int | None) -> str | int:
-    """A cell as `csv_text` writes it."""
+    """Return a cell as `csv_text` writes it."""
     if not isinstance(value, str):
         return "" if value is None else value
     return value if _is_number(value) else no_formula(value)
@@ -165,5 +169,5 @@ def _is_number(text: str) -> bool:
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a table that is written as a text."""
+    """Split a table of words that is written as a text."""
     return frozenset(text.split())

@@ -130,12 +130,12 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        keys: set[str] = set()
+        twice = next(key for key, _ in pairs if key in keys or keys.add(key))
         raise NoJsonError(f"has the property {twice[:40]!r} twice in one object")
-    return found
+    return fields
 
 
 def _candidates(text: str, *, strict: bool, openers: str) -> Iterator[str]:

@@ -147,7 +147,7 @@ def _both_ends(text: str) -> str:
 
 
 def _long_word(word: re.Match[str]) -> str:
-    # By now each number is the letter N. Names contain few numbers, except at the end, and seldom have an id's prefix.
+    # By now each number is written N. Names contain few numbers, except at the end, and seldom have an id's prefix.
     prefixed = word.string[word.start() - 1 : word.start()] in ("_", "-")
     numbers = word[0].rstrip("N").count("N")
     return "HEX" if numbers >= (1 if prefixed else 3) else word[0]

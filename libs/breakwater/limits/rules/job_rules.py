@@ -1,6 +1,6 @@
-"""The breaker, guard and retry rules that a job brings, over those of its agent and within the agent's bounds.
+"""Merges a job's own breaker, guard and retry rules with its agent's, within the agent's bounds.
 
-A job may be stricter than its agent in each rule. It may be looser as far as the agent's `overridable` says.
+A job may be stricter than its agent in each rule, and looser as far as the agent's `overridable` allows.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _ALLOWED: Mapping[Allowed, str] = {
     "at most": "breaker.errors breaker.consecutive_failures breaker.same_error breaker.failure_rate "
     "breaker.minimum_calls guard.max_iterations guard.max_tokens guard.max_cost_usd guard.consecutive_failures "
     "guard.same_error retry.max_attempts",
-    # A longer wait between calls asks less of a provider that fails; the job's own time ends its waits.
+    # Longer waits between calls are easier on a failing provider, and the job's timeout limits them.
     "at least": "breaker.within_s breaker.cooldown_s breaker.cooldown_growth breaker.max_cooldown_s "
     "breaker.cooldown_jitter retry.base_s retry.max_delay_s",
     "among": "retry.on",
     "only": "breaker.scope guard.confidence guard.rate_limit retry.backoff retry.per_kind",
 }
 ALLOWED: Mapping[str, Allowed] = {path: allowed for allowed, paths in _ALLOWED.items() for path in paths.split()}
-"""Bounds of each rule of a job, by its agent's. A rule that the agent has off is not a bound."""
+"""The bound that an agent's rule sets for the same rule of a job. A rule that is off is no bound."""
 
 _MODELS: Mapping[str, type[Rules]] = {"breaker": BreakerRules, "guard": GuardRules, "retry": RetryPolicy}
 
@@ -41,20 +41,20 @@ _OFF: Mapping[str, Mapping[str, Any]] = {
     "breaker": dict.fromkeys(("consecutive_failures", "same_error")),
     "guard": dict.fromkeys(set(GuardRules.model_fields) - {"preset"}),
 }
-"""Base of a job's rules where its agent has none."""
+"""The base of a job's rules if its agent has none."""
 
-_BESIDE_NONE: Mapping[str, object] = {"breaker.scope": "agent_model"}
-"""Bounds where the agent has no such rules; all else is free then."""
+_BOUNDS_WITHOUT_RULES: Mapping[str, object] = {"breaker.scope": "agent_model"}
+"""The only bounds if the agent has no such rules."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRules:
-    """Rules of a job instead of its agent's; None where it brings none.
+    """The rules of a job that replace its agent's; None where it brings none.
 
     Attributes:
-        breaker: of the breaker of its task, which holds in addition to the agent's own.
-        guard: for the checks of its task.
-        retry: for its attempts.
+        breaker: the rules of its task's own breaker, which applies in addition to the agent's.
+        guard: the rules for the checks of its task.
+        retry: the rules for its attempts.
     """
 
     breaker: BreakerRules | None = None
@@ -66,33 +66,35 @@ NO_JOB_RULES = JobRules()
 
 
 def job_rules(
-    given: Mapping[RulesPart, Mapping[str, JsonValue]],
-    own: Mapping[RulesPart, Rules | None],
+    job_settings: Mapping[RulesPart, Mapping[str, JsonValue]],
+    agent_rules: Mapping[RulesPart, Rules | None],
     overridable: Mapping[str, JsonValue],
     *,
     with_figures: bool = False,
 ) -> JobRules | FieldError:
-    """The rules that hold for a job, or why it can't bring these.
+    """Return the effective rules of a job, or the reason why it can't bring these.
 
     Args:
-        given: what it brings. A preset comes first, and settings next to it win.
-        own: of its agent; None for those that are off.
-        overridable: of the agent: rules, such as `guard.max_iterations`, and how far a job may go.
-        with_figures: the reason names the bound, which is for operators.
+        job_settings: the settings that the job brings. Settings next to a preset override it.
+        agent_rules: the rules of its agent; None for rules that are off.
+        overridable: the agent's bounds for rules of jobs, such as `guard.max_iterations`.
+        with_figures: True if the reason may name the bound, which only operators may see.
     """
-    found: dict[str, Any] = {}
-    for part, settings in given.items():
-        rules = _merged(part, own[part], settings)
+    merged: dict[str, Any] = {}
+    for part, settings in job_settings.items():
+        rules = _merged(part, agent_rules[part], settings)
         if isinstance(rules, FieldError):
             return rules
-        if (problem := _out_of_bounds(part, rules, own[part], overridable, with_figures=with_figures)) is not None:
+        if (
+            problem := _out_of_bounds(part, rules, agent_rules[part], overridable, with_figures=with_figures)
+        ) is not None:
             return problem
-        found[part] = rules
-    return JobRules(**found)
+        merged[part] = rules
+    return JobRules(**merged)
 
 
 def bound_problem(path: str, value: JsonValue) -> str | None:
-    """The problem of an entry of `overridable`; None where it is right."""
+    """Return the problem of an entry of `overridable`; None if it is valid."""
     if path not in ALLOWED:
         close = get_close_matches(path, ALLOWED, n=1)
         return f"{path!r} is no rule that a job can bring; " + (
@@ -105,22 +107,22 @@ def bound_problem(path: str, value: JsonValue) -> str | None:
     return None
 
 
-def _merged(part: RulesPart, own: Rules | None, settings: Mapping[str, JsonValue]) -> Rules | FieldError:
-    base = _OFF[part] if own is None else own.model_dump(exclude={"preset"})
+def _merged(part: RulesPart, agent_rules: Rules | None, settings: Mapping[str, JsonValue]) -> Rules | FieldError:
+    base = _OFF[part] if agent_rules is None else agent_rules.model_dump(exclude={"preset"})
     model = _MODELS[part]
     if "preset" in model.model_fields:
         settings = with_preset(settings)
     try:
         return model.model_validate({**base, **settings})
     except ValidationError as error:
-        wrong = problems(error, model, dict(settings))[0]
-        return FieldError(f"{part}.{wrong.path}" if wrong.path else part, wrong.message)
+        problem = problems(error, model, dict(settings))[0]
+        return FieldError(f"{part}.{problem.path}" if problem.path else part, problem.message)
 
 
 def _out_of_bounds(
     part: RulesPart,
     rules: Rules,
-    own: Rules | None,
+    agent_rules: Rules | None,
     overridable: Mapping[str, JsonValue],
     *,
     with_figures: bool,
@@ -130,7 +132,7 @@ def _out_of_bounds(
             continue
         name = _field(path)
         value = getattr(rules, name)
-        limit = _BESIDE_NONE.get(path) if own is None else getattr(own, name)
+        limit = _BOUNDS_WITHOUT_RULES.get(path) if agent_rules is None else getattr(agent_rules, name)
         if _within(value, limit, allowed):
             continue
         if path in overridable:
@@ -159,11 +161,11 @@ def _within(value: Any, limit: Any, allowed: Allowed) -> bool:
 
 
 def _bound(path: str, value: JsonValue) -> Any:
-    """An entry of `overridable` as a value of its rule. Raises ValidationError."""
+    """Parse an entry of `overridable` as a value of its rule. Raises ValidationError."""
     part, name = path.split(".")
-    # Delays of a constant back-off have no order that one of them alone would break.
-    around = {"backoff": "constant"} if part == "retry" else {}
-    return getattr(_MODELS[part].model_validate({**around, name: value}), name)
+    # With a constant back-off, a delay is valid by itself, whatever the other delay is.
+    companions = {"backoff": "constant"} if part == "retry" else {}
+    return getattr(_MODELS[part].model_validate({**companions, name: value}), name)
 
 
 def _field(path: str) -> str:

@@ -235,7 +235,7 @@ def task_stopped(
 
 
 def task_near_cap(rule: GuardRule, reason: str, *, agent: str, task_id: str, tenant: str | None) -> str:
-    """Tell operators that a task has used 80 % of a cap of its guard. The arguments are those of `task_stopped`."""
+    """Word, for operators, that a task has used 80 % of a cap of its guard. The arguments are as in `task_stopped`."""
     of_tenant = "" if tenant is None else f" of tenant {tenant}"
     return (
         f"Task {task_id}{of_tenant} has used at least {SOFT_PERCENT} % of {rule} of the guard of agent {agent}: "
