@@ -3,16 +3,16 @@
     with Client("http://127.0.0.1:8080", api_key) as client:
         print(client.run(Job(agent="content-writer", prompt="Write a haiku about harbours.")).output)
 
-Every request that submits a job carries its id, so one that is repeated is the same job: it is never paid for twice.
-The command line and the console use `ApiClient`, on which both are built, and which repeats nothing.
+Every request that submits a job carries the job's id, so a repeated request is the same job, which is never paid for
+twice. Both clients are built on `ApiClient`, which repeats nothing; the command line and the console use it directly.
 
 ApiError                        a request without a usable response
   ApiUnavailableError           no response came
   UnexpectedResponseError       a response that Breakwater does not write: another version of it, or another server
   ApiRefusedError               an error response
     ApiKeyRefusedError          401: the API key is missing, wrong or revoked
-JobFailedError                  a job that ended without success; its `result` says how, and what it cost
-TimeoutError                    the time of the caller is over; the job goes on
+JobFailedError                  a job that ended without success; its `result` has the reason and the cost
+TimeoutError                    the caller's time limit is over; the job goes on
 """
 
 from __future__ import annotations
@@ -76,37 +76,37 @@ Query = Mapping[str, str | int | float | None]
 """Query parameters. Those that are None or empty are not sent."""
 
 Form: TypeAlias = type[T] | tuple[type[T], ...]
-"""A message of `contracts`, or several of which the response is one."""
+"""A message class of `contracts`, or several classes, one of which fits the response."""
 
 CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 5.0
 ACT_TIMEOUT_S = 15.0
-"""For requests that change something, and for the first byte of a stream."""
+"""The time limit of requests that change something, and of a stream's first byte."""
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 STREAM_SILENCE_S = 60.0
-"""A stream that is silent for longer has ended: the API sends something every 15 s."""
+"""The longest silence of a stream, to which the API sends something every 15 s."""
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 RETRY_FOR_S = 60.0
 IN_FLIGHT = 64
 
 _WAIT_S = 30.0
-"""Of one request for a result: proxies close connections that are silent for a minute."""
+"""The time that one request waits for a result: proxies close connections that are silent for a minute."""
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _UNAVAILABLE = frozenset({502, 503, 504})
-"""Of Breakwater or a proxy in front of it: nothing was accepted, or it is not known."""
+"""Statuses of Breakwater, or of a proxy in front of it, with which a job was not accepted, or may not have been."""
 
 
 class ApiError(BreakwaterError):
     """A request has no usable response.
 
     Attributes:
-        status: HTTP's, or the one that fits best where no response came.
-        code: stable, for programs: `unknown_breaker`, `unreachable`, ….
-        message: for people.
+        status: the HTTP status, or the one that fits best if no response came.
+        code: a stable code for programs, such as `unknown_breaker` or `unreachable`.
+        message: the message for people.
     """
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -120,7 +120,7 @@ class ApiUnavailableError(ApiError):
     """No response came.
 
     Attributes:
-        connected: True if a connection was made, so that the request may have been carried out all the same.
+        connected: True if a connection was made, so that the request may have been carried out.
     """
 
     def __init__(self, message: str, *, connected: bool) -> None:
@@ -129,7 +129,7 @@ class ApiUnavailableError(ApiError):
 
 
 class UnexpectedResponseError(ApiError):
-    """The response is none of Breakwater's: the URL is wrong, or the versions differ."""
+    """The response is not Breakwater's: the URL is wrong, or the versions differ."""
 
     def __init__(self, status: int, problem: str) -> None:
         super().__init__(status, "http", problem)
@@ -139,8 +139,8 @@ class ApiRefusedError(ApiError):
     """The API refused the request, or could not carry it out.
 
     Attributes:
-        details: single mistakes, as `(path, message)`: a field path, empty for the whole body.
-        headers: of the response; their names in any case.
+        details: the single mistakes, as `(path, message)`; the path of a field, or empty for the whole body.
+        headers: the response's headers; the case of their names does not matter.
     """
 
     def __init__(
@@ -175,9 +175,10 @@ class ApiClient:
     percent-encoded. All methods raise ApiError.
 
     Args:
-        url: where the `request` service listens, such as `http://127.0.0.1:8080`.
-        api_key: sent with each request; None sends none.
-        most_requests: at the same time; further ones wait, within their time. 0 for no limit. Streams have none.
+        url: the URL of the `request` service, such as `http://127.0.0.1:8080`.
+        api_key: the key that is sent with each request; None sends none.
+        most_requests: the most requests at the same time; further ones wait, within their time limit. 0 for no limit.
+            Streams have none.
     """
 
     def __init__(self, url: str, api_key: SecretStr | str | None = None, *, most_requests: int = 100) -> None:
@@ -271,10 +272,10 @@ class ApiClient:
         """Opens a resource that is written line by line, and yields its body.
 
         Args:
-            path: of the resource.
-            body: posted as JSON, where the stream is the response to that.
-            headers: added to those of the request.
-            begins_within_s: time limit until the response begins.
+            path: the path of the resource.
+            body: the body to post as JSON; None to get the resource.
+            headers: further headers of the request.
+            begins_within_s: the time limit until the response begins.
         """
         silence_s = max(STREAM_SILENCE_S, begins_within_s)
         request = self._pool(0).request(
@@ -303,8 +304,8 @@ class ApiClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             connected = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
             problem = "no response from" if connected else "no server at"
-            why = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-            raise ApiUnavailableError(f"{problem} {self.url}: {why}", connected=connected) from error
+            cause = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+            raise ApiUnavailableError(f"{problem} {self.url}: {cause}", connected=connected) from error
 
     def _pool(self, limit: int) -> aiohttp.ClientSession:
         """Returns a pool of at most `limit` connections (0: unlimited), opened when first used, shared by all keys."""
@@ -329,12 +330,12 @@ class JobFailedError(BreakwaterError):
     """A job ended without success.
 
     Attributes:
-        result: its `status`, `reason` and `error`, its attempts and their cost.
+        result: the job's result, with its `status`, `reason`, `error`, attempts and costs.
     """
 
     def __init__(self, result: Result) -> None:
-        why = result.reason or result.status if result.error is None else result.error.message
-        super().__init__(f"job {result.job_id!r} of agent {result.agent!r}: {result.status}: {why}")
+        cause = result.reason or result.status if result.error is None else result.error.message
+        super().__init__(f"job {result.job_id!r} of agent {result.agent!r}: {result.status}: {cause}")
         self.result = result
 
 
@@ -343,9 +344,9 @@ class BatchItem:
     """A job of a batch that has ended.
 
     Attributes:
-        job: as it was submitted, with its id.
-        result: None where it was not accepted, or its result could not be read.
-        error: None where it succeeded.
+        job: the job as it was submitted, with its id.
+        result: its result; None if it was not accepted, or its result could not be read.
+        error: its error; None if it succeeded.
     """
 
     job: Job
@@ -358,8 +359,10 @@ class BatchProgress:
     """Progress of a batch.
 
     Attributes:
-        total: number of jobs; None for jobs that come from an iterator.
-        cost_usd: known cost of those that have ended.
+        total: the number of jobs; None for jobs from an iterator.
+        succeeded: the number of jobs that have succeeded.
+        failed: the number of jobs that have failed.
+        cost_usd: the known cost of the jobs that have ended.
     """
 
     total: int | None
@@ -369,7 +372,7 @@ class BatchProgress:
 
     @property
     def done(self) -> int:
-        """Number of jobs that have ended."""
+        """The number of jobs that have ended."""
         return self.succeeded + self.failed
 
     def count(self, item: BatchItem) -> None:
@@ -383,9 +386,9 @@ class AsyncClient(ApiClient):
     """Submits jobs to one plane, with one API key. Connects at the first request, within a running event loop.
 
     Args:
-        url: where the request service listens. [default: $BREAKWATER_URL, or that of `make up`]
-        api_key: with the scope `submit`, or `read` for executions. [default: $BREAKWATER_API_KEY]
-        retry_for_s: time for which a request is repeated that got no response, or was not accepted for the moment.
+        url: the URL of the request service. [default: $BREAKWATER_URL, or that of `make up`]
+        api_key: a key with the scope `submit`, or `read` for executions. [default: $BREAKWATER_API_KEY]
+        retry_for_s: how long a request is repeated that got no response, or was not accepted at the moment.
     """
 
     iterate: Callable[[AsyncGenerator[Any]], Generator[Any]] | None = None
@@ -397,7 +400,7 @@ class AsyncClient(ApiClient):
         self._retry_for_s = retry_for_s
 
     async def submit(self, job: Job) -> str:
-        """Returns the job's id once the plane holds it safely. Raises ApiError: it was not accepted."""
+        """Submits a job, and returns its id once the plane has stored it. Raises ApiError if it was not accepted."""
         return (await self._ask(AcceptedJob, "POST", "jobs", body=_body(_named(job)))).job_id
 
     async def wait(self, job_id: str, *, timeout_s: float | None = None) -> Result:
@@ -418,17 +421,16 @@ class AsyncClient(ApiClient):
 
     async def run(self, job: Job, *, timeout_s: float | None = None) -> Result:
         """Submits a job, and waits for its result. Raises JobFailedError, TimeoutError, ApiError."""
-        named = _named(job)
-        job_id = str(named.job_id)
+        job_with_id = _named(job)
+        job_id = str(job_with_id.job_id)
         async with _within(timeout_s, job_id):
-            response = await self._repeating(lambda: self.decided("POST", "jobs", _body(named), wait_s=_WAIT_S))
+            response = await self._repeating(lambda: self.decided("POST", "jobs", _body(job_with_id), wait_s=_WAIT_S))
             return _succeeded(response) if response.status == 200 else await self.wait(job_id)
 
     async def cancel(self, job_id: str, *, reason: str | None = None) -> CancelledJob:
-        """Ends a job that has not ended, without another call; a call that is being made is aborted.
+        """Cancels a job: it makes no further call, and a call in flight is aborted.
 
-        Those who wait for it, here or elsewhere, get JobFailedError. A job that had ended before stays as it is. Raises
-        ApiError.
+        All that wait for the job get JobFailedError. A job that has ended already stays as it is. Raises ApiError.
         """
         body = {} if reason is None else {"reason": reason}
         return await self._ask(CancelledJob, "POST", f"jobs/{quote(job_id, safe='')}/cancel", body=body)
@@ -437,8 +439,8 @@ class AsyncClient(ApiClient):
         """Returns the text of a job while it is produced. The job is submitted when the stream is first read.
 
         Args:
-            job: with a prompt or messages.
-            timeout_s: time limit until the text begins.
+            job: a job with a prompt or messages.
+            timeout_s: the time limit until the text begins.
         """
         return JobStream(self, _named(job), self._retry_for_s, timeout_s)
 
@@ -446,8 +448,8 @@ class AsyncClient(ApiClient):
         """Returns many jobs, each when it has ended. They are submitted when the batch is read.
 
         Args:
-            jobs: those without an id get one. With your own ids a batch that was interrupted can be run again.
-            in_flight: most jobs that are submitted and have not ended.
+            jobs: the jobs. Those without an id get one; with your own ids, an interrupted batch can be run again.
+            in_flight: the most jobs that are submitted and have not ended.
         """
         return JobBatch(self, jobs, in_flight)
 
@@ -455,29 +457,29 @@ class AsyncClient(ApiClient):
         """Yields the executions that match, the latest first, page by page as they are read.
 
         Args:
-            query: `limit` is the size of a page, and `after` the beginning. [default: all]
+            query: the filter; `limit` is the size of a page, and `after` the beginning. [default: all executions]
         """
         page = query or ExecutionQuery()
         while True:
             parameters = page.model_dump(mode="json", exclude_defaults=True)
-            batch = await self._ask(ExecutionList, "GET", "executions", query=parameters)
-            for execution in batch.executions:
+            execution_list = await self._ask(ExecutionList, "GET", "executions", query=parameters)
+            for execution in execution_list.executions:
                 yield execution
-            if batch.older is None:
+            if execution_list.older is None:
                 return
-            page = page.model_copy(update={"after": batch.older})
+            page = page.model_copy(update={"after": execution_list.older})
 
     async def execution(self, execution_id: str) -> Execution:
-        """Returns the record of an execution, with its attempts. Raises ApiError; status 404: it is not recorded."""
+        """Returns the record of an execution, with its attempts. Raises ApiError, with status 404 if there is none."""
         return await self._ask(Execution, "GET", f"executions/{quote(execution_id, safe='')}")
 
     async def submit_plan(self, plan: PlanRequest) -> AcceptedPlan:
-        """Submits the jobs of a plan, all or none. Raises ApiError: not all of them were accepted."""
-        named = plan.model_copy(update={"plan_id": plan.plan_id or _new_id()})
-        return await self._ask(AcceptedPlan, "POST", "plans", body=_body(named))
+        """Submits the jobs of a plan, all or none. Raises ApiError if they were not accepted."""
+        plan_with_id = plan.model_copy(update={"plan_id": plan.plan_id or _new_id()})
+        return await self._ask(AcceptedPlan, "POST", "plans", body=_body(plan_with_id))
 
     async def plan(self, plan_id: str) -> PlanStatus:
-        """Returns the present state of a plan, with its jobs. Raises ApiError."""
+        """Returns the current state of a plan, with its jobs. Raises ApiError."""
         return await self._ask(PlanStatus, "GET", f"plans/{quote(plan_id, safe='')}")
 
     async def _ask(
@@ -520,11 +522,11 @@ class _Items(ABC, Generic[T]):
 class JobStream(_Items[str]):
     """A job's text, piece by piece.
 
-    If the connection breaks, the same job is asked for again, and its text goes on where it broke off. Reading raises
-    JobFailedError, also after some of the text, TimeoutError and ApiError. A job whose stream is left goes on.
+    If the connection breaks, the same job is requested again, and its text continues where it broke off. Reading raises
+    JobFailedError, also after some of the text, TimeoutError and ApiError. If the reading ends early, the job goes on.
 
     Attributes:
-        job_id: of the job.
+        job_id: the job's id.
         text: all pieces so far.
     """
 
@@ -560,13 +562,13 @@ class JobStream(_Items[str]):
 
     @property
     def result(self) -> Result:
-        """Result of the job. Raises ValueError: the text has not been read to its end."""
+        """The result of the job. Raises ValueError if the text has not been read to its end."""
         if self._result is None:
             raise ValueError("there is no result yet: read the stream to its end first")
         return self._result
 
     async def _response(self, begins_by: float) -> AsyncGenerator[str]:
-        """Yields the new text of one response, which begins with the known text if the job was asked for again."""
+        """Yields the new text of one response, which begins with the known text if the job was requested again."""
         repeated = self.text
         begins_within_s = max(begins_by - time.monotonic(), ACT_TIMEOUT_S if repeated else 0.0)
         job = self._job
@@ -584,7 +586,7 @@ class JobStream(_Items[str]):
         async with response as content, aclosing(_events(content)) as chunks:
             async for chunk in chunks:
                 if (error := chunk.get("error")) is not None:
-                    # Any other error is the reason of the job's end, which is in its result, too.
+                    # Any other error ended the job, and is in its result, too.
                     if error["code"] == "unavailable":
                         raise ApiUnavailableError(error["message"], connected=True)
                     return
@@ -604,11 +606,11 @@ class JobStream(_Items[str]):
 class JobBatch(_Items[BatchItem]):
     """Jobs in the order in which they end.
 
-    Nothing is raised for a job that fails or is refused: the error is in its item. If the reading ends early, no more
-    jobs are submitted, and those that were go on.
+    Nothing is raised for a job that fails or is refused: its item has the error. If the reading ends early, no more
+    jobs are submitted, and submitted ones go on.
 
     Attributes:
-        progress: of the batch.
+        progress: the progress of the batch.
     """
 
     def __init__(self, client: AsyncClient, jobs: Iterable[Job], in_flight: int) -> None:
@@ -710,7 +712,7 @@ class Client:
         try:
             return future.result()
         finally:
-            future.cancel()  # where the caller was interrupted
+            future.cancel()  # if the caller was interrupted
 
     def _each(self, items: AsyncGenerator[T]) -> Generator[T]:
         async def following() -> tuple[T] | None:
@@ -726,7 +728,7 @@ class Client:
 
 
 class _Retries:
-    """Pauses between the tries of a request. It is the same job each time, as its id is."""
+    """The pauses between the tries of a request."""
 
     def __init__(self, for_s: float) -> None:
         self._for_s = for_s
@@ -734,7 +736,7 @@ class _Retries:
         self._pause_s = _FIRST_PAUSE_S
 
     async def pause(self, error: ApiError) -> None:
-        """Waits before the next try; raises the error where there is none."""
+        """Waits before the next try; raises the error if there is none."""
         pause_s = self._pause_s * random.uniform(0.5, 1.0)  # noqa: S311  spreads clients, and is no secret
         may_pass = isinstance(error, ApiUnavailableError) or error.code == "too_many_requests"
         # A breaker that refuses a job (`agent_unavailable`) would refuse it again.
@@ -749,7 +751,7 @@ class _Retries:
 
 
 def _named(job: Job) -> Job:
-    """Returns the job with an id, by which it stays the same however often it is sent."""
+    """Returns the job with an id, so that it is the same job however often it is sent."""
     return job if job.job_id is not None else job.model_copy(update={"job_id": _new_id()})
 
 
@@ -807,7 +809,7 @@ def parse(form: Form[T], document: Any) -> T:
 
 
 def _written(body: Mapping[str, object] | None) -> bytes | None:
-    # The standard library's json, as jobs may hold integers of more than 64 bits.
+    # The standard library's json, because jobs may contain integers beyond 64 bits.
     return None if body is None else json.dumps(body, ensure_ascii=False).encode()
 
 
