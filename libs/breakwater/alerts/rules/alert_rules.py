@@ -1,4 +1,4 @@
-"""Settings of alerts: what becomes an incident, which channels are notified and when, and templates of texts."""
+"""The settings of alerts: anomalies, reminders, the routes to channels, and templates of texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from breakwater.kernel.formats import moment
 from breakwater.kernel.types import Identifier, Message, Off, UsdAmount
 
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
-"""Severities, the least first."""
+"""The severities, in ascending order."""
 
 SEVERITY_OF: Mapping[str, Severity] = {
     "breaker_open": "critical",
@@ -30,28 +30,28 @@ SEVERITY_OF: Mapping[str, Severity] = {
     "config_applied": "info",
     "consumer_deleted": "critical",
 }
-"""Severity of an incident, by what it began with. That a breaker closed is `info`."""
+"""The severity of an incident, by its first event. Its end is `info`."""
 
 UNDELIVERABLE = "job_dead_lettered//undeliverable/"
-"""Prefix of the keys of incidents of a dead channel; no agent's begins so."""
+"""The prefix of the keys of incidents of a failed channel; no agent's key begins with it."""
 
 
 def severity_of(key: str) -> Severity:
-    """Severity of an incident, by its key. A channel that can't deliver is as severe as any incident."""
+    """Return the severity of an incident, by its key. A channel that can't deliver is as severe as any incident."""
     return "critical" if key.startswith(UNDELIVERABLE) else SEVERITY_OF[key.partition("/")[0]]
 
 
 ENDS: Mapping[str, AlertEvent] = {"breaker_open": "breaker_closed"}
-"""Name of the end of an incident, where it has one of its own."""
+"""The event of an incident's end, for incidents whose end has its own event."""
 
 
 def began_with(alert: Alert) -> str:
-    """The event that the incident began with: of a breaker that closed, `breaker_open`."""
+    """Return the event that an incident began with: `breaker_open`, also for a breaker that has closed."""
     return alert.first_event or alert.key.partition("/")[0]
 
 
 def highest_severity(alert: Alert) -> Severity:
-    """Severity of the incident at its worst: a breaker that has closed was critical."""
+    """Return the highest severity that an incident has had: a breaker that has closed was critical."""
     return alert.highest_severity or severity_of(alert.key)
 
 
@@ -153,9 +153,9 @@ class Route(Message):
     )
 
     def takes(self, alert: Alert) -> bool:
-        """True if the incident of an alert belongs here, whatever has just changed of it.
+        """Return True if the channel is for the incident of an alert, whatever has changed about it.
 
-        That alerts do not arrive elsewhere belongs on every channel.
+        Incidents of failed channels go to every channel.
         """
         if alert.key.startswith(UNDELIVERABLE):
             return True
@@ -169,18 +169,18 @@ class Route(Message):
 
 
 Demanding = Literal["guard_tripped", "budget_hard_cap"]
-"""Events that can demand a person."""
+"""The events that can stay pending until an operator acts."""
 
 _PLAIN = ("title", "text", "event", "severity", "status", "change", "agent", "model", "tenant", "incident_id", "reason")
 PLACEHOLDERS = (*_PLAIN, "count", "opened_at", "last_at", "by", "link")
-"""Names for `${…}` in a template. What an alert has not is empty."""
+"""The names for `${…}` in a template. Fields that an alert lacks are empty."""
 
 
 def fill(template: str, alert: Alert, link: str) -> str:
-    """A template's words for an alert. `link` is empty where links are not set up.
+    """Fill in a template for an alert. `link` is empty if links are not set up.
 
     Raises:
-        KeyError: a name that is none of PLACEHOLDERS.
+        KeyError: the template has a name that is not in PLACEHOLDERS.
     """
     return Template(template).substitute(
         {name: getattr(alert, name) or "" for name in _PLAIN},

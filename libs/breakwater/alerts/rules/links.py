@@ -8,19 +8,19 @@ from datetime import datetime, timedelta
 from urllib.parse import quote, urlencode
 
 LEAST_SECRET = 32
-"""Characters of the secret that signs."""
+"""The fewest characters of the secret that signs links."""
 
 
 def incident_link(base_url: str, secret: str, incident_id: str, valid: timedelta, now: datetime) -> str:
-    """A link to an incident's page. `base_url`: where people reach the HTTP interface."""
-    # In whole hours, so that the messages of an incident mostly have the same link.
+    """Return a link to an incident's page, below the public `base_url` of the HTTP API."""
+    # The expiry is in whole hours, so that the messages of an incident mostly have the same link.
     expires = (int((now + valid).timestamp()) // 3600 + 1) * 3600
     query = urlencode({"expires": expires, "signature": _signature(secret, incident_id, expires)})
     return f"{base_url.rstrip('/')}/alerts/{quote(incident_id, safe='')}?{query}"
 
 
 def link_objection(secret: str, incident_id: str, expires: str, signature: str, now: datetime) -> str | None:
-    """Reason why a link is not to be followed, in words for its holder; None where it is good."""
+    """Return the reason why a link is refused, in words for its holder; None if it is valid."""
     if not expires.isascii() or not expires.isdigit() or len(expires) > 15:
         return "this link is not whole; copy it again from the message"
     if not hmac.compare_digest(_signature(secret, incident_id, int(expires)).encode(), signature.encode()):
@@ -36,17 +36,14 @@ def _signature(secret: str, incident_id: str, expires: int) -> str:
 
 
 TRACE_ID = "{trace_id}"
-"""Place of the id in a template."""
+"""The placeholder of the id in a template."""
 
 
 def trace_url(template: str | None, trace_id: str | None) -> str | None:
-    """The URL of a trace.
+    """Return the URL of a trace; None without a template or a trace.
 
     Args:
         template: `tracing.url_template` of the config, with `{trace_id}` one or more times; None if it is not set.
-        trace_id: 32 hex digits, as in a record; None if the trace was not sampled, and so is nowhere to be seen.
-
-    Returns:
-        None where there is no template or no trace.
+        trace_id: 32 hex digits, as in a record; None if the trace was not sampled.
     """
     return None if template is None or trace_id is None else template.replace(TRACE_ID, trace_id)
