@@ -1,4 +1,4 @@
-"""JSON in the texts of models, found in time linear in the text; the depth of values, and schemas within schemas."""
+"""Finds JSON in the texts of models, in time linear in the text; measures the depth of values; walks JSON schemas."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.surrogates import whole_escapes
 
 MAX_DEPTH = 100
-"""Deeper JSON has no use here, and other programs refuse it: pydantic reads 200 levels, with those that are put around
+"""The deepest nesting of JSON. Other programs refuse deeper values: pydantic reads 200 levels, including those around
 an answer, and writes 255."""
 MAX_CANDIDATES = 100
-"""Parts of a text that are tried. Who writes a hundred that look like JSON and are none has no answer."""
+"""The most parts of a text that are tried. A text with a hundred parts that only look like JSON has no answer."""
 
 
 class NoJsonError(BreakwaterError, ValueError):
-    """There is no JSON in the text, or none that may be used. The text says why, without what the answer says."""
+    """A text has no JSON, or no usable one. The message has the reason, without the text's content."""
 
 
 def find_json(text: str, *, strict: bool, openers: str = "{[") -> JsonValue:
-    """The JSON value of an answer: all of its text, or a fenced block.
+    """Return the JSON value of an answer: its whole text, or a fenced block.
 
     Args:
-        text: of the answer.
-        strict: true if nothing may be around it; otherwise the first fenced block that is JSON counts, or the first
-            object or array in the text.
-        openers: what an object or array in the text may begin with.
+        text: the answer's text.
+        strict: True if there may be nothing around the value; otherwise the first fenced block that is JSON counts, or
+            else the first object or array in the text.
+        openers: the characters that such an object or array may begin with.
 
     Raises:
-        NoJsonError: there is none. A value that is written in full but is wrong is not looked into for others.
+        NoJsonError: there is none. A complete but invalid value is not searched for values inside it.
     """
     text = text.strip().strip("\ufeff")
     if not text:
@@ -53,10 +53,10 @@ def find_json(text: str, *, strict: bool, openers: str = "{[") -> JsonValue:
 
 
 def parse_json(text: str) -> JsonValue:
-    """One JSON value, as RFC 8259 has it, and no key twice in an object.
+    """Parse one JSON value according to RFC 8259, without repeated keys in an object.
 
     Raises:
-        NoJsonError: it is none, or is one that can't be written down again.
+        NoJsonError: the text is no JSON, or its value can't be written as JSON again.
     """
     try:
         value = json.loads(whole_escapes(text), object_pairs_hook=_object)
@@ -78,7 +78,7 @@ TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
 
 
 def flaw_of(value: object) -> str | None:
-    """Reason why a value can't be written as JSON, or shouldn't be; None where it can."""
+    """Return the reason why a value can't or shouldn't be written as JSON; None if it can."""
     for depth, level in enumerate(levels(value)):
         if depth > MAX_DEPTH:
             return TOO_DEEP
@@ -91,7 +91,7 @@ def flaw_of(value: object) -> str | None:
 
 
 def is_too_deep(value: object) -> bool:
-    """True if a value is nested deeper than all who read it on the way take, with what holds it."""
+    """Return True if a value is nested too deeply for all programs that read it inside a message."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH + 1):
         below: list[Any] = []
@@ -154,7 +154,7 @@ def _fenced_blocks(text: str) -> Iterator[str]:
         line_end = len(text) if line_end < 0 else line_end
         close = text.rfind("```", start + 3, line_end)
         if close < 0:
-            # No string of JSON has a line break in it, so a fence that begins a line is none of the content.
+            # JSON strings contain no line breaks, so a fence at the beginning of a line is not part of the content.
             closing = _FENCE.search(text, line_end)
             if closing is None:
                 return
@@ -170,30 +170,30 @@ _LANGUAGE = re.compile(r"[A-Za-z][\w+-]*(?=[\s{\[\"])")
 
 
 def _inside(block: str) -> str:
-    """The content of a fenced block, without the name of its language."""
+    """Return the content of a fenced block, without the name of its language."""
     language = _LANGUAGE.match(block)
     return block[language.end() :] if language is not None else block
 
 
 def _balanced(text: str, openers: str) -> Iterator[str]:
-    """Objects and arrays in a text, one after the other, none of them within another one."""
+    """Yield the outermost objects and arrays in a text, in order."""
     end = 0
     begins = re.compile("|".join(_BEGINNINGS[opener] for opener in openers))
     while (start := begins.search(text, end)) is not None:
         close = _closing(text, start.start())
         if close is None:
-            return  # cut off: a part of it is not the answer
+            return  # it is truncated, and a part of it is not the answer
         yield text[start.start() : close]
         end = close
 
 
 _BEGINNINGS = {"{": r'\{\s*["}]', "[": r"\[\s*[\[{\]\"\-0-9tfn]"}
-"""Beginnings that prose does not have by chance."""
+"""The beginnings of objects and arrays that prose does not contain by chance."""
 _STRUCTURE = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[{}\[\]]', re.S)
 
 
 def _closing(text: str, start: int) -> int | None:
-    """The end of what begins at `start`; None where there is none."""
+    """Return the end of the object or array that begins at `start`; None if it is not closed."""
     depth = 0
     for token in _STRUCTURE.finditer(text, start):
         if token[0] in "{[":
@@ -218,12 +218,12 @@ _SINGLE = frozenset(
 def subschemas(
     schema: dict[str, JsonValue], path: str = "$", but: str | None = None
 ) -> Iterator[tuple[str, dict[str, JsonValue]]]:
-    """Every schema within a schema, itself first, with its path. What is data in it, such as `enum`, is passed over.
+    """Yield a schema and every schema within it, each with its path. Data in them, such as `enum`, is skipped.
 
     Args:
-        schema: the outermost.
-        path: of it.
-        but: a keyword whose schema is passed over, too.
+        schema: the outermost schema.
+        path: its path.
+        but: a keyword whose schema is skipped, too.
     """
     yield path, schema
     for keyword, value in schema.items():

@@ -1,8 +1,8 @@
-"""Errors as parent agents and end users see them: type, status, what the provider said, and what can be done.
+"""Words errors for parent agents and end users: type, status, the provider's message, and what can be done.
 
-What a provider said may hold keys, paths, hosts, limits or the request. So a sentence of it is shown only where each of
-its words looks like one of plain English, or is a parameter's name or the model that was called, and where nothing in
-it introduces a name, a quotation or a number. The rest is left out, and so is a class name that is not ours.
+A provider's message may contain keys, paths, hosts, limits or the request. So a sentence of it is shown only if each
+word looks like plain English, or is the name of a parameter or of the called model, and if nothing in it introduces a
+name, a quotation or a number. The rest is left out, and so are class names that are not ours.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ _PERMANENT: frozenset[ErrorKind] = frozenset(
 )
 
 _LONGEST = 300
-"""Characters that are shown of what a provider said."""
+"""The most characters of a provider's message that are shown."""
 
 _SENTENCE_ENDS = re.compile(r"(?<=[.!?])\s+|;\s+")
 _AROUND = "'\"`\u2018\u2019\u201c\u201d(),.:;!?"
 
-# No digits, and no capitals within a word: ids and keys have them, and numbers are limits.
+# No digits, and no capitals within a word: ids and keys have both, and numbers may be limits.
 _WORD = re.compile(
     r"(?:(?:non|pre|re|multi|self|up)-)?[A-Za-z]?[a-z]{0,19}(?:['\u2019](?:s|t|re|ve|ll|d))?|[A-Z]{2,5}|OpenAI"
 )

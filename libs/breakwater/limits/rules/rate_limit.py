@@ -1,4 +1,4 @@
-"""Limits on the calls of an agent or a model. Breakers are for outages, these for haste."""
+"""Limits on the rate of calls of an agent, a model or a task."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from breakwater.kernel.types import Message
 
 LimitPeriod = Literal["minute", "hour", "day"]
 WINDOW_MS = 60_000
-"""Requests and tokens are counted in the minute that ends now, or in the hour or the day."""
+"""The rolling window of limits per minute; those per hour and day are multiples of it (`MINUTES`)."""
 MINUTES: Mapping[LimitPeriod, int] = {"minute": 1, "hour": 60, "day": 1440}
 
 HELD = "ModelHeldError"
-"""The class of a call that is not made as the model is held."""
+"""The error class of a call that is refused because its model is held."""
 
 MAX_HELD_S = 10.0
-"""Time that a job waits in all for a model that is held, where it has another."""
+"""The seconds that a job with another model waits at most for a held model."""
 
 LONG_HOLD_S = 30.0
-"""Of a longer hold, another caller's call is made all the same, one in so much time: the limit may be one caller's."""
+"""During a longer hold, one call of another caller is admitted in each such period: the limit may be the first
+caller's alone."""
 
 _SPREAD = 0.1
 
 
 def waits_for_hold(wait_s: float) -> bool:
-    """True if a job that has another model waits for one that is held; else it calls the other immediately."""
+    """Return True if a job that has another model waits for the held one; else it calls the other immediately."""
     return wait_s <= MAX_HELD_S
 
 
 def after_hold_s(rest_s: float, jitter: float) -> float:
-    """Seconds after which a job that waits for the end of a hold asks again: not all at the same moment.
+    """Return the seconds after which a job tries a held model again, spread so that not all jobs try together.
 
     Args:
-        rest_s: until it ends.
+        rest_s: the seconds until the hold ends.
         jitter: a random number in [0, 1).
     """
     return rest_s * (1 + _SPREAD * jitter)
@@ -84,12 +85,12 @@ class RateLimit(Message):
 
     @property
     def periods(self) -> tuple[LimitPeriod, ...]:
-        """Periods that something is limited in; concurrent calls are counted with the minute."""
+        """The periods with a limit; concurrent calls are counted with the minute."""
         of_minute = (self.requests_per_minute, self.tokens_per_minute, self.concurrent_calls)
         return (*(() if of_minute == (None, None, None) else ("minute",)), *(() if self.per is None else (self.per,)))
 
     def most(self, period: LimitPeriod) -> tuple[int | None, int | None, int | None]:
-        """The limits on requests, tokens and concurrent calls."""
+        """Return the limits on requests, tokens and concurrent calls in a period."""
         if period == "minute":
             return self.requests_per_minute, self.tokens_per_minute, self.concurrent_calls
         return self.requests, self.tokens, None
