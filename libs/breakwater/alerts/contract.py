@@ -1,4 +1,4 @@
-"""Alerts: every change of an incident, digests of those that were held back, and what webhooks carry of them."""
+"""Alerts: every change of an incident, digests of alerts that were held back, and the bodies of webhooks."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class AlertRequest(OperatorRequest):
 
 
 class AlertList(Event):
-    """Incidents, each as it is now; the one that was opened last comes first."""
+    """The current state of incidents, the last opened first."""
 
     alerts: tuple[Alert, ...]
     more: bool = Field(description="True if there are more results than the limit.")
@@ -157,7 +157,7 @@ class AlertList(Event):
 
 
 class UnchangedAlert(Alert):
-    """There was nothing to do, and nothing was published: the incident as it is."""
+    """The incident, which was not changed: there was nothing to do, and nothing was published."""
 
     unchanged: Literal[True]
 
@@ -188,7 +188,7 @@ class UndeliveredAlert(Event):
 
 
 class UndeliveredList(Event):
-    """The alerts that were given up within thirty days, the latest first."""
+    """The undelivered alerts of the last thirty days, the latest first."""
 
     undelivered: tuple[UndeliveredAlert, ...]
     more: bool = Field(description="True if there are more results than the limit.")
@@ -196,7 +196,7 @@ class UndeliveredList(Event):
 
 
 class ReplayAlertsRequest(Message):
-    """The undelivered alerts to send again; with no field set, all that were not sent again yet."""
+    """The undelivered alerts to send again; without any field, all that were not sent again yet."""
 
     channel: Identifier | None = Field(default=None, description="Filter by channel.")
     dead_letter_id: int | None = Field(

@@ -92,14 +92,14 @@ class BreakerStatus(Event):
 
 
 class BreakerList(Event):
-    """The breakers as they are now."""
+    """The current state of the breakers."""
 
     breakers: tuple[BreakerStatus, ...]
     alive: bool = Field(description="True if a breaker service is running. Without one, failures open no breaker.")
 
 
 class UnchangedBreaker(BreakerStatus):
-    """There was nothing to do, and nothing was published: the breaker as it is."""
+    """The breaker, which was not changed: there was nothing to do, and nothing was published."""
 
     unchanged: Literal[True] = True
 
@@ -117,6 +117,6 @@ class StoppedTask(Event):
 
 
 class StoppedTasks(Event):
-    """The tasks that their guard has stopped, in the order in which they were stopped: the last 1,000 of them."""
+    """The last 1,000 tasks that their guard has stopped, in the order in which they were stopped."""
 
     stopped: tuple[StoppedTask, ...]

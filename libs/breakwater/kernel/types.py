@@ -26,10 +26,10 @@ from pydantic_core import CoreSchema, core_schema
 
 NANO_PER_USD = 1_000_000_000
 MAX_NANO = 10**18 - 1
-"""The most that ClickHouse's Decimal(18, 9) holds: just under a billion dollars."""
+"""The largest amount in ClickHouse's Decimal(18, 9): just under a billion dollars."""
 
 MAX_COUNTED = 2**53
-"""Nine million dollars: above it the scripts on Redis could no longer count to the nano-dollar."""
+"""Nine million dollars. Scripts in Redis can't count larger amounts to the nano-dollar."""
 
 
 @lru_cache(maxsize=1024)  # a job's cost is written in its attempt, its result and its record
@@ -73,17 +73,17 @@ def _usd(value: object) -> object:
 
 @lru_cache(maxsize=1024)  # each of a job's few moments is written several times
 def format_time(moment: datetime) -> str:
-    """RFC 3339 in UTC with milliseconds: `2026-11-21T10:00:00.000Z`."""
+    """Formats a time by RFC 3339, in UTC with milliseconds: `2026-11-21T10:00:00.000Z`."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
 def time_from_ms(epoch_ms: int) -> datetime:
-    """An aware UTC time from milliseconds since the epoch, with no float in between."""
+    """Returns an aware UTC time from milliseconds since the epoch, without rounding."""
     return datetime.fromtimestamp(epoch_ms // 1000, UTC).replace(microsecond=epoch_ms % 1000 * 1000)
 
 
 def ms_from_time(moment: datetime) -> int:
-    """Whole milliseconds since the epoch."""
+    """Returns whole milliseconds since the epoch."""
     return int(moment.timestamp()) * 1000 + moment.microsecond // 1000
 
 
@@ -103,7 +103,7 @@ UsdAmount = Annotated[
     PlainSerializer(usd_from_nano),
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^\d+(\.\d{1,9})?$"}]}),
 ]
-"""An amount as a person writes it in the config: `12.5` or `"12.50"`, in USD. Integer nano-dollars in Python."""
+"""An amount in the config, `12.5` or `"12.50"`, in USD; integer nano-dollars in Python."""
 
 Timestamp = Annotated[
     datetime,
@@ -114,33 +114,33 @@ Timestamp = Annotated[
 _CONTROLS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 NO_CONTROLS = rf"^[^{_CONTROLS}]+$"
 NO_CONTROLS_OR_EMPTY = rf"^[^{_CONTROLS}]*$"
-"""Patterns of a text of one line without characters that terminals obey, or that turn the direction of writing."""
+"""Patterns of a single line without control characters and without characters that change the direction of writing."""
 
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=NO_CONTROLS)]
-"""A name chosen by people or programs: any text without control characters; subjects carry it encoded."""
+"""A name chosen by people or programs: any text without control characters. Subjects contain it encoded."""
 
 NO_SPACES = rf"^[^\s{_CONTROLS}]+$"
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=NO_SPACES)]
-"""An identifier in the config, which people type into commands: without spaces."""
+"""An identifier in the config, without spaces, because people type it into commands."""
 
 MAX_SCOPE = 64
-"""Longest name of the owner of an id, in bytes of UTF-8."""
+"""The longest name of an id's owner, in bytes of UTF-8."""
 
 FullId = Annotated[str, StringConstraints(min_length=1, max_length=129 + MAX_SCOPE, pattern=NO_CONTROLS)]
-"""An id of an execution, a task or a plan as the plane calls it: as it was chosen, and `@` and whose it is."""
+"""The full id of an execution, a task or a plan inside the plane: the chosen id, `@`, and its owner's scope."""
 
 _IDENTIFIER = TypeAdapter(Identifier)
 _FULL_ID = TypeAdapter(FullId)
 
 
 def is_identifier(text: str) -> bool:
-    """True if a text may be an id or a name: it then fits into a subject, and into every record."""
+    """Returns True if a text may be an id or a name, which fits into subjects and into every record."""
     return _is(_IDENTIFIER, text)
 
 
 def is_full_id(text: str) -> bool:
-    """The same of an id with whose it is."""
+    """Returns True if a text may be a full id, with its owner's scope."""
     return _is(_FULL_ID if "@" in text else _IDENTIFIER, text)
 
 
@@ -158,7 +158,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class _SwitchedOff:
-    """Reads `off` as None, and says so in the JSON schema."""
+    """Reads `off` as None, and adds it to the JSON schema."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         # YAML 1.1 reads a bare `off` as false; both spellings mean the same to the person who wrote them.
@@ -178,18 +178,18 @@ Off = _SwitchedOff()
 
 
 class Message(BaseModel):
-    """Base of what is written by others: immutable, and a field that is not known is an error."""
+    """Base of messages that others write: immutable; unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class Event(BaseModel):
-    """Base of what Breakwater writes: immutable; readers ignore fields that are not known to them yet."""
+    """Base of messages that Breakwater writes: immutable; readers ignore unknown fields."""
 
     model_config = ConfigDict(
         frozen=True, extra="ignore", serialize_by_alias=True, validate_by_name=True, hide_input_in_errors=True
     )
 
     def json_bytes(self) -> bytes:
-        """The message as it goes on the wire."""
+        """Returns the message as JSON, as it is on the wire."""
         return self.model_dump_json().encode()

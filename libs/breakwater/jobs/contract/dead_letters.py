@@ -11,14 +11,14 @@ from breakwater.kernel.http.contract import Limit, Moment, ReasonText
 from breakwater.kernel.types import NO_CONTROLS, Count, Event, FullId, Identifier, Message, Timestamp
 
 MAX_DEAD_LETTERS = 1_000
-"""The most dead letters that one request lists, or looks at to replay them, so that it is answered within seconds."""
+"""The most dead letters that one request lists or replays, so that it is answered within seconds."""
 
 DeadLetterKind = Literal["job", "alert", "event"]
 
 ReplayStatus = Literal["accepted"] | Status
 
 Number = Annotated[int, Field(strict=True)]
-"""In JSON, `true` and `"1"` are none."""
+"""A sequence number; in JSON, neither `true` nor `"1"` is one."""
 
 ReasonFilter = Annotated[
     Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=NO_CONTROLS)] | None,
@@ -66,7 +66,7 @@ class ListedDeadLetter(Event):
 
 
 class DeadLetterDetails(ListedDeadLetter):
-    """One dead letter, with the original message as far as it may be shown."""
+    """One dead letter, with its original message if it may be shown."""
 
     stream: str = Field(description="Stream of the original message.")
     subject: str
@@ -110,7 +110,7 @@ class DeadLetterList(Event):
 
 
 class ReplayDeadLettersRequest(Message):
-    """The dead letters to replay: some by their ids, or all of a reason, of an agent, or at all."""
+    """The dead letters to replay: by their ids, or all with a reason, of an agent, or of any kind."""
 
     dead_letters: (
         Annotated[tuple[Annotated[Number, Field(ge=1)], ...], Field(min_length=1, max_length=MAX_DEAD_LETTERS)] | None

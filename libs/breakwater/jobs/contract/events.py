@@ -80,10 +80,10 @@ class GuardEvent(Event):
 
 
 class BudgetEvent(Event):
-    """A budget reached a threshold, a person raised its cap or took that back, or its counter was repaired.
+    """A budget reached a threshold, a person raised its cap or revoked the raise, or its counter was repaired.
 
-    Published once for each threshold, scope and period. A threshold of a hard budget's cap itself is `hard_cap`; all
-    others are `soft_cap`, as they refuse nothing.
+    Published once for each threshold, scope and period. The cap of a hard budget is a `hard_cap`; all other thresholds
+    are `soft_cap`, because they refuse nothing.
     """
 
     event_id: str = Field(description="Unique for the crossing, raise or repair.")
@@ -145,7 +145,7 @@ class CapRaise(Event):
 
 
 class BudgetReconciliation(Event):
-    """One budget in one period, by its counter in Redis and by the record of attempts."""
+    """One budget in one period: its counter in Redis, and the record of attempts."""
 
     budget: str
     period: str
@@ -210,7 +210,7 @@ ActorKind = Literal["key", "person", "link"]
 """An actor: the holder of an API key, a person who signed in, or the holder of a signed link in an alert."""
 
 AuditOutcome = Literal["begun", "done", "refused", "failed"]
-"""`begun` stays where it is not known how the action ended, as its process crashed."""
+"""`begun` stays if the process crashed, so that the outcome of the action is unknown."""
 
 
 class AuditEvent(Event):

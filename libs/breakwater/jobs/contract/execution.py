@@ -57,14 +57,14 @@ Cause = Literal[
     "probe",
     "batch",
 ]
-"""Reason for an attempt. Those from `orphan_recovery` on are not counted as tries of their model.
+"""The reason for an attempt. Attempts with a cause from `orphan_recovery` on do not count as tries of their model.
 
-`batch` is the first attempt for the next inputs of a job for embeddings, whose model takes fewer at a time.
+`batch` is the first attempt for the next inputs of an embeddings job, if its model takes fewer inputs at a time.
 """
 Waste = Literal["retry", "fallback", "self_correction", "worker_lost", "failed", "cancelled"]
-"""Reason why the cost of an attempt was wasted: what followed it, or what was wrong with it."""
+"""The reason why the cost of an attempt was wasted: the step that followed it, or its failure."""
 CostBasis = Literal["billed", "estimated", "unknown", "none"]
-"""Source of a cost; `none`: no call was made, so there is nothing to bill."""
+"""The source of a cost; `none` if no call was made."""
 Status = Literal["succeeded", "dead_lettered", "cancelled"]
 FinishReason = Annotated[
     str | None,
@@ -99,7 +99,7 @@ Encrypted = Annotated[
 
 
 class ErrorInfo(Event):
-    """Reason why an attempt or an execution failed, after redaction."""
+    """The redacted reason why an attempt or an execution failed."""
 
     kind: ErrorKind
     class_: str = Field(
@@ -124,7 +124,7 @@ class ErrorInfo(Event):
 
 
 class FailureStatistics(Event):
-    """Figures of a task or a model that a guard or a breaker stopped. They name no limit and no threshold."""
+    """The failures of a task or a model that a guard or a breaker stopped, without limits and thresholds."""
 
     consecutive_failures: Count
     total_failures: Count
@@ -224,10 +224,10 @@ class Attempt(Event):
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Speed of a streamed answer: output tokens after the first, by the time from then to the call's end.
+        """The speed of a streamed answer, in output tokens per second after the first.
 
-        None where that says nothing: the call failed, or its answer was not streamed, or it came in one piece, or the
-        number of its tokens is unknown.
+        None if the call failed, if its answer was not streamed or came in one piece, or if the number of its tokens is
+        unknown.
         """
         tokens = (self.output_tokens or 0) - 1
         first_ms = self.first_token_ms
@@ -249,7 +249,7 @@ class Cancellation(Event):
 
 
 class PendingCancel(Event):
-    """A request to cancel a job, as workers get it: kept in Redis until the job ends, and sent to all workers."""
+    """A request to cancel a job, which is sent to all workers, and kept in Redis until the job ends."""
 
     execution_id: FullId
     cancellation: Cancellation
@@ -259,7 +259,7 @@ class PendingCancel(Event):
 
 
 class Execution(Event):
-    """The terminal record of a job. Exactly one for each execution id. Redacted where it is stored."""
+    """The terminal record of a job, exactly one for each execution id. It is stored redacted."""
 
     execution_id: FullId
     agent: Identifier
@@ -359,7 +359,7 @@ class Result(Execution):
 
 
 class AnswerChunks(Event):
-    """Part of a streamed answer, while it is produced: as the model said it, not stored, at most once."""
+    """A part of an answer while it is produced: unredacted, not stored, and delivered at most once."""
 
     type: Literal["chunks"] = Field(default="chunks", description="Distinguishes them from the `Result` at `reply_to`.")
     execution_id: FullId
@@ -472,7 +472,7 @@ class ExecutionQuery(Message):
 
 
 class ExecutionSummary(Event):
-    """An execution without its texts and its attempts, as it is listed and as the stream of events has it."""
+    """An execution without its texts and attempts, for lists and for the stream of events."""
 
     execution_id: FullId
     agent: Identifier
@@ -499,12 +499,12 @@ class ExecutionSummary(Event):
 
     @property
     def model(self) -> str | None:
-        """The one that answered, or was asked for where none did."""
+        """The model that answered, or the requested model if none did."""
         return self.chosen_model or self.requested_model
 
     @classmethod
     def of(cls, record: Execution) -> Self:
-        """The summary of a record."""
+        """Returns the summary of a record."""
         error = record.error
         fields = {name: getattr(record, name) for name in cls.model_fields if not name.startswith("error_")}
         return cls(**fields, error_kind=error and error.kind, error_message=error and error.message)

@@ -1,4 +1,4 @@
-"""The job: what a program asks for."""
+"""The job: an agent's task with its input, and how it is to be run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RequestApi = Literal["responses", "messages", "embeddings"]
 CallApi = Literal["chat", RequestApi]
 
 SENT_BY_PLANE = ("model", "stream", "stream_options")
-"""Fields of an API's body that the plane sets itself."""
+"""The fields of an API's body that the plane sets itself."""
 
 HeaderValue = Annotated[str, StringConstraints(max_length=4096, pattern=NO_CONTROLS)]
 
@@ -53,15 +53,15 @@ class ChatMessage(Message):
 
     @property
     def says_something(self) -> bool:
-        """True if a model has anything to answer in it."""
+        """Returns True if the message has any content for a model."""
         content = self.content.strip() if isinstance(self.content, str) else self.content
         return bool(content or self.tool_calls)
 
 
 class NativeRequest(Message):
-    """A request in the words of another API than OpenAI's chat completions.
+    """A request of another API than OpenAI's chat completions.
 
-    A provider that speaks the API gets the body as it is, any other one its translation to a chat.
+    A provider with the API gets the body unchanged, and any other provider its translation to a chat.
     """
 
     api: RequestApi = Field(description="OpenAI's Responses, Anthropic's Messages, or OpenAI's embeddings.")
@@ -76,7 +76,7 @@ class NativeRequest(Message):
     _derived: Any = PrivateAttr(default=None)
 
     def derived(self, make: Callable[[NativeRequest], Derived]) -> Derived:
-        """The value that `make` computes of the request, computed once."""
+        """Returns the value that `make` computes from the request, which is computed once."""
         if self._derived is None:
             self._derived = make(self)
         return self._derived
@@ -220,17 +220,17 @@ class Job(Message):
 
     @property
     def api(self) -> CallApi:
-        """The API that its request is written for."""
+        """The API of the job's request."""
         return "chat" if self.api_request is None else self.api_request.api
 
     @property
     def returns_response(self) -> bool:
-        """True if its result has the provider's own response: vectors stand nowhere else."""
+        """True if the result has the provider's own response, the only place for vectors."""
         return self.include_response or self.api == "embeddings"
 
     @property
     def own_rules(self) -> dict[RulesPart, dict[str, JsonValue]]:
-        """The rules that it brings, by what they are of."""
+        """The breaker, guard and retry rules that the job brings."""
         guard = self.guard
         if self.rate_limit is not None:
             guard = dict(guard or {})
@@ -246,7 +246,7 @@ class Job(Message):
 
 
 class ScopedJob(Job):
-    """A job with its ids as the plane calls them, which it has from `request`."""
+    """A job from `request`, with the full ids of the plane."""
 
     job_id: FullId | None = None
     task_id: FullId | None = None
@@ -257,7 +257,7 @@ class ScopedJob(Job):
 
 
 def new_job_id(epoch_ms: int, entropy: bytes) -> str:
-    """An id for a job that has none: a version 7 UUID, so that ids of later milliseconds sort later.
+    """Makes an id for a job without one: a version 7 UUID, so that ids sort by their millisecond.
 
     Args:
         epoch_ms: milliseconds since the epoch, the first 48 bits.

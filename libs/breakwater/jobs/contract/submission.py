@@ -23,7 +23,7 @@ class SubmitQuery(Message):
 
 
 class AcceptedJob(Event):
-    """A job that is stored and will be decided, whatever crashes."""
+    """A job that is stored, and will be decided even if processes crash."""
 
     job_id: FullId
     execution_id: FullId = Field(description="Same as `job_id`.")
@@ -64,7 +64,7 @@ class CallableAgents(Event):
 
 
 class CancelledJob(Event):
-    """The state of a job that was to be cancelled."""
+    """The state of a job after a request to cancel it."""
 
     job_id: FullId
     execution_id: FullId = Field(description="Same as `job_id`.")
@@ -81,13 +81,13 @@ class CancelledJob(Event):
 
 
 PlanJobStatus = Literal["pending", "running"] | Status
-"""`pending`: no model was called for it yet. A job is that, too, while it waits for those that it depends on."""
+"""A job is `pending` until a model is called for it, also while it waits for the jobs that it depends on."""
 
 MAX_PLANNED = 1_000
 
 
 class PlanRequest(Message):
-    """A plan to submit: all of its jobs, or none yet."""
+    """A plan to submit, with all its jobs, or with none yet."""
 
     plan_id: Identifier | None = Field(default=None, description="Id of the plan; generated if absent.")
     jobs: Annotated[list[Job], Field(max_length=MAX_PLANNED)] = Field(
@@ -98,7 +98,7 @@ class PlanRequest(Message):
 
 
 class AcceptedPlan(Event):
-    """A plan that was accepted: all of its jobs, or none yet."""
+    """A plan that was accepted, with all its jobs, or with none yet."""
 
     plan_id: FullId
     job_ids: tuple[FullId, ...] = Field(description="In the order of the request.")
@@ -125,7 +125,7 @@ class PlanJob(Event):
 
 
 class PlanStatus(Event):
-    """A plan: its state follows from its jobs, without dry runs."""
+    """A plan. Its state follows from its jobs; dry runs do not count."""
 
     plan_id: FullId
     state: PlanState = Field(
@@ -149,6 +149,6 @@ class PlanStatus(Event):
 
 
 class PlanList(Event):
-    """The newest plans, by what was queued or ended last."""
+    """The newest plans, by the job that was queued or ended last."""
 
     plans: tuple[PlanStatus, ...]

@@ -1,7 +1,7 @@
 """The HTTP API: errors, the parts that its requests share, the stream of events, and queues.
 
-Queries and bodies of requests are `Message`s: a field that is not known is an error. Responses hold `Event`s: clients
-ignore fields that they do not know.
+Queries and bodies of requests are `Message`s, in which unknown fields are errors. Responses are `Event`s, in which
+clients ignore unknown fields.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 """A time in RFC 3339, with its zone."""
 
 EventKind = Literal["attempts", "executions", "breakers", "budgets", "guards", "alerts"]
-"""Kinds of events in the stream: the second token of their subjects on the bus."""
+"""The kinds of events in the stream: the second token of their subjects on the bus."""
 
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 
@@ -78,7 +78,7 @@ class EventQuery(Message):
 
 
 class EventGap(Event):
-    """Events between two places in a stream can't be sent: they were removed for their age, or the stream is new."""
+    """A gap in the events: those between two places can't be sent, because they have expired, or the stream is new."""
 
     stream: Literal["EVENTS", "ALERTS"]
     after: Count = Field(description="Sequence number of the last event before the gap.")

@@ -1,4 +1,4 @@
-"""Background tasks: running them together, stopping them, and scheduling them sparingly."""
+"""Runs background tasks together, stops them, and schedules them sparingly."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import structlog
 
 AGAIN_S = 0.5
 RESTART_S = 1.0
-"""Pause before work begins again that a bug or a lack of memory has ended."""
+"""The pause before work that failed, by a bug or a lack of memory, begins again."""
 
 
 def aligned_delay(every_s: float) -> float:
-    """Seconds until the next run of periodic work: 0.5 to 1.5 times its period.
+    """Returns the seconds until the next run of periodic work: 0.5 to 1.5 times its period.
 
     Work with the same period runs at the same moments, so that an idle process wakes once for all of it: waking up
     costs more than most of the work. The clock is the machine's, so other processes, and the servers that they query,
@@ -27,7 +27,7 @@ def aligned_delay(every_s: float) -> float:
 async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
     """Runs coroutines concurrently; none outlives this call, even if it is cancelled or one of them fails.
 
-    `asyncio.gather` alone can leave one running: it ends with the first that was cancelled.
+    `asyncio.gather` alone can leave coroutines running: it ends with the first one that was cancelled.
     """
     tasks = [asyncio.create_task(part) for part in parts]
     try:
@@ -39,7 +39,7 @@ async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
 async def keep_doing(work: Callable[[], Coroutine[Any, Any, None]], *, restart_s: float = RESTART_S) -> None:
     """Does work until it ends or this is cancelled; if it raises, logs the error and begins the work again.
 
-    A process whose background work has died would live on, pass for healthy, and never do that work again.
+    Without this, a process whose background work has died would run on, seem healthy, and never do that work again.
     """
     while True:
         try:

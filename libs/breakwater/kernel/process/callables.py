@@ -13,7 +13,7 @@ def load_callable(name: str) -> Any:
     """Imports the object named by `module:name`; either part may have dots.
 
     Raises:
-        ConfigError: the module can't be imported, has no such name, or that can't be called.
+        ConfigError: the module can't be imported, has no such name, or the object can't be called.
     """
     module_name, _, path = name.partition(":")
     try:

@@ -1,7 +1,7 @@
 """Outages of servers: logged once each, and retried until they end.
 
-An outage of NATS, Redis or ClickHouse delays work and never fails it. Work run by
-`Outages.retry_while_unavailable` must therefore be idempotent: an attempt whose answer was lost may have succeeded.
+An outage of NATS, Redis or ClickHouse delays work and never fails it. Therefore work that is run by
+`Outages.retry_while_unavailable` must be idempotent: a try whose answer was lost may have succeeded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Outage:
         """Retries work until it succeeds, and returns its value; errors other than `on` are raised.
 
         Args:
-            work: idempotent, as it may be repeated.
+            work: the work, which must be idempotent.
             on: the errors that begin or continue the outage.
             retry_s: the wait between two tries.
         """
@@ -111,7 +111,7 @@ class Outages:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Ends all waiting, now and later. Work that succeeds at the first try is still done."""
+        """Ends all waiting, now and in future. Work that succeeds at the first try is still done."""
         self._stopping.set()
 
     async def retry_while_unavailable(
@@ -123,7 +123,7 @@ class Outages:
         """Retries work until no server is unavailable; any other exception is raised.
 
         Args:
-            work: idempotent, as it may be repeated.
+            work: the work, which must be idempotent.
             unless: unavailability errors to raise without a retry.
 
         Raises:
@@ -167,7 +167,7 @@ class Outages:
                 self._report(server, False)
 
     def _forget(self, failed_on: set[str]) -> None:
-        """Drops outages whose last waiting caller was cancelled: no one is left to see them end."""
+        """Drops outages whose last waiting caller was cancelled, because nothing would notice their end."""
         for server in failed_on:
             if not self._failing[server] and self._outages[server].lasting:
                 del self._outages[server]

@@ -14,8 +14,8 @@ _PR_SET_NAME = 15  # linux/prctl.h
 def hide_memory() -> None:
     """Keeps other processes of the same user from reading this one's environment and memory, and debugging it.
 
-    Root, and processes with CAP_SYS_PTRACE, still can. The kernel writes no core dump then. Forks inherit it; a program
-    that is executed starts without it.
+    Root, and processes with CAP_SYS_PTRACE, still can. The kernel then writes no core dump. Forks inherit the
+    attribute; an executed program starts without it.
     """
     _prctl(_PR_SET_DUMPABLE, 0)
 
@@ -26,7 +26,7 @@ def end_with_parent() -> None:
 
 
 def set_name(name: str) -> None:
-    """Names the process in `ps -e` and `top` (15 bytes at most are shown); forks would all be `python` there."""
+    """Names the process in `ps -e` and `top`, which show at most 15 bytes. Forks would all be named `python`."""
     _prctl(_PR_SET_NAME, name.encode())
 
 

@@ -1,7 +1,7 @@
-"""HTTP sessions that only connect where messages may go.
+"""HTTP sessions that only connect to permitted addresses.
 
-The check sits where a socket is made for an address that is about to be connected to. So it sees what DNS answered this
-very time, however the host was written, and each of its addresses; and nothing is resolved again after it.
+The check is where a socket is created for an address. So it sees the very addresses that DNS has returned, however the
+host is written, and nothing is resolved again after it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from breakwater.kernel.errors import BreakwaterError, ConfigError
 from breakwater.kernel.security.addresses import IpNetwork, refusal
 
 LONGEST_ANSWER = 64 * 1024
-"""Bytes of an answer that are read; what receivers say to a message is far shorter."""
+"""The most bytes of an answer that are read; receivers' answers are far shorter."""
 
 AddrInfo = tuple[Any, Any, int, str, tuple[Any, ...]]
 
 
 class AddressRefusedError(BreakwaterError, OSError):
-    """Nothing is sent to an address. Its text is always the same, so that aiohttp raises one for several addresses."""
+    """An address is refused. The message is always the same, so that aiohttp raises one error for several addresses."""
 
     def __init__(self, address: str, why: str) -> None:
         super().__init__(errno.EACCES, "nothing is sent there")
@@ -35,7 +35,7 @@ class AddressRefusedError(BreakwaterError, OSError):
 
 
 class RedirectError(BreakwaterError, aiohttp.ClientError):
-    """The receiver sends us elsewhere. Its text holds no URL."""
+    """The receiver redirects us. The message contains no URL."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"redirected ({status})")
@@ -57,14 +57,14 @@ class _Answer(aiohttp.ClientResponse):
 
 
 def guarded_session(allowed: Sequence[IpNetwork], timeout_s: float) -> aiohttp.ClientSession:
-    """A session that refuses addresses which are not public; to be made where a loop runs.
+    """Creates a session that refuses addresses which are not public; an event loop must be running.
 
-    It follows no redirect, keeps no cookies, and takes nothing from the environment: through a proxy, the check would
-    see the proxy's address only, and the proxy would connect to whatever the host is there.
+    The session follows no redirects, keeps no cookies, and ignores the environment: through a proxy, the check would
+    only see the proxy's address, and the proxy would connect to any host.
 
     Args:
         allowed: networks that are not refused.
-        timeout_s: for a whole request, its answer included.
+        timeout_s: the time limit of a whole request, its answer included.
     """
     tracing = aiohttp.TraceConfig()
     tracing.on_request_redirect.append(_refuse_redirect)
@@ -79,7 +79,7 @@ def guarded_session(allowed: Sequence[IpNetwork], timeout_s: float) -> aiohttp.C
 
 
 def guard(allowed: Sequence[IpNetwork]) -> Callable[[AddrInfo], socket.socket]:
-    """Makes sockets for addresses that are not refused; the factory raises AddressRefusedError for the others."""
+    """Returns a factory of sockets, which raises AddressRefusedError for refused addresses."""
 
     def make(info: AddrInfo) -> socket.socket:
         family, kind, protocol, _, where = info
@@ -98,7 +98,7 @@ def guard(allowed: Sequence[IpNetwork]) -> Callable[[AddrInfo], socket.socket]:
 
 
 def usable_url(url: str, setting: str) -> str:
-    """Checks a URL without showing it.
+    """Checks a URL; errors do not show it.
 
     Raises:
         ConfigError: it is not an http or https URL with a host.

@@ -1,4 +1,4 @@
-"""References to secrets. The config itself never holds one."""
+"""References to secrets. The config itself never contains a secret."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class SecretRef(Message):
-    """Source of a secret: an environment variable, a file, or the output of a command."""
+    """The source of a secret: an environment variable, a file, or the output of a command."""
 
     env: str | None = Field(default=None, min_length=1, description="Name of an environment variable.")
     file: Path | None = Field(default=None, description="A file that contains only the secret.")
@@ -33,10 +33,10 @@ class SecretRef(Message):
         return self
 
     def read(self) -> str:
-        """The secret itself, read again at each call. A command may take up to 10 s.
+        """Reads the secret, again at each call. A command may take up to 10 s.
 
         Raises:
-            ConfigError: the variable is not set, the file can't be read, the command fails, or there is nothing in it.
+            ConfigError: the variable is not set, the file can't be read, the command fails, or the secret is empty.
         """
         if self.env is not None:
             value = os.environ.get(self.env, "")

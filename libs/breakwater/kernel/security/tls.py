@@ -1,4 +1,4 @@
-"""TLS towards NATS, Redis and ClickHouse: the certificates that `BREAKWATER_TLS_*` names, read on demand."""
+"""TLS to NATS, Redis and ClickHouse, with the certificates that `BREAKWATER_TLS_*` names, read on demand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from breakwater.kernel.errors import ConfigError
 
 
 class TlsSettings(BaseSettings):
-    """Every field is the variable `BREAKWATER_TLS_<NAME>`; all files are PEM."""
+    """The TLS settings. Every field is the variable `BREAKWATER_TLS_<NAME>`; all files are PEM."""
 
     model_config = SettingsConfigDict(env_prefix="BREAKWATER_TLS_", frozen=True, extra="ignore")
 
@@ -22,7 +22,7 @@ class TlsSettings(BaseSettings):
 
 
 def tls_settings() -> TlsSettings:
-    """The settings, once their files are known to be usable. Raises ConfigError."""
+    """Returns the settings, after checking that their files are usable. Raises ConfigError."""
     settings = TlsSettings()
     if settings.model_fields_set:
         client_context(settings)
@@ -30,7 +30,7 @@ def tls_settings() -> TlsSettings:
 
 
 def client_context(settings: TlsSettings) -> ssl.SSLContext:
-    """Client context with trusted authorities and our certificate. Takes 25 ms to build. Raises ConfigError."""
+    """Returns a client context with the trusted authorities and our certificate. It takes 25 ms. Raises ConfigError."""
     context = ssl.create_default_context()
     if settings.key is not None and settings.cert is None:
         raise ConfigError("BREAKWATER_TLS_KEY is set without BREAKWATER_TLS_CERT: name the key's certificate there")

@@ -1,4 +1,4 @@
-"""Counting what a service answers over HTTP."""
+"""Counts a service's answers over HTTP."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CountRequests:
         self._plain = frozenset(path for path in self._patterns.values() if "{" not in path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, and counts what becomes of it."""
+        """Passes the request on, and counts its answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -21,9 +21,9 @@ def configure_logging(service: str, *, level: str = "info", as_json: bool | None
     """Sets up logging for a process. Called once, by the entry point.
 
     Args:
-        service: its name, in every line.
-        level: the least that is logged.
-        as_json: JSON lines, or lines for people; None: for people where stderr is a terminal.
+        service: the service's name, which is in every line.
+        level: the lowest level that is logged.
+        as_json: True for JSON lines, False for lines for people; None for the latter if stderr is a terminal.
     """
     numeric = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
     renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
@@ -46,10 +46,10 @@ def configure_logging(service: str, *, level: str = "info", as_json: bool | None
 
 
 def line_for_people(event: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A log line as texts with their styles: local time, level, service, event, fields; a traceback on its own lines.
+    """Formats a log line as styled texts: local time, level, service, event, fields; a traceback has its own lines.
 
     Args:
-        event: as it is in the JSON line: `timestamp`, `level`, `service`, `event`, and its fields.
+        event: the fields of the JSON line: `timestamp`, `level`, `service`, `event`, and others.
     """
     fields = dict(event)
     level = str(fields.pop("level", ""))

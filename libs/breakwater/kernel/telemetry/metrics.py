@@ -1,8 +1,8 @@
 """Metrics for Prometheus. Labels are bounded: names of the config and the contract, never a job or a text.
 
-A process always counts its own work; serving the metrics is a setting. Gauges of the whole plane are read on a scrape
-and are equal from each replica of a service. Money is a float here, as Prometheus has no other number: use it for
-graphs and alerts, and ClickHouse for accounting.
+A process always counts its own work; a setting serves the metrics. Gauges of the whole plane are read on a scrape, and
+every replica of a service shows the same values. Money is a float here, because Prometheus has no other numbers: use it
+for graphs and alerts, and ClickHouse for accounting.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 OTHER = "other"
-"""Label of all models that jobs may ask for and the config does not name."""
+"""The label of all models that the config does not name."""
 
 NONE = "none"
 """The value of a label that does not apply, such as the kind of error of a success."""
@@ -58,13 +58,14 @@ HTTP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 
 
 RETRY_S = 2.0
-"""Retries of a port that another program has."""
+"""The seconds between tries to listen on a port that another program has."""
 
 KEPT_S = 5.0
-"""Lifetime of a reading of the plane: any number of scrapers cost Redis and NATS one reading in this time."""
+"""The lifetime of a reading of the plane, of which any number of scrapers cause only one in this time."""
 
 READ_TIMEOUT_S = 3.0
-"""Less than Prometheus waits for an answer: what a process counts is shown also where a server is unavailable."""
+"""The time limit of a reading. It is shorter than Prometheus waits, so that a process's own counters are shown even if
+a server is unavailable."""
 
 # One more series for each counter, and nothing that a scraper of this format would use.
 disable_created_metrics()
@@ -73,7 +74,7 @@ _Series = TypeVar("_Series", Counter, Gauge, Histogram)
 
 
 class _Children(dict[tuple[str, ...], _Series], Generic[_Series]):
-    """The series of one metric by their label values: looking one up in the library costs more than counting."""
+    """The series of one metric, by their label values: a look-up in the library costs more than counting."""
 
     def __init__(self, family: _Series) -> None:
         super().__init__()
@@ -251,7 +252,7 @@ class HttpMetrics:
 
 
 class StreamMetrics:
-    """Fill levels of streams."""
+    """Metrics of the fill levels of streams."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         help_text = "Used share of a stream's limit in bytes."
@@ -447,7 +448,7 @@ PLANE_GAUGES: Mapping[str, tuple[PlaneGauge, ...]] = {
     "budget": (BUDGET_SPENT, BUDGET_RESERVED, BUDGET_LIMIT, BUDGET_FORECAST),
     "alerter": (INCIDENTS,),
 }
-"""Gauges by service: the one that knows the value, or reads it anyway."""
+"""The gauges of each service, which knows their values or reads them anyway."""
 
 
 class GaugeCollector:

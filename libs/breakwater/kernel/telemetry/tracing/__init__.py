@@ -1,10 +1,10 @@
-"""Traces: spans that follow a job from its caller to the model, sent by OTLP. Off until an endpoint is named.
+"""Traces: spans that follow a job from its caller to the model, sent by OTLP. Off unless an endpoint is set.
 
-`start` once in a process, then `begin` wherever something takes time, and `end` on what it gave. There is no implicit
-current span: the caller passes the parent, as a W3C traceparent that also crosses NATS.
+Call `start` once in a process, then `begin` for everything that takes time, and `end` on the span that it returns.
+There is no implicit current span: the caller passes the parent, as a W3C traceparent, also over NATS.
 
-What is put on a span leaves the plane: names, counts and classes, and never a key. Prompts and answers are put there
-only where the config wants it, redacted.
+Everything on a span leaves the plane: names, counts and classes, but never a key. Spans contain prompts and answers
+only if the config says so, redacted.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ __all__ = [
 
 
 def start(service: str) -> None:
-    """Switches tracing on where the environment names an OTLP endpoint. Called once, by the entry point.
+    """Switches tracing on if the environment names an OTLP endpoint. Called once, by the entry point.
 
     Args:
-        service: the process' name; `service.name` becomes `breakwater-<service>`, unless OTEL_SERVICE_NAME says else.
+        service: the process's name; `service.name` is `breakwater-<service>`, unless OTEL_SERVICE_NAME is set.
 
     Raises:
         ConfigError: one of the OTEL_* variables can't be used.
@@ -76,7 +76,7 @@ def start(service: str) -> None:
 
 
 def stop() -> None:
-    """Sends what is left, for about a second at most, and switches tracing off."""
+    """Sends the remaining spans, for about a second at most, and switches tracing off."""
     recorder = spans.recorder
     spans.recorder = None
     if recorder is not None:
@@ -84,7 +84,7 @@ def stop() -> None:
 
 
 def _wanted(environment: Mapping[str, str]) -> bool:
-    """True if OpenTelemetry's variables ask for traces; by its specification, an empty one counts as not set."""
+    """Returns True if OpenTelemetry's variables ask for traces. By its specification, empty ones are not set."""
     endpoints = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
     if not any(environment.get(name) for name in endpoints):
         return False

@@ -1,7 +1,7 @@
 """Attributes of spans.
 
-Names are those of OpenTelemetry's semantic conventions for GenAI, 0.1.0, and for HTTP, where there is one. Others begin
-with `breakwater.`, and one is Langfuse's. What is unknown is left out: it is not 0.
+Their names are those of OpenTelemetry's semantic conventions for GenAI, 0.1.0, and for HTTP, if they define one. Other
+names begin with `breakwater.`, and one is Langfuse's. Unknown values are left out, and are not 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from breakwater.kernel.types import NANO_PER_USD
 SpanAttributes = dict[str, Attribute]
 
 MAX_ID = 256
-"""Characters of what a provider calls its response and its model."""
+"""The most characters of a provider's names for its response and its model."""
 
 _ANTHROPIC = "anthropic"
 _AZURE = "azure"
@@ -44,7 +44,7 @@ _HOSTS = (
     (".moonshot.ai", "moonshot_ai"),
     (".moonshot.cn", "moonshot_ai"),
 )
-"""Provider by the end of its host name. The conventions require these values."""
+"""The provider's name in the conventions, by the end of its host name."""
 
 
 def provider_attributes(kind: str, base_url: str | None, name: str) -> SpanAttributes:
@@ -115,18 +115,18 @@ def attempt_attributes(
     streaming: bool,
     operation: str = "chat",
 ) -> SpanAttributes:
-    """Attributes of an attempt at its start.
+    """Returns the attributes of an attempt at its start, without those of `request_attributes`.
 
     Args:
-        params: as they go to the provider. Without those of `request_attributes`.
-        agent: who calls.
-        model: its id in the config.
-        name: of the model, as the provider knows it.
-        execution_id: of the job.
-        task_id: of the job.
-        number: the attempt's, from 1.
-        cause: why it is made.
-        streaming: the answer is wanted while it is produced.
+        params: the params as they go to the provider.
+        agent: the calling agent.
+        model: the model's id in the config.
+        name: the provider's name of the model.
+        execution_id: the job's execution.
+        task_id: the job's task.
+        number: the attempt's number, from 1.
+        cause: the attempt's cause.
+        streaming: True if the answer is streamed.
         operation: `chat` or `embeddings`.
     """
     return _known(
@@ -149,12 +149,12 @@ def attempt_attributes(
 def outcome_attributes(
     attempt: Attempt, response: Mapping[str, Any] | None = None, finish_reasons: tuple[str, ...] = ()
 ) -> SpanAttributes:
-    """Attributes of an attempt that are known at its end.
+    """Returns the attributes of an attempt that are known at its end.
 
     Args:
-        attempt: as it is recorded.
-        response: the provider's own, where it sent one.
-        finish_reasons: one for each of its choices, where it gave several.
+        attempt: the recorded attempt.
+        response: the provider's response, if it sent one.
+        finish_reasons: the finish reason of each choice, if there are several.
     """
     reasons = finish_reasons or (() if attempt.finish_reason is None else (attempt.finish_reason,))
     if not reasons and attempt.error is not None and attempt.first_token_ms is not None:
@@ -184,7 +184,7 @@ def outcome_attributes(
 
 
 def execution_attributes(*, agent: str, execution_id: str, task_id: str | None) -> SpanAttributes:
-    """Attributes of a job at the start of its run."""
+    """Returns the attributes of a job at its start."""
     return _known(
         {
             "gen_ai.operation.name": "invoke_agent",
@@ -196,9 +196,9 @@ def execution_attributes(*, agent: str, execution_id: str, task_id: str | None) 
 
 
 def result_attributes(record: Execution) -> SpanAttributes:
-    """Attributes of a job that are known at its end.
+    """Returns the attributes of a job that are known at its end.
 
-    Its sums have names of our own: summing `gen_ai.usage.*` over a trace would count each call twice.
+    Its sums have our own names: a sum of `gen_ai.usage.*` over a trace would count each call twice.
     """
     return _known(
         {

@@ -1,6 +1,6 @@
 """Conversations and answers in the form of OpenTelemetry's conventions for GenAI, as JSON of bounded length.
 
-What comes in is redacted already, as a whole: a part of a secret is not known for one.
+The input is already redacted as a whole, because redaction would not recognise a part of a secret.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from breakwater.kernel.surrogates import whole_escapes
 JsonObject = dict[str, JsonValue]
 
 _SHORTEST = 32
-"""To which texts are cut before whole messages are left out."""
+"""The length to which texts are truncated before whole messages are left out."""
 
 _ELLIPSIS = "…"
 
 
 def input_messages(messages: Sequence[Mapping[str, JsonValue]]) -> list[JsonObject]:
-    """A conversation in OpenAI's chat format, as `gen_ai.input.messages`."""
+    """Converts a conversation from OpenAI's chat format to `gen_ai.input.messages`."""
     return [_message(str(message.get("role", "user")), _parts(message)) for message in messages]
 
 
 def system_instructions(messages: Sequence[Mapping[str, JsonValue]]) -> list[JsonObject]:
-    """System messages, as `gen_ai.system_instructions`: their texts."""
+    """Returns the texts of system messages, as `gen_ai.system_instructions`."""
     return [part for message in messages for part in _content(message.get("content")) if part["type"] == "text"]
 
 
 def text_message(value: JsonValue, role: str = "user") -> JsonObject:
-    """A text or any other JSON as a message."""
+    """Converts a text or any other JSON to a message."""
     return _message(role, [_text(value if isinstance(value, str) else _json(value))])
 
 
 def output_message(output: JsonValue, finish_reason: str | None) -> JsonObject:
-    """An answer: its text, an assistant's message in OpenAI's format, or any other JSON, as `gen_ai.output.messages`.
+    """Converts an answer (a text, an assistant's message in OpenAI's format, or JSON) to `gen_ai.output.messages`.
 
-    The conventions have deprecated `finish_reason` here. Phoenix shows no message without it; empty is unknown.
+    The conventions have deprecated `finish_reason` here, but Phoenix shows no message without it; empty means unknown.
     """
     if isinstance(output, dict) and output.get("role") == "assistant":
         (message,) = input_messages([output])
@@ -50,7 +50,7 @@ def output_message(output: JsonValue, finish_reason: str | None) -> JsonObject:
 
 
 def last_text(messages: Sequence[JsonObject], limit: int) -> str:
-    """Content of the last message as plain text of bounded length, or as JSON if it has no text."""
+    """Returns the content of the last message as plain text of bounded length, or as JSON if it has no text."""
     parts = cast(list[JsonObject], messages[-1]["parts"])
     texts = [str(part["content"]) for part in parts if part["type"] == "text"]
     text = "\n".join(texts) if texts else _json(parts)

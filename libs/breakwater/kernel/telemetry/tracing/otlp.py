@@ -1,4 +1,4 @@
-"""Spans by OpenTelemetry's SDK, sent as OTLP over HTTP. Imported only where tracing is on: it takes a while."""
+"""Spans by OpenTelemetry's SDK, sent as OTLP over HTTP. Imported only if tracing is on, because the import is slow."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from breakwater.kernel.telemetry.tracing.spans import (
 )
 
 FLUSH_S = 1.0
-"""For what is left at the end. A service has little time to stop, and spans are not worth being killed for."""
+"""The time limit for the last spans: a service has little time to stop, and must not be killed for spans."""
 
 PROTOCOL = "http/protobuf"
 
@@ -53,7 +53,7 @@ _NO_PARENT = Context()
 
 
 class OtlpRecorder:
-    """Records spans, and sends them in batches from a thread of its own."""
+    """Records spans, and sends them in batches from its own thread."""
 
     def __init__(self, service: str) -> None:
         """Connects to nothing yet.
@@ -79,14 +79,14 @@ class OtlpRecorder:
     def begin(
         self, name: str, parent: str | None, kind: SpanRole, attributes: Attributes, start: datetime | None
     ) -> Span:
-        """Begins a span that is recorded, unless the sampler decides otherwise."""
+        """Begins a span, which is recorded unless the sampler decides otherwise."""
         started = None if start is None else (start - _EPOCH) // _MICROSECOND * 1000
         return _RecordedSpan(
             self._tracer.start_span(name, _context(parent), _KINDS[kind], attributes, start_time=started)
         )
 
     def stop(self) -> None:
-        """Sends what is left, for a bounded time."""
+        """Sends the remaining spans, for a bounded time."""
         # The SDK would wait for as long as a collector that does not answer takes to time out.
         ending = threading.Thread(target=self._provider.shutdown, name="flush spans", daemon=True)
         ending.start()
@@ -99,7 +99,7 @@ class OtlpRecorder:
 
 
 class _Complaints(logging.Handler):
-    """Takes what the SDK would log at every retry, and logs an outage once when it begins and once when it ends."""
+    """Replaces the SDK's log lines for every retry by one line when an outage begins and one when it ends."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -113,16 +113,16 @@ class _Complaints(logging.Handler):
         self._sdk.propagate = False
 
     def leave(self) -> None:
-        """Gives them back to the SDK."""
+        """Gives the log lines back to the SDK."""
         self._sdk.removeHandler(self)
         self._sdk.propagate = True
 
     def export_began(self) -> None:
-        """From here, the lines of the exporter are about this export."""
+        """Begins an export; from now on, the exporter's log lines are about it."""
         self._reasons = []
 
     def export_ended(self, *, well: bool) -> None:
-        """Logs where this begins or ends an outage, with the first line that was taken."""
+        """Ends an export; logs the beginning or the end of an outage, with the first line that was collected."""
         reasons = self._reasons
         self._reasons = None
         if well:
@@ -131,7 +131,7 @@ class _Complaints(logging.Handler):
             self._outage.failed(reasons[0] if reasons else "the collector did not accept the spans")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Takes a line: a reason of the export under way, or logged as ours."""
+        """Collects a line as the reason of the current export's failure, or else logs it as ours."""
         if self._reasons is not None and record.name.startswith("opentelemetry.exporter"):
             self._reasons.append(record.getMessage())
         elif not self._outage.lasting:
@@ -139,7 +139,7 @@ class _Complaints(logging.Handler):
 
 
 class _Exporter(OTLPSpanExporter):
-    """Sends batches, and says once that it can't and once that it can again."""
+    """Sends batches, and logs the beginning and the end of each outage."""
 
     def __init__(self, service: str, complaints: _Complaints) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class _Exporter(OTLPSpanExporter):
         self._complaints = complaints
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Sends one batch; what can't be sent in time is lost."""
+        """Sends one batch; spans that can't be sent in time are lost."""
         self._complaints.export_began()
         result = super().export(spans)
         # The thread that sends has no context of its own.
@@ -167,7 +167,7 @@ class _RecordedSpan(Span):
         self._span = span
 
     def end(self, *, error: str | None = None, attributes: LazyAttributes = NOTHING) -> None:
-        """Ends it, now. Where it is not sampled, no attributes are made for it."""
+        """Ends the span now. Attributes are only computed if it is sampled."""
         if self._span.is_recording():
             self._span.set_attributes(attributes() if callable(attributes) else attributes)
         if error is not None:

@@ -1,4 +1,4 @@
-"""Spans: begun and ended at next to no cost where tracing is off."""
+"""Spans, which cost next to nothing while tracing is off."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ SpanRole = Literal["server", "client", "internal"]
 
 Attributes = Mapping[str, Attribute]
 LazyAttributes = Attributes | Callable[[], Attributes]
-"""Attributes, or what makes them; that is only called where the span is recorded."""
+"""Attributes, or a function that computes them, which is only called if the span is recorded."""
 
 NOTHING: Attributes = {}
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Span:
-    """A span that has begun. This class is not recorded: tracing is off."""
+    """A span that has begun. Spans of this base class are not recorded, because tracing is off."""
 
     __slots__ = ("traceparent",)
 
     def __init__(self, traceparent: str | None) -> None:
         self.traceparent = traceparent
-        """Trace context for work within this span; the parent's own if nothing is recorded."""
+        """The trace context for work within this span; the parent's if nothing is recorded."""
 
     def end(self, *, error: str | None = None, attributes: LazyAttributes = NOTHING) -> None:
-        """Ends it.
+        """Ends the span.
 
         Args:
-            error: the class of what went wrong, such as `RateLimitError`; None where nothing did.
-            attributes: what is known only now.
+            error: the class of the error, such as `RateLimitError`; None for a success.
+            attributes: the attributes that are known only now.
         """
 
 
 class Recorder(Protocol):
-    """Whatever makes spans that are recorded."""
+    """A recorder of spans."""
 
     def begin(
         self, name: str, parent: str | None, kind: SpanRole, attributes: Attributes, start: datetime | None
     ) -> Span:
-        """As the function `begin`."""
+        """Begins a span, as the function `begin` does."""
         ...
 
     def stop(self) -> None:
-        """Sends what is left, for a bounded time."""
+        """Sends the remaining spans, for a bounded time."""
         ...
 
 
@@ -67,11 +67,11 @@ def begin(
     """Begins a span.
 
     Args:
-        name: of few possible values: `chat gpt-4o`, never an id.
-        parent: the W3C traceparent it belongs to; None, or one that is not valid, begins a trace.
-        kind: as OpenTelemetry has it.
-        attributes: what is known already; a sampler sees only these.
-        start: when it began; now where None.
+        name: a name with few possible values: `chat gpt-4o`, never an id.
+        parent: the W3C traceparent that it belongs to; None, or an invalid one, begins a trace.
+        kind: OpenTelemetry's kind of span.
+        attributes: the attributes that are known already; a sampler sees only these.
+        start: the time at which it began; None for now.
     """
     if recorder is None:
         return Span(parent)
@@ -79,27 +79,27 @@ def begin(
 
 
 def is_traceparent(text: str) -> bool:
-    """True if a text is a valid W3C trace context."""
+    """Returns True if a text is a valid W3C trace context."""
     return _TRACEPARENT.fullmatch(text) is not None
 
 
 def new_traceparent() -> str:
-    """A W3C trace context that is recorded nowhere, for a call to pass on. Who is called may begin to trace there."""
+    """Returns a W3C trace context that is recorded nowhere, for a call to pass on. The callee may begin a trace."""
     random = os.urandom(24).hex()
     return f"00-{random[:32]}-{random[32:]}-01"
 
 
 def trace_id_of(traceparent: str | None) -> str | None:
-    """The trace id of a W3C trace context that is valid; None for others."""
+    """Returns the trace id of a valid W3C trace context; None for an invalid one."""
     return traceparent.split("-")[1] if traceparent is not None and is_traceparent(traceparent) else None
 
 
 def sampled_trace_id(traceparent: str | None) -> str | None:
-    """The same of one that is sampled; None for others."""
+    """Returns the trace id of a sampled W3C trace context; None for others."""
     trace_id = trace_id_of(traceparent)
     return trace_id if traceparent is not None and trace_id and int(traceparent[-2:], 16) & 1 else None
 
 
 def recorded_trace_id(traceparent: str | None) -> str | None:
-    """The trace id of a W3C trace context whose spans this process sends; None where it sends none."""
+    """Returns the trace id of a W3C trace context if this process sends its spans, else None."""
     return None if recorder is None else sampled_trace_id(traceparent)
