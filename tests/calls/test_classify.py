@@ -71,13 +71,7 @@ ROWS: list[Row] = [
 ]
 
 
-def name_of(row: object) -> str | None:
-    if isinstance(row, HttpFailure):
-        return f"{row.status} {row.code or row.type or row.message}"
-    return str(row) if isinstance(row, TransportFailure | BrokenAnswer | EmptyAnswer | ProgramFailure) else None
-
-
-@pytest.mark.parametrize(("failure", "kind", "class_name", "retryable", "counted"), ROWS, ids=name_of)
+@each_row(("failure", "kind", "class_name", "retryable", "counted"), ROWS)
 def test_every_failure_has_its_kind(
     failure: CallFailure, kind: str, class_name: str, retryable: bool, counted: bool
 ) -> None:
