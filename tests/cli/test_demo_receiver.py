@@ -7,8 +7,8 @@ from standardwebhooks import Webhook
 
 from breakwater.alerts.channels.channel import envelope
 from breakwater.alerts.contract import Alert
-from breakwater.local.demo.report import Delivered
-from breakwater.local.demo.run import receiving
+from breakwater.local.demo.report import DeliveredAlerts
+from breakwater.local.demo.run import alert_receiver
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 OTHER = "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
@@ -49,16 +49,16 @@ async def deliver(url: str, alert: Alert, secret: str = SECRET) -> int:
 
 
 async def test_changes_of_an_incident_are_received_and_a_message_that_comes_again_counts_once() -> None:
-    delivered = Delivered()
-    async with receiving(SECRET, delivered) as url:
+    delivered = DeliveredAlerts()
+    async with alert_receiver(SECRET, delivered) as url:
         for alert in (ALERT, ALERT, CLOSED):
             assert await deliver(url, alert) == 204
-    assert delivered == Delivered([ALERT, CLOSED], repeated=1, refused=0)
+    assert delivered == DeliveredAlerts([ALERT, CLOSED], repeated=1, refused=0)
 
 
 async def test_an_alert_that_somebody_else_signed_is_refused_and_counted() -> None:
-    delivered = Delivered()
-    async with receiving(SECRET, delivered) as url:
+    delivered = DeliveredAlerts()
+    async with alert_receiver(SECRET, delivered) as url:
         assert await deliver(url, ALERT, OTHER) == 401
         assert delivered.alerts == []
         assert await deliver(url, ALERT) == 204

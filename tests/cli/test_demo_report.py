@@ -12,7 +12,7 @@ from breakwater.jobs.contract.job import Job
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.local.demo.reconciliation import ComparedFigure, LedgerComparison
 from breakwater.local.demo.report import (
-    Delivered,
+    DeliveredAlerts,
     DemoCheck,
     DemoReport,
     DemoRun,
@@ -76,7 +76,7 @@ ALERTS = [
 SUMMARY = AgentSummary("content-writer", 1, 1, 1_234, 12_345, 2, 1, 1, 1, 0, 344_123_456, 16_670_000)
 STORED = StoredRows((SUMMARY,), EXECUTIONS, ATTEMPTS, (BREAKER,), frozenset({"inc_1", "inc_2"}))
 JOBS = tuple(Job(job_id=one.execution_id, agent=one.agent, prompt="…", metadata={"way": "http"}) for one in EXECUTIONS)
-RUN = DemoRun([(0.0, job) for job in JOBS], Delivered(ALERTS))
+RUN = DemoRun([(0.0, job) for job in JOBS], DeliveredAlerts(ALERTS))
 AGREED = LedgerComparison(
     True,
     (
@@ -154,14 +154,14 @@ def test_a_job_that_was_not_accepted_fails() -> None:
 @pytest.mark.parametrize(
     ("delivered", "words"),
     [
-        (Delivered(ALERTS, refused=1), "1 with a wrong signature"),
-        (Delivered(ALERTS, repeated=2), "2 messages came again"),
-        (Delivered(ALERTS[:1]), "1 incidents were not announced; none of breaker_closed, budget_soft_cap"),
-        (Delivered(ALERTS[:2]), "none of breaker_closed"),
+        (DeliveredAlerts(ALERTS, refused=1), "1 with a wrong signature"),
+        (DeliveredAlerts(ALERTS, repeated=2), "2 messages came again"),
+        (DeliveredAlerts(ALERTS[:1]), "1 incidents were not announced; none of breaker_closed, budget_soft_cap"),
+        (DeliveredAlerts(ALERTS[:2]), "none of breaker_closed"),
     ],
     ids=["signature", "twice", "missing", "no recovery"],
 )
-def test_what_is_wrong_with_alerts_is_said(delivered: Delivered, words: str) -> None:
+def test_what_is_wrong_with_alerts_is_said(delivered: DeliveredAlerts, words: str) -> None:
     assert failed(delivered=delivered) == ["alerts"]
     [check] = [check for check in checks(replace(RUN, delivered=delivered), STORED, CAP) if check.name == "alerts"]
     assert check.detail == words
@@ -228,8 +228,8 @@ def test_the_document_has_money_as_decimal_strings() -> None:
 
 def test_progress_says_how_many_jobs_are_done_and_what_the_last_alert_was() -> None:
     run = DemoRun(RUN.planned, ready=["redis", "nats"])
-    assert run.words() == "starting: redis, nats"
+    assert run.describe() == "starting: redis, nats"
     run.phase, run.results = "settling", 2
-    assert run.words() == f"settling: 2/{len(JOBS)} jobs have their results"
+    assert run.describe() == f"settling: 2/{len(JOBS)} jobs have their results"
     run.delivered.alerts.extend(ALERTS)
-    assert run.words().endswith(f"| 3 alerts, the last: {ALERTS[-1].title}")
+    assert run.describe().endswith(f"| 3 alerts, the last: {ALERTS[-1].title}")

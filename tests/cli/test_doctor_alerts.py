@@ -72,7 +72,7 @@ async def test_what_is_held_back_for_a_while_is_meant_and_for_longer_is_not(
     await hold(client, 3)
     found = await look(client)
     assert (found.verdict, found.text) == ("ok", "alerter-channel-ops: 0 waiting, 3 delayed or being sent")
-    monkeypatch.setattr(doctor_nats, "SENDING", timedelta())
+    monkeypatch.setattr(doctor_nats, "MAX_SENDING_TIME", timedelta())
     found = await look(client)
     assert found.verdict == "warn"
     assert "3 delayed or being sent, the oldest for " in found.text

@@ -31,7 +31,7 @@ async def client(
 ) -> AsyncGenerator[Client]:
     monkeypatch.setenv("BREAKWATER_NATS_URL", own_nats_server.url)
     monkeypatch.setenv("BREAKWATER_REDIS_URL", own_redis_server.url)
-    monkeypatch.setattr(doctor_nats, "SETTLING", timedelta(seconds=-1))
+    monkeypatch.setattr(doctor_nats, "SETTLING_TIME", timedelta(seconds=-1))
     await provision(own_nats_server.url, Plan(agents={"writer": 1}))
     connection = await nats.connect(own_nats_server.url)
     yield connection
@@ -97,7 +97,7 @@ async def test_too_many_waiting_jobs_are_not_read(
 async def test_jobs_on_their_way_are_not_missed(
     client: Client, own_redis_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_nats, "SETTLING", timedelta(seconds=30))
+    monkeypatch.setattr(doctor_nats, "SETTLING_TIME", timedelta(seconds=30))
     assert client.is_connected
     redis = Redis(own_redis_server.url)
     try:

@@ -37,7 +37,7 @@ async def test_it_says_when_they_were_compared_and_warns_of_what_was_lacking_or_
         assert (await found()).verdict == "ok", "nothing has happened"
         await plane.publish([of_attempt(samples.attempt())])
         assert (await found()).verdict == "ok", "it has just happened"
-        monkeypatch.setattr(doctor_checks, "COMPARED_WITHIN", timedelta(0))
+        monkeypatch.setattr(doctor_checks, "MAX_COMPARISON_LAG", timedelta(0))
         not_yet = await found()
         assert (not_yet.verdict, "last compared: never" in not_yet.text) == ("warn", True)
         whole = await found(LogComparison(settled=0, upto=1, at=now))
@@ -45,5 +45,5 @@ async def test_it_says_when_they_were_compared_and_warns_of_what_was_lacking_or_
         lacking = LogComparison(settled=1, upto=1, lost=3, lost_at=now, at=now)
         filled = await found(lacking)
         assert (filled.verdict, "3 in total, and were stored again" in filled.text) == ("warn", True)
-        monkeypatch.setattr(doctor_checks, "LOST_SHOWN", timedelta(0))
+        monkeypatch.setattr(doctor_checks, "LOSS_WARNING_PERIOD", timedelta(0))
         assert (await found()).verdict == "ok", "long ago"

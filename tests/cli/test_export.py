@@ -236,7 +236,7 @@ async def test_a_server_that_falls_silent_is_given_up_and_leaves_no_file(
     after: int,
 ) -> None:
     await store_much(analytics)
-    monkeypatch.setattr(export, "SILENCE_S", 5.0)
+    monkeypatch.setattr(export, "MAX_SILENCE_S", 5.0)
     async with cutting(clickhouse_server.url, after, hangs=True) as url:
         monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", f"{url.rstrip('/')}/{analytics.database}")
         async with asyncio.timeout(120):
@@ -252,7 +252,7 @@ async def test_a_parquet_file_reports_whether_it_is_whole(run: Run, analytics: A
         progress = export.ExportProgress("executions", "parquet", 77)
         for start in range(0, len(data), 1_000):
             progress.add(data[start : start + 1_000])
-        return progress.whole
+        return progress.is_complete
 
     await store(analytics, [execution(f"e{n}") for n in range(77)])
     await in_thread(run, "executions", "export", "--format", "parquet")

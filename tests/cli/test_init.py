@@ -185,7 +185,7 @@ async def test_a_person_is_asked_which_provider_which_model_and_whether_to_call(
 
     monkeypatch.setattr(typer, "prompt", answer)
     monkeypatch.setattr(typer, "confirm", answer)
-    monkeypatch.setattr(init, "_somebody_is_there", lambda: True)
+    monkeypatch.setattr(init, "_is_interactive", lambda: True)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     async with served() as server:
         answers += [2, server.url, "", "llama3.2", True]

@@ -19,7 +19,7 @@ from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.nats.topology import Plan, streams
 from breakwater.kernel.process.settings import Settings
 from breakwater.records.channels import CHANNELS
-from breakwater.records.commands.executions import ListsOrShows
+from breakwater.records.commands.executions import ListOrShowGroup
 from services.__main__ import NAMES
 from services.request.openapi import document
 from tests.docs.markdown import (
@@ -83,7 +83,7 @@ def test_every_command_that_is_named_exists_with_its_options(document: Path) -> 
             command = COMMANDS.commands.get(words[0])
             assert command is not None, f"{named(document)} names `breakwater {words[0]}`"
             if hasattr(command, "commands") and len(words) > 1:
-                shown = command.commands["list"] if isinstance(command, ListsOrShows) else None
+                shown = command.commands["list"] if isinstance(command, ListOrShowGroup) else None
                 command = command.commands.get(words[1], shown)
                 assert command is not None, f"{named(document)} names `breakwater {words[0]} {words[1]}`"
             known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}

@@ -216,7 +216,7 @@ def _show_replays(result: AlertReplays) -> None:
 
 def short_ids(incident_ids: Iterable[str]) -> dict[str, str]:
     """Shortens each id to a prefix that distinguishes it from the others."""
-    unique_ids = set(incident_ids)
+    unique_ids = sorted(set(incident_ids))
     length = _SHORT_ID_LENGTH
     while len({incident_id[:length] for incident_id in unique_ids}) < len(unique_ids):
         length += 1

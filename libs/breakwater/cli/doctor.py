@@ -1,4 +1,4 @@
-"""`breakwater doctor`: is everything there, does it answer, is it set up as it should be."""
+"""`breakwater doctor`: checks that all parts of the plane respond and are set up correctly."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from breakwater.cli import doctor_checks as of
-from breakwater.cli import doctor_nats as of_nats
+from breakwater.cli import doctor_checks, doctor_nats
 from breakwater.cli.doctor_findings import Check, Finding, FindingVerdict
 from breakwater.config import Config
 from breakwater.kernel.commands import formats, output
@@ -26,20 +25,20 @@ _LEAST_WIDTH = 30
 
 
 CHECKS: tuple[tuple[str, Check], ...] = (
-    ("nats", of_nats.nats_findings),
-    ("redis", of.redis_findings),
-    ("jobs", of_nats.job_findings),
-    ("clickhouse", of.clickhouse_findings),
-    ("record", of.record_findings),
-    ("api", of.api_findings),
-    ("console", of.console_findings),
-    ("config", of.config_findings),
-    ("provider", of.provider_findings),
-    ("calls", of.call_findings),
-    ("openid", of.openid_findings),
-    ("encryption", of.encryption_findings),
+    ("nats", doctor_nats.nats_findings),
+    ("redis", doctor_checks.redis_findings),
+    ("jobs", doctor_nats.job_findings),
+    ("clickhouse", doctor_checks.clickhouse_findings),
+    ("record", doctor_checks.record_findings),
+    ("api", doctor_checks.api_findings),
+    ("console", doctor_checks.console_findings),
+    ("config", doctor_checks.config_findings),
+    ("provider", doctor_checks.provider_findings),
+    ("calls", doctor_checks.call_findings),
+    ("openid", doctor_checks.openid_findings),
+    ("encryption", doctor_checks.encryption_findings),
 )
-"""All checks but those of the config file, in the report's order, each with the area of its failure."""
+"""All checks except those of the config file, in the report's order, each with the area of its findings."""
 
 
 def doctor(
@@ -71,7 +70,7 @@ def doctor(
     else:
         file = plane.config_file(config)
         findings = [Finding("config", "ok", f"{file} is valid, {formats.counted(len(settings.agents), 'agent')}")]
-        findings += [] if plane.runs_with(file) else of.secret_findings(settings)
+        findings += [] if plane.runs_with(file) else doctor_checks.secret_findings(settings)
     findings += run(all_findings(plane, settings))
     counts: Counter[FindingVerdict] = Counter(finding.verdict for finding in findings)
     if as_json:
@@ -84,24 +83,24 @@ def doctor(
 
 
 async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Finding]:
-    """The findings of all checks, which run at the same time. A server that fails several of them is found once."""
+    """Runs all checks at the same time. Returns their findings; a failure that several checks find is listed once."""
 
-    async def guarded(area: str, find: Check) -> list[Finding]:
+    async def run_check(area: str, find: Check) -> list[Finding]:
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
-                return [one async for one in find(plane, config)]
+                return [finding async for finding in find(plane, config)]
         except TimeoutError:
             return [Finding(area, "fail", f"no answer within {CHECK_TIMEOUT_S:g} s", "See its log.")]
-        except Exception as error:  # noqa: BLE001  `as_cli_error` raises a bug again
-            known = as_cli_error(error)
-            remedy = known.remedy if "doctor" not in known.remedy else "Is it running? Is the address correct?"
-            return [Finding(area, "fail", known.message, remedy)]
+        except Exception as error:  # noqa: BLE001  `as_cli_error` raises unexpected errors again
+            cli_error = as_cli_error(error)
+            remedy = cli_error.remedy if "doctor" not in cli_error.remedy else "Is it running? Is the address correct?"
+            return [Finding(area, "fail", cli_error.message, remedy)]
 
-    found: dict[tuple[str, str], Finding] = {}
-    for findings in await asyncio.gather(*(guarded(*one) for one in CHECKS)):
-        for one in findings:
-            found.setdefault(("" if one.verdict == "fail" else one.area, one.text), one)
-    return list(found.values())
+    unique_findings: dict[tuple[str, str], Finding] = {}
+    for findings in await asyncio.gather(*(run_check(area, check) for area, check in CHECKS)):
+        for finding in findings:
+            unique_findings.setdefault(("" if finding.verdict == "fail" else finding.area, finding.text), finding)
+    return list(unique_findings.values())
 
 
 def _show(findings: Sequence[Finding], counts: Counter[FindingVerdict], *, verbose: bool) -> None:
@@ -110,9 +109,9 @@ def _show(findings: Sequence[Finding], counts: Counter[FindingVerdict], *, verbo
     for finding in findings:
         if finding.verdict == "ok" and not verbose:
             continue
-        first, *more = _folded(finding.text, len(indent)) or [""]
+        first, *more_lines = _folded(finding.text, len(indent)) or [""]
         output.styled(output.state(finding.verdict, f"{finding.verdict:<4}"), f"  {finding.area:<{width}}  {first}")
-        for line in more:
+        for line in more_lines:
             output.styled(indent + line)
         for line in () if finding.verdict == "ok" else _folded(finding.remedy, len(indent)):
             output.styled((indent + line, "dim"))
@@ -124,8 +123,8 @@ def _show(findings: Sequence[Finding], counts: Counter[FindingVerdict], *, verbo
 
 
 def _folded(text: str, indent: int) -> list[str]:
-    """The lines of a text, folded to the terminal's width; left as they are in a pipe."""
-    screen = output.terminal_width()
-    if screen is None or screen - indent < _LEAST_WIDTH:
+    """Splits a text into lines, which are folded to the terminal's width."""
+    width = output.terminal_width()
+    if width is None or width - indent < _LEAST_WIDTH:
         return text.splitlines()
-    return [part for line in text.splitlines() for part in textwrap.wrap(line, screen - indent)]
+    return [part for line in text.splitlines() for part in textwrap.wrap(line, width - indent)]

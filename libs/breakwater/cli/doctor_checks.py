@@ -1,4 +1,4 @@
-"""The doctor's checks of everything but NATS."""
+"""The checks of `breakwater doctor`, except those of NATS."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
@@ -46,45 +46,45 @@ from breakwater.records.log_comparison import last_comparison
 from breakwater.records.migrations import MIGRATIONS, missing
 
 ANSWER_TIMEOUT_S = 5.0
-"""Longest silence of ClickHouse: less than a check may take, so that each names it."""
+"""Longest silence of ClickHouse in seconds. It is shorter than a check's timeout, so that findings name ClickHouse."""
 
-COMPARED_WITHIN = timedelta(minutes=10)
-LOST_SHOWN = timedelta(days=1)
-"""Time for which rows that ClickHouse had lost are worth a warning."""
+MAX_COMPARISON_LAG = timedelta(minutes=10)
+LOSS_WARNING_PERIOD = timedelta(days=1)
+"""The time for which rows that ClickHouse had lost are reported as a warning."""
 
 
 def secret_findings(config: Config) -> list[Finding]:
-    """The secrets and programs that the config names: those that can't be read from here are warned of."""
+    """Warns of secrets and programs of the config that can't be read or run on this machine."""
     remedy = "Set it where the service runs. `doctor` does not see the environments of other machines."
     findings: list[Finding] = []
-    named = list(named_secrets(config))
-    for path, secret in named:
+    secrets = list(named_secrets(config))
+    for path, secret in secrets:
         try:
             secret.read()
         except ConfigError as error:
             findings.append(Finding("config", "warn", f"{path}: {error}", remedy))
     try:
-        if not any("encryption.keys" in one.text for one in findings):
+        if not any("encryption.keys" in finding.text for finding in findings):
             cipher_of(config)
-    except ConfigError as error:  # they can be read, and are no keys
+    except ConfigError as error:  # the secrets can be read, but are not valid keys
         findings.append(Finding("config", "fail", str(error), "Services do not start with it: see docs/security.md."))
-    if named and not findings:
-        findings.append(Finding("config", "ok", f"{len(named)} secrets can be read"))
+    if secrets and not findings:
+        findings.append(Finding("config", "ok", f"{len(secrets)} secrets can be read"))
     remedy = "It must exist where the worker runs. `doctor` does not see other machines."
-    return findings + [Finding("config", "warn", one.strip(), remedy) for one in unusable_programs(config)]
+    return findings + [Finding("config", "warn", problem.strip(), remedy) for problem in unusable_programs(config)]
 
 
 async def redis_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
-    """Redis itself, and what it must hold: the heartbeat of the breaker service, the counters of the budgets."""
+    """Checks Redis and its contents: the breaker service's heartbeat, the budgets' counters, the workers."""
     url = plane.redis_url
     async with connect.state(url) as redis:
         facts = await inspect(redis)
         if facts.is_cluster:
-            refused = (
+            unsupported = (
                 f"{connect.without_password(url)} runs as a Redis Cluster (cluster_enabled 1), which is not supported"
             )
             yield Finding(
-                "redis", "fail", refused, "Use one server with `cluster-enabled no`, with replicas if you like."
+                "redis", "fail", unsupported, "Use one server with `cluster-enabled no`, with replicas if you like."
             )
             return
         alive = await Breakers(redis).alive()
@@ -118,19 +118,19 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
         verdict="fail",
     )
     if workers:
-        unheard = sum(not heard_on for heard_on in workers.values())
-        taken_over = "others take its jobs over within 5 s"
+        unannounced = sum(not heard_on for heard_on in workers.values())
+        takeover = "others take its jobs over within 5 s"
         if len(workers) == 1:
-            taken_over = "it takes its jobs over within 5 s of its restart"
+            takeover = "it takes its jobs over within 5 s of its restart"
         yield judged(
             "workers",
-            f"{formats.counted(len(workers), 'worker')}; if one dies, {taken_over}",
+            f"{formats.counted(len(workers), 'worker')}; if one dies, {takeover}",
             (
-                f"{unheard} of {len(workers)} workers are not announced on NATS: if one of them dies, workers on other "
-                "machines notice only after 20 to 25 s"
+                f"{unannounced} of {len(workers)} workers are not announced on NATS: if one of them dies, workers on "
+                "other machines notice only after 20 to 25 s"
             ),
             "Allow the NATS user `worker` to publish and subscribe to `bw.workers.*`, and restart the workers.",
-            ok=not unheard,
+            ok=not unannounced,
         )
     if facts.appendonly is None or facts.maxmemory_policy is None:
         remedy = "Check that your managed Redis has appendonly (or an equivalent) and noeviction."
@@ -154,7 +154,7 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
 
 
 async def clickhouse_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
-    """ClickHouse itself, and its tables, which must be those of this version."""
+    """Checks that ClickHouse answers, and that its tables are those of this version."""
     url = plane.clickhouse_url
     async with connect.analytics(url, answer_timeout_s=ANSWER_TIMEOUT_S) as analytics:
         await analytics.ping()
@@ -165,100 +165,105 @@ async def clickhouse_findings(plane: PlaneLocation, _config: Config | None = Non
             rows = (await analytics.query("SELECT DISTINCT version FROM schema_migrations")).rows
         except QueryError:
             rows = ()
-        absent = await missing(analytics) if rows else ()
+        missing_parts = await missing(analytics) if rows else ()
     applied = {int(row[0]) for row in rows}
     wanted = {migration.version for migration in MIGRATIONS}
-    for one in absent:
-        yield Finding("clickhouse", "fail", f"{one.what} is missing", SETUP)
+    for missing_part in missing_parts:
+        yield Finding("clickhouse", "fail", f"{missing_part.what} is missing", SETUP)
     if pending := sorted(wanted - applied):
         yield Finding("clickhouse", "fail", f"migrations {', '.join(map(str, pending))} are not applied", SETUP)
     elif (newest := max(applied)) > max(wanted):
         text = f"the schema is newer than this program (migration {newest})"
         yield Finding("clickhouse", "warn", text, "Use the version of Breakwater that created it.")
-    elif not absent:
+    elif not missing_parts:
         yield Finding("clickhouse", "ok", f"the schema is at version {max(wanted)}")
 
 
 async def record_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
-    """The comparison of ClickHouse with EVENTS: how far it is, and what was lacking."""
+    """Checks how far ClickHouse has been compared with EVENTS, and whether events were missing."""
     async with (
         connect.bus(plane.admin_nats_url) as client,
         connect.analytics(plane.clickhouse_url, answer_timeout_s=ANSWER_TIMEOUT_S) as analytics,
     ):
         lookup = Lookup(lambda: client)
         try:
-            done = await last_comparison(analytics, (await lookup.facts(Stream.EVENTS)).identity)
+            comparison = await last_comparison(analytics, (await lookup.facts(Stream.EVENTS)).identity)
         except QueryError:
-            return  # migrations are not applied, which is said elsewhere
-        following = await lookup.next(Stream.EVENTS, ">", done.upto + 1)
+            return  # `clickhouse_findings` reports missing migrations
+        next_event = await lookup.next(Stream.EVENTS, ">", comparison.upto + 1)
     now = datetime.now(UTC)
-    when = "never" if done.at is None else f"at {formats.clock(done.at, now)}, up to event {done.upto:,}"
-    compared = f"EVENTS and ClickHouse, last compared: {when}"
-    if following is not None and now - following.stored_at > COMPARED_WITHIN:
-        text = f"{compared}; the next event is of {formats.clock(following.stored_at, now)}"
+    last_compared = (
+        "never" if comparison.at is None else f"at {formats.clock(comparison.at, now)}, up to event {comparison.upto:,}"
+    )
+    compared = f"EVENTS and ClickHouse, last compared: {last_compared}"
+    if next_event is not None and now - next_event.stored_at > MAX_COMPARISON_LAG:
+        text = f"{compared}; the next event is of {formats.clock(next_event.stored_at, now)}"
         remedy = "Is the service `sink` running? It compares them every minute; its log says what it waits for."
         yield Finding("record", "warn", text, remedy)
-    elif done.lost_at is None:
+    elif comparison.lost_at is None:
         yield Finding("record", "ok", f"{compared}; no event was missing")
     else:
-        at = formats.clock(done.lost_at, now)
-        text = f"{compared}; events were last missing at {at}, {done.lost:,} in total, and were stored again"
+        at = formats.clock(comparison.lost_at, now)
+        text = f"{compared}; events were last missing at {at}, {comparison.lost:,} in total, and were stored again"
         remedy = "Did ClickHouse lose its disk or power, or were rows deleted? They are restored; see its log."
-        yield Finding("record", "warn" if now - done.lost_at < LOST_SHOWN else "ok", text, remedy)
+        yield Finding("record", "warn" if now - comparison.lost_at < LOSS_WARNING_PERIOD else "ok", text, remedy)
 
 
 async def encryption_findings(plane: PlaneLocation, config: Config | None) -> Findings:
-    """The keys that stored texts need: those of the executions in ClickHouse, and of the newest result."""
+    """Checks that the keys of stored texts are available: of executions in ClickHouse, and of the newest result."""
     try:
         cipher = plane.cipher()
     except ConfigError:
-        return  # said with the config's secrets
+        return  # `secret_findings` reports secrets that can't be read
     if config is None:
         return
-    known, private, missed = cipher.key_ids, ", ".join(config.private_agents), False
-    stored = await _encrypted(plane)
-    for key, what in sorted(stored.items()):
-        if key not in known:
-            missed = True
-            unread = "which is not in encryption.keys: their texts can't be read"
+    key_ids = cipher.key_ids
+    private_agents = ", ".join(config.private_agents)
+    lacks_key = False
+    records_by_key = await _records_by_key(plane)
+    for key, records in sorted(records_by_key.items()):
+        if key not in key_ids:
+            lacks_key = True
+            unreadable = "which is not in encryption.keys: their texts can't be read"
             remedy = (
                 "Restore that key, after the first one, or as BREAKWATER_PLANE_KEY if it was the "
                 "plane's own; `breakwater encryption keys` lists the current ones."
             )
-            yield Finding("encryption", "fail", f"{what} are encrypted with key {key}, {unread}", remedy)
-    if private and not known:
+            yield Finding("encryption", "fail", f"{records} are encrypted with key {key}, {unreadable}", remedy)
+    if private_agents and not key_ids:
         lost = "results and dead letters are stored without texts, as the plane has no key: answers are lost"
         remedy = (
             "Set BREAKWATER_PLANE_KEY for the worker and request, to at least 32 random "
             "characters. `doctor` does not see the environments of other machines."
         )
-        yield Finding("encryption", "warn", f"{private}: {lost}", remedy)
-    elif not missed and (cipher.on or stored or private):
+        yield Finding("encryption", "warn", f"{private_agents}: {lost}", remedy)
+    elif not lacks_key and (cipher.on or records_by_key or private_agents):
         state = "off"
         if cipher.on:
-            state = f"on: new texts are encrypted with key {known[0]}"
-        elif private:
-            state = f"off, but for texts of {private}, which are encrypted with the plane's own key {known[-1]}"
+            state = f"on: new texts are encrypted with key {key_ids[0]}"
+        elif private_agents:
+            own_key = key_ids[-1]
+            state = f"off, but for texts of {private_agents}, which are encrypted with the plane's own key {own_key}"
         yield Finding("encryption", "ok", f"{state}, and all stored can be read")
 
 
-async def _encrypted(plane: PlaneLocation) -> dict[str, str]:
-    """The keys of all stored texts, each with the records that it encrypts."""
-    by_key = "SELECT encryption_key, count() FROM executions WHERE encryption_key IS NOT NULL GROUP BY encryption_key"
+async def _records_by_key(plane: PlaneLocation) -> dict[str, str]:
+    """Describes the stored records that each key encrypts, by the key's id."""
+    sql = "SELECT encryption_key, count() FROM executions WHERE encryption_key IS NOT NULL GROUP BY encryption_key"
     async with connect.analytics(plane.clickhouse_url, answer_timeout_s=ANSWER_TIMEOUT_S) as analytics:
         try:
-            stored = {str(key): f"{count:,} executions" for key, count in (await analytics.query(by_key)).rows}
+            records = {str(key): f"{count:,} executions" for key, count in (await analytics.query(sql)).rows}
         except QueryError:
-            stored = {}  # migrations are not applied, which is said elsewhere
+            records = {}  # `clickhouse_findings` reports missing migrations
     async with connect.bus(plane.admin_nats_url) as client:
         newest = await Lookup(lambda: client).last(Stream.RESULTS, "bw.results.>")
     if newest is not None and (key := key_of_document(newest.data)) is not None:
-        stored.setdefault(key, "the newest result")
-    return stored
+        records.setdefault(key, "the newest result")
+    return records
 
 
 async def api_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
-    """The HTTP API, and what the key opens."""
+    """Checks the HTTP API, and the rights of the API key."""
     async with plane.api_client() as api:
         try:
             ready, text = await _get(f"{api.url}/readyz")
@@ -286,7 +291,7 @@ async def api_findings(plane: PlaneLocation, _config: Config | None = None) -> F
 
 
 async def console_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
-    """The console of a local stack; nothing where none is known."""
+    """Checks the console of a local stack, if one is running."""
     if (url := plane.console_url) is None:
         return
     try:
@@ -300,15 +305,15 @@ async def console_findings(plane: PlaneLocation, _config: Config | None = None) 
 
 
 async def config_findings(plane: PlaneLocation, config: Config | None) -> Findings:
-    """The config version that each service runs under; nothing where none can be asked.
+    """Checks which config version each process runs under, if any can be asked.
 
     Args:
-        plane: the running one.
-        config: as its file says; None where that is wrong, of which there is another finding.
+        plane: the running plane.
+        config: the config in the file; None if it is invalid, which another finding reports.
     """
-    in_use, refusing = await _configs_in_use(await plane.metrics_urls(), plane.metrics_headers)
+    versions, refusing = await _configs_in_use(await plane.metrics_urls(), plane.metrics_headers)
     if refusing:
-        names = ", ".join(f"{name} (version {in_use[name]})" for name in sorted(refusing))
+        names = ", ".join(f"{name} (version {versions[name]})" for name in sorted(refusing))
         text = f"the config file is invalid; the last good one stays effective in {names}"
         remedy = "Their logs name the error (`config_not_taken_over`). Fix the file, apply it, and send SIGHUP."
         yield Finding("config", "warn", text, remedy)
@@ -317,26 +322,26 @@ async def config_findings(plane: PlaneLocation, config: Config | None) -> Findin
         return
     version = applied.version
     if config is None or config.version != version:
-        why = "is wrong" if config is None else f"is version {config.version} and not applied"
-        text = f"version {version} stays effective, as the file {why}"
+        reason = "is wrong" if config is None else f"is version {config.version} and not applied"
+        text = f"version {version} stays effective, as the file {reason}"
         yield Finding("config", "warn", text, "The output of `breakwater up` says why.")
-    if in_use:
-        behind = ", ".join(sorted(f"{name} ({used})" for name, used in in_use.items() if used != version))
-        good = f"version {version} is effective in each of {len(in_use)} processes"
+    if versions:
+        behind = ", ".join(sorted(f"{name} ({used})" for name, used in versions.items() if used != version))
+        good = f"version {version} is effective in each of {len(versions)} processes"
         bad = f"version {version} is not effective in {behind}"
         remedy = "Send SIGHUP to them; their logs say why they keep the old one (`config_not_taken_over`)."
         yield judged("config", good, bad, remedy, ok=not behind)
 
 
 async def _configs_in_use(urls: Mapping[str, str], headers: Mapping[str, str]) -> tuple[dict[str, str], set[str]]:
-    """The version in each process that shows one, and the processes whose file, as last read, can't be used."""
+    """Reads the processes' metrics. Returns the config version of each, and the processes that refuse the file."""
     versions: dict[str, str] = {}
     refusing: set[str] = set()
     for name, url in urls.items():
         try:
             _, text = await _get(url, headers)
         except OSError:
-            continue  # other checks look after those
+            continue  # other checks report services that don't respond
         if version := re.search(r'^breakwater_config_info{version="(\w+)"}', text, re.MULTILINE):
             versions[name] = version[1]
             refusing |= {name} if re.search(r"^breakwater_config_refused 1", text, re.MULTILINE) else set()
@@ -344,7 +349,7 @@ async def _configs_in_use(urls: Mapping[str, str], headers: Mapping[str, str]) -
 
 
 async def _get(url: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """The status and the body at a URL. Raises ConnectionError: no response came."""
+    """Gets a URL. Returns the status and the body. Raises ConnectionError if no response came."""
     timeout = aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)
     try:
         async with aiohttp.ClientSession(timeout=timeout) as http, http.get(url, headers=headers) as response:
@@ -354,33 +359,36 @@ async def _get(url: str, headers: Mapping[str, str] | None = None) -> tuple[int,
 
 
 async def provider_findings(_plane: PlaneLocation, config: Config | None) -> Findings:
-    """The network address of each provider, which must take connections. Calls nothing."""
+    """Checks that each provider's address accepts connections. Makes no call."""
     providers = {} if config is None else config.providers
-    over_http = [(name, one.base_url) for name, one in providers.items() if isinstance(one, HttpSettings)]
-    for finding in await asyncio.gather(*(_provider(*one) for one in over_http)):
+    checks = [
+        _provider(name, settings.base_url) for name, settings in providers.items() if isinstance(settings, HttpSettings)
+    ]
+    for finding in await asyncio.gather(*checks):
         yield finding
 
 
 async def _provider(name: str, base_url: str) -> Finding:
     parts = urlsplit(base_url)
-    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             (_, writer), ms = await timed(asyncio.open_connection(host, port))
     except (OSError, TimeoutError) as error:
-        why = f"within {CONNECT_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else str(error)
-        text = f"{name}: no connection to {host}:{port}: {why}"
+        reason = f"within {CONNECT_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else str(error)
+        text = f"{name}: no connection to {host}:{port}: {reason}"
         return Finding("provider", "fail", text, f"Check providers.{name}.base_url, name resolution and the firewall.")
     writer.close()
     return Finding("provider", "ok", f"{name}: {host}:{port} accepts connections ({ms:.0f} ms; no call was made)")
 
 
-NEARLY_ALL = 0.8
-"""Share of failed calls from which on a provider is warned of."""
-FEW = 3
-"""Calls of which a provider is only warned, if all of them failed."""
-LATEST = 10
-"""Calls of a model by which it is judged where others of its provider succeed."""
+FAILING_SHARE = 0.8
+"""The share of failed calls from which on a provider counts as failing."""
+LEAST_CALLS = 3
+"""The least number of failed calls for the verdict `fail`; fewer are a warning."""
+LATEST_CALLS = 10
+"""The number of latest calls that decide whether one model of a working provider fails."""
 
 _OUTCOMES = """
 SELECT provider, outcome = 'success' AS succeeded, error_kind, error_class, error_status_code, count() AS calls
@@ -388,54 +396,68 @@ FROM attempts FINAL
 WHERE started_at >= now() - INTERVAL 1 HOUR AND NOT short_circuited AND outcome != 'cancelled'
 GROUP BY ALL ORDER BY provider, calls DESC
 """
-_LATEST = f"""
+_FAILING_MODELS = f"""
 SELECT provider, model, count(), argMax((error_kind, error_class, error_status_code), started_at)
 FROM (
     SELECT provider, model, outcome, started_at, error_kind, error_class, error_status_code FROM attempts FINAL
     WHERE started_at >= now() - INTERVAL 1 HOUR AND NOT short_circuited AND outcome != 'cancelled'
-    ORDER BY started_at DESC LIMIT {LATEST} BY provider, model
+    ORDER BY started_at DESC LIMIT {LATEST_CALLS} BY provider, model
 )
-GROUP BY provider, model HAVING count() >= {FEW} AND countIf(outcome = 'success') = 0 ORDER BY provider, model
+GROUP BY provider, model HAVING count() >= {LEAST_CALLS} AND countIf(outcome = 'success') = 0 ORDER BY provider, model
 """  # noqa: S608  constants
 
 
 async def call_findings(plane: PlaneLocation, config: Config | None) -> Findings:
-    """The outcome of the last hour's calls, by provider; nothing where none was called."""
+    """Checks the outcomes of the last hour's calls, by provider."""
     async with connect.analytics(plane.clickhouse_url, answer_timeout_s=ANSWER_TIMEOUT_S) as analytics:
         try:
-            rows = (await analytics.query(_OUTCOMES)).rows
-            failing = (await analytics.query(_LATEST)).rows
+            outcome_rows = (await analytics.query(_OUTCOMES)).rows
+            failing_models = (await analytics.query(_FAILING_MODELS)).rows
         except QueryError:
-            return  # migrations are not applied, which is said elsewhere
+            return  # `clickhouse_findings` reports missing migrations
     keys = {} if config is None else dict(named_secrets(config))
-    for provider, grouped in groupby(rows, itemgetter(0)):
-        outcomes, key = list(grouped), keys.get(f"providers.{provider}.api_key")
-        calls, failures = sum(one[-1] for one in outcomes), [one for one in outcomes if not one[1]]
-        failed = sum(one[-1] for one in failures)
-        if failed < calls * NEARLY_ALL:
+    for provider, rows in groupby(outcome_rows, itemgetter(0)):
+        key = keys.get(f"providers.{provider}.api_key")
+        outcomes = [_Outcome(*row) for row in rows]
+        failures = [outcome for outcome in outcomes if not outcome.succeeded]
+        calls = sum(outcome.calls for outcome in outcomes)
+        failed = sum(outcome.calls for outcome in failures)
+        if failed < calls * FAILING_SHARE:
             yield Finding(
                 "calls", "ok", f"{provider}: {calls - failed:,} of {calls:,} calls of the last hour succeeded"
             )
-            for _, model, count, (kind, class_name, status) in (one for one in failing if one[0] == provider):
-                failure = _named(class_name, status)
-                text = f"{provider}: the last {count} calls of {model} failed, the latest with {failure}"
-                yield Finding("calls", "fail", text, _remedy(provider, kind, status, key))
+            for of_provider, model, count, (kind, class_name, status) in failing_models:
+                if of_provider == provider:
+                    failure = _failure_name(class_name, status)
+                    text = f"{provider}: the last {count} calls of {model} failed, the latest with {failure}"
+                    yield Finding("calls", "fail", text, _remedy(provider, kind, status, key))
             continue
-        _, _, kind, class_name, status, _ = failures[0]
+        most_frequent = failures[0]
         text = (
             f"{provider}: {failed:,} of {formats.counted(calls, 'call')} of the last hour failed, "
-            f"most with {_named(class_name, status)}"
+            f"most with {_failure_name(most_frequent.error_class, most_frequent.status)}"
         )
-        verdict = "fail" if failed == calls >= FEW else "warn"
-        yield Finding("calls", verdict, text, _remedy(provider, kind, status, key))
+        verdict = "fail" if failed == calls >= LEAST_CALLS else "warn"
+        yield Finding("calls", verdict, text, _remedy(provider, most_frequent.error_kind, most_frequent.status, key))
 
 
-def _named(class_name: str, status: int | None) -> str:
+class _Outcome(NamedTuple):
+    """A row of `_OUTCOMES`: how many of a provider's calls ended in one way."""
+
+    provider: str
+    succeeded: bool
+    error_kind: str | None
+    error_class: str
+    status: int | None
+    calls: int
+
+
+def _failure_name(class_name: str, status: int | None) -> str:
     return class_name if status is None else f"{class_name} ({status})"
 
 
 def _remedy(provider: str, kind: str | None, status: int | None, key: SecretRef | None) -> str:
-    """The remedy for the most frequent failure of a provider's calls; `key` is the source of its key."""
+    """The remedy for a failure of a provider's calls. `key` is the source of the provider's API key."""
     match kind, status:
         case _, 401 | 403:
             source = key and (key.env or key.file or key.command)
@@ -454,13 +476,13 @@ def _remedy(provider: str, kind: str | None, status: int | None, key: SecretRef 
 
 
 _KEY_PARTS = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}
-"""The fields of each kind of a public key."""
+"""The fields that each type of public key needs."""
 
 
 async def openid_findings(_plane: PlaneLocation, config: Config | None) -> Findings:
-    """The OpenID provider, as `request` would read it from this machine; nothing where the config names none."""
-    if config is not None and (openid := config.console.openid) is not None:
-        yield await _openid(openid)
+    """Checks the OpenID provider, if the config names one, from this machine."""
+    if config is not None and config.console.openid is not None:
+        yield await _openid(config.console.openid)
 
 
 async def _openid(openid: OpenId) -> Finding:
@@ -472,14 +494,15 @@ async def _openid(openid: OpenId) -> Finding:
             "Check console.openid.issuer, name resolution and the firewall: `request` must reach it. API keys work."
         )
         return Finding("openid", "fail", f"{url}: {error}", remedy)
-    if (issuer := document.get("issuer")) != openid.issuer:
-        text = f"{url} belongs to the issuer {issuer!r}, but console.openid.issuer is {openid.issuer!r}"
+    stated_issuer = document.get("issuer")
+    if stated_issuer != openid.issuer:
+        text = f"{url} belongs to the issuer {stated_issuer!r}, but console.openid.issuer is {openid.issuer!r}"
         remedy = "Write the issuer exactly as the provider states it, with or without a trailing slash."
         return Finding("openid", "fail", text, remedy)
     endpoints = ("authorization_endpoint", "token_endpoint", "jwks_uri")
-    if lacking := [name for name in endpoints if not isinstance(document.get(name), str)]:
+    if missing_fields := [name for name in endpoints if not isinstance(document.get(name), str)]:
         remedy = "Is that an OpenID Connect provider, and is the path correct?"
-        return Finding("openid", "fail", f"{url} does not state {', '.join(lacking)}", remedy)
+        return Finding("openid", "fail", f"{url} does not state {', '.join(missing_fields)}", remedy)
     try:
         keys = _signing_keys((await _json_at(document["jwks_uri"], openid)).get("keys"))
     except ValueError as error:
@@ -494,12 +517,13 @@ async def _openid(openid: OpenId) -> Finding:
 
 
 async def _json_at(url: str, openid: OpenId) -> dict[str, Any]:
-    """A JSON object of the provider's. Raises ValueError: there is none, and why."""
-    own = urlsplit(url).hostname == urlsplit(openid.issuer).hostname
+    """Reads a JSON object from the provider. Raises ValueError, which says why, if that fails."""
+    is_issuers_host = urlsplit(url).hostname == urlsplit(openid.issuer).hostname
     try:
-        allowed = ANYWHERE if own else openid.allow_networks
+        allowed = ANYWHERE if is_issuers_host else openid.allow_networks
         async with guarded_session(allowed, CONNECT_TIMEOUT_S) as http, http.get(url) as response:
-            status, body = response.status, await response.read()
+            status = response.status
+            body = await response.read()
     except aiohttp.ClientConnectorError as error:
         refused = isinstance(error.os_error, AddressRefusedError)
         raise ValueError("it is at an address that is not public" if refused else str(error)) from error
@@ -516,7 +540,7 @@ async def _json_at(url: str, openid: OpenId) -> dict[str, Any]:
 
 
 def _signing_keys(listed: object) -> int:
-    """Number of keys of a key set that ID tokens may be signed with. Raises ValueError: there is none."""
+    """Counts the keys of a key set that may sign ID tokens. Raises ValueError if there are none."""
     keys = cast(list[Any], listed) if isinstance(listed, list) else []
     signing = [key for key in keys if isinstance(key, dict) and key.get("use", "sig") == "sig"]
     count = 0

@@ -1,4 +1,4 @@
-"""The findings of the doctor, which all its checks make."""
+"""The findings of `breakwater doctor`, and helpers that make them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ FindingVerdict = Literal["ok", "warn", "fail"]
 
 CONNECT_TIMEOUT_S = 3.0
 SLOW_MS = 250.0
-CLOCK_WARN_S, CLOCK_FAIL_S = 1.0, 30.0
+CLOCK_WARN_S = 1.0
+CLOCK_FAIL_S = 30.0
 SETUP = "Run `breakwater setup` (or `breakwater up`, which does it)."
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report."""
+    """A line of the report."""
 
     area: str
     verdict: FindingVerdict
@@ -32,27 +33,27 @@ class Finding:
 
 Findings = AsyncGenerator[Finding]
 Check = Callable[[PlaneLocation, Config | None], Findings]
-"""A check yields what it finds. It only reads, and says what to do."""
+"""A check yields findings with remedies. It changes nothing."""
 
 
 def judged(area: str, good: str, bad: str, remedy: str, *, ok: object, verdict: FindingVerdict = "warn") -> Finding:
-    """A finding of what is either right, or wrong with a remedy."""
+    """Makes a finding: `good` if `ok` is true; otherwise `bad`, with the verdict and the remedy."""
     return Finding(area, "ok", good) if ok else Finding(area, verdict, bad, remedy)
 
 
-def answers(area: str, what: str, ms: float, remedy: str = "") -> Finding:
-    """A finding of what has answered, which is a warning where that took long."""
-    return Finding(area, "warn" if ms > SLOW_MS else "ok", what, remedy)
+def answers(area: str, text: str, ms: float, remedy: str = "") -> Finding:
+    """Makes a finding for a server that has answered; a warning if it took long."""
+    return Finding(area, "warn" if ms > SLOW_MS else "ok", text, remedy)
 
 
 async def timed(work: Awaitable[T]) -> tuple[T, float]:
-    """A result, and the milliseconds that it took."""
-    begun = time.perf_counter()
-    return await work, (time.perf_counter() - begun) * 1000
+    """Awaits work. Returns its result, and the milliseconds that it took."""
+    started_at = time.perf_counter()
+    return await work, (time.perf_counter() - started_at) * 1000
 
 
 def clock(area: str, ahead_s: float) -> Finding:
-    """A finding of a server's clock, `ahead_s` ahead of this machine's."""
+    """Makes a finding for a server's clock, which is `ahead_s` seconds ahead of this machine's."""
     off_s = abs(ahead_s)
     if off_s < CLOCK_WARN_S:
         return Finding(area, "ok", f"its clock agrees with this machine's (within {max(off_s, 0.001):.3f} s)")

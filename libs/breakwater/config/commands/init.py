@@ -1,4 +1,4 @@
-"""`breakwater init`: a first config, for a provider that is found here or named; and agents that are added to one."""
+"""`breakwater init`: writes a first config for a provider; also adds agents to a config."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ OPENAI_URL = "https://api.openai.com/v1"
 ANTHROPIC_URL = "https://api.anthropic.com/v1"
 LOCAL = {"ollama": "http://127.0.0.1:11434/v1", "vllm": "http://127.0.0.1:8000/v1"}
 MODELS = {OPENAI_URL: "gpt-5-mini", ANTHROPIC_URL: "claude-haiku-4-5"}
-"""The suggestions where the first of many models would be a random one. The price list has them."""
+"""Suggested models of providers that list many. The price list contains them."""
 
-LOOK_S = 1.0
-LIST_S = 10.0
-CALL_S = 60.0
-FREE = {"input_usd_per_mtok": 0, "output_usd_per_mtok": 0}
+LOCAL_TIMEOUT_S = 1.0
+LIST_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 60.0
+FREE_PRICE = {"input_usd_per_mtok": 0, "output_usd_per_mtok": 0}
 _URL = re.compile(r"https?://[^/\s]+\S*")
 
 
@@ -51,13 +51,13 @@ class StartingProvider:
     """A provider for a first config.
 
     Attributes:
-        name: in the config.
-        base_url: up to and including /v1.
-        key_env: the environment variable that has its key; None where it needs none.
-        kind: of provider.
-        is_local: it is a model server on this machine, where calls cost nothing.
-        models: that it lists.
-        trouble: why it lists none, where it was asked.
+        name: name in the config.
+        base_url: URL up to and including /v1.
+        key_env: environment variable with the API key; None if the provider needs no key.
+        kind: kind of provider in the config.
+        is_local: True for a model server on this machine, whose calls cost nothing.
+        models: models that the provider lists.
+        trouble: why the provider lists no models; empty if it lists some, or was not asked.
     """
 
     name: str
@@ -76,7 +76,7 @@ class StartingProvider:
 
 @dataclass(frozen=True, slots=True)
 class StartingAgent:
-    """An agent for a config; what is not set is left to the file's defaults."""
+    """An agent to add to a config. For settings that are None, the file's defaults apply."""
 
     name: str
     model: str
@@ -85,7 +85,7 @@ class StartingAgent:
     max_tokens: int | None = None
     daily_usd: str | None = None
     guard: str | None = None
-    """The preset of its task guard."""
+    """The preset of the agent's task guard."""
 
 
 def init(
@@ -124,32 +124,31 @@ def init(
 
         breakwater init --url http://10.0.0.7:8000/v1 --key-env LLM_KEY --model qwen3 --call
     """
-    asks = _somebody_is_there() and not as_json
+    interactive = _is_interactive() and not as_json
     if file.exists() and not force:
         raise usage_error(f"{file} already exists", "Name another one with --config FILE, or replace it with --force.")
-    found = _chosen(provider, url, key_env, asks=asks)
-    if model is None and not found.models and not found.trouble and (asks or found.base_url not in MODELS):
-        found = run(_listed(found))
-    if found.trouble and (asks or model):
-        output.note(found.trouble, "yellow")
-    chosen_model = model or _model(found, asks=asks)
+    chosen = _choose_provider(provider, url, key_env, interactive=interactive)
+    if model is None and not chosen.models and not chosen.trouble and (interactive or chosen.base_url not in MODELS):
+        chosen = run(_list_models(chosen))
+    if chosen.trouble and (interactive or model):
+        output.note(chosen.trouble, "yellow")
+    chosen_model = model or _choose_model(chosen, interactive=interactive)
     if call is None:
-        call = asks and typer.confirm(f"Call {chosen_model} once to check it? It may cost a fraction of a cent.")
-    starting = StartingAgent(agent, chosen_model, daily_usd=daily_usd)
-    config = _written(file, found, starting)
+        call = interactive and typer.confirm(f"Call {chosen_model} once to check it? It may cost a fraction of a cent.")
+    config = _write_config(file, chosen, StartingAgent(agent, chosen_model, daily_usd=daily_usd))
     for warning in warnings_of_agent(config, agent):
         output.note(warning, "yellow")
-    answer = run(_answer(config, agent, found.base_url)) if call else None
+    answer = run(_call_model(config, agent, chosen.base_url)) if call else None
     commands = [
         f"{formats.breakwater_command()} up" + ("" if str(file) == "breakwater.yaml" else f" --config {file}"),
         f'{formats.breakwater_command()} submit {agent} "Write a haiku about harbours."',
         f"{formats.breakwater_command()} executions --since 1h",
     ]
     if as_json:
-        about = {"file": str(file), "provider": found.name, "model": chosen_model, "agent": agent}
-        output.json_document({**about, "answer": answer, "next": commands})
+        result = {"file": str(file), "provider": chosen.name, "model": chosen_model, "agent": agent}
+        output.json_document({**result, "answer": answer, "next": commands})
         return
-    output.styled((f"Wrote {file}", "bold green"), f": the agent {agent} with {chosen_model} of {found}.")
+    output.styled((f"Wrote {file}", "bold green"), f": the agent {agent} with {chosen_model} of {chosen}.")
     if answer is not None:
         output.styled(f"It answers: {answer}")
     output.styled("\nNext, the last two in another terminal here:")
@@ -157,39 +156,39 @@ def init(
         output.styled((f"  {command}", "bold"))
 
 
-def _somebody_is_there() -> bool:
+def _is_interactive() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _chosen(name: str | None, url: str | None, key_env: str | None, *, asks: bool) -> StartingProvider:
-    """The provider to use. Raises CliError: there is none."""
+def _choose_provider(name: str | None, url: str | None, key_env: str | None, *, interactive: bool) -> StartingProvider:
+    """Chooses the provider by the options; otherwise asks, or takes the first one. Raises CliError if there is none."""
     if url is not None:
-        return run(_named(url, key_env))
+        return run(_provider_at(url, key_env))
     if key_env is not None:
         raise usage_error("--key-env is for --url")
-    found = run(detect(os.environ))
+    providers = run(detect(os.environ))
     if name is not None:
-        for one in found:
-            if one.name == name:
-                return one
-        there = ", ".join(one.name for one in found) or "none"
-        raise usage_error(f"the provider {name} was not found; available: {there}", _WHAT_IS_LOOKED_FOR)
-    if not asks:
-        if not found:
+        for candidate in providers:
+            if candidate.name == name:
+                return candidate
+        available = ", ".join(candidate.name for candidate in providers) or "none"
+        raise usage_error(f"the provider {name} was not found; available: {available}", _WHAT_IS_LOOKED_FOR)
+    if not interactive:
+        if not providers:
             raise CliError("no_provider", "no provider is found here", _WHAT_IS_LOOKED_FOR)
-        return found[0]
+        return providers[0]
     output.write("Providers:")
-    for number, one in enumerate(found, 1):
-        output.write(f"  {number}  {one}")
-    output.write(f"  {len(found) + 1}  another OpenAI-compatible URL")
+    for number, candidate in enumerate(providers, 1):
+        output.write(f"  {number}  {candidate}")
+    output.write(f"  {len(providers) + 1}  another OpenAI-compatible URL")
     number = typer.prompt("Which one?", default=1, type=int)
-    if not 1 <= number <= len(found) + 1:
+    if not 1 <= number <= len(providers) + 1:
         raise usage_error(f"there is no {number} in the list")
-    if number <= len(found):
-        return found[number - 1]
+    if number <= len(providers):
+        return providers[number - 1]
     address = typer.prompt("Its URL")
     key_env = typer.prompt("Environment variable with its key (empty: none)", default="", show_default=False)
-    return run(_named(address, key_env or None))
+    return run(_provider_at(address, key_env or None))
 
 
 _WHAT_IS_LOOKED_FOR = (
@@ -197,86 +196,89 @@ _WHAT_IS_LOOKED_FOR = (
     "Without any, `breakwater up --simulate` writes a first config and simulates its provider."
 )
 
-MAX_SHOWN = 20
+MAX_LISTED_MODELS = 20
 
 
-def _model(found: StartingProvider, *, asks: bool) -> str:
-    suggested = MODELS.get(found.base_url) or next(iter(found.models), None)
-    more = f", … ({len(found.models)} models)" if len(found.models) > MAX_SHOWN else ""
-    listed = f"{', '.join(found.models[:MAX_SHOWN])}{more}"
-    if asks:
-        if found.models:
-            output.write(f"It serves {listed}.")
-        return typer.prompt("Which model?", default=suggested)
-    if suggested is None:
+def _choose_model(provider: StartingProvider, *, interactive: bool) -> str:
+    suggestion = MODELS.get(provider.base_url) or next(iter(provider.models), None)
+    suffix = f", … ({len(provider.models)} models)" if len(provider.models) > MAX_LISTED_MODELS else ""
+    model_list = f"{', '.join(provider.models[:MAX_LISTED_MODELS])}{suffix}"
+    if interactive:
+        if provider.models:
+            output.write(f"It serves {model_list}.")
+        return typer.prompt("Which model?", default=suggestion)
+    if suggestion is None:
         raise usage_error(
-            found.trouble or f"{found} lists no models",
+            provider.trouble or f"{provider} lists no models",
             "Start the server, correct its URL, or name a model with --model.",
         )
-    if found.models:
-        output.note(f"{found} serves {listed}; took {suggested}. Name another one with --model.")
-    return suggested
+    if provider.models:
+        output.note(f"{provider} serves {model_list}; took {suggestion}. Name another one with --model.")
+    return suggestion
 
 
 async def detect(environment: Mapping[str, str]) -> list[StartingProvider]:
-    """The providers that this environment and this machine have. Only this machine is asked anything."""
-    found: list[StartingProvider] = []
+    """Finds providers in the environment and on this machine. Connects only to this machine."""
+    providers: list[StartingProvider] = []
     if environment.get("OPENAI_API_KEY"):
-        found.append(StartingProvider("openai", environment.get("OPENAI_BASE_URL") or OPENAI_URL, "OPENAI_API_KEY"))
+        providers.append(StartingProvider("openai", environment.get("OPENAI_BASE_URL") or OPENAI_URL, "OPENAI_API_KEY"))
     if environment.get("ANTHROPIC_API_KEY"):
-        found.append(StartingProvider("anthropic", ANTHROPIC_URL, "ANTHROPIC_API_KEY", kind="anthropic"))
+        providers.append(StartingProvider("anthropic", ANTHROPIC_URL, "ANTHROPIC_API_KEY", kind="anthropic"))
     local = [StartingProvider(name, url, is_local=True) for name, url in LOCAL.items()]
-    return found + [one for one in await asyncio.gather(*map(_listed, local)) if not one.trouble]
+    return providers + [
+        provider for provider in await asyncio.gather(*map(_list_models, local)) if not provider.trouble
+    ]
 
 
-async def _named(url: str, key_env: str | None) -> StartingProvider:
+async def _provider_at(url: str, key_env: str | None) -> StartingProvider:
     if not _URL.fullmatch(url):
         raise usage_error(f"{url!r} is not a URL of the form http://host:port/v1")
     if key_env is not None and not re.fullmatch(r"[A-Za-z_]\w*", key_env):
         raise usage_error("--key-env is the name of a variable, and not a key")
-    here = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
-    # Not `is_local`, which is free: it may be a gateway to a paid provider.
-    provider = StartingProvider("local" if here else "provider", url.rstrip("/"), key_env)
-    listed = await _listed(provider)
-    if not listed.models and not urlsplit(url).path.strip("/"):
-        longer = await _listed(replace(provider, base_url=f"{provider.base_url}/v1"))
-        if not longer.trouble:
-            output.note(f"/v1 was missing in the URL: it is {longer.base_url}")
-            return longer
-    return listed
+    is_here = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+    # Does not set `is_local`, because the server may be a gateway to a paid provider.
+    provider = StartingProvider("local" if is_here else "provider", url.rstrip("/"), key_env)
+    with_models = await _list_models(provider)
+    if not with_models.models and not urlsplit(url).path.strip("/"):
+        at_v1 = await _list_models(replace(provider, base_url=f"{provider.base_url}/v1"))
+        if not at_v1.trouble:
+            output.note(f"/v1 was missing in the URL: it is {at_v1.base_url}")
+            return at_v1
+    return with_models
 
 
-async def _listed(provider: StartingProvider) -> StartingProvider:
-    """The provider with the models that it lists, or with the reason why it lists none."""
+async def _list_models(provider: StartingProvider) -> StartingProvider:
+    """Asks the provider for its models. Returns it with them, or with the `trouble` why it lists none."""
     key = os.environ.get(provider.key_env or "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     if provider.kind == "anthropic":
         headers = {"x-api-key": key or "", "anthropic-version": "2023-06-01"}
     url = f"{provider.base_url}/models"
-    timeout = aiohttp.ClientTimeout(total=LOOK_S if provider.is_local else LIST_S)
+    timeout = aiohttp.ClientTimeout(total=LOCAL_TIMEOUT_S if provider.is_local else LIST_TIMEOUT_S)
     try:
         async with aiohttp.ClientSession(timeout=timeout, headers=headers) as http, http.get(url) as response:
-            status, payload = response.status, await response.read()
+            status = response.status
+            payload = await response.read()
     except (aiohttp.ClientError, OSError) as error:
         return replace(provider, trouble=unreachable_at(transport_failure(error), url))
     if status >= 300:
         failure = http_failure(status, payload, {})
         return replace(provider, trouble=f"{url} answers {status}: {failure.message[:200]}")
     try:
-        return replace(provider, models=[str(one["id"]) for one in json.loads(payload)["data"]])
+        return replace(provider, models=[str(model["id"]) for model in json.loads(payload)["data"]])
     except (ValueError, KeyError, TypeError):
         return replace(provider, trouble=f"{url} answers with something other than a list of models")
 
 
 def simulated_config(file: Path) -> None:
-    """Writes a first config for a simulation, which needs no key. Raises CliError."""
+    """Writes a first config for a simulation, which needs no API key. Raises CliError."""
     agent = StartingAgent("assistant", MODELS[OPENAI_URL], daily_usd="1.00")
-    _written(file, StartingProvider("openai", OPENAI_URL, "OPENAI_API_KEY"), agent)
+    _write_config(file, StartingProvider("openai", OPENAI_URL, "OPENAI_API_KEY"), agent)
     output.note(f"Wrote {file}: the agent {agent.name} with {agent.model} of OpenAI, which is simulated.")
 
 
-def _written(file: Path, provider: StartingProvider, agent: StartingAgent) -> Config:
-    """Writes the config, as far as it is valid. Raises ConfigError, CliError."""
+def _write_config(file: Path, provider: StartingProvider, agent: StartingAgent) -> Config:
+    """Writes a config with the provider and the agent, if it is valid. Raises ConfigError, CliError."""
     text = config_text(provider, agent, priced=True)
     config = parse_config(text, source="the config that this would be")
     if pricing_of(config, provider.name, agent.model) is None:
@@ -287,8 +289,8 @@ def _written(file: Path, provider: StartingProvider, agent: StartingAgent) -> Co
     return config
 
 
-async def _answer(config: Config, agent: str, url: str) -> str:
-    """The answer of the model to one call. Raises CliError: the call failed; the file is written all the same."""
+async def _call_model(config: Config, agent: str, url: str) -> str:
+    """Calls the agent's model once. Returns the beginning of its answer. Raises CliError if the call fails."""
     settings = config.agents[agent]
     model = settings.chain[0]
     name = config.provider_name(settings, model) or ""
@@ -296,37 +298,39 @@ async def _answer(config: Config, agent: str, url: str) -> str:
     message = {"role": "user", "content": "Reply with the word OK."}
     params = {"max_tokens": settings.max_tokens} if settings.max_tokens else {}
     try:
-        answer = await provider.perform(
-            Call("init:1", config.name_at_provider(name, model), [message], params, timeout_s=CALL_S, agent=agent)
+        response = await provider.perform(
+            Call(
+                "init:1", config.name_at_provider(name, model), [message], params, timeout_s=CALL_TIMEOUT_S, agent=agent
+            )
         )
-    except CallError as failed:
-        failure = failed.failure
+    except CallError as error:
+        failure = error.failure
         no_answer = unreachable_at(failure, url) if isinstance(failure, TransportFailure) else None
-        why = no_answer or classify(failure, datetime.now(UTC)).error_info().message
+        reason = no_answer or classify(failure, datetime.now(UTC)).error_info().message
         raise CliError(
             "call_failed",
-            f"the config is written, but a call of {model} failed: {why}",
+            f"the config is written, but a call of {model} failed: {reason}",
             f"Correct the key, the model or providers.{name}.base_url, then try `breakwater up`.",
             ExitCode.FAILED,
-        ) from failed
+        ) from error
     finally:
         await provider.close()
-    return str(answer.output).strip()[:200]
+    return str(response.output).strip()[:200]
 
 
 def config_text(provider: StartingProvider, agent: StartingAgent, *, priced: bool) -> str:
-    """A config with one provider and one agent.
+    """Writes a config with one provider and one agent as YAML.
 
     Args:
-        provider: who serves the model.
+        provider: the provider of the model.
         agent: the agent.
-        priced: whether the price of its model is known. A hard budget refuses calls of a model without a price.
+        priced: True if the price of the model is known. A hard budget refuses calls of a model without a price.
     """
     kind = f"    kind: {provider.kind}\n" if provider.kind != "openai" else ""
     key = f"    api_key: {{env: {provider.key_env}}}   # read from the environment; never write a key in here\n"
     free = f"""models:
   {_scalar(agent.model)}:
-    price: {_scalar(FREE)}   # on this machine
+    price: {_scalar(FREE_PRICE)}   # on this machine
 """
     cap = agent.daily_usd if agent.daily_usd is not None else "1.00"
     hard = f"    budget: {{daily_usd: {cap}, enforcement: hard}}   # a call that could exceed it is not made\n"
@@ -352,33 +356,34 @@ agents:                 # `breakwater agents add NAME --model MODEL` adds one
 
 
 def with_agent(text: str, agent: StartingAgent) -> str:
-    """The text of a config with one more agent, above the others.
+    """Adds an agent to the text of a config, above the others.
 
     Raises:
-        ValueError: it has no block of agents to add to; the text says which lines are to be added.
+        ValueError: if the config has no block of agents; the message contains the lines to add.
     """
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "model": agent.model,
         "fallback_models": list(agent.fallback_models) or None,
         "system_prompt": agent.system_prompt,
         "max_tokens": agent.max_tokens,
     }
-    lines = [f"  {name}: {_scalar(value)}" for name, value in given.items() if value is not None]
+    lines = [f"  {name}: {_scalar(value)}" for name, value in settings.items() if value is not None]
     if agent.guard is not None or "guard" not in (yaml.safe_load(text).get("defaults") or {}):
         lines.append(f"  {_guard(agent)}")
     if agent.daily_usd is not None:
         lines.append(f"  budget: {{daily_usd: {agent.daily_usd}, enforcement: hard}}")
-    block = [f"{_scalar(agent.name)}:", *lines]
-    at = _first_agent(text)
-    if at is None:
-        raise ValueError("\n".join(block))
-    row, indent = at
-    all_lines = text.splitlines(keepends=True)
-    return "".join([*all_lines[:row], *(f"{' ' * indent}{line}\n" for line in block), *all_lines[row:]])
+    lines_to_add = [f"{_scalar(agent.name)}:", *lines]
+    position = _first_agent_position(text)
+    if position is None:
+        raise ValueError("\n".join(lines_to_add))
+    row, indent = position
+    lines_of_text = text.splitlines(keepends=True)
+    block = [f"{' ' * indent}{line}\n" for line in lines_to_add]
+    return "".join([*lines_of_text[:row], *block, *lines_of_text[row:]])
 
 
 def _guard(agent: StartingAgent) -> str:
-    """The guard of an agent as a line of YAML, with the limits of a task in figures."""
+    """Writes the guard of an agent as a line of YAML, with the limits of a task."""
     rules = GuardRules.model_validate({} if agent.guard is None else {"preset": agent.guard})
     cost = money(rules.max_cost_usd or 0)
     if agent.guard is not None:
@@ -388,8 +393,8 @@ def _guard(agent: StartingAgent) -> str:
     return f"guard: {{{limits}}}   # per task; for agents that loop: {{preset: agent-run}}"
 
 
-def _first_agent(text: str) -> tuple[int, int] | None:
-    """The line below `agents:`, and how far its entries are indented; None where they are not a block."""
+def _first_agent_position(text: str) -> tuple[int, int] | None:
+    """The index of the line below `agents:`, and the indentation of its entries; None if they are not a block."""
     document = yaml.compose(text, Loader=yaml.SafeLoader)
     if not isinstance(document, yaml.MappingNode):
         return None
@@ -400,8 +405,8 @@ def _first_agent(text: str) -> tuple[int, int] | None:
 
 
 def _scalar(value: object) -> str:
-    """A value in one line of YAML."""
+    """Writes a value in one line of YAML."""
     if isinstance(value, str) and not value.isprintable():
-        return json.dumps(value)  # YAML would spread it over lines
+        return json.dumps(value)  # PyYAML would write several lines
     text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")

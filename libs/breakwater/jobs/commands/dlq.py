@@ -1,4 +1,4 @@
-"""`breakwater dlq`: what was given up, why, and running such jobs again."""
+"""`breakwater dlq`: lists and shows dead letters, and replays jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from breakwater.kernel.formats import counted, visible
 from breakwater.kernel.types import format_time
 
 MAX_NUMBERS = 10
-"""Dead letters that are named of those that have something in common."""
+"""Maximum number of dead letters, reasons or agents that a line names."""
 
 MAX_COUNTS = 5
 
@@ -69,12 +69,12 @@ def list_(
     """
 
     def show(listed: DeadLetterList) -> None:
-        output.table(COLUMNS, listed.dead_letters, empty=_nothing(listed.counts, reason, agent, since))
+        output.table(COLUMNS, listed.dead_letters, empty=_none_listed(listed.counts, reason, agent, since))
         api.note_more(listed, limit)
         _note_counts(listed.counts)
 
-    found = api.get(DeadLetterList, "dlq", reason=reason, agent=agent, since=_since(since), limit=limit)
-    api.show_result(found, show)
+    result = api.get(DeadLetterList, "dlq", reason=reason, agent=agent, since=_since(since), limit=limit)
+    api.show_result(result, show)
 
 
 @app.command()
@@ -126,10 +126,10 @@ def replay(
 
         breakwater dlq replay --all --since 30d
     """
-    chosen = reason is not None or agent is not None or everything
-    if dead_letters and (chosen or since is not None):
+    has_filter = reason is not None or agent is not None or everything
+    if dead_letters and (has_filter or since is not None):
         raise usage_error("name dead letters, or select them by --reason, --agent, --all and --since", "Not both.")
-    if not dead_letters and not chosen:
+    if not dead_letters and not has_filter:
         raise usage_error(
             "no dead letters were selected",
             "Name them, or select by --reason, --agent or --all; `breakwater dlq` lists them.",
@@ -142,9 +142,9 @@ def replay(
         "since": _since(since),
         "why": why,
     }
-    whole = _replay(api, body)
-    api.show_result((whole.model_dump(exclude={"continue_after", "up_to"}), whole), _show_replays)
-    if whole.skipped and not whole.replayed and not whole.already:
+    total = _replay(api, body)
+    api.show_result((total.model_dump(exclude={"continue_after", "up_to"}), total), _show_replays)
+    if total.skipped and not total.replayed and not total.already:
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -153,94 +153,95 @@ def _since(since: str | None) -> str | None:
 
 
 def _replay(api: Api, body: dict[str, Any]) -> DeadLetterReplays:
-    """Replays part by part, with a note of the progress; returns the results of all parts together."""
-    whole = DeadLetterReplays(replayed=(), already=0, skipped=())
+    """Replays part by part, with notes of the progress; returns the results of all parts together."""
+    total = DeadLetterReplays(replayed=(), already=0, skipped=())
     try:
         for part in api.act_in_parts(DeadLetterReplays, "dlq/replay", body, see="breakwater dlq list"):
-            whole = DeadLetterReplays(
-                replayed=(*whole.replayed, *part.replayed),
-                already=whole.already + part.already,
-                skipped=(*whole.skipped, *part.skipped),
+            total = DeadLetterReplays(
+                replayed=(*total.replayed, *part.replayed),
+                already=total.already + part.already,
+                skipped=(*total.skipped, *part.skipped),
             )
             if part.continue_after is not None and not api.as_json:
-                output.note(f"{_so_far(whole)}; going on")
+                output.note(f"{_progress(total)}; going on")
     except CliError as error:
-        if whole.replayed:
-            error.remedy = f"{error.remedy} Until then: {_so_far(whole)}. None of them is replayed twice.".strip()
+        if total.replayed:
+            error.remedy = f"{error.remedy} Until then: {_progress(total)}. None of them is replayed twice.".strip()
         raise
-    return whole
+    return total
 
 
-def _so_far(replays: DeadLetterReplays) -> str:
+def _progress(replays: DeadLetterReplays) -> str:
     return f"{len(replays.replayed):,} replayed, {replays.already:,} before, {len(replays.skipped):,} skipped"
 
 
 def _note_counts(counts: Sequence[DeadLetterCount]) -> None:
-    """Prints the numbers of dead letters that are kept, the most first."""
+    """Notes how many dead letters are kept, by reason and agent; the largest counts come first."""
     if not counts:
         return
-    named = [f"{one.count:,} {one.reason} of {one.agent}" for one in counts[:MAX_COUNTS]]
-    rest = sum(one.count for one in counts[MAX_COUNTS:])
-    named += [f"{rest:,} others"] if rest else []
-    output.note(f"(kept for 30 days: {', '.join(named)})")
+    parts = [f"{count.count:,} {count.reason} of {count.agent}" for count in counts[:MAX_COUNTS]]
+    other_count = sum(count.count for count in counts[MAX_COUNTS:])
+    parts += [f"{other_count:,} others"] if other_count else []
+    output.note(f"(kept for 30 days: {', '.join(parts)})")
 
 
-def _nothing(counts: Sequence[DeadLetterCount], reason: str | None, agent: str | None, since: str | None) -> str:
-    """Note for a list without dead letters; it names the known reasons or agents if another was asked for."""
+def _none_listed(counts: Sequence[DeadLetterCount], reason: str | None, agent: str | None, since: str | None) -> str:
+    """A note for an empty list. If the filters name an unknown reason or agent, it lists the known ones."""
     unknown = [
-        f"no dead letter {has} {asked!r}, only {_most(counts, name)}"
-        for name, has, asked in (("reason", "has the reason", reason), ("agent", "is of agent", agent))
-        if asked is not None and counts and all(getattr(one, name) != asked for one in counts)
+        f"no dead letter {phrase} {value!r}, only {_values(counts, name)}"
+        for name, phrase, value in (("reason", "has the reason", reason), ("agent", "is of agent", agent))
+        if value is not None and counts and all(getattr(count, name) != value for count in counts)
     ]
-    chosen = " of those you asked for" if reason or agent else ""
-    said = f"nothing{chosen} was given up {f'since {since}' if since else 'within 7 days'}"
-    return "; ".join([said, *unknown])
+    filtered = " of those you asked for" if reason or agent else ""
+    nothing_listed = f"nothing{filtered} was given up {f'since {since}' if since else 'within 7 days'}"
+    return "; ".join([nothing_listed, *unknown])
 
 
-def _show_details(one: DeadLetterDetails) -> None:
-    """Prints all that may be seen of a dead letter."""
-    output.facts([(f"dead letter {one.dead_letter_id}", "bold"), f"  {one.reason}"], FACTS, one)
-    for name, value in one.headers.items():
+def _show_details(dead_letter: DeadLetterDetails) -> None:
+    """Prints a dead letter with its headers and its payload, if they may be seen."""
+    output.facts([(f"dead letter {dead_letter.dead_letter_id}", "bold"), f"  {dead_letter.reason}"], FACTS, dead_letter)
+    for name, value in dead_letter.headers.items():
         output.facts((), [Column("header", str)], f"{name}: {value}")
     output.write("")
-    if one.payload_withheld:
+    if dead_letter.payload_withheld:
         output.note("(the original is withheld: the agent keeps no prompts, or was removed from the config)")
         return
-    if one.payload_omitted:
-        output.note(f"(not kept: the original has {one.payload_bytes:,} bytes, SHA-256 {one.payload_sha256})")
+    if dead_letter.payload_omitted:
+        output.note(
+            f"(not kept: the original has {dead_letter.payload_bytes:,} bytes, SHA-256 {dead_letter.payload_sha256})"
+        )
         return
-    payload = one.payload
+    payload = dead_letter.payload
     text = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False, indent=2)
     output.write(visible(text))
-    if one.payload_cut:
-        output.note(f"(only the beginning: the original has {one.payload_bytes:,} bytes)")
+    if dead_letter.payload_cut:
+        output.note(f"(only the beginning: the original has {dead_letter.payload_bytes:,} bytes)")
 
 
 def _show_replays(replays: DeadLetterReplays) -> None:
     """Prints the result of a replay."""
     output.write(f"{counted(len(replays.replayed), 'job')} queued again")
-    for one in replays.replayed[:MAX_NUMBERS]:
-        output.write(f"  dead letter {one.dead_letter_id} as {one.execution_id}")
+    for replay in replays.replayed[:MAX_NUMBERS]:
+        output.write(f"  dead letter {replay.dead_letter_id} as {replay.execution_id}")
     if len(replays.replayed) > MAX_NUMBERS:
         output.write(f"  and {len(replays.replayed) - MAX_NUMBERS:,} more; --json lists all of them")
     if replays.already:
         output.note(f"{counted(replays.already, 'dead letter')} had been replayed before")
-    alike: dict[str, list[int]] = {}
+    numbers_by_reason: dict[str, list[int]] = {}
     for skipped in replays.skipped:
-        # What differs from dead letter to dead letter only by its own number is one reason.
-        alike.setdefault(skipped.why.replace(f" --dead-letter {skipped.dead_letter_id}`", "`"), []).append(
-            skipped.dead_letter_id
-        )
-    for why, dead_letters in alike.items():
+        # Reasons that differ only in the dead letter's own number count as one.
+        reason = skipped.why.replace(f" --dead-letter {skipped.dead_letter_id}`", "`")
+        numbers_by_reason.setdefault(reason, []).append(skipped.dead_letter_id)
+    for reason, dead_letters in numbers_by_reason.items():
         plural = "s" if len(dead_letters) > 1 else ""
-        output.note(f"skipped dead letter{plural} {_few(dead_letters)}: {why}", "yellow")
+        output.note(f"skipped dead letter{plural} {_first_items(dead_letters)}: {reason}", "yellow")
 
 
-def _most(counts: Sequence[DeadLetterCount], name: str) -> str:
-    """The reasons or the agents that dead letters have, the most first."""
-    return _few(list(dict.fromkeys(str(getattr(one, name)) for one in counts)))
+def _values(counts: Sequence[DeadLetterCount], name: str) -> str:
+    """Lists the reasons or agents of dead letters, the most frequent first."""
+    return _first_items(list(dict.fromkeys(str(getattr(count, name)) for count in counts)))
 
 
-def _few(all_: Sequence[object]) -> str:
-    more = f" and {len(all_) - MAX_NUMBERS:,} more" if len(all_) > MAX_NUMBERS else ""
-    return ", ".join(map(str, all_[:MAX_NUMBERS])) + more
+def _first_items(items: Sequence[object]) -> str:
+    more = f" and {len(items) - MAX_NUMBERS:,} more" if len(items) > MAX_NUMBERS else ""
+    return ", ".join(map(str, items[:MAX_NUMBERS])) + more

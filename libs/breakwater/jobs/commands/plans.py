@@ -1,4 +1,4 @@
-"""`breakwater plans`: the plans, and one with its jobs."""
+"""`breakwater plans`: lists plans, and shows a plan with its jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def list_(
 
         breakwater plans list --json | jq -r '.plans[] | select(.state == "failed").plan_id'
     """
-    api.table(PlanList, "plans", plans.COLUMNS, lambda found: found.plans, empty="no plans", limit=limit)
+    api.table(PlanList, "plans", plans.COLUMNS, lambda listed: listed.plans, empty="no plans", limit=limit)
 
 
 @app.command()

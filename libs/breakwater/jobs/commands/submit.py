@@ -1,4 +1,4 @@
-"""`breakwater submit`: puts a job together, sends it over HTTP or NATS, and shows its result."""
+"""`breakwater submit`: builds a job, submits it over HTTP or NATS, and prints its result."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ LONGEST_WAIT_S = 300.0
 """Limit of the API for one request."""
 
 LEAST_WAIT_S = 0.1
-"""Least time left that is worth another request."""
+"""The least remaining wait in seconds for which another request is sent."""
 
 UNDECIDED = 202
 
-CLOCKS_DIFFER = timedelta(seconds=1)
-"""Lag of the server's clock behind ours up to which a job does not count as older than its submission."""
+MAX_CLOCK_LAG = timedelta(seconds=1)
+"""A job that is older than its submission by no more than this counts as new, because clocks may differ."""
 
 
 @api_command
@@ -118,9 +118,9 @@ def submit(
 
         breakwater submit --job job.json --via nats --no-wait
     """
-    named = {"--job-id": job_id, "--tenant": tenant, "--task-id": task_id, "--plan": plan_id}
-    check_no_spaces({"AGENT": agent, **named, "--depends-on": depends_on})
-    given = {
+    identifiers = {"--job-id": job_id, "--tenant": tenant, "--task-id": task_id, "--plan": plan_id}
+    check_no_spaces({"AGENT": agent, **identifiers, "--depends-on": depends_on})
+    fields = {
         "agent": agent,
         "prompt": _prompt(prompt, message_file),
         "job_id": job_id,
@@ -134,31 +134,31 @@ def submit(
         "total_timeout_s": total_timeout,
         "dry_run": True if dry_run else None,
     }
-    job = _job(job_file, {name: value for name, value in given.items() if value is not None})
+    job = _job(job_file, {name: value for name, value in fields.items() if value is not None})
     breaker = {"preset": preset, "consecutive_failures": breaker_consecutive, "same_error": breaker_same_error}
     _add_rules(job, breaker, _pairs("--set", rules) or {})
-    given_id = "job_id" in job
-    # Made here, and not by the server: a job whose acknowledgement gets lost can then be asked for.
+    has_own_id = "job_id" in job
+    # Chooses the id here, so that the job can be looked up even if the server's acknowledgement gets lost.
     job.setdefault("job_id", new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES)))
     for name, value in job.items():
         check_sendable(name, value)
     submitted_at = datetime.now(UTC)
-    waits_s = wait_s if wait else 0.0
+    effective_wait_s = wait_s if wait else 0.0
     if via == "nats":
         from breakwater.jobs.commands.submit_over_nats import send
 
-        sending = send(PlaneLocation(api.data), job, wait_s=waits_s)
+        submission = send(PlaneLocation(api.data), job, wait_s=effective_wait_s)
     else:
-        sending = _send(api.client(), job, wait_s=waits_s)
+        submission = _send(api.client(), job, wait_s=effective_wait_s)
     try:
-        result = connect.run(sending, waiting=f"waiting for {job['agent']}" if wait and not api.as_json else "")
+        result = connect.run(submission, waiting=f"waiting for {job['agent']}" if wait and not api.as_json else "")
     except KeyboardInterrupt:
         output.note(f"no longer waiting; if the job was accepted, `breakwater executions {job['job_id']}` shows it")
         raise
     if result is None:
-        _show_accepted(job["job_id"], waited_s=waits_s, as_json=api.as_json)
+        _show_accepted(job["job_id"], waited_s=effective_wait_s, as_json=api.as_json)
         return
-    if given_id:
+    if has_own_id:
         note_if_recorded(result, submitted_at)
     _show(result, as_json=api.as_json)
 
@@ -167,10 +167,10 @@ async def _send(client: ApiClient, job: dict[str, Any], *, wait_s: float) -> dic
     """Submits a job over HTTP, and waits for its result.
 
     Returns:
-        The result; None while it is accepted and not decided.
+        The result; None if the job was accepted and has not ended in time.
 
     Raises:
-        CliError: it was not accepted, or whether it was can't be known.
+        CliError: if the job was not accepted, or it is unknown whether it was.
     """
     job_id = job["job_id"]
     unanswered = f"Whether the job was accepted is not known; submit it again with the same --job-id ({job_id})."
@@ -178,14 +178,14 @@ async def _send(client: ApiClient, job: dict[str, Any], *, wait_s: float) -> dic
     with api_errors(unanswered=unanswered, again="Try again with the same --job-id."):
         async with client:
             response = await client.decided("POST", "jobs", job, wait_s=min(wait_s, LONGEST_WAIT_S))
-            while response.status == UNDECIDED and (left_s := deadline - time.monotonic()) > LEAST_WAIT_S:
-                path = f"jobs/{quote(job_id, safe='')}"
-                response = await client.decided("GET", path, wait_s=min(left_s, LONGEST_WAIT_S))
+            path = f"jobs/{quote(job_id, safe='')}"
+            while response.status == UNDECIDED and (remaining_s := deadline - time.monotonic()) > LEAST_WAIT_S:
+                response = await client.decided("GET", path, wait_s=min(remaining_s, LONGEST_WAIT_S))
     return None if response.status == UNDECIDED else response.document
 
 
 def _job(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    """The job that is sent: the file's, overridden by the options."""
+    """Builds the job from the file and the options, which override it."""
     job = (_job_in(file) if file is not None else {}) | options
     if "agent" not in job:
         raise usage_error("the agent is missing", "Write `breakwater submit AGENT PROMPT`, or name it in --job.")
@@ -199,14 +199,14 @@ def _job(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add_rules(job: dict[str, Any], breaker: dict[str, Any], rules: dict[str, Any]) -> None:
-    """Puts rules of the breaker, the guard and retries into the job, over those that its file has."""
-    given = {f"breaker.{name}": value for name, value in breaker.items() if value is not None} | rules
-    for path, value in given.items():
+    """Adds rules of the breaker, the guard and retries to the job; they override those of its file."""
+    paths = {f"breaker.{name}": value for name, value in breaker.items() if value is not None} | rules
+    for path, value in paths.items():
         part, dot, name = path.partition(".")
         if part not in {"breaker", "guard", "retry"} or not dot:
             raise usage_error(f"--set {path}: is not a rule", "Write it like --set guard.max_iterations=5.")
-        held = job.get(part)
-        job[part] = {**(cast(dict[str, Any], held) if isinstance(held, dict) else {}), name: value}
+        current = job.get(part)
+        job[part] = {**(cast(dict[str, Any], current) if isinstance(current, dict) else {}), name: value}
 
 
 def _job_in(file: str) -> dict[str, Any]:
@@ -228,10 +228,10 @@ def _prompt(prompt: str | None, file: Path | None) -> str | None:
     return read_stdin() if prompt == "-" else prompt
 
 
-def _pairs(option: str, given: Iterable[str] | None) -> dict[str, Any] | None:
-    """`key=value` pairs: values are JSON; what is not JSON is text, so that quotes can be left out."""
+def _pairs(option: str, texts: Iterable[str] | None) -> dict[str, Any] | None:
+    """Parses `KEY=JSON` pairs. A value that is not JSON is used as text, so that quotes are optional."""
     pairs: dict[str, Any] = {}
-    for text in given or ():
+    for text in texts or ():
         key, sign, value = text.partition("=")
         if not sign or not key:
             raise usage_error(f"{option} {text!r}: is not KEY=JSON", f"Write it like {option} max_tokens=60.")
@@ -240,40 +240,40 @@ def _pairs(option: str, given: Iterable[str] | None) -> dict[str, Any] | None:
         except json.JSONDecodeError:
             if value[:1] in ("{", "[", '"'):
                 raise usage_error(f"{option} {key}: {value!r} is not JSON") from None
-            # Said, as `tru` for `true` or `0,5` for `0.5` would else go unnoticed.
+            # Prints a note, because mistakes such as `tru` or `0,5` would otherwise go unnoticed.
             output.note(f"{option} {key}: {value!r} is not JSON; it is used as text")
             pairs[key] = value
     return pairs or None
 
 
 def _show(result: dict[str, Any], *, as_json: bool) -> None:
-    """Prints a result: the answer, then what it took. Ends the command where the job did not succeed."""
+    """Prints a result: the answer, then a summary. Ends the command with an error if the job did not succeed."""
     succeeded = result["status"] == "succeeded"
     if as_json:
         output.json_document(result)
     elif succeeded:
-        _answer(result)
+        _show_answer(result)
         output.note(_summary(result))
     else:
-        _failure(result)
+        _show_failure(result)
     if not succeeded:
         raise typer.Exit(ExitCode.JOB_FAILED)
 
 
 def note_if_recorded(result: dict[str, Any], submitted_at: datetime) -> None:
-    """Says on stderr if a result is that of an earlier submission with the same job id.
+    """Prints a note on stderr if the result is that of an earlier submission with the same job id.
 
     Args:
-        result: as it came.
-        submitted_at: when the job was sent, by this machine's clock.
+        result: the received result.
+        submitted_at: time of this submission, by this machine's clock.
     """
     queued_at = datetime.fromisoformat(result["queued_at"])
-    if queued_at < submitted_at - CLOCKS_DIFFER:
+    if queued_at < submitted_at - MAX_CLOCK_LAG:
         output.note(f"answered from the record: {result['execution_id']} was submitted at {result['queued_at']}")
 
 
 def _summary(result: dict[str, Any]) -> str:
-    """The figures of an execution in a line: model, attempts, tokens, cost, time."""
+    """Summarises an execution in one line: model, attempts, tokens, cost, time."""
     count = result["attempts_count"]
     parts = [
         result["chosen_model"] or result["requested_model"] or "no model",
@@ -290,61 +290,71 @@ def _summary(result: dict[str, Any]) -> str:
 
 def _cost_summary(result: dict[str, Any]) -> str:
     if result["dry_run"]:
-        # One call of the model that would be called first.
-        first = next((one for one in result["output"]["models"] if one["admission"] != "refused"), None)
-        return "no call would be made" if first is None else f"worst case {formats.money(first['worst_case_cost'])}"
+        # The worst case is that of one call of the first model that is not refused.
+        first_model = next(
+            (planned for planned in result["output"]["models"] if planned["admission"] != "refused"), None
+        )
+        return (
+            "no call would be made"
+            if first_model is None
+            else f"worst case {formats.money(first_model['worst_case_cost'])}"
+        )
     cost = result["total_cost"]
     return "cost unknown" if cost is None else formats.money(cost)
 
 
-def _answer(result: dict[str, Any]) -> None:
+def _show_answer(result: dict[str, Any]) -> None:
     answer: Any = result["output"]
     if result["dry_run"] and isinstance(answer, dict):
-        planned, tries = cast(list[dict[str, Any]], answer["models"]), ("max_attempts", "max_corrections")
         columns: list[Column[dict[str, Any]]] = [
-            Column("model", lambda one: one["model"]),
-            Column("provider", lambda one: one["provider"]),
-            Column(
-                "max attempts", lambda one: " + ".join(str(one[name]) for name in tries if one[name]), align_right=True
-            ),
-            Column("worst-case cost", lambda one: formats.money(one["worst_case_cost"]), align_right=True),
-            Column("admission", lambda one: one["admission"]),
+            Column("model", lambda model: model["model"]),
+            Column("provider", lambda model: model["provider"]),
+            Column("max attempts", _max_attempts, align_right=True),
+            Column("worst-case cost", lambda model: formats.money(model["worst_case_cost"]), align_right=True),
+            Column("admission", lambda model: model["admission"]),
             Column("refusal", _planned_refusal),
         ]
-        output.table(columns, planned)
+        output.table(columns, cast(list[dict[str, Any]], answer["models"]))
     elif isinstance(answer, str):
         output.write(answer)
     else:
         output.json_document(answer)
 
 
+def _max_attempts(model: dict[str, Any]) -> str:
+    return " + ".join(str(model[name]) for name in ("max_attempts", "max_corrections") if model[name])
+
+
 def _planned_refusal(model: dict[str, Any]) -> str:
-    if (refusal := model["refusal"]) is None:
+    refusal = model["refusal"]
+    if refusal is None:
         return ""
-    after_s = refusal["retry_after_s"]
-    return refusal["message"] + ("" if after_s is None else f" (retry after {after_s:.3g} s)")
+    retry_after_s = refusal["retry_after_s"]
+    return refusal["message"] + ("" if retry_after_s is None else f" (retry after {retry_after_s:.3g} s)")
 
 
-def _failure(result: dict[str, Any]) -> None:
+def _show_failure(result: dict[str, Any]) -> None:
     if result["output"] is not None:
-        _answer(result)  # of an agent with `on_error: message`, of a program that failed, or a part of an answer
+        # A failed job may have a user message (`on_error: message`), the output of a program, or a part of an answer.
+        _show_answer(result)
     error: dict[str, Any] = result["error"] or {}
     reason = result["reason"] or "error"
-    said = joined(error.get("message") or "without a reason", error.get("figures"))
-    output.write(f"{result['status'].replace('_', '-')}: {reason}: {said}", stderr=True)
+    message = joined(error.get("message") or "without a reason", error.get("figures"))
+    output.write(f"{result['status'].replace('_', '-')}: {reason}: {message}", stderr=True)
     for attempt in result["attempts"]:
-        problem = attempt["error"] or {}
-        status = problem.get("status_code")
-        kind = f"{problem.get('kind', attempt['outcome'])}{f' {status}' if status else ''}"
-        took = formats.duration(attempt["duration_ms"])
-        output.write(f"  {attempt['number']}. {attempt['model']}: {kind}, {took}", stderr=True)
-    if (statistics := result.get("statistics")) is not None:
+        attempt_error = attempt["error"] or {}
+        status = attempt_error.get("status_code")
+        kind = f"{attempt_error.get('kind', attempt['outcome'])}{f' {status}' if status else ''}"
+        duration = formats.duration(attempt["duration_ms"])
+        output.write(f"  {attempt['number']}. {attempt['model']}: {kind}, {duration}", stderr=True)
+    statistics = result.get("statistics")
+    if statistics is not None:
         output.note(f"stopped: {formats.failures_in_words(FailureStatistics.model_validate(statistics))}")
     output.note(_summary(result))
 
 
 def _show_accepted(job_id: str, *, waited_s: float, as_json: bool) -> None:
-    """Prints the id of a job that is not decided yet. Ends the command with its own exit code after a wait."""
+    """Prints the id of a job that has not ended yet. After a wait, ends the command with exit code 5."""
     if as_json:
         output.json_document({"job_id": job_id, "execution_id": job_id, "status": "accepted"})
     else:

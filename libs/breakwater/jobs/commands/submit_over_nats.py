@@ -1,4 +1,4 @@
-"""`breakwater submit --via nats`: a job straight to NATS, and its result from there."""
+"""`breakwater submit --via nats`: publishes a job straight to NATS, and receives its result from there."""
 
 from __future__ import annotations
 
@@ -24,59 +24,63 @@ from breakwater.kernel.security.encryption import OFF
 from breakwater.kernel.validation import explain
 from breakwater.local.plane import PlaneLocation
 
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.1, 2.0
-"""Between two looks for a result; each pause is twice the last one."""
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+"""Limits of the pause between two look-ups of a result; each pause is twice the last one."""
 
 
 async def send(plane: PlaneLocation, job: dict[str, Any], *, wait_s: float) -> dict[str, Any] | None:
     """Publishes a job, and waits for its result.
 
     Returns:
-        The result; None while it is accepted and not decided.
+        The result; None if the job was accepted and has not ended in time.
 
     Raises:
-        CliError: it was not accepted, or whether it was can't be known.
+        CliError: if the job was not accepted, or it is unknown whether it was.
     """
     try:
-        checked = Job.model_validate(job)
+        checked_job = Job.model_validate(job)
     except ValidationError as error:
-        # The worker would dead-letter it; here it can still be corrected.
+        # Fails here, where the job can still be corrected; the worker would dead-letter it.
         raise CliError("invalid_job", explain(error, Job), exit_code=ExitCode.USAGE) from None
-    called = scoped_execution(job["job_id"], None)
-    result = subjects.result(called)
+    execution_id = scoped_execution(job["job_id"], None)
+    result_subject = subjects.result(execution_id)
     try:
         cipher = plane.cipher()
     except ConfigError:
-        cipher = OFF  # a submitter need not have the config, nor its keys
+        cipher = OFF  # a submitter may lack the config and its keys
     async with connect.bus(plane.nats_url) as client:
-        received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        response: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         async def receive(message: Msg) -> None:
-            if not received.done():
-                received.set_result(message.data)
+            if not response.done():
+                response.set_result(message.data)
 
-        # Received where the user may subscribe to results; the look-ups below find it in any case.
-        # A dry run takes no id, so no look-up finds its result.
-        inbox = client.new_inbox() if checked.dry_run else None
-        await client.subscribe(inbox or result, cb=receive)
-        await _publish(Publisher(lambda: client, "cli", cipher), checked.agent, called, job, inbox)
-        lookup, deadline, pause_s = Lookup(lambda: client, cipher), time.monotonic() + wait_s, FIRST_LOOK_S
-        while (left_s := deadline - time.monotonic()) > 0:
-            await asyncio.wait([received], timeout=min(pause_s, left_s))
-            if received.done():
-                return json.loads(cipher.decrypt_document(received.result()))
-            # An id that was used before has its result already: none will be received.
-            if (found := await lookup.last(Stream.RESULTS, result)) is not None:
-                return json.loads(found.data)
-            pause_s = min(pause_s * 2, LONGEST_LOOK_S)
+        # Not every user may subscribe to results; the look-ups below find a result in any case, except that of a dry
+        # run, which is not stored and comes to an inbox.
+        inbox = client.new_inbox() if checked_job.dry_run else None
+        await client.subscribe(inbox or result_subject, cb=receive)
+        await _publish(Publisher(lambda: client, "cli", cipher), checked_job.agent, execution_id, job, inbox)
+        lookup = Lookup(lambda: client, cipher)
+        deadline = time.monotonic() + wait_s
+        pause_s = FIRST_PAUSE_S
+        while (remaining_s := deadline - time.monotonic()) > 0:
+            await asyncio.wait([response], timeout=min(pause_s, remaining_s))
+            if response.done():
+                return json.loads(cipher.decrypt_document(response.result()))
+            # The result of an id that was used before is stored, and will not be sent again.
+            stored = await lookup.last(Stream.RESULTS, result_subject)
+            if stored is not None:
+                return json.loads(stored.data)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
     return None
 
 
-async def _publish(publisher: Publisher, agent: str, called: str, job: dict[str, Any], inbox: str | None) -> None:
+async def _publish(publisher: Publisher, agent: str, execution_id: str, job: dict[str, Any], inbox: str | None) -> None:
     subject = subjects.job(agent)
     payload = json.dumps(job if inbox is None else {**job, "reply_to": inbox}, ensure_ascii=False).encode()
     try:
-        await publisher.job(subject, payload, {Header.MSG_ID.value: subjects.message_id(agent, called)})
+        await publisher.job(subject, payload, {Header.MSG_ID.value: subjects.message_id(agent, execution_id)})
     except PublishRefusedError as error:
         if "no stream takes this subject" not in str(error):
             raise CliError("refused", f"the job was not accepted: {error}") from error

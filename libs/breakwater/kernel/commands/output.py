@@ -1,8 +1,7 @@
-"""Printing: one JSON document or JSON lines for programs, tables on a terminal, aligned columns in a pipe.
+"""Printing of results: JSON for programs, tables on a terminal, aligned columns in a pipe.
 
-Rich draws the tables. On a narrow terminal a column without room goes below its row or is left out, with a note. Rich
-alone, at 80 columns, draws an open breaker of `breakwater breakers` in 8 lines, its ids folded after 10 characters;
-with its reason below it takes 2.
+Rich draws the tables. On a narrow terminal, a column without room goes below its row or is omitted, with a note. Rich
+alone would fold all columns: at 80 columns, an open breaker of `breakwater breakers` would take 8 lines instead of 2.
 """
 
 from __future__ import annotations
@@ -32,41 +31,41 @@ Row = TypeVar("Row")
 
 GAP = 2
 INDENT = 4
-_NEVER_FOLDED = 100_000
+_UNFOLDED_WIDTH = 100_000
 _LEAST_WIDTH = 16
-"""A column may be folded to this width; with more columns than fit so, a row is a list."""
+"""The least width to which a column is folded. If the columns don't fit even so, each row becomes a list."""
 
 _STYLES = {"good": "green", "warn": "yellow", "bad": "red", "faint": "dim"}
-"""The style of each tone; any other is a style of rich."""
+"""The style of each tone; any other tone is a style of rich."""
 
 
 def state(name: str, text: str | None = None) -> Cell:
-    """The name of a state in its tone, or another text in that tone."""
+    """A cell with the name of a state, or another text, in the state's tone."""
     return (text or name, tone_of(name))
 
 
 def json_document(value: Any) -> None:
-    """Prints the one JSON document of a command."""
+    """Prints a command's result as one JSON document."""
     write(json.dumps(value, default=plain, ensure_ascii=False, indent=2))
 
 
 def json_line(value: Any) -> None:
-    """Prints one line of a stream of JSON documents."""
+    """Prints a JSON document as one line of a stream."""
     write(json.dumps(value, default=plain, ensure_ascii=False, separators=(",", ":")))
 
 
 def write(text: str, *, end: str = "\n", stderr: bool = False) -> None:
-    """Prints a line and flushes it, for the reader of a pipe. On a terminal it is made `visible`.
+    """Prints a line, and flushes it for readers of a pipe. On a terminal it escapes control characters (`visible`).
 
-    JSON stays JSON, as its own escapes are the same.
+    JSON stays valid, because the escapes are those of JSON.
     """
     stream = sys.stderr if stderr else sys.stdout
     stream.write((visible(text) if stream.isatty() else text) + end)
     stream.flush()
 
 
-class _Screen(io.RawIOBase):
-    """Bytes of text on their way to a terminal, made `visible`."""
+class _VisibleStdout(io.RawIOBase):
+    """A binary stdout for terminals, which makes text `visible`."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -80,12 +79,12 @@ class _Screen(io.RawIOBase):
 
 
 def binary() -> BinaryIO:
-    """Stdout for a command that passes on bytes as they come."""
-    return cast(BinaryIO, _Screen()) if sys.stdout.isatty() else sys.stdout.buffer
+    """Returns stdout as a stream of bytes; on a terminal it makes them `visible`."""
+    return cast(BinaryIO, _VisibleStdout()) if sys.stdout.isatty() else sys.stdout.buffer
 
 
 def note(text: str, style: str = "dim") -> None:
-    """Prints something that is not part of the output, dimmed, to stderr."""
+    """Prints a remark that is not part of the output, dimmed, on stderr."""
     if is_terminal(sys.stderr):
         console(stderr=True).print(visible(text), style=style, highlight=False, markup=False)
     else:
@@ -93,7 +92,7 @@ def note(text: str, style: str = "dim") -> None:
 
 
 def styled(*cells: Cell) -> None:
-    """Prints cells in one line, each in its style where there is a terminal."""
+    """Prints cells in one line; on a terminal, each in its style."""
     if not is_terminal(sys.stdout):
         write("".join(text_of(cell) for cell in cells))
         return
@@ -103,7 +102,7 @@ def styled(*cells: Cell) -> None:
 
 
 def facts(title: Sequence[Cell], columns: Iterable[Column[Row]], row: Row) -> None:
-    """Prints a title if there is one, and below it a line for each fact about the row that is not empty."""
+    """Prints the title if it is not empty, and a line for each column whose cell of the row is not empty."""
     if title:
         styled(*title)
     cells = [(column.title, cell) for column in columns if text_of(cell := _cell(column, row))]
@@ -113,56 +112,63 @@ def facts(title: Sequence[Cell], columns: Iterable[Column[Row]], row: Row) -> No
 
 
 def table(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "nothing", gap: int = GAP) -> None:
-    """Prints a table, its columns `gap` apart; `empty` is a note for people in place of one without rows."""
+    """Prints a table.
+
+    Args:
+        columns: the columns; those that terminals lack are omitted.
+        rows: the rows.
+        empty: note that replaces a table without rows.
+        gap: characters between columns.
+    """
     columns = sorted((column for column in columns if column.terminal), key=lambda column: column.below)
     cells = _cells(columns, rows)
     if not cells:
         note(empty)
         return
-    needed, screen = _widths(columns, cells), terminal_width()
-    if screen is None:
-        _print_aligned(columns, cells, needed, gap)
+    needed_widths = _widths(columns, cells)
+    available = terminal_width()
+    if available is None:
+        _print_aligned(columns, cells, needed_widths, gap)
         return
-    shown, below = _places(columns, needed, screen, gap)
-    widths = [needed[index] for index in shown]
-    while _total(widths, gap) > screen and max(widths) > 1:  # the widest give way, and are folded
+    in_row, below = _places(columns, needed_widths, available, gap)
+    widths = [needed_widths[index] for index in in_row]
+    while _total(widths, gap) > available and max(widths) > 1:  # folds the widest columns
         widths[widths.index(max(widths))] -= 1
-    in_row = [columns[index] for index in shown]
-    # Rich knows no cell over several columns: with lines below, each row is a table of its own, all of the same widths.
+    # Rich has no cells that span columns. So if there are lines below rows, each row is a table with the same widths.
     for number, group in enumerate([[row] for row in cells] if below else [cells]):
-        drawn = _table(in_row, widths, gap, header=number == 0)
+        rich_table = _rich_table([columns[index] for index in in_row], widths, gap, header=number == 0)
         for row in group:
-            drawn.add_row(*(text(row[index]) for index in shown))
-        draw(drawn)
+            rich_table.add_row(*(text(row[index]) for index in in_row))
+        draw(rich_table)
         _draw_below([(columns[index].title, group[0][index]) for index in below])
-    if left_out := [one.title for index, one in enumerate(columns) if index not in (*shown, *below)]:
-        note(f"({', '.join(left_out)}: omitted, the terminal is too narrow; --json shows all columns)")
+    if omitted := [column.title for index, column in enumerate(columns) if index not in (*in_row, *below)]:
+        note(f"({', '.join(omitted)}: omitted, the terminal is too narrow; --json shows all columns)")
 
 
 def records(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "nothing") -> None:
-    """Prints a table, or each row as a list of its own where the terminal is too narrow for so many columns."""
-    listed = list(rows)
-    cells = _cells(columns, listed)
-    screen = terminal_width()
-    narrow = [min(width, _LEAST_WIDTH) for width in _widths(columns, cells)]
-    if screen is None or _total(narrow, GAP) <= screen:
-        table(columns, listed, empty=empty)
+    """Prints a table; if the terminal is too narrow for the columns, each row as a list."""
+    rows = list(rows)
+    cells = _cells(columns, rows)
+    available = terminal_width()
+    least_widths = [min(width, _LEAST_WIDTH) for width in _widths(columns, cells)]
+    if available is None or _total(least_widths, GAP) <= available:
+        table(columns, rows, empty=empty)
         return
-    titles = max(len(column.title) for column in columns)
+    title_width = max(len(column.title) for column in columns)
     for number, row in enumerate(cells, 1):
         styled((f"row {number}", "bold dim"))
         for column, cell in zip(columns, row, strict=True):
-            styled((f"  {column.title:<{titles}}  ", "dim"), cell)
+            styled((f"  {column.title:<{title_width}}  ", "dim"), cell)
 
 
 def draw(renderable: RenderableType) -> None:
-    """Prints what rich draws; in a pipe whole, however wide it is, and without its styles."""
+    """Prints a renderable of rich. In a pipe it is neither folded nor styled."""
     if terminal_width() is not None:
         console().print(renderable, highlight=False)
         return
     from rich.console import Console
 
-    page = Console(file=io.StringIO(), width=_NEVER_FOLDED, color_system=None)
+    page = Console(file=io.StringIO(), width=_UNFOLDED_WIDTH, color_system=None)
     with page.capture() as captured:
         page.print(renderable, highlight=False)
     for line in captured.get().splitlines():
@@ -170,24 +176,24 @@ def draw(renderable: RenderableType) -> None:
 
 
 def terminal_width() -> int | None:
-    """Number of columns of the terminal; None if stdout is none."""
+    """The width of the terminal in characters; None if stdout is no terminal."""
     return console().width if is_terminal(sys.stdout) else None
 
 
 def is_terminal(stream: Any) -> bool:
-    """True if a person is looking at the stream."""
+    """Returns whether the stream is a terminal that can do more than print lines."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def console(*, stderr: bool = False) -> Console:
-    """The terminal. Without colours where NO_COLOR is set."""
+    """Returns rich's console for stdout or stderr; without colours if NO_COLOR is set."""
     from rich.console import Console
 
     return Console(stderr=stderr)
 
 
 def plain(value: Any) -> Any:
-    """Values for `json`: times as RFC 3339 in UTC, decimals as strings, dataclasses and messages as objects."""
+    """Converts a value for `json`: times to RFC 3339 in UTC, decimals to strings, dataclasses to objects."""
     if isinstance(value, datetime):
         from breakwater.kernel.types import format_time
 
@@ -196,8 +202,9 @@ def plain(value: Any) -> Any:
         return value.isoformat()
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
-    if (dump := getattr(value, "model_dump", None)) is not None:
-        return dump(mode="json")
+    model_dump = getattr(value, "model_dump", None)
+    if model_dump is not None:
+        return model_dump(mode="json")
     if isinstance(value, set | frozenset | tuple):
         return list(cast(Iterable[Any], value))
     if isinstance(value, bytes):
@@ -206,7 +213,7 @@ def plain(value: Any) -> Any:
 
 
 def text_of(cell: Cell) -> str:
-    """A cell without its style."""
+    """The text of a cell, without its style."""
     return cell if isinstance(cell, str) else cell[0]
 
 
@@ -215,13 +222,13 @@ def _cells(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> list[list[Cel
 
 
 def _cell(column: Column[Row], row: Row) -> Cell:
-    """Content of a cell, made `visible`."""
+    """Renders a cell, and makes it `visible`."""
     cell = column.cell(row)
     return visible(cell) if isinstance(cell, str) else (visible(cell[0]), cell[1])
 
 
 def _widths(columns: Sequence[Column[Any]], rows: Sequence[Sequence[Cell]]) -> list[int]:
-    """Width that each column needs, for its title too."""
+    """The width that each column needs for its cells and its title, in characters."""
     from rich.cells import cell_len
 
     return [
@@ -237,7 +244,7 @@ def _total(widths: Sequence[int], gap: int) -> int:
 def _print_aligned(
     columns: Sequence[Column[Any]], rows: Sequence[Sequence[Cell]], widths: Sequence[int], gap: int
 ) -> None:
-    """Prints a table without rich, which takes thirty times as long: a pipe may get very many rows."""
+    """Prints a table without rich, which takes thirty times as long, because a pipe may get very many rows."""
     for row in ([column.title for column in columns], *rows):
         padded = (
             text_of(cell).rjust(width) if column.is_right_aligned else text_of(cell).ljust(width)
@@ -247,50 +254,50 @@ def _print_aligned(
 
 
 def _places(
-    columns: Sequence[Column[Any]], needed: Sequence[int], available: int, gap: int
+    columns: Sequence[Column[Any]], needed_widths: Sequence[int], available: int, gap: int
 ) -> tuple[list[int], list[int]]:
-    """Indexes of the columns in the row, and of those below it; the others have no room."""
-    shown = list(range(len(columns)))
-    if _total(needed, gap) <= available:
-        return shown, []
-    below = [index for index in shown if columns[index].below]
-    shown = [index for index in shown if index not in below]
-    while _total([needed[index] for index in shown], gap) > available:
-        least = max(shown, key=lambda index: columns[index].drop)
-        if columns[least].drop == 0:
+    """Chooses which columns are printed. Returns the indexes of those in the row, and of those below it."""
+    in_row = list(range(len(columns)))
+    if _total(needed_widths, gap) <= available:
+        return in_row, []
+    below = [index for index in in_row if columns[index].below]
+    in_row = [index for index in in_row if index not in below]
+    while _total([needed_widths[index] for index in in_row], gap) > available:
+        least_important = max(in_row, key=lambda index: columns[index].drop)
+        if columns[least_important].drop == 0:
             break
-        shown.remove(least)
-    return shown, below
+        in_row.remove(least_important)
+    return in_row, below
 
 
-def _table(columns: Sequence[Column[Any]], widths: Sequence[int], gap: int, *, header: bool) -> Table:
+def _rich_table(columns: Sequence[Column[Any]], widths: Sequence[int], gap: int, *, header: bool) -> Table:
     from rich.table import Table
 
-    drawn = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold dim", show_header=header)
+    rich_table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold dim", show_header=header)
     for column, width in zip(columns, widths, strict=True):
-        drawn.add_column(
+        rich_table.add_column(
             column.title, justify="right" if column.is_right_aligned else "left", overflow="fold", width=width
         )
-    return drawn
+    return rich_table
 
 
-def _draw_below(named: Sequence[tuple[str, Cell]]) -> None:
+def _draw_below(titled_cells: Sequence[tuple[str, Cell]]) -> None:
     from rich.padding import Padding
     from rich.table import Table
 
-    if not any(text_of(cell) for _, cell in named):
+    if not any(text_of(cell) for _, cell in titled_cells):
         return
     lines = Table.grid(padding=(0, GAP, 0, 0))
-    lines.add_column(width=max(len(title) for title, _ in named), style="dim")
+    lines.add_column(width=max(len(title) for title, _ in titled_cells), style="dim")
     lines.add_column(overflow="fold")
-    for title, cell in named:
+    for title, cell in titled_cells:
         if text_of(cell):
             lines.add_row(title, text(cell))
     draw(Padding(lines, (0, 0, 0, INDENT)))
 
 
 def text(cell: Cell) -> Text:
-    """A cell as rich draws it."""
+    """Turns a cell into a text of rich."""
     from rich.text import Text
 
     return Text(visible(cell)) if isinstance(cell, str) else Text(visible(cell[0]), _STYLES.get(cell[1], cell[1]))

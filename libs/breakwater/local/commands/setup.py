@@ -1,4 +1,4 @@
-"""`breakwater setup`: streams, consumers and ClickHouse's tables. Run before the services, as an administrator."""
+"""`breakwater setup`: creates and updates streams, consumers and ClickHouse's tables, as an administrator."""
 
 from __future__ import annotations
 
@@ -51,32 +51,32 @@ def setup(
         output.write("\n".join(statements(plane.clickhouse_url, plane.config(config))))
         return
     addresses = {"nats_url": SecretStr(plane.admin_nats_url), "clickhouse_url": SecretStr(plane.admin_clickhouse_url)}
-    done = run(prepare(Settings().model_copy(update=addresses), plane.config(config)))
+    changes = run(prepare(Settings().model_copy(update=addresses), plane.config(config)))
     if as_json:
-        output.json_document({"ok": True, "done": done})
+        output.json_document({"ok": True, "done": changes})
     else:
-        output.write("\n".join(done) or "everything is up to date; nothing was changed")
+        output.write("\n".join(changes) or "everything is up to date; nothing was changed")
 
 
 async def prepare(settings: Settings, config: Config) -> tuple[str, ...]:
-    """Brings NATS and ClickHouse to what this version and this config need.
+    """Creates and updates what this version and this config need on NATS and ClickHouse.
 
     Returns:
-        What was done, a line each; empty when everything was right.
+        A line for each change; none if everything was up to date.
 
     Raises:
-        CliError: a server does not answer, or its address can't be used.
-        BusError: NATS refuses.
-        AnalyticsError: ClickHouse refuses, or does not answer.
+        CliError: if a server does not answer, or its address is invalid.
+        BusError: if NATS refuses a change.
+        AnalyticsError: if ClickHouse refuses a change, or does not answer.
     """
     return (*await prepare_nats(settings, config), *await prepare_clickhouse(settings, config))
 
 
 async def prepare_nats(settings: Settings, config: Config) -> tuple[str, ...]:
-    """The part of `prepare` for NATS."""
+    """Does the part of `prepare` on NATS."""
     nats_url = settings.nats_url.get_secret_value()
     async with connect.bus(nats_url):
-        pass  # a wrong address or password is reported immediately; provision would try for two minutes
+        pass  # reports a wrong address or password immediately; `provision` would retry for two minutes
     try:
         return await provision(nats_url, bus_plan(config), replicas=settings.nats_replicas)
     except (OSError, TimeoutError, nats.errors.Error) as error:
@@ -87,13 +87,13 @@ async def prepare_nats(settings: Settings, config: Config) -> tuple[str, ...]:
 
 
 async def prepare_clickhouse(settings: Settings, config: Config) -> tuple[str, ...]:
-    """The part of `prepare` for ClickHouse."""
+    """Does the part of `prepare` on ClickHouse."""
     async with connect.analytics(settings.clickhouse_url.get_secret_value()) as analytics:
         return await migrate(analytics, layout(config))
 
 
 def statements(clickhouse_url: str, config: Config) -> tuple[str, ...]:
-    """The statements that `prepare` may run on ClickHouse, as SQL. Raises CliError: the address can't be used."""
+    """The SQL statements that `prepare` may run on ClickHouse. Raises CliError if the address is invalid."""
     try:
         database = analytics_at(clickhouse_url).database
     except ValueError as error:

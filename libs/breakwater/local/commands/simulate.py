@@ -1,4 +1,4 @@
-"""`breakwater simulate`: faults of the simulated provider that `breakwater up --simulate` runs."""
+"""`breakwater simulate`: injects faults into the simulated provider of `breakwater up --simulate`."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ def fault(
 
         breakwater simulate fault gpt-4o-mini --hang-s 90 --rate 0.3
     """
-    given = {"status": status, "hang_s": hang_s, "rate": rate}
-    _inject({model: [{name: value for name, value in given.items() if value is not None}]}, data, as_json=as_json)
+    fault_fields = {"status": status, "hang_s": hang_s, "rate": rate}
+    _inject(
+        {model: [{name: value for name, value in fault_fields.items() if value is not None}]}, data, as_json=as_json
+    )
 
 
 @app.command()
@@ -70,14 +72,14 @@ def _inject(faults: dict[str, Any], data: Path | None, *, as_json: bool) -> None
         output.json_document(document)
         return
     for model, added in document.items():
-        shown = [", ".join(f"{name} {value}" for name, value in one.items()) for one in added]
-        output.styled(f"{model}: ", ("; ".join(shown), "red") if shown else ("answers", "green"))
+        descriptions = [", ".join(f"{name} {value}" for name, value in fault.items()) for fault in added]
+        output.styled(f"{model}: ", ("; ".join(descriptions), "red") if descriptions else ("answers", "green"))
 
 
 async def _post(url: str, body: dict[str, Any]) -> tuple[int, Any]:
     try:
-        async with ClientSession(timeout=ClientTimeout(10)) as session, session.post(url, json=body) as answer:
-            return answer.status, await answer.json()
+        async with ClientSession(timeout=ClientTimeout(10)) as session, session.post(url, json=body) as response:
+            return response.status, await response.json()
     except (ClientError, TimeoutError) as error:
-        why = unreachable_at(transport_failure(error), url)
-        raise unreachable(f"the simulated provider does not answer: {why}") from error
+        reason = unreachable_at(transport_failure(error), url)
+        raise unreachable(f"the simulated provider does not answer: {reason}") from error

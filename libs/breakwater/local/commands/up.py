@@ -1,4 +1,4 @@
-"""`breakwater up`: the whole plane on this machine, until Ctrl-C."""
+"""`breakwater up`: runs the whole plane on this machine, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from breakwater.local.simulation import simulated
 from breakwater.local.stack import Stack, plan_stack
 from breakwater.local.supervisor import Supervisor
 
-LOOK_AT_DISK_EVERY_S = 5.0
+DISK_CHECK_EVERY_S = 5.0
 
-ROOM_BYTES = 64 * 2**20
-"""With less space on the disk, NATS would soon be unable to write again."""
+LEAST_FREE_BYTES = 64 * 2**20
+"""Free disk space from which on NATS is restarted; with less, it would soon be unable to write again."""
 
 
 def up(
@@ -87,7 +87,7 @@ def up(
                 "`breakwater init` writes one; or name one with --config FILE.",
             )
         simulated_config(config)
-    # Before anything is started or created.
+    # Checks the config before it starts or creates anything.
     require_usable(config, load_config(config), simulate=simulate)
     directory = DataDir(data)
     directory.create()
@@ -108,19 +108,19 @@ async def _run(
     workers: int,
     ports: tuple[int | None, int | None],
 ) -> int:
-    supervisor = Supervisor(on_event=events.of_process, inherit=[lock], stop_s=12.0, fork=True)
-    following: list[asyncio.Task[None]] = []
+    supervisor = Supervisor(on_event=events.show_process_event, inherit=[lock], stop_s=12.0, fork=True)
+    background_tasks: list[asyncio.Task[None]] = []
 
     async def stay_up() -> NoReturn:
         simulation = simulated(data, config_file) if simulate else None
-        effective = config_file if simulation is None else simulation.config_file
+        effective_config = config_file if simulation is None else simulation.config_file
         api, console = ports
         stack = plan_stack(
-            data, effective, workers=workers, environment=os.environ, http_port=api, console_port=console
+            data, effective_config, workers=workers, environment=os.environ, http_port=api, console_port=console
         )
         if simulation is not None:
-            where = {"simulated_provider_url": simulation.control_url, "edited_config_file": simulation.edited_file}
-            stack = replace(stack, endpoints=stack.endpoints.model_copy(update=where))
+            urls = {"simulated_provider_url": simulation.control_url, "edited_config_file": simulation.edited_file}
+            stack = replace(stack, endpoints=stack.endpoints.model_copy(update=urls))
         key = await start_stack(supervisor, data, stack, also=[] if simulation is None else [simulation.process])
         if events.as_json:
             output.json_line({"event": "up", **stack.endpoints.model_dump(mode="json"), "first_api_key": key})
@@ -128,15 +128,15 @@ async def _run(
             link = await link_to_show(stack.endpoints)
             _show_endpoints(stack, key, link, next(iter(load_config(stack.setup.config).agents)), simulate=simulate)
         follower = ConfigFollower(supervisor, data, stack, config_file, events, simulation)
-        following.append(asyncio.create_task(follower.run()))
-        following.append(asyncio.create_task(_mend_nats(supervisor, data, stack, events)))
+        background_tasks.append(asyncio.create_task(follower.run()))
+        background_tasks.append(asyncio.create_task(_restart_nats_after_full_disk(supervisor, data, stack, events)))
         while True:
             await asyncio.Event().wait()
 
     try:
         code = 128 + await supervisor.run(stay_up)
     finally:
-        await background.stop(*following)
+        await background.stop(*background_tasks)
         data.remove_endpoints()
     if not events.as_json:
         output.note(f"stopped; the data stays in {data.path}")
@@ -146,22 +146,22 @@ async def _run(
 async def start_stack(
     supervisor: Supervisor, data: DataDir, stack: Stack, *, also: Sequence[ProcessSpec] = ()
 ) -> str | None:
-    """Starts all processes of a stack in their order, and writes its endpoints down for other programs.
+    """Starts all processes of a stack in order, and writes its endpoints to a file for other programs.
 
     Args:
-        supervisor: keeps them alive.
-        data: the stack's data directory, locked.
-        stack: the processes, in their order.
+        supervisor: the supervisor that keeps the processes alive.
+        data: the stack's data directory, which is locked.
+        stack: the processes, in order.
         also: processes to start together with the servers.
 
     Returns:
-        The first API key, the one time that it may be shown; None where there is one already.
+        The first API key, which is shown only once; None if there already is one.
 
     Raises:
-        ProcessFailedError: a process did not come up.
-        CliError: a server does not answer.
+        ProcessFailedError: if a process does not start.
+        CliError: if a server does not answer.
     """
-    prctl.hide_memory()  # the secrets of all services are in its environment
+    prctl.hide_memory()  # the environment contains the secrets of all services
     (data.path / "alive").mkdir(mode=0o700, exist_ok=True)
     settings = stack.setup
     config = load_config(settings.config)
@@ -171,7 +171,7 @@ async def start_stack(
             await supervisor.keepers[server].until_ready()
         await prepare(settings, config)
 
-    await run_together(  # NATS is there immediately, and ClickHouse takes two seconds
+    await run_together(  # ClickHouse takes two seconds to start; the others start immediately
         supervisor.start([*also, *stack.servers]),
         when_ready("nats", prepare_nats),
         when_ready("clickhouse", prepare_clickhouse),
@@ -186,41 +186,45 @@ async def start_stack(
 
 
 async def link_to_show(endpoints: Endpoints) -> str | None:
-    """A sign-in link; None if there can be none now, which is no reason for a stack that runs to end."""
+    """Creates a sign-in link; None if that fails, because the stack runs without one, too."""
     try:
         return await sign_in_link(endpoints)
     except (CliError, StateUnavailableError, OSError, ValueError):
         return None
 
 
-async def _mend_nats(supervisor: Supervisor, data: DataDir, stack: Stack, events: StackEvents) -> None:
-    """Starts NATS again after its disk was full, as soon as there is room: before that, its streams take nothing.
+async def _restart_nats_after_full_disk(
+    supervisor: Supervisor, data: DataDir, stack: Stack, events: StackEvents
+) -> None:
+    """Restarts NATS once a full disk has space again, because its streams accept nothing until then.
 
-    Looks every few seconds, until cancelled; returns immediately where NATS is not ours to start again.
+    Checks every few seconds, until cancelled. Returns immediately if this stack did not start NATS.
     """
-    nats, reported = supervisor.keepers.get("nats"), False
+    nats = supervisor.keepers.get("nats")
+    is_reported = False
     while nats is not None:
-        await asyncio.sleep(LOOK_AT_DISK_EVERY_S)
-        # It is starting, or hangs: the supervisor and the services say so.
+        await asyncio.sleep(DISK_CHECK_EVERY_S)
+        # If NATS is starting or hangs, the supervisor and the services report it.
         with suppress(CliError):
             async with connect.bus(stack.setup.nats_url.get_secret_value()) as client:
                 while client.is_connected:
-                    error = next((one.error for one in await unhealthy_servers(client) if one.cannot_write), None)
-                    if error is None:
-                        reported = False
-                    elif shutil.disk_usage(data.path).free >= ROOM_BYTES:
-                        why = f"it could not write ({error}); there is space again, so it restarts"
-                        events.show("nats_can_write_again", f"  nats: {why}", "yellow", process="nats", message=why)
+                    errors = [server.error for server in await unhealthy_servers(client) if server.cannot_write]
+                    if not errors:
+                        is_reported = False
+                    elif shutil.disk_usage(data.path).free >= LEAST_FREE_BYTES:
+                        text = f"it could not write ({errors[0]}); there is space again, so it restarts"
+                        events.show("nats_can_write_again", f"  nats: {text}", "yellow", process="nats", message=text)
                         nats.signal(signal.SIGTERM)
-                    elif not reported:
-                        why = f"{error}: free disk space; then it restarts"
-                        events.show("nats_cannot_write", f"  nats: {why}", "yellow", process="nats", message=why)
-                        reported = True
-                    await asyncio.sleep(LOOK_AT_DISK_EVERY_S)
+                    elif not is_reported:
+                        text = f"{errors[0]}: free disk space; then it restarts"
+                        events.show("nats_cannot_write", f"  nats: {text}", "yellow", process="nats", message=text)
+                        is_reported = True
+                    await asyncio.sleep(DISK_CHECK_EVERY_S)
 
 
 def _show_endpoints(stack: Stack, key: str | None, link: str | None, agent: str, *, simulate: bool) -> None:
-    endpoints, metrics = stack.endpoints, list(stack.endpoints.metrics.values())
+    endpoints = stack.endpoints
+    metrics = list(endpoints.metrics.values())
 
     def server(name: str, url: str) -> tuple[str, str]:
         return name, connect.without_password(url) + (" (given)" if name in stack.given else "")
@@ -243,8 +247,9 @@ def _show_endpoints(stack: Stack, key: str | None, link: str | None, agent: str,
         output.styled("\n  The first API key, shown once: ", (key, "bold"))
     if simulate:
         output.styled(("\n  Every provider is simulated: no real calls, no cost.", "yellow"))
-    where = "" if endpoints.data_dir == DEFAULT_DATA.absolute() else f" --data {shlex.quote(str(endpoints.data_dir))}"
+    is_default = endpoints.data_dir == DEFAULT_DATA.absolute()
+    data_option = "" if is_default else f" --data {shlex.quote(str(endpoints.data_dir))}"
     output.styled("\n  Next, in another terminal here:")
     for arguments in (f'submit {shlex.quote(agent)} "Write a haiku about harbours."', "tail --since 1h"):
-        output.styled((f"    {formats.breakwater_command()} {arguments}{where}", "bold"))
+        output.styled((f"    {formats.breakwater_command()} {arguments}{data_option}", "bold"))
     output.styled(("  Ctrl-C stops everything.", "dim"))

@@ -1,1 +1,1 @@
-"""`breakwater demo`: the whole plane at work on this machine, and three ledgers compared."""
+"""`breakwater demo`: runs the whole plane on this machine under faults, and compares three ledgers."""

@@ -55,24 +55,27 @@ def demo(
     if data is not None and data.exists() and (not data.is_dir() or any(data.iterdir())):
         raise usage_error(f"{data} is not empty", "The demo needs a new or empty directory.")
     directory = Path(tempfile.mkdtemp(prefix="breakwater-demo-")) if data is None else data.absolute()
-    kept = keep or data is not None
+    keeps_data = keep or data is not None
     # Without a terminal, there is no person to open the console and press Ctrl-C: a stack that stays would hang CI.
     stays = sys.stdout.isatty() and not (leave or as_json)
     try:
         code = _run(directory, jobs, seed, as_json=as_json, stays=stays)
-        kept = kept or code == ExitCode.FAILED
+        keeps_data = keeps_data or code == ExitCode.FAILED
     except Exception:
-        kept = True  # its error names a log there
+        keeps_data = True  # its error names a log there
         raise
     finally:
-        if not kept:
+        if not keeps_data:
             with interrupts.ignored():
                 shutil.rmtree(directory, ignore_errors=True)
-    if not as_json and kept:
-        where = shlex.quote(str(directory))
+    if not as_json and keeps_data:
+        quoted = shlex.quote(str(directory))
         output.note(f"the data is kept in {directory}; to look at it in the console, at the address that this prints:")
         output.styled(
-            (f"  {formats.breakwater_command()} up --simulate --config {where}/breakwater.yaml --data {where}", "bold")
+            (
+                f"  {formats.breakwater_command()} up --simulate --config {quoted}/breakwater.yaml --data {quoted}",
+                "bold",
+            )
         )
     elif not as_json:
         output.note("the data is deleted; `--keep` keeps it, for the console")
@@ -83,7 +86,7 @@ def _run(directory: Path, jobs: int, seed: int, *, as_json: bool, stays: bool) -
     data = DataDir(directory)
     data.create()
     with data.locked() as lock:
-        ended = run(run_demo(data, lock, jobs=jobs, seed=seed, as_json=as_json, stays=stays))
-    if not isinstance(ended, DemoReport):
-        return 128 + ended
-    return ExitCode.OK if ended.ok else ExitCode.FAILED
+        outcome = run(run_demo(data, lock, jobs=jobs, seed=seed, as_json=as_json, stays=stays))
+    if not isinstance(outcome, DemoReport):
+        return 128 + outcome
+    return ExitCode.OK if outcome.ok else ExitCode.FAILED

@@ -1,13 +1,13 @@
-"""Three ledgers side by side: the provider's own, Redis' counters, ClickHouse's rows. Pure.
+"""The comparison of three ledgers: the provider's own, Redis' counters, and ClickHouse's rows. Pure.
 
-What must agree, and to the last nano-dollar:
+They must agree to the nano-dollar:
 
-- Every call that the provider had is an attempt in ClickHouse, and the other way round; Redis counts as many.
-- What the plane says a call was billed is what the provider billed for it.
-- Redis' spend is ClickHouse's sum, for all agents together and for each one.
+- Every call in the provider's ledger is an attempt in ClickHouse, and vice versa; Redis counts the same number.
+- The plane records for each call what the provider billed.
+- The spend in Redis is the sum in ClickHouse, for all agents together and for each agent.
 
-A call whose answer never arrived is the exception that no client of a provider can avoid. Its cost is not known, so
-the plane charges its worst case and says `estimated`. The provider must not have billed more for it.
+The exception is a call whose answer never arrived: its cost is unknown, so the plane charges the worst case as
+`estimated`. The provider must not have billed more for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, Ledger, led
 
 @dataclass(frozen=True, slots=True)
 class ProviderCall:
-    """A call in the provider's ledger. `attempt_id` is None where the request named none."""
+    """A call in the provider's ledger. `attempt_id` is None if the request had none; `cost` is in nano-dollars."""
 
     attempt_id: str | None
     model: str
@@ -34,7 +34,7 @@ class ProviderCall:
 
 @dataclass(frozen=True, slots=True)
 class ComparedFigure:
-    """A figure in each of the ledgers: a number, or an amount in USD as text; None where a ledger does not have it."""
+    """A figure in each of the ledgers: a number, or an amount in USD as text; None if the ledger does not have it."""
 
     name: str
     provider: int | str | None
@@ -45,7 +45,7 @@ class ComparedFigure:
 
 @dataclass(frozen=True, slots=True)
 class LedgerComparison:
-    """The ledgers side by side, and in words where they differ."""
+    """The figures of the ledgers side by side, and descriptions of all differences."""
 
     agree: bool
     figures: tuple[ComparedFigure, ...]
@@ -62,57 +62,63 @@ def compare(
     """Compares the ledgers.
 
     Args:
-        provider: all calls of the provider's ledger.
+        provider: all calls in the provider's ledger.
         counted: Redis' counters of some days.
-        reserved: what Redis holds for calls under way, on the same days.
-        attempts: all of ClickHouse, of the same days.
-        zone: whose days.
+        reserved: Redis' reservations for running calls on the same days, in nano-dollars.
+        attempts: all attempts in ClickHouse on the same days.
+        zone: time zone of the days.
     """
     calls = {attempt.attempt_id: attempt for attempt in attempts if not attempt.short_circuited}
-    unanswered = {name for name, call in calls.items() if call.cost_basis == "estimated"}
-    paid = sum(call.cost for call in provider if call.attempt_id not in unanswered)
-    paid_unanswered = sum(call.cost for call in provider if call.attempt_id in unanswered)
-    estimated = sum(calls[name].cost or 0 for name in unanswered)
-    billed = sum(call.cost or 0 for call in calls.values()) - estimated
+    unanswered = {attempt_id for attempt_id, attempt in calls.items() if attempt.cost_basis == "estimated"}
+    billed_by_provider = sum(call.cost for call in provider if call.attempt_id not in unanswered)
+    billed_unanswered = sum(call.cost for call in provider if call.attempt_id in unanswered)
+    estimated = sum(calls[attempt_id].cost or 0 for attempt_id in unanswered)
+    billed = sum(attempt.cost or 0 for attempt in calls.values()) - estimated
     total = sum((sums for (_, scope), sums in counted.items() if scope == "global"), AttemptSums())
-    held = sum(amount for (_, scope), amount in reserved.items() if scope == "global")
-    same = len(provider) == total.calls == len(calls)
+    reserved_amount = sum(amount for (_, scope), amount in reserved.items() if scope == "global")
+    same_count = len(provider) == total.calls == len(calls)
+    recorded = billed + estimated
     usd = usd_from_nano
     figures = (
-        ComparedFigure("calls", len(provider), total.calls, len(calls), same),
-        ComparedFigure("billed", usd(paid), None, usd(billed), paid == billed),
-        ComparedFigure("estimated", usd(paid_unanswered), None, usd(estimated), paid_unanswered <= estimated),
-        ComparedFigure("spend", None, usd(total.spent), usd(billed + estimated), total.spent == billed + estimated),
-        ComparedFigure("reserved", None, usd(held), None, held == 0),
+        ComparedFigure("calls", len(provider), total.calls, len(calls), same_count),
+        ComparedFigure("billed", usd(billed_by_provider), None, usd(billed), billed_by_provider == billed),
+        ComparedFigure("estimated", usd(billed_unanswered), None, usd(estimated), billed_unanswered <= estimated),
+        ComparedFigure("spend", None, usd(total.spent), usd(recorded), total.spent == recorded),
+        ComparedFigure("reserved", None, usd(reserved_amount), None, reserved_amount == 0),
     )
-    differences = (*_of_calls(provider, calls), *_of_scopes(counted, reserved, ledger(calls.values(), zone)))
+    differences = (
+        *_call_differences(provider, calls),
+        *_scope_differences(counted, reserved, ledger(calls.values(), zone)),
+    )
     return LedgerComparison(not differences and all(figure.agree for figure in figures), figures, differences)
 
 
-def _of_calls(provider: Sequence[ProviderCall], calls: Mapping[str, Attempt]) -> Iterable[str]:
-    """Provider against ClickHouse, call by call."""
-    times = Counter(call.attempt_id for call in provider)
-    yield from (f"{name}: {count} times at the provider" for name, count in times.items() if name and count > 1)
-    yield from (f"{name}: not at the provider" for name in sorted(calls.keys() - times))
-    yield from (f"{name}: its cost is unknown" for name, call in sorted(calls.items()) if call.cost is None)
-    for theirs in provider:
-        ours = calls.get(theirs.attempt_id or "")
-        if ours is None:
-            yield f"{theirs.attempt_id or 'a call without an id'}: not in ClickHouse"
-        elif theirs.model != ours.model:
-            yield f"{ours.attempt_id}: the provider called {theirs.model}, ClickHouse says {ours.model}"
-        elif ours.cost is not None:
-            at_most = ours.cost_basis == "estimated"
-            if theirs.cost > ours.cost or (theirs.cost < ours.cost and not at_most):
-                says = f"{exact_money(ours.cost)}{' at most' if at_most else ''}"
-                yield f"{ours.attempt_id}: the provider billed {exact_money(theirs.cost)}, ClickHouse says {says}"
+def _call_differences(provider: Sequence[ProviderCall], calls: Mapping[str, Attempt]) -> Iterable[str]:
+    """Compares the provider's ledger with ClickHouse, call by call."""
+    counts = Counter(call.attempt_id for call in provider)
+    yield from (f"{name}: {count} times at the provider" for name, count in counts.items() if name and count > 1)
+    yield from (f"{attempt_id}: not at the provider" for attempt_id in sorted(calls.keys() - counts))
+    yield from (f"{name}: its cost is unknown" for name, attempt in sorted(calls.items()) if attempt.cost is None)
+    for provider_call in provider:
+        attempt = calls.get(provider_call.attempt_id or "")
+        if attempt is None:
+            yield f"{provider_call.attempt_id or 'a call without an id'}: not in ClickHouse"
+        elif provider_call.model != attempt.model:
+            yield f"{attempt.attempt_id}: the provider called {provider_call.model}, ClickHouse says {attempt.model}"
+        elif attempt.cost is not None:
+            at_most = attempt.cost_basis == "estimated"
+            if provider_call.cost > attempt.cost or (provider_call.cost < attempt.cost and not at_most):
+                billed = exact_money(provider_call.cost)
+                recorded = f"{exact_money(attempt.cost)}{' at most' if at_most else ''}"
+                yield f"{attempt.attempt_id}: the provider billed {billed}, ClickHouse says {recorded}"
 
 
-def _of_scopes(counted: Ledger, reserved: Mapping[BudgetPlace, int], recorded: Ledger) -> Iterable[str]:
-    """Redis against ClickHouse, scope by scope."""
+def _scope_differences(counted: Ledger, reserved: Mapping[BudgetPlace, int], recorded: Ledger) -> Iterable[str]:
+    """Compares Redis with ClickHouse, scope by scope."""
     days = {day for day, _ in counted}
     for place in sorted({*counted, *(place for place in recorded if place[0] in days)}):
-        redis, clickhouse = counted.get(place, AttemptSums()), recorded.get(place, AttemptSums())
+        redis = counted.get(place, AttemptSums())
+        clickhouse = recorded.get(place, AttemptSums())
         if (redis.calls, redis.spent) != (clickhouse.calls, clickhouse.spent):
             yield (
                 f"{place[1]}: {redis.calls} calls and {exact_money(redis.spent)} in Redis, "

@@ -1,4 +1,4 @@
-"""A run of the demo and its report: figures, the checks of everything that the scenario provokes, and the screen."""
+"""The report of the demo: its figures, the checks of what the scenario provokes, and its printing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from breakwater.kernel.commands import output
 from breakwater.kernel.commands.formats import counted, duration, exact, exact_money, money
 from breakwater.kernel.commands.output import Cell, Column
 from breakwater.local.demo.reconciliation import ComparedFigure, LedgerComparison
-from breakwater.local.demo.scenario import BURST, RETRY_AFTER_S, STORY, trouble_at
+from breakwater.local.demo.scenario import BURST, RETRY_AFTER_S, STORY, faults_at
 from breakwater.records.figures import AgentSummary, agent_summaries
 from breakwater.records.rows import attempt_of, execution_of
 
 BreakerRecord = Mapping[str, Any]
-"""A row of `BREAKERS`: the changes of a breaker, its state now, and why it opened first."""
+"""A row of `BREAKERS`: how often a breaker changed, its current state, and why it first opened."""
 
 BREAKERS = """
 SELECT
@@ -42,45 +42,45 @@ _EXPECTED_ALERTS = frozenset({"breaker_open", "breaker_closed", "budget_soft_cap
 
 
 @dataclass(slots=True)
-class Delivered:
-    """The alerts that a receiver got, in the order of their arrival."""
+class DeliveredAlerts:
+    """The alerts that the receiver got, in the order of their arrival."""
 
     alerts: list[Alert] = field(default_factory=list[Alert])
     repeated: int = 0
-    """Deliveries of an alert that had arrived before."""
+    """Number of deliveries of an alert that had arrived before."""
     refused: int = 0
-    """Requests whose signature was not right."""
+    """Number of requests with a wrong signature."""
 
 
 @dataclass(slots=True)
 class DemoRun:
-    """One run of the demo so far."""
+    """The state of a run of the demo."""
 
     planned: Sequence[tuple[float, Job]]
-    """All jobs, each with its time of submission: seconds since the load began."""
-    delivered: Delivered = field(default_factory=Delivered)
+    """All jobs, each with its time of submission in seconds since the load began."""
+    delivered: DeliveredAlerts = field(default_factory=DeliveredAlerts)
     phase: Literal["starting", "running", "settling"] = "starting"
     began_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     load_began_at: datetime | None = None
     ready: list[str] = field(default_factory=list[str])
-    """Processes that are up."""
+    """Names of the processes that are up."""
     results: int = 0
-    """Number of jobs that have one."""
+    """Number of jobs that have a result."""
     failed: dict[str, str] = field(default_factory=dict[str, str])
-    """Errors of submitting jobs, by job id. A job that ended in failure is none."""
+    """Errors of submissions by job id. A job that was accepted and failed is not among them."""
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the demo began."""
         return (datetime.now(UTC) - self.began_at).total_seconds()
 
-    def words(self) -> str:
-        """The state of the run, in a line."""
+    def describe(self) -> str:
+        """Describes the state of the run in one line."""
         if self.phase == "starting":
             return f"starting: {', '.join(self.ready) or 'servers'}"
         parts = [f"{self.phase}: {self.results}/{len(self.planned)} jobs have their results"]
         if self.phase == "running" and self.load_began_at is not None:
-            parts += trouble_at((datetime.now(UTC) - self.load_began_at).total_seconds())
+            parts += faults_at((datetime.now(UTC) - self.load_began_at).total_seconds())
         if alerts := self.delivered.alerts:
             parts.append(f"{counted(len(alerts), 'alert')}, the last: {alerts[-1].title}")
         return " | ".join(parts)
@@ -88,7 +88,7 @@ class DemoRun:
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """The rows of ClickHouse."""
+    """The rows in ClickHouse after a run."""
 
     agents: tuple[AgentSummary, ...]
     executions: tuple[Execution, ...]
@@ -98,7 +98,7 @@ class StoredRows:
 
 
 async def read_stored(analytics: Analytics) -> StoredRows:
-    """Reads all of them. Raises AnalyticsError."""
+    """Reads all rows that the report needs. Raises AnalyticsError."""
     return StoredRows(
         agents=await agent_summaries(analytics),
         executions=await analytics.read(execution_of, "SELECT * FROM executions FINAL ORDER BY execution_id"),
@@ -110,7 +110,7 @@ async def read_stored(analytics: Analytics) -> StoredRows:
 
 @dataclass(frozen=True, slots=True)
 class DemoCheck:
-    """Something that must happen, and how it went."""
+    """The check of something that must happen in a run."""
 
     name: str
     ok: bool
@@ -119,7 +119,7 @@ class DemoCheck:
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """One run of the demo."""
+    """The report of a run."""
 
     jobs: int
     seconds: float
@@ -130,12 +130,12 @@ class DemoReport:
 
     @property
     def ok(self) -> bool:
-        """True if the ledgers agree, and everything happened that had to."""
+        """True if the ledgers agree and all checks succeeded."""
         return self.comparison.agree and all(check.ok for check in self.checks)
 
     def document(self) -> dict[str, Any]:
-        """The report as JSON has it: money as decimal strings in USD."""
-        shown = {"alert_id", "incident_id", "event", "status", "severity", "title"}
+        """Converts the report to JSON, with money as decimal strings in USD."""
+        fields_shown = {"alert_id", "incident_id", "event", "status", "severity", "title"}
         return {
             "ok": self.ok,
             "jobs": self.jobs,
@@ -146,14 +146,14 @@ class DemoReport:
                 for agent in self.stored.agents
             ],
             "breakers": self.stored.breakers,
-            "alerts": [alert.model_dump(mode="json", include=shown) for alert in self.alerts],
+            "alerts": [alert.model_dump(mode="json", include=fields_shown) for alert in self.alerts],
             "reconciliation": asdict(self.comparison),
             "checks": [asdict(check) for check in self.checks],
         }
 
 
 def checks(run: DemoRun, stored: StoredRows, cap: int) -> tuple[DemoCheck, ...]:
-    """One check for each thing that the scenario provokes; `cap` is that of `small-budget`, in nano-dollars. Pure."""
+    """Checks everything that the scenario provokes. `cap` is that of `small-budget`, in nano-dollars. Pure."""
     return (
         _each_job_once(run, stored),
         _outage(stored),
@@ -167,32 +167,37 @@ def checks(run: DemoRun, stored: StoredRows, cap: int) -> tuple[DemoCheck, ...]:
 
 def _each_job_once(run: DemoRun, stored: StoredRows) -> DemoCheck:
     jobs = [job for _, job in run.planned]
-    decided = Counter(record.execution_id for record in stored.executions)
-    problems = [f"{job}: {why}" for job, why in sorted(run.failed.items())]
-    if lost := sorted({str(job.job_id) for job in jobs} - decided.keys()):
-        problems.append(f"{len(lost)} without an execution: {', '.join(lost[:5])}")
-    if repeated := decided.total() - len(decided):
+    counts = Counter(record.execution_id for record in stored.executions)
+    problems = [f"{job}: {reason}" for job, reason in sorted(run.failed.items())]
+    if missing := sorted({str(job.job_id) for job in jobs} - counts.keys()):
+        problems.append(f"{len(missing)} without an execution: {', '.join(missing[:5])}")
+    if repeated := counts.total() - len(counts):
         problems.append(f"{repeated} executions too many")
     ways = Counter(str(job.metadata["way"]) for job in jobs)
-    detail = f"{ways['http']} over HTTP, {ways['nats']} over NATS; {len(decided)} decided, once each"
+    detail = f"{ways['http']} over HTTP, {ways['nats']} over NATS; {len(counts)} decided, once each"
     return DemoCheck("no job lost", not problems, "; ".join(problems[:5]) or detail)
 
 
 def _outage(stored: StoredRows) -> DemoCheck:
     failed = sum(_status(attempt) == 503 for attempt in stored.attempts)
-    breakers = {(one["agent"], one["model"]): one for one in stored.breakers}
+    breakers = {(breaker["agent"], breaker["model"]): breaker for breaker in stored.breakers}
     breaker = breakers.get(("content-writer", "gpt-4o"))
     if breaker is None:
         return DemoCheck("outage of gpt-4o", False, f"{failed} calls failed, and the breaker did not open")
     spared = sum(attempt.short_circuited for attempt in _of(stored, "content-writer"))
-    now = "closed again" if breaker["now"] == "closed" else breaker["now"].replace("_", "-")
-    detail = f"{failed} calls failed; the breaker opened {breaker['opened']} times, spared {spared} calls, and is {now}"
+    opened = breaker["opened"]
+    state = "closed again" if breaker["now"] == "closed" else breaker["now"].replace("_", "-")
+    detail = f"{failed} calls failed; the breaker opened {opened} times, spared {spared} calls, and is {state}"
     return DemoCheck("outage of gpt-4o", breaker["now"] == "closed", detail)
 
 
 def _burst(attempts: Sequence[Attempt]) -> DemoCheck:
-    limited = {(one.execution_id, one.number) for one in attempts if _status(one) == 429}
-    retries = [one for one in attempts if one.cause == "retry" and (one.execution_id, one.number - 1) in limited]
+    limited = {(attempt.execution_id, attempt.number) for attempt in attempts if _status(attempt) == 429}
+    retries = [
+        attempt
+        for attempt in attempts
+        if attempt.cause == "retry" and (attempt.execution_id, attempt.number - 1) in limited
+    ]
     early = sum(retry.backoff_ms < RETRY_AFTER_S * 1000 for retry in retries)
     waits = f"{early or 'none'} sooner than {RETRY_AFTER_S} s"
     detail = f"{len(limited)} calls answered so; {len(retries)} retried, {waits}"
@@ -200,7 +205,11 @@ def _burst(attempts: Sequence[Attempt]) -> DemoCheck:
 
 
 def _hang(stored: StoredRows) -> DemoCheck:
-    hung = [one for one in _of(stored, "deep-research") if one.error is not None and one.error.kind == "timeout"]
+    hung = [
+        attempt
+        for attempt in _of(stored, "deep-research")
+        if attempt.error is not None and attempt.error.kind == "timeout"
+    ]
     succeeded = {record.execution_id for record in stored.executions if record.status == "succeeded"}
     saved = sum(attempt.execution_id in succeeded for attempt in hung)
     detail = f"{len(hung)} calls cut off, {saved} of their jobs done by the fallback"
@@ -216,14 +225,16 @@ def _wrong_key(stored: StoredRows) -> DemoCheck:
 
 
 def _small_budget(stored: StoredRows, cap: int) -> DemoCheck:
-    refused = sum(one.agent == "small-budget" and one.reason == "budget_exceeded" for one in stored.executions)
+    refused = sum(
+        execution.agent == "small-budget" and execution.reason == "budget_exceeded" for execution in stored.executions
+    )
     spent = sum(attempt.cost or 0 for attempt in _of(stored, "small-budget"))
     detail = f"{refused} jobs refused; spent {money(spent)} of {money(cap)}"
     return DemoCheck("small budget", refused > 0 and spent <= cap, detail)
 
 
-def _alerts(delivered: Delivered, stored: StoredRows) -> DemoCheck:
-    # Not each change of an incident is a message: of changes that wait together, only the newest is sent.
+def _alerts(delivered: DeliveredAlerts, stored: StoredRows) -> DemoCheck:
+    # Compares incidents, not changes: of several changes that wait to be sent, only the newest is a message.
     incidents = {alert.incident_id for alert in delivered.alerts}
     counts = {
         "incidents were not announced": len(stored.incident_ids - incidents),
@@ -231,12 +242,12 @@ def _alerts(delivered: Delivered, stored: StoredRows) -> DemoCheck:
         "messages came again": delivered.repeated,
         "with a wrong signature": delivered.refused,
     }
-    problems = [f"{count} {words}" for words, count in counts.items() if count]
-    if lacking := sorted(_EXPECTED_ALERTS - {alert.event for alert in delivered.alerts}):
-        problems.append(f"none of {', '.join(lacking)}")
+    problems = [f"{count} {problem}" for problem, count in counts.items() if count]
+    if missing := sorted(_EXPECTED_ALERTS - {alert.event for alert in delivered.alerts}):
+        problems.append(f"none of {', '.join(missing)}")
     kinds = Counter(alert.event.replace("_", " ") for alert in delivered.alerts).most_common()
-    listed = ", ".join(f"{count} {kind}" for kind, count in kinds)
-    detail = f"{len(incidents)} incidents, each announced, every signature right: {listed}"
+    kind_list = ", ".join(f"{count} {kind}" for kind, count in kinds)
+    detail = f"{len(incidents)} incidents, each announced, every signature right: {kind_list}"
     return DemoCheck("alerts", not problems, "; ".join(problems) or detail)
 
 
@@ -248,23 +259,23 @@ def _status(attempt: Attempt) -> int | None:
     return None if attempt.error is None else attempt.error.status_code
 
 
-DIFFERENCES = 10
-"""Number of those shown; the document of --json has all."""
+MAX_DIFFERENCES = 10
+"""Maximum number of differences that are printed; --json prints all."""
 
 _NONE = ("·", "dim")
 
 AGENTS: tuple[Column[AgentSummary], ...] = (
-    Column("agent", lambda one: (one.agent, "bold" if one.agent == "all" else "")),
-    Column("jobs", lambda one: one.executions, align_right=True),
-    Column("ok", lambda one: _success(one), align_right=True),
-    Column("tries", lambda one: one.attempts, align_right=True),
-    Column("retry", lambda one: one.retries or _NONE, align_right=True),
-    Column("fall", lambda one: one.fallbacks or _NONE, align_right=True),
-    Column("short", lambda one: one.short_circuits or _NONE, align_right=True),
-    Column("p50", lambda one: duration(one.p50_ms), align_right=True),
-    Column("p95", lambda one: duration(one.p95_ms), align_right=True),
-    Column("spend", lambda one: money(one.spend), align_right=True),
-    Column("wasted", lambda one: money(one.wasted), align_right=True),
+    Column("agent", lambda agent: (agent.agent, "bold" if agent.agent == "all" else "")),
+    Column("jobs", lambda agent: agent.executions, align_right=True),
+    Column("ok", lambda agent: _success(agent), align_right=True),
+    Column("tries", lambda agent: agent.attempts, align_right=True),
+    Column("retry", lambda agent: agent.retries or _NONE, align_right=True),
+    Column("fall", lambda agent: agent.fallbacks or _NONE, align_right=True),
+    Column("short", lambda agent: agent.short_circuits or _NONE, align_right=True),
+    Column("p50", lambda agent: duration(agent.p50_ms), align_right=True),
+    Column("p95", lambda agent: duration(agent.p95_ms), align_right=True),
+    Column("spend", lambda agent: money(agent.spend), align_right=True),
+    Column("wasted", lambda agent: money(agent.wasted), align_right=True),
 )
 CHECKS: tuple[Column[DemoCheck], ...] = (
     Column("", lambda check: ("ok", "green") if check.ok else ("FAILED", "bold red")),
@@ -272,16 +283,16 @@ CHECKS: tuple[Column[DemoCheck], ...] = (
     Column("result", lambda check: check.detail),
 )
 FIGURES: tuple[Column[ComparedFigure], ...] = (
-    Column("", lambda one: one.name),
-    Column("provider", lambda one: _amount(one.provider), align_right=True),
-    Column("Redis", lambda one: _amount(one.redis), align_right=True),
-    Column("ClickHouse", lambda one: _amount(one.clickhouse), align_right=True),
-    Column("agree", lambda one: ("yes", "green") if one.agree else ("NO", "bold red")),
+    Column("", lambda figure: figure.name),
+    Column("provider", lambda figure: _amount(figure.provider), align_right=True),
+    Column("Redis", lambda figure: _amount(figure.redis), align_right=True),
+    Column("ClickHouse", lambda figure: _amount(figure.clickhouse), align_right=True),
+    Column("agree", lambda figure: ("yes", "green") if figure.agree else ("NO", "bold red")),
 )
 
 
 def announce(jobs: int) -> None:
-    """Prints the scenario in words."""
+    """Prints what the scenario will provoke."""
     output.styled(("Breakwater demo", "bold"), f": {jobs} jobs, 6 agents, local servers, a simulated provider")
     for sentence in STORY:
         output.styled((f"  - {sentence}", "dim"))
@@ -291,8 +302,8 @@ def announce(jobs: int) -> None:
 def show(report: DemoReport) -> None:
     """Prints the report."""
     _heading("Agents", "read from ClickHouse; fall: fallbacks, short: calls that were refused")
-    summed = [field.name for field in fields(AgentSummary) if field.name not in ("agent", "p50_ms", "p95_ms")]
-    totals = {name: sum(getattr(agent, name) or 0 for agent in report.stored.agents) for name in summed}
+    summed_fields = [field.name for field in fields(AgentSummary) if field.name not in ("agent", "p50_ms", "p95_ms")]
+    totals = {name: sum(getattr(agent, name) or 0 for agent in report.stored.agents) for name in summed_fields}
     output.table(AGENTS, [*report.stored.agents, AgentSummary(agent="all", p50_ms=None, p95_ms=None, **totals)], gap=1)
     _heading("What was provoked, and what became of it")
     output.table(CHECKS, report.checks)
@@ -300,10 +311,10 @@ def show(report: DemoReport) -> None:
     output.table(FIGURES, report.comparison.figures)
     output.styled(("estimated: the worst case of calls whose answer never came", "dim"))
     differences = report.comparison.differences
-    for difference in differences[:DIFFERENCES]:
+    for difference in differences[:MAX_DIFFERENCES]:
         output.styled((f"differs: {difference}", "red"))
-    if len(differences) > DIFFERENCES:
-        output.styled((f"and {len(differences) - DIFFERENCES} more; --json lists all", "red"))
+    if len(differences) > MAX_DIFFERENCES:
+        output.styled((f"and {len(differences) - MAX_DIFFERENCES} more; --json lists all", "red"))
     output.write("")
     output.styled(_verdict(report))
 
@@ -330,5 +341,7 @@ def _verdict(report: DemoReport) -> Cell:
             "bold green",
         )
     failed = ", ".join(check.name for check in report.checks if not check.ok)
-    words = ("" if report.comparison.agree else "the ledgers differ", f"not as expected: {failed}" if failed else "")
-    return (f"FAILED after {seconds}: {'; '.join(filter(None, words))}.", "bold red")
+    problems = [] if report.comparison.agree else ["the ledgers differ"]
+    if failed:
+        problems.append(f"not as expected: {failed}")
+    return (f"FAILED after {seconds}: {'; '.join(problems)}.", "bold red")

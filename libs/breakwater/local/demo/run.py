@@ -1,4 +1,4 @@
-"""The course of the demo: a fresh stack, the load, settling, and the report."""
+"""Runs the demo: starts a fresh stack, submits the load, waits until it settles, and reports."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from breakwater.local.commands.up import start_stack
 from breakwater.local.datadir import DataDir, Endpoints
 from breakwater.local.demo import report, scenario
 from breakwater.local.demo.reconciliation import ProviderCall, compare
-from breakwater.local.demo.report import Delivered, DemoCheck, DemoReport, DemoRun
+from breakwater.local.demo.report import DeliveredAlerts, DemoCheck, DemoReport, DemoRun
 from breakwater.local.ports import free_port
 from breakwater.local.simulation import SCRIPT, provider_process
 from breakwater.local.stack import Stack, plan_stack
 from breakwater.local.supervisor import ProcessEvent, Supervisor
 
 CONFIG = "breakwater.yaml"
-IN_FLIGHT = 32
+MAX_IN_FLIGHT = 32
 DEADLINE_S = 120.0
-SETTLE_S = 20.0
+SETTLE_TIMEOUT_S = 20.0
 CHECK_EVERY_S = 0.25
 LINE_EVERY_S = 2.0
 
@@ -59,21 +59,22 @@ async def run_demo(
 
     Args:
         data: a fresh data directory.
-        lock: the descriptor of its lock.
-        jobs: how many there are.
-        seed: the same seed gives the same jobs and the same answers.
-        as_json: prints the report as JSON, and nothing else.
-        stays: keeps everything running after the report, until a signal.
+        lock: file descriptor of the directory's lock.
+        jobs: number of jobs.
+        seed: seed of the jobs and the answers.
+        as_json: True to print only the report, as JSON.
+        stays: True to keep everything running after the report, until a signal.
 
     Returns:
         The report, or the signal that ended the demo before it.
 
     Raises:
-        ProcessFailedError: a part of the stack did not come up.
-        CliError: a part of it does not answer.
+        ProcessFailedError: if a process of the stack does not start.
+        CliError: if a server or service does not answer.
     """
     demo = DemoRun(scenario.plan_load(jobs, seed))
-    stopping, reported = False, list[DemoReport]()
+    stopping = False
+    printed_reports: list[DemoReport] = []
 
     def on_event(event: ProcessEvent) -> None:
         nonlocal stopping
@@ -88,80 +89,84 @@ async def run_demo(
 
     supervisor = Supervisor(on_event=on_event, inherit=[lock], stop_s=12.0, fork=True)
 
-    def line() -> str:
-        return f"{demo.elapsed_s:4.0f} s  {demo.words()}"
+    def progress_line() -> str:
+        return f"{demo.elapsed_s:4.0f} s  {demo.describe()}"
 
-    async def play() -> DemoReport:
+    async def run_and_report() -> DemoReport:
         async with AsyncExitStack() as running:
-            async with nullcontext() if as_json else connect.progress(line, lines_every_s=LINE_EVERY_S):
-                found, stack = await running.enter_async_context(_played(data, supervisor, demo, seed))
-            reported.append(found)
-            # Printed before the stack is stopped, which takes a moment.
+            async with nullcontext() if as_json else connect.progress(progress_line, lines_every_s=LINE_EVERY_S):
+                demo_report, stack = await running.enter_async_context(_running_demo(data, supervisor, demo, seed))
+            printed_reports.append(demo_report)
+            # Prints the report before it stops the stack, which takes a moment.
             if as_json:
-                output.json_document(found.document())
+                output.json_document(demo_report.document())
             else:
-                report.show(found)
+                report.show(demo_report)
             if stays:
                 await _show_console(demo, stack)
                 await asyncio.Event().wait()
-        return found
+        return demo_report
 
     if not as_json:
         report.announce(jobs)
     try:
-        ended = await supervisor.run(play)
-        return reported[0] if reported else ended
+        outcome = await supervisor.run(run_and_report)
+        return printed_reports[0] if printed_reports else outcome
     finally:
         data.remove_endpoints()
 
 
 async def _show_console(demo: DemoRun, stack: Stack) -> None:
-    """Prints where to look at what happened, in the time in which it did."""
+    """Prints a link to the console's overview of the time in which the demo ran."""
     assert demo.load_began_at is not None
-    span = (f"{at:%Y-%m-%dT%H:%M:%SZ}" for at in (demo.load_began_at, datetime.now(UTC) + timedelta(seconds=1)))
-    link = await sign_in_link(stack.endpoints, "/?from={}&to={}".format(*span))
-    where = shlex.quote(str(stack.endpoints.data_dir))
+    ended_at = datetime.now(UTC) + timedelta(seconds=1)
+    page = f"/?from={demo.load_began_at:%Y-%m-%dT%H:%M:%SZ}&to={ended_at:%Y-%m-%dT%H:%M:%SZ}"
+    link = await sign_in_link(stack.endpoints, page)
+    data_dir = shlex.quote(str(stack.endpoints.data_dir))
     output.styled("\nThe stack goes on running. See in the console what happened; this link signs in once:")
     output.styled(("  " + link, "bold"))
-    output.styled((f"  `{formats.breakwater_command()} console --data {where}` prints another link.", "dim"))
+    output.styled((f"  `{formats.breakwater_command()} console --data {data_dir}` prints another link.", "dim"))
     output.styled(("  Ctrl-C stops everything.", "dim"))
 
 
 @asynccontextmanager
-async def _played(
+async def _running_demo(
     data: DataDir, supervisor: Supervisor, demo: DemoRun, seed: int
 ) -> AsyncGenerator[tuple[DemoReport, Stack]]:
-    """Everything from the first process to the report; the provider and the receiver of alerts run with the block."""
-    port, jobs = free_port(), len(demo.planned)
+    """Starts the stack, submits the load and yields the report. The receiver of alerts runs while the block does."""
+    port = free_port()
+    jobs = len(demo.planned)
     secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
     write_private(data.secret_file("webhook"), secret)
     async with (
-        receiving(secret, demo.delivered) as receiver_url,
+        alert_receiver(secret, demo.delivered) as receiver_url,
         aiohttp.ClientSession(f"http://127.0.0.1:{port}", raise_for_status=True) as provider,
     ):
-        key, _ = data.secret("provider-key"), data.secret("wrong-key")
+        api_key = data.secret("provider-key")
+        data.secret("wrong-key")
         directory = data.secret_file("provider-key").parent
         config = scenario.config(f"http://127.0.0.1:{port}/v1", receiver_url, directory, jobs)
         write_private(data.path / CONFIG, yaml.safe_dump(config, sort_keys=False))
-        write_private(data.path / SCRIPT, json.dumps(scenario.provider_script(config, jobs, seed, key)))
+        write_private(data.path / SCRIPT, json.dumps(scenario.provider_script(config, jobs, seed, api_key)))
         stack = plan_stack(data, data.path / CONFIG, environment={}, http_port=free_port(), console_port=free_port())
         await start_stack(supervisor, data, stack, also=[provider_process(data, port, data.path / SCRIPT)])
         try:
             async with provider.post("/_sim/start"):
-                demo.phase, demo.load_began_at = "running", datetime.now(UTC)
+                demo.phase = "running"
+                demo.load_began_at = datetime.now(UTC)
             await _submit_all(demo, stack.endpoints)
             demo.phase = "settling"
-            found = await _report(demo, stack, provider)
+            demo_report = await _report(demo, stack, provider)
         except aiohttp.ClientError as error:
             raise unreachable(f"the simulated provider does not answer: {error}") from error
-        yield found, stack
+        yield demo_report, stack
 
 
 @asynccontextmanager
-async def receiving(secret: str, delivered: Delivered) -> AsyncGenerator[str]:
-    """A receiver of alerts, as a user would write one: it checks every signature with the Standard Webhooks package.
+async def alert_receiver(secret: str, delivered: DeliveredAlerts) -> AsyncGenerator[str]:
+    """Runs a receiver of alerts, which checks all signatures with the Standard Webhooks package as a user's would.
 
-    Listens on a free port of loopback while the block runs; yields the URL to post to.
+    It listens on a free port of loopback while the block runs. Yields the URL to post to.
     """
     webhook = Webhook(secret)
 
@@ -172,7 +177,7 @@ async def receiving(secret: str, delivered: Delivered) -> AsyncGenerator[str]:
             delivered.refused += 1
             return web.Response(status=401, text=str(error))
         alert = Alert.model_validate(event["data"])
-        if any(alert.alert_id == known.alert_id for known in delivered.alerts):
+        if any(alert.alert_id == earlier.alert_id for earlier in delivered.alerts):
             delivered.repeated += 1
         else:
             delivered.alerts.append(alert)
@@ -190,8 +195,8 @@ async def receiving(secret: str, delivered: Delivered) -> AsyncGenerator[str]:
 
 
 async def _submit_all(run: DemoRun, endpoints: Endpoints) -> None:
-    """Submits each job when its time has come, over HTTP or NATS, and waits for all results."""
-    slots = asyncio.Semaphore(IN_FLIGHT)
+    """Submits each job at its time, over HTTP or NATS, and waits for all results."""
+    slots = asyncio.Semaphore(MAX_IN_FLIGHT)
 
     async def submit(job: Job) -> None:
         try:
@@ -211,11 +216,11 @@ async def _submit_all(run: DemoRun, endpoints: Endpoints) -> None:
         AsyncClient(endpoints.request_url, api_key) as http,
         connect.bus(endpoints.nats_url, reconnects=True) as bus,
     ):
-        begun = time.monotonic()
+        started_at = time.monotonic()
         try:
             async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as submitting:
                 for at_s, job in run.planned:
-                    await asyncio.sleep(max(0.0, begun + at_s - time.monotonic()))
+                    await asyncio.sleep(max(0.0, started_at + at_s - time.monotonic()))
                     await slots.acquire()
                     submitting.create_task(submit(job))
         except TimeoutError:
@@ -223,7 +228,7 @@ async def _submit_all(run: DemoRun, endpoints: Endpoints) -> None:
 
 
 async def _run_over_nats(client: Client, job: Job) -> None:
-    """Submits a job as programs of any language do; its result comes to the inbox that the job names."""
+    """Submits a job as a program in any language does, and waits for the result in an inbox."""
     inbox = client.new_inbox()
     body = job.model_copy(update={"reply_to": inbox}).model_dump_json(exclude_unset=True)
     headers = {"Nats-Msg-Id": str(job.job_id)}
@@ -232,56 +237,57 @@ async def _run_over_nats(client: Client, job: Job) -> None:
         await client.jetstream(timeout=10).publish(f"bw.jobs.{job.agent}", body.encode(), headers=headers)
         await results.next_msg(timeout=DEADLINE_S)
     finally:
-        await results.unsubscribe()  # the server allows a connection only so many
+        await results.unsubscribe()  # the server limits the subscriptions of a connection
 
 
 async def _report(demo: DemoRun, stack: Stack, provider: aiohttp.ClientSession) -> DemoReport:
-    """Waits until all has settled, reads what was stored, and compares."""
+    """Waits until the plane has settled, reads the stored rows, and compares the ledgers."""
     config = load_config(stack.endpoints.config_file)
     zone = config.budgets.zone
     async with (
         connect.analytics(stack.endpoints.clickhouse_url) as analytics,
         connect.state(stack.endpoints.redis_url) as redis,
     ):
-        left = await _unsettled(stack.setup.nats_url.get_secret_value(), bus_plan(config), provider)
+        unsettled = await _unsettled(stack.setup.nats_url.get_secret_value(), bus_plan(config), provider)
         stored = await report.read_stored(analytics)
-        # A run across midnight has two days.
-        days = [one for one in periods_since(demo.began_at, datetime.now(UTC), zone) if one.window == "daily"]
+        # A run across midnight falls into two days.
+        days = [period for period in periods_since(demo.began_at, datetime.now(UTC), zone) if period.window == "daily"]
         redis_now = await BudgetCounters(redis, zone).snapshot(days)
         ledger = await _ledger(provider)
     calls = [ProviderCall(call["client_request_id"], call["model"], call["cost_nano"]) for call in ledger["calls"]]
-    found = report.checks(demo, stored, config.agents["small-budget"].budget.daily_usd or 0)
+    demo_checks = report.checks(demo, stored, config.agents["small-budget"].budget.daily_usd or 0)
     return DemoReport(
         jobs=len(demo.planned),
         seconds=demo.elapsed_s,
         stored=stored,
         alerts=tuple(demo.delivered.alerts),
         comparison=compare(calls, redis_now.figures, redis_now.reserved, stored.attempts, zone),
-        checks=(DemoCheck("all settled", False, "; ".join(left)), *found) if left else found,
+        checks=(DemoCheck("all settled", False, "; ".join(unsettled)), *demo_checks) if unsettled else demo_checks,
     )
 
 
 async def _unsettled(nats_url: str, plan: Plan, provider: aiohttp.ClientSession) -> list[str]:
-    """Waits until nothing is on its way, seen so twice in a row; returns what still was at the deadline, in words.
+    """Waits until two checks in a row find nothing in progress. Describes what is still in progress at the deadline.
 
-    Once is not enough: what has left one place may reach the next one just after that was looked at.
+    One check is not enough, because a message may move from one stream to another while they are checked.
     """
-    deadline, calm = time.monotonic() + SETTLE_S, 0
+    deadline = time.monotonic() + SETTLE_TIMEOUT_S
+    settled_checks = 0
     async with connect.bus(nats_url) as bus:
         while True:
-            left = [
-                f"{one.name}: {one.waiting} waiting, {one.in_progress} in progress"
-                for one in (await survey(bus, plan)).consumers
-                if (one.waiting, one.in_progress) != (0, 0)
+            unsettled = [
+                f"{consumer.name}: {consumer.waiting} waiting, {consumer.in_progress} in progress"
+                for consumer in (await survey(bus, plan)).consumers
+                if (consumer.waiting, consumer.in_progress) != (0, 0)
             ]
             if open_calls := (await _ledger(provider))["totals"]["in_progress"]:
-                left.append(f"provider: {open_calls} calls in progress")
-            calm = 0 if left else calm + 1
-            if calm == 2 or time.monotonic() > deadline:
-                return left
+                unsettled.append(f"provider: {open_calls} calls in progress")
+            settled_checks = 0 if unsettled else settled_checks + 1
+            if settled_checks == 2 or time.monotonic() > deadline:
+                return unsettled
             await asyncio.sleep(CHECK_EVERY_S)
 
 
 async def _ledger(provider: aiohttp.ClientSession) -> Any:
-    async with provider.get("/_sim/ledger?calls=1") as answer:
-        return await answer.json()
+    async with provider.get("/_sim/ledger?calls=1") as response:
+        return await response.json()

@@ -1,4 +1,4 @@
-"""The scenario as data: the plane's config, how the simulated provider behaves, which job is submitted when."""
+"""The demo's scenario as data: the plane's config, the behaviour of the simulated provider, and the load."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import yaml
 from breakwater.jobs.contract.job import Job
 
 LOAD_S = 20.0
-"""Time over which the jobs are submitted."""
+"""Seconds over which the jobs are submitted."""
 
 OUTAGE_S = (6.0, 11.0)
-"""Seconds since the load began, between which gpt-4o answers 503."""
+"""Begin and end of the outage in which gpt-4o answers 503, in seconds since the load began."""
 
 HANG_S = (3.0, 12.0)
-"""Seconds between which o3 takes requests and does not answer them."""
+"""Begin and end of the time in which o3 accepts requests without answering, in seconds since the load began."""
 
 BURST = 8
-"""Number of requests in a row to gpt-4o-mini that are answered 429."""
+"""Number of consecutive requests that gpt-4o-mini answers with 429."""
 
 RETRY_AFTER_S = 1
 COOLDOWN_S = 3
 ALERT_CHANNEL = "demo"
 
 EXAMPLE = Path(__file__).with_name("example.yaml")
-"""A link to examples/breakwater.yaml, whose agents run together with the demo's own; a package has the file itself."""
+"""A link to examples/breakwater.yaml, whose agents run in the demo, too; a package contains the file itself."""
 
 SHARES: Mapping[str, int] = {
     "content-writer": 30,
@@ -39,7 +39,7 @@ SHARES: Mapping[str, int] = {
     "small-budget": 12,
     "wrong-key": 8,
 }
-"""Each agent's jobs of a hundred."""
+"""The number of each agent's jobs in a hundred."""
 
 STORY: tuple[str, ...] = (
     f"gpt-4o is down from second {OUTAGE_S[0]:g} to {OUTAGE_S[1]:g}: every call is answered 503",
@@ -48,17 +48,17 @@ STORY: tuple[str, ...] = (
     "wrong-key has a revoked API key",
     "small-budget may spend less than half of what its jobs would cost",
 )
-"""The scenario in words."""
+"""Sentences that describe the scenario."""
 
 _PRICES: Mapping[str, Mapping[str, str]] = {
     "o3": {"input_usd_per_mtok": "2.00", "output_usd_per_mtok": "8.00", "cached_input_usd_per_mtok": "0.50"},
     "gpt-4.1": {"input_usd_per_mtok": "2.00", "output_usd_per_mtok": "8.00"},
     "gpt-4.1-mini": {"input_usd_per_mtok": "0.40", "output_usd_per_mtok": "1.60"},
 }
-"""Of the models that only the demo's own agents use."""
+"""Prices of the models that only the demo's own agents use."""
 
 _SMALL_BUDGET_CALL_USD = Decimal("0.00033")
-"""About what a call of `small-budget` costs."""
+"""The approximate cost of a call of `small-budget`."""
 
 _SUBJECTS = ("a folding bicycle", "the new tariff", "a lost parcel", "winter tyres", "a weekend in Ghent", "tea")
 _TASKS = (
@@ -69,22 +69,22 @@ _TASKS = (
 )
 
 
-def trouble_at(seconds: float) -> tuple[str, ...]:
-    """The faults of the provider at a time, in words; seconds since the load began."""
-    troubles = {"gpt-4o is down (503)": OUTAGE_S, "o3 hangs": HANG_S}
-    return tuple(words for words, (begin, end) in troubles.items() if begin <= seconds < end)
+def faults_at(seconds: float) -> tuple[str, ...]:
+    """Describes the faults of the provider at a time, in seconds since the load began."""
+    faults = {"gpt-4o is down (503)": OUTAGE_S, "o3 hangs": HANG_S}
+    return tuple(description for description, (begin, end) in faults.items() if begin <= seconds < end)
 
 
 def config(provider_url: str, receiver_url: str, secrets: Path, jobs: int) -> dict[str, Any]:
-    """The plane's config, as the document of a config file: the example's, with agents and a provider of its own.
+    """Builds the plane's config: the example's, with further agents and the simulated provider.
 
-    The example's breakers cool down for seconds here, as a demo should not take minutes.
+    Breakers cool down within seconds, because a demo should not take minutes.
 
     Args:
-        provider_url: of the simulated provider.
-        receiver_url: of the receiver of alerts.
-        secrets: the directory with the files `provider-key`, `wrong-key` and `webhook`.
-        jobs: how many there are; the cap of `small-budget` grows with them.
+        provider_url: URL of the simulated provider.
+        receiver_url: URL of the receiver of alerts.
+        secrets: directory with the files `provider-key`, `wrong-key` and `webhook`.
+        jobs: number of jobs; the cap of `small-budget` grows with it.
     """
     document = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     document["providers"] = {
@@ -113,8 +113,8 @@ def config(provider_url: str, receiver_url: str, secrets: Path, jobs: int) -> di
         "wrong-key": {"provider": "revoked", "model": "gpt-4.1", "max_tokens": 300},
     }
     document["alerts"] = {
-        "quiet_s": 2,  # how long a recovery must last before it is announced
-        # The receiver is on this machine, where an alerter sends nothing unless the config allows it.
+        "quiet_s": 2,  # a recovery must last this long before it is announced
+        # The receiver is on this machine; an alerter sends nothing to internal addresses unless the config allows it.
         "allow_networks": ["127.0.0.0/8"],
         "channels": {
             ALERT_CHANNEL: {
@@ -127,17 +127,18 @@ def config(provider_url: str, receiver_url: str, secrets: Path, jobs: int) -> di
 
 
 def provider_script(config: Mapping[str, Any], jobs: int, seed: int, api_key: str) -> dict[str, Any]:
-    """The behaviour of the simulated provider: every model of the config at its price. Its clock starts with the load.
+    """Builds the script of the simulated provider, with all models of the config and their prices.
 
-    Input tokens are left to the texts' length: a budget holds a high estimate of those, and no more.
+    Its clock starts with the load. Input tokens follow from the length of the texts, because a budget reserves an
+    estimate of exactly those.
     """
-    # Early, while gpt-4o still works: its fallback is not down at the same time.
-    first = max(2, jobs // 20)
+    # Early, while gpt-4o still works, so that gpt-4o's fallback is not down at the same time.
+    first_refused = max(2, jobs // 20)
     faults: dict[str, dict[str, Any]] = {
         "gpt-4o": {"status": 503, "from_s": OUTAGE_S[0], "to_s": OUTAGE_S[1], "latency_ms": 60},
         "gpt-4o-mini": {
             "status": 429,
-            "requests": [first, first + BURST - 1],
+            "requests": [first_refused, first_refused + BURST - 1],
             "retry_after_s": RETRY_AFTER_S,
             "latency_ms": 30,
         },
@@ -157,11 +158,15 @@ def provider_script(config: Mapping[str, Any], jobs: int, seed: int, api_key: st
 
 
 def plan_load(jobs: int, seed: int) -> list[tuple[float, Job]]:
-    """Each job with its second of submission, since the load began; half of them over HTTP, half over NATS."""
-    draw = random.Random(seed)  # noqa: S311  the same seed is to give the same load
-    # The agents of a hundred jobs, those of each spread evenly.
+    """Plans the jobs, half of them over HTTP and half over NATS.
+
+    Returns:
+        Each job with its time of submission in seconds since the load began.
+    """
+    rng = random.Random(seed)  # noqa: S311  the same seed must give the same load
+    # The agents of a hundred jobs, each spread evenly over them.
     spread = sorted(
-        ((place + draw.random()) / share, agent) for agent, share in SHARES.items() for place in range(share)
+        ((position + rng.random()) / share, agent) for agent, share in SHARES.items() for position in range(share)
     )
     return [
         (
@@ -169,7 +174,7 @@ def plan_load(jobs: int, seed: int) -> list[tuple[float, Job]]:
             Job(
                 job_id=f"demo-{number + 1:04d}",
                 agent=spread[number % len(spread)][1],
-                prompt=draw.choice(_TASKS).format(*draw.sample(_SUBJECTS, 2)),
+                prompt=rng.choice(_TASKS).format(*rng.sample(_SUBJECTS, 2)),
                 metadata={"way": "nats" if number % 2 else "http"},
             ),
         )

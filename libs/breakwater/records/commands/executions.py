@@ -1,4 +1,4 @@
-"""`breakwater executions`: how jobs ended, from ClickHouse: as a list, one with its attempts, one with its tree."""
+"""`breakwater executions`: lists executions from ClickHouse, and shows one with its attempts or its tree."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class ListsOrShows(typer.core.TyperGroup):
-    """Does `list` where no command is named, and gives it what is: `breakwater executions ID` shows that one."""
+class ListOrShowGroup(typer.core.TyperGroup):
+    """A group whose default command is `list`, with all arguments: `breakwater executions ID` is `… list ID`."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]  # the context's class is private to typer
-        """Takes the arguments of the group."""
+        """Inserts `list` unless the first argument names a command."""
         if not args or args[0] not in self.commands:
             args = ["list", *args]
         return super().parse_args(ctx, args)
 
 
 app = typer.Typer(
-    cls=ListsOrShows,
+    cls=ListOrShowGroup,
     help="List executions, the latest first; show one; or export them to a file.",
 )
 
@@ -100,29 +100,29 @@ def executions(
         raise usage_error("--tree needs the id of an execution", "Try `breakwater executions ID --tree`.")
     url = PlaneLocation(data).clickhouse_url
     if run is not None:
-        found_steps = connect.ask_clickhouse(url, lambda analytics: steps(analytics, run))
-        if not found_steps:
+        run_steps = connect.ask_clickhouse(url, lambda analytics: steps(analytics, run))
+        if not run_steps:
             raise CliError("unknown_run", f"there is no run {run!r}", "`breakwater executions --runs` lists runs.")
         if as_json:
-            output.json_document(found_steps)
+            output.json_document(run_steps)
         else:
-            output.table(STEPS, as_tree(found_steps))
+            output.table(STEPS, as_tree(run_steps))
     elif execution_id is None:
         begin = formats.since(since, datetime.now(UTC)) if since is not None else None
         filters = Filters(agent=agent, status=status, plan_id=plan, since=begin)
         if runs:
-            found_runs = connect.ask_clickhouse(
+            run_summaries = connect.ask_clickhouse(
                 url, lambda analytics: search_runs(analytics, filters, limit=limit)
             ).lines
-            _show_list(RUNS, found_runs, "no runs", as_json=as_json)
+            _show_list(RUNS, run_summaries, "no runs", as_json=as_json)
         else:
             lines = connect.ask_clickhouse(url, lambda analytics: search(analytics, filters, limit=limit)).lines
             _show_list(COLUMNS, lines, "no executions", as_json=as_json)
     elif tree:
-        show_tree(_recorded(url, execution_tree, execution_id), as_json=as_json)
+        show_tree(_wait_for_record(url, execution_tree, execution_id), as_json=as_json)
     else:
-        found = _recorded(url, find_execution, execution_id)
-        _show_execution(_decrypted(found, PlaneLocation(data)), as_json=as_json)
+        execution = _wait_for_record(url, find_execution, execution_id)
+        _show_execution(_decrypted(execution, PlaneLocation(data)), as_json=as_json)
 
 
 app.command("export")(export)
@@ -135,39 +135,40 @@ def _show_list(columns: Sequence[Column[T]], rows: Sequence[T], empty: str, *, a
         output.table(columns, rows, empty=empty)
 
 
-RECORDED_S = 3.0
-"""Time to wait for a record, which appears about a second after its job has ended."""
+RECORD_TIMEOUT_S = 3.0
+"""Seconds to wait for a record, which appears about a second after its job has ended."""
 
 
-def _recorded(url: str, find: Callable[[Analytics, str], Awaitable[T | None]], execution_id: str) -> T:
-    """The record that a query finds within `RECORDED_S`. Raises CliError: it finds none."""
+def _wait_for_record(url: str, find: Callable[[Analytics, str], Awaitable[T | None]], execution_id: str) -> T:
+    """Repeats a query until it finds the record. Raises CliError if it finds none within `RECORD_TIMEOUT_S`."""
 
     async def wait(analytics: Analytics) -> T | None:
         for _ in range(12):
-            if (found := await find(analytics, execution_id)) is not None:
-                return found
-            await asyncio.sleep(RECORDED_S / 12)
+            record = await find(analytics, execution_id)
+            if record is not None:
+                return record
+            await asyncio.sleep(RECORD_TIMEOUT_S / 12)
         return None
 
-    found = connect.ask_clickhouse(url, wait)
-    if found is None:
+    record = connect.ask_clickhouse(url, wait)
+    if record is None:
         raise CliError(
             "unknown_execution",
             f"there is no execution {execution_id!r}",
             "A job appears here about a second after it has ended; `breakwater tail` shows live events.",
         )
-    return found
+    return record
 
 
-def _decrypted(found: Execution, plane: PlaneLocation) -> Execution:
-    """With its texts, where the keys of the config can be read here; else a note says why not."""
-    if found.encrypted is None:
-        return found
+def _decrypted(execution: Execution, plane: PlaneLocation) -> Execution:
+    """Decrypts the texts of an execution. If the config's keys can't be read here, prints a note instead."""
+    if execution.encrypted is None:
+        return execution
     try:
-        return plane.cipher().decrypt_record(found)
+        return plane.cipher().decrypt_record(execution)
     except (ConfigError, DecryptionError) as error:
         output.note(f"its texts are not shown: {error}", "yellow")
-        return found
+        return execution
 
 
 def _show_execution(execution: Execution, *, as_json: bool) -> None:
@@ -181,7 +182,7 @@ def _show_execution(execution: Execution, *, as_json: bool) -> None:
 
 
 def show_tree(tree: Tree, *, as_json: bool) -> None:
-    """Prints the tree with box characters, an execution a line, and its sums; to stderr what is missing of it."""
+    """Prints a tree with one execution per line, and its sums. Notes on stderr say what is missing."""
     if as_json:
         output.json_document(tree_document(tree))
         return
@@ -195,7 +196,7 @@ def show_tree(tree: Tree, *, as_json: bool) -> None:
 
 
 def tree_document(tree: Tree) -> dict[str, Any]:
-    """The tree as nested JSON, money as decimal strings."""
+    """Converts a tree to nested JSON, with money as decimal strings."""
     return {
         "execution_id": tree.execution_id,
         "cut": list(tree.cut),
@@ -204,19 +205,19 @@ def tree_document(tree: Tree) -> dict[str, Any]:
     }
 
 
-def _draw(node: TreeNode, asked: str) -> RichTree:
+def _draw(node: TreeNode, requested_id: str) -> RichTree:
     from rich.tree import Tree as RichTree
 
-    drawn = RichTree(_line(node, asked))
+    rich_tree = RichTree(_line(node, requested_id))
     for child in node.children:
-        drawn.children.append(_draw(child, asked))
-    return drawn
+        rich_tree.children.append(_draw(child, requested_id))
+    return rich_tree
 
 
-def _line(node: TreeNode, asked: str) -> Text:
+def _line(node: TreeNode, requested_id: str) -> Text:
     from rich.text import Text
 
-    title = (node.execution_id, "bold" if node.execution_id == asked else "")
+    title = (node.execution_id, "bold" if node.execution_id == requested_id else "")
     execution = node.execution
     cells: list[output.Cell]
     if execution is None:
@@ -234,8 +235,8 @@ def _line(node: TreeNode, asked: str) -> Text:
         ]
     if node.children:
         cells.append((f"including children {_total(node)}", "dim"))
-    shown = [cell for cell in cells if cell not in ("", ("", ""))]
-    return Text("  ").join(output.text(cell) for cell in shown)
+    filled_cells = [cell for cell in cells if cell not in ("", ("", ""))]
+    return Text("  ").join(output.text(cell) for cell in filled_cells)
 
 
 def _remark(execution: TreeExecution) -> str:
@@ -252,23 +253,23 @@ def _missing(tree: Tree) -> list[str]:
         "levels": f"only {MAX_LEVELS} levels are shown; the sums exclude those further down",
         "nodes": f"only {MAX_NODES:,} executions are shown; the sums exclude the others",
     }
-    said = [texts[cut] for cut in tree.cut]
+    notes = [texts[cut] for cut in tree.cut]
     if tree.circular:
-        said.append("these jobs name each other as parents, so there is no root; the tree starts at one of them")
-    return said
+        notes.append("these jobs name each other as parents, so there is no root; the tree starts at one of them")
+    return notes
 
 
 def _node_json(node: TreeNode) -> dict[str, Any]:
     execution = node.execution
-    known = {} if execution is None else asdict(execution) | _costs(execution)
+    figures = {} if execution is None else asdict(execution) | _costs(execution)
     return {
         "execution_id": node.execution_id,
         "recorded": execution is not None,
-        **known,
+        **figures,
         "subtree": asdict(node.subtree) | _costs(node.subtree),
         "children": [_node_json(child) for child in node.children],
     }
 
 
-def _costs(of: ExecutionSummary | TreeExecution | Subtree) -> dict[str, str | None]:
-    return {"total_cost": formats.exact(of.total_cost), "wasted_cost": formats.exact(of.wasted_cost)}
+def _costs(costed: ExecutionSummary | TreeExecution | Subtree) -> dict[str, str | None]:
+    return {"total_cost": formats.exact(costed.total_cost), "wasted_cost": formats.exact(costed.wasted_cost)}

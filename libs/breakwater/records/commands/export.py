@@ -1,4 +1,4 @@
-"""`breakwater executions export`: records as a file for other programs."""
+"""`breakwater executions export`: writes records to a file for other programs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from breakwater.kernel.commands.errors import CliError, replacing_file, unreacha
 from breakwater.local.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.records.rows import EXPORT_SETTINGS, ExportedRecords, ExportFormat, export_statement, exported_rows
 
-SILENCE_S = 120.0
-"""Longest silence, before the first byte or between two. A server that hangs looks like one that works."""
+MAX_SILENCE_S = 120.0
+"""Longest wait in seconds for the next bytes, because a server that hangs looks like one that works."""
 
-REPORTED_EVERY_S = 10.0
+PROGRESS_EVERY_S = 10.0
 LEAST_PARQUET_BYTES = 12
 STDOUT = Path("-")
-MAX_NAMED = 10
-"""Number of agents that are named where the one that was asked for has nothing."""
+MAX_NAMED_AGENTS = 10
+"""Maximum number of agents that a note names if the chosen agent has no records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,15 @@ class ExportedFile:
     """The summary of an export."""
 
     rows: int
-    """Of Parquet those that were there when the export began; rows may be stored while it runs."""
+    """Number of rows. For Parquet, those that were stored when the export began; more may be stored while it runs."""
     bytes: int
     file: str | None
-    """None where there were no rows, or they went to stdout."""
+    """The file; None if there were no rows, or they went to stdout."""
 
 
 def export(
     form: Annotated[ExportFormat, typer.Option("--format", help="Parquet, or one line of JSON per record.")],
-    what: Annotated[ExportedRecords, typer.Option("--what", help="Kind of records.")] = "executions",
+    kind: Annotated[ExportedRecords, typer.Option("--what", help="Kind of records.")] = "executions",
     since: Annotated[
         str | None,
         typer.Option("--since", metavar="AGO", help="Ended (attempts: started) since: 2h, 7d, or a time."),
@@ -76,41 +76,34 @@ def export(
 
         breakwater executions export --format parquet --what attempts --since 2026-11-01 --until 2026-12-01
     """
-    target = file or Path(f"{what}.{form}")
-    for wrong, message, remedy in (
-        (
-            status is not None and what != "executions",
-            "--status applies only to executions",
-            "Attempts have an `outcome`.",
-        ),
-        (as_json and target == STDOUT, "--json prints a summary on stdout, where the rows would go", _NAME),
-        (
-            form == "parquet" and target == STDOUT and output.is_terminal(sys.stdout),
-            "Parquet is a binary format",
-            _NAME,
-        ),
-        (target != STDOUT and target.exists() and not force, f"{target} already exists", f"{_NAME} Or add --force."),
-    ):
-        if wrong:
-            raise usage_error(message, remedy)
+    target = file or Path(f"{kind}.{form}")
+    if status is not None and kind != "executions":
+        raise usage_error("--status applies only to executions", "Attempts have an `outcome`.")
+    if target == STDOUT:
+        if as_json:
+            raise usage_error("--json prints a summary on stdout, where the rows would go", _OTHER_FILE)
+        if form == "parquet" and output.is_terminal(sys.stdout):
+            raise usage_error("Parquet is a binary format", _OTHER_FILE)
+    elif target.exists() and not force:
+        raise usage_error(f"{target} already exists", f"{_OTHER_FILE} Or add --force.")
     begin, end = _range(since, until)
-    rows, parameters = exported_rows(what, since=begin, until=end, agent=agent, status=status)
+    rows, parameters = exported_rows(kind, since=begin, until=end, agent=agent, status=status)
     url = PlaneLocation(data).clickhouse_url
-    exported = connect.run(_export(url, ExportProgress(what, form), rows, parameters, target))
+    exported = connect.run(_export(url, ExportProgress(kind, form), rows, parameters, target))
     if as_json:
         output.json_document(exported)
     elif exported.rows:
-        place = "stdout" if exported.file is None else exported.file
-        output.note(f"{formats.counted(exported.rows, what[:-1])} in {place}, {size(exported.bytes)}")
+        destination = "stdout" if exported.file is None else exported.file
+        output.note(f"{formats.counted(exported.rows, kind[:-1])} in {destination}, {size(exported.bytes)}")
     else:
-        of_it = "" if agent is None else f" of agent {agent!r}"
-        output.note(f"no {what}{of_it} to export; {'nothing' if target == STDOUT else 'no file'} is written")
+        of_agent = "" if agent is None else f" of agent {agent!r}"
+        output.note(f"no {kind}{of_agent} to export; {'nothing' if target == STDOUT else 'no file'} is written")
         if agent is not None:
-            others = exported_rows(what, since=begin, until=end, agent=None, status=status)
-            output.note(f"(the other filters match {_agents(url, *others)})")
+            rows, parameters = exported_rows(kind, since=begin, until=end, agent=None, status=status)
+            output.note(f"(the other filters match {_agents(url, rows, parameters)})")
 
 
-_NAME = "Name another file with --output."
+_OTHER_FILE = "Name another file with --output."
 
 
 def _range(since: str | None, until: str | None) -> tuple[datetime | None, datetime]:
@@ -118,30 +111,32 @@ def _range(since: str | None, until: str | None) -> tuple[datetime | None, datet
     begin = None if since is None else formats.since(since, now)
     end = now if until is None else formats.since(until, now, "--until")
     if begin is not None and begin >= end:
-        last = "now" if until is None else f"--until {until}"
+        end_text = "now" if until is None else f"--until {until}"
         raise usage_error(
-            f"--since {since} must be before {last}",
+            f"--since {since} must be before {end_text}",
             "--since is the earlier time: --since 2h --until 1h.",
         )
     return begin, end
 
 
 def _agents(url: str, rows: str, parameters: dict[str, object]) -> str:
-    """The agents that have rows, those with the most first."""
-    sql = f"SELECT agent FROM {rows} GROUP BY agent ORDER BY count() DESC, agent LIMIT {MAX_NAMED + 1}"  # noqa: S608  of `exported_rows`
-    found = connect.ask_clickhouse(url, lambda analytics: analytics.query(sql, parameters), answer_timeout_s=SILENCE_S)
-    names = [str(name) for (name,) in found.rows]
-    more = " and others" if len(names) > MAX_NAMED else ""
-    return f"agents {', '.join(names[:MAX_NAMED])}{more}" if names else "no agent"
+    """Lists the agents that have rows, those with the most first."""
+    sql = f"SELECT agent FROM {rows} GROUP BY agent ORDER BY count() DESC, agent LIMIT {MAX_NAMED_AGENTS + 1}"  # noqa: S608  of `exported_rows`
+    result = connect.ask_clickhouse(
+        url, lambda analytics: analytics.query(sql, parameters), answer_timeout_s=MAX_SILENCE_S
+    )
+    names = [str(name) for (name,) in result.rows]
+    suffix = " and others" if len(names) > MAX_NAMED_AGENTS else ""
+    return f"agents {', '.join(names[:MAX_NAMED_AGENTS])}{suffix}" if names else "no agent"
 
 
 async def _export(
     url: str, progress: ExportProgress, rows: str, parameters: dict[str, object], target: Path
 ) -> ExportedFile:
-    async with connect.analytics(url, answer_timeout_s=SILENCE_S) as analytics:
-        # As long as this user may: a reader's statements are limited, and an export of years takes longer.
-        longest = "SELECT ifNull(max, '0') FROM system.settings WHERE name = 'max_execution_time'"
-        ((longest_s,),) = (await analytics.query(longest)).rows
+    async with connect.analytics(url, answer_timeout_s=MAX_SILENCE_S) as analytics:
+        # Uses the longest time limit that the user may set, because an export of years exceeds the reader's default.
+        limit_sql = "SELECT ifNull(max, '0') FROM system.settings WHERE name = 'max_execution_time'"
+        ((longest_s,),) = (await analytics.query(limit_sql)).rows
         settings = await connect.read_only_settings(
             analytics, {**EXPORT_SETTINGS[progress.form], "max_execution_time": int(longest_s)}
         )
@@ -154,14 +149,14 @@ async def _export(
         ((progress.total,),) = (await analytics.query(f"SELECT count() FROM {rows}", parameters)).rows  # noqa: S608  parameters hold what people give
         if not progress.total:
             return ExportedFile(0, 0, None)
-        chunks = analytics.raw_stream(export_statement(progress.what, progress.form, rows), parameters, settings)
-        async with connect.progress(progress.words, lines_every_s=REPORTED_EVERY_S):
+        chunks = analytics.raw_stream(export_statement(progress.kind, progress.form, rows), parameters, settings)
+        async with connect.progress(progress.describe, lines_every_s=PROGRESS_EVERY_S):
             if target == STDOUT:
                 await _to_stdout(chunks, progress)
                 return ExportedFile(progress.rows, progress.bytes, None)
             with replacing_file(target) as file:
                 await _copy(chunks, file, progress)
-                if not progress.whole:
+                if not progress.is_complete:
                     raise unreachable(f"ClickHouse aborted in the middle of its response; {target} was not written")
         return ExportedFile(progress.rows, progress.bytes, str(target))
 
@@ -178,47 +173,47 @@ async def _to_stdout(chunks: AsyncGenerator[bytes], progress: ExportProgress) ->
         await _copy(chunks, output.binary(), progress)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Else Python would try once more to write what is left, and complain.
+        # Without this, Python would print an error when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise CliError("not_written", "stdout was closed before the end") from None
 
 
 @dataclass(slots=True)
 class ExportProgress:
-    """Count of the rows and bytes that came."""
+    """The progress of an export: the rows and bytes that have arrived."""
 
-    what: ExportedRecords
+    kind: ExportedRecords
     form: ExportFormat
     total: int = 0
-    """Number of rows that are expected."""
+    """Expected number of rows."""
     bytes: int = 0
     _lines: int = 0
     _end: bytes = b""
 
     @property
     def rows(self) -> int:
-        """Number of rows that have come: in JSON lines as counted, in Parquet as expected."""
+        """Number of rows that have arrived; for Parquet, the expected number."""
         return self._lines if self.form == "jsonl" else self.total
 
     @property
-    def whole(self) -> bool:
-        """True if the end is that of a whole file: a whole line, or Parquet's mark behind its footer."""
+    def is_complete(self) -> bool:
+        """True if the bytes end like a complete file: with a complete line, or Parquet's mark after its footer."""
         if self.form == "jsonl":
             return self._end.endswith(b"}\n")
         return self._end == b"PAR1" and self.bytes >= LEAST_PARQUET_BYTES
 
     def add(self, chunk: bytes) -> None:
-        """Counts bytes that were written."""
+        """Counts written bytes."""
         self.bytes += len(chunk)
         self._end = (self._end + chunk[-4:])[-4:]
         self._lines += chunk.count(b"\n") if self.form == "jsonl" else 0
 
-    def words(self) -> str:
-        """The progress in a line."""
-        of_it = formats.counted(self.total, self.what[:-1])
-        return f"{f'{self._lines:,} of' if self.form == 'jsonl' else 'exporting'} {of_it}, {size(self.bytes)}"
+    def describe(self) -> str:
+        """Describes the progress in one line."""
+        total = formats.counted(self.total, self.kind[:-1])
+        return f"{f'{self._lines:,} of' if self.form == 'jsonl' else 'exporting'} {total}, {size(self.bytes)}"
 
 
 def size(count: int) -> str:
-    """Bytes as people read them."""
+    """Writes a number of bytes for people: `1,234 bytes`, `5.6 MB`."""
     return f"{count:,} bytes" if count < 10_000 else f"{count / 1e6:,.1f} MB"

@@ -1,4 +1,4 @@
-"""`breakwater query`: SQL on what the plane has recorded."""
+"""`breakwater query`: runs SQL on the plane's records."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from breakwater.kernel.commands.given import check_sendable, read_file, read_std
 from breakwater.kernel.formats import csv_cell, no_formula
 from breakwater.local.plane import DataOption, JsonOption, PlaneLocation
 
-PEOPLE_READ = 1_000
-"""Number of rows in a table where no limit is given."""
+DEFAULT_TABLE_ROWS = 1_000
+"""Maximum number of rows in a table without --limit."""
 
 TIMEOUT_S = 60.0
 ANSWER_MARGIN_S = 10.0
-"""Time past the statement's own limit for which a response is awaited: the server can then report the error itself."""
+"""Seconds to wait for a response after the statement's time limit, so that the server can report the timeout itself."""
 
-_FOR_ITS_EFFECT = re.compile(
+_WITHOUT_ROWS = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
     r"(?:ALTER|ATTACH|CREATE|DELETE|DETACH|DROP|EXCHANGE|GRANT|INSERT|KILL|OPTIMIZE|RENAME|REVOKE|SET|SYSTEM|TRUNCATE"
     r"|UNDROP|UPDATE|USE)\b",
     re.IGNORECASE | re.DOTALL,
 )
-"""Statements that change something and have no rows."""
+"""Matches statements that change something and return no rows."""
 
 
 RowFormat = Literal["table", "json", "csv"]
@@ -78,26 +78,26 @@ def query(
         breakwater query "DESCRIBE TABLE executions"
     """
     statement = _statement(sql, file)
-    for_its_effect = _FOR_ITS_EFFECT.match(statement) is not None
-    if for_its_effect and not write:
+    has_no_rows = _WITHOUT_ROWS.match(statement) is not None
+    if has_no_rows and not write:
         raise usage_error("this statement changes data, and `query` only reads", "Add --write to allow it.")
     form = "json" if as_json else form
     plane = PlaneLocation(data)
     url = plane.admin_clickhouse_url if write else plane.clickhouse_url
-    if for_its_effect:
+    if has_no_rows:
         limit_s = timeout + ANSWER_MARGIN_S
         connect.ask_clickhouse(url, lambda analytics: analytics.execute(statement), answer_timeout_s=limit_s)
         output.json_document([]) if form == "json" else output.note("done")
         return
     if limit is None and form == "table":
-        limit = PEOPLE_READ
+        limit = DEFAULT_TABLE_ROWS
     if connect.run(_print(url, statement, form, limit, timeout, write=write)):
-        more = "--limit N" if form != "table" else "--limit N or --format csv"
-        output.note(f"only the first {limit:,} rows are shown; {more} for more")
+        options = "--limit N" if form != "table" else "--limit N or --format csv"
+        output.note(f"only the first {limit:,} rows are shown; {options} for more")
 
 
 def text(value: Any) -> str:
-    """A value as a cell of a table or a CSV file; empty for NULL."""
+    """Writes a value for a cell of a table or a CSV file; empty for NULL."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -114,24 +114,23 @@ async def _print(
 ) -> bool:
     """Prints the rows of a statement as they come. Returns True if there are more than the limit."""
     async with connect.analytics(url, answer_timeout_s=timeout_s + ANSWER_MARGIN_S) as analytics:
-        bounds: dict[str, object] = {"max_execution_time": timeout_s}
-        settings = bounds if write else await connect.read_only_settings(analytics, bounds)
-        rows = _Limited(analytics.stream(statement, settings), limit)
+        time_limit: dict[str, object] = {"max_execution_time": timeout_s}
+        settings = time_limit if write else await connect.read_only_settings(analytics, time_limit)
+        blocks = _LimitedBlocks(analytics.stream(statement, settings), limit)
         try:
-            await _PRINT[form](rows)
+            await _PRINT[form](blocks)
         except AnalyticsUnavailableError as error:
             if "TIMEOUT_EXCEEDED" not in str(error):
                 raise
-            text = f"the statement took longer than {timeout_s:g} s and was stopped"
-            raise CliError("query_timeout", text, "Raise the limit with --timeout SECONDS.") from error
-    return rows.cut
+            message = f"the statement took longer than {timeout_s:g} s and was stopped"
+            raise CliError("query_timeout", message, "Raise the limit with --timeout SECONDS.") from error
+    return blocks.cut
 
 
-class _Limited:
-    """Blocks of rows up to a limit, and then no more is asked for.
+class _LimitedBlocks:
+    """Blocks of rows up to a limit, after which the statement is abandoned.
 
-    Cut here, and not by the server's `max_result_rows`: the server also checks that for subqueries, which would then
-    have other sums.
+    The server's `max_result_rows` would also apply to subqueries and change their results.
     """
 
     def __init__(self, blocks: AsyncGenerator[ResultSet], limit: int | None) -> None:
@@ -140,19 +139,19 @@ class _Limited:
         self.cut = False
 
     async def __aiter__(self) -> AsyncGenerator[ResultSet]:
-        left = self._limit
+        remaining = self._limit
         async with aclosing(self._blocks) as blocks:
             async for block in blocks:
-                if left is None or len(block.rows) <= left:
+                if remaining is None or len(block.rows) <= remaining:
                     yield block
-                    left = None if left is None else left - len(block.rows)
+                    remaining = None if remaining is None else remaining - len(block.rows)
                     continue
                 self.cut = True
-                yield ResultSet(block.columns, block.rows[:left])
+                yield ResultSet(block.columns, block.rows[:remaining])
                 return
 
 
-async def _print_table(blocks: _Limited) -> None:
+async def _print_table(blocks: _LimitedBlocks) -> None:
     columns: tuple[str, ...] = ()
     rows: list[tuple[Any, ...]] = []
     async for block in blocks:
@@ -168,27 +167,27 @@ async def _print_table(blocks: _Limited) -> None:
     )
 
 
-async def _print_csv(blocks: _Limited) -> None:
+async def _print_csv(blocks: _LimitedBlocks) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    on_screen = output.visible if sys.stdout.isatty() else str
-    headed = False
+    escape = output.visible if sys.stdout.isatty() else str
+    has_header = False
     async for block in blocks:
-        if block.columns and not headed:
-            writer.writerow(no_formula(on_screen(name)) for name in block.columns)
-            headed = True
-        writer.writerows([csv_cell(on_screen(text(value))) for value in row] for row in block.rows)
+        if block.columns and not has_header:
+            writer.writerow(no_formula(escape(name)) for name in block.columns)
+            has_header = True
+        writer.writerows([csv_cell(escape(text(value))) for value in row] for row in block.rows)
     sys.stdout.flush()
 
 
-async def _print_json(blocks: _Limited) -> None:
-    before = "[\n"
+async def _print_json(blocks: _LimitedBlocks) -> None:
+    separator = "[\n"
     async for block in blocks:
         for row in block.rows:
-            named = dict(zip(block.columns, row, strict=True))
-            document = json.dumps(named, default=output.plain, ensure_ascii=False, indent=2)
-            output.write(before + textwrap.indent(document, "  "), end="")
-            before = ",\n"
-    output.write("[]" if before == "[\n" else "\n]")
+            row_by_column = dict(zip(block.columns, row, strict=True))
+            document = json.dumps(row_by_column, default=output.plain, ensure_ascii=False, indent=2)
+            output.write(separator + textwrap.indent(document, "  "), end="")
+            separator = ",\n"
+    output.write("[]" if separator == "[\n" else "\n]")
 
 
 _PRINT = {"table": _print_table, "csv": _print_csv, "json": _print_json}
@@ -200,9 +199,9 @@ def _statement(sql: str | None, file: Path | None) -> str:
             "give the statement as an argument or with --file",
             'Try `breakwater query "SELECT count() FROM executions"`.',
         )
-    given = read_file(file) if file is not None else read_stdin() if sql == "-" else sql or ""
+    sql_text = read_file(file) if file is not None else read_stdin() if sql == "-" else sql or ""
     # ClickHouse's HTTP interface takes one statement, without a semicolon.
-    statement = given.strip().rstrip(";").rstrip()
+    statement = sql_text.strip().rstrip(";").rstrip()
     if not statement:
         raise usage_error("the statement is empty")
     check_sendable("the statement", statement)

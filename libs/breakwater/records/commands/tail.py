@@ -1,4 +1,4 @@
-"""`breakwater tail`: events as lines that people read, or as CloudEvents; live, and from the logs of the bus."""
+"""`breakwater tail`: prints live and stored events, as lines for people or as CloudEvents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from nats.aio.client import Client
@@ -34,7 +34,7 @@ _AGENT_IN_SUBJECT = frozenset({"attempts", "executions", "breakers", "guards", "
 
 @dataclass(frozen=True, slots=True)
 class ReceivedEvent:
-    """An event as it was received."""
+    """An event as NATS delivered it."""
 
     subject: str
     data: bytes
@@ -76,25 +76,25 @@ def tail(
     if not follow and since is None:
         raise usage_error("--no-follow without --since shows nothing", "Add --since 10m.")
     begin = formats.since(since, datetime.now(UTC)) if since is not None else None
-    place = PlaneLocation(data)
-    url = place.nats_url
+    plane = PlaneLocation(data)
+    url = plane.nats_url
     if agent is not None:
-        _note_unknown(place, agent)
+        _note_unknown(plane, agent)
     run(_tail(url, agent, kinds, begin, follow=follow, as_json=as_json))
 
 
-def _note_unknown(place: PlaneLocation, agent: str) -> None:
-    """An agent of a plane whose config is not at hand may be any."""
+def _note_unknown(plane: PlaneLocation, agent: str) -> None:
+    """Prints a note if the agent is not configured. Without a config, any agent may exist."""
     try:
-        agents = place.config(None).agents
+        agents = plane.config(None).agents
     except ConfigError:
         return
     if agent not in agents:
-        output.note(f"agent {agent!r} is not configured; {place.config_file(None)} has {', '.join(agents)}", "yellow")
+        output.note(f"agent {agent!r} is not configured; {plane.config_file(None)} has {', '.join(agents)}", "yellow")
 
 
 def subject_of(kind: str, agent: str | None) -> str:
-    """The subjects of a kind, of one agent where they name it."""
+    """The subject filter of a kind; only of one agent, if the kind's subjects name agents."""
     if agent is None or kind not in _AGENT_IN_SUBJECT:
         return f"bw.{kind}.>"
     token = encode_token(agent)
@@ -105,20 +105,20 @@ async def _tail(
     url: str, agent: str | None, kinds: Sequence[str], begin: datetime | None, *, follow: bool, as_json: bool
 ) -> None:
     received: asyncio.Queue[ReceivedEvent] = asyncio.Queue()
-    seen: set[str] = set()
+    shown_ids: set[str] = set()
 
     async def receive(event: Any) -> None:
         received.put_nowait(ReceivedEvent(event.subject, event.data, event.headers or {}))
 
-    def complain(error: Exception) -> None:
+    def note_error(error: Exception) -> None:
         output.note(f"NATS: {str(error) or type(error).__name__}")
 
-    def connection(there: bool) -> None:
-        output.note("connected again; events in between are missing here" if there else "connection lost")
+    def note_connection(connected: bool) -> None:
+        output.note("connected again; events in between are missing here" if connected else "connection lost")
 
-    async with connect.bus(url, reconnects=True, on_error=complain, on_connection=connection) as client:
+    async with connect.bus(url, reconnects=True, on_error=note_error, on_connection=note_connection) as client:
         if follow:
-            # Before the past is read, so that nothing falls between the two.
+            # Subscribes before it reads stored events, so that no event is missed in between.
             for kind in kinds:
                 await client.subscribe(subject_of(kind, agent), cb=receive)
             await connect.flush_subscriptions(client)
@@ -127,12 +127,12 @@ async def _tail(
                 async for message in past:
                     _show(message, agent, as_json=as_json)
                     if follow and (event_id := message.headers.get("ce-id")):
-                        seen.add(event_id)
+                        shown_ids.add(event_id)
         elif not as_json:
             output.note("waiting for events; Ctrl-C ends")
         while follow:
             message = await received.get()
-            if seen and message.headers.get("ce-id") in seen:
+            if shown_ids and message.headers.get("ce-id") in shown_ids:
                 continue
             _show(message, agent, as_json=as_json)
 
@@ -140,20 +140,21 @@ async def _tail(
 async def _past(
     client: Client, kinds: Sequence[str], agent: str | None, begin: datetime
 ) -> AsyncGenerator[ReceivedEvent]:
-    """The stored events of the kinds, in the order of the logs' own times."""
-    logged = [kind for kind in kinds if kind not in ("alerts", "progress")]
-    wanted: list[tuple[Stream, str]] = []
-    if logged:
-        wanted.append((Stream.EVENTS, subject_of(logged[0], agent) if len(logged) == 1 else "bw.>"))
+    """Yields the stored events of the kinds, merged from their streams by storage time."""
+    logged_kinds = [kind for kind in kinds if kind not in ("alerts", "progress")]
+    sources: list[tuple[Stream, str]] = []
+    if logged_kinds:
+        sources.append((Stream.EVENTS, subject_of(logged_kinds[0], agent) if len(logged_kinds) == 1 else "bw.>"))
     if "alerts" in kinds:
-        wanted.append((Stream.ALERTS, subject_of("alerts", agent)))
+        sources.append((Stream.ALERTS, subject_of("alerts", agent)))
     async with AsyncExitStack() as stack:
         heads: dict[AsyncGenerator[Found], Found] = {}
-        for stream, subject in wanted:
+        for stream, subject in sources:
             source = await stack.enter_async_context(
                 aclosing(Lookup(lambda: client).scan(stream, subject, start=begin))
             )
-            if (first := await anext(source, None)) is not None:
+            first = await anext(source, None)
+            if first is not None:
                 heads[source] = first
         while heads:
             source = min(heads, key=lambda source: heads[source].stored_at)
@@ -161,8 +162,9 @@ async def _past(
             message = ReceivedEvent(stored.subject, stored.data, stored.headers)
             if message.kind in kinds:
                 yield message
-            if (following := await anext(source, None)) is not None:
-                heads[source] = following
+            next_stored = await anext(source, None)
+            if next_stored is not None:
+                heads[source] = next_stored
 
 
 def _show(message: ReceivedEvent, agent: str | None, *, as_json: bool) -> None:
@@ -182,36 +184,35 @@ def _show(message: ReceivedEvent, agent: str | None, *, as_json: bool) -> None:
 def _kinds(events: str | None) -> tuple[str, ...]:
     if events is None:
         return KINDS
-    wanted = [part.strip() for part in events.split(",") if part.strip()]
-    unknown = [kind for kind in wanted if kind not in KINDS]
-    if unknown or not wanted:
-        what = ", ".join(unknown) or "an empty list"
-        raise usage_error(f"--events: {what} is not a kind of event", f"Kinds: {', '.join(KINDS)}.")
-    return tuple(dict.fromkeys(wanted))
+    kinds = [part.strip() for part in events.split(",") if part.strip()]
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown or not kinds:
+        unknown_kinds = ", ".join(unknown) or "an empty list"
+        raise usage_error(f"--events: {unknown_kinds} is not a kind of event", f"Kinds: {', '.join(KINDS)}.")
+    return tuple(dict.fromkeys(kinds))
 
 
 def cells(kind: str, event: Mapping[str, Any], now: datetime) -> tuple[Cell, ...]:
-    """The line of an event."""
+    """Writes an event as the cells of a line."""
     at = event.get("completed_at") or event.get("at")
-    moment = formats.clock(datetime.fromisoformat(at), now) if isinstance(at, str) else ""
-    how, figures = _KINDS.get(kind, _other)(event)
+    time_text = formats.clock(datetime.fromisoformat(at), now) if isinstance(at, str) else ""
+    parts = _PARTS_BY_KIND.get(kind, _other)(event)
     agent = str(event.get("agent") or event.get("scope") or "-")
-    name, text = how
     return (
-        (f"{moment}  ", "dim"),
+        (f"{time_text}  ", "dim"),
         f"{_SINGULAR.get(kind, kind):<{_KIND_WIDTH}}  {agent:<{_AGENT_WIDTH}}  ",
-        state(name, f"{text:<{_STATE_WIDTH}}"),
-        "  " + "  ".join(figure for figure in figures if figure),
+        state(parts.state, f"{parts.label or parts.state:<{_STATE_WIDTH}}"),
+        "  " + "  ".join(detail for detail in parts.details if detail),
     )
 
 
 def cloud_event(message: ReceivedEvent, event: Mapping[str, Any]) -> dict[str, Any]:
-    """An event with its envelope, as CloudEvents' JSON format has it."""
+    """Wraps an event in the envelope of CloudEvents' JSON format."""
     header = message.headers.get
-    made_up = f"{message.subject}/{event.get('state', '')}/{event.get('at', '')}"
+    substitute_id = f"{message.subject}/{event.get('state', '')}/{event.get('at', '')}"
     return {
         "specversion": "1.0",
-        "id": header("ce-id") or made_up,
+        "id": header("ce-id") or substitute_id,
         "type": header("ce-type") or f"breakwater.{_SINGULAR.get(message.kind, message.kind).capitalize()}",
         "source": header("ce-source") or "breakwater",
         "time": header("ce-time") or event.get("at"),
@@ -220,94 +221,105 @@ def cloud_event(message: ReceivedEvent, event: Mapping[str, Any]) -> dict[str, A
     }
 
 
-_Parts = tuple[tuple[str, str], list[str]]
-"""The state, with the text that is shown in its colour, and the figures."""
+class _Parts(NamedTuple):
+    """The parts of an event's line that depend on its kind."""
+
+    state: str
+    details: Sequence[str]
+    label: str = ""
+    """Text in the tone of the state; by default the state."""
 
 
 def _attempt(event: Mapping[str, Any]) -> _Parts:
-    outcome = str(event["outcome"])
     cause = "" if event["cause"] == "first" else f"({event['cause']})"
-    figures = [event["model"], cause, formats.duration(event["duration_ms"]), _cost(event.get("cost"), event)]
-    return (outcome, outcome), [*figures, _error(event)]
+    duration = formats.duration(event["duration_ms"])
+    return _Parts(
+        str(event["outcome"]), [event["model"], cause, duration, _cost(event.get("cost"), event), _error(event)]
+    )
 
 
 def _execution(event: Mapping[str, Any]) -> _Parts:
-    status, count, error = str(event["status"]), event["attempts_count"], _error(event)
-    return (status, status), [
-        event.get("chosen_model") or event.get("requested_model") or "",
-        "dry run" if event.get("dry_run") else f"{count} attempt{'' if count == 1 else 's'}",
-        formats.duration(event["duration_ms"]),
-        _cost(event.get("total_cost"), event),
-        str(event["reason"]) if event.get("reason") and not error.startswith(str(event["reason"])) else "",
-        error,
-        event["execution_id"],
-    ]
+    count = event["attempts_count"]
+    error = _error(event)
+    return _Parts(
+        str(event["status"]),
+        [
+            event.get("chosen_model") or event.get("requested_model") or "",
+            "dry run" if event.get("dry_run") else f"{count} attempt{'' if count == 1 else 's'}",
+            formats.duration(event["duration_ms"]),
+            _cost(event.get("total_cost"), event),
+            str(event["reason"]) if event.get("reason") and not error.startswith(str(event["reason"])) else "",
+            error,
+            event["execution_id"],
+        ],
+    )
 
 
 def _breaker(event: Mapping[str, Any]) -> _Parts:
-    to = str(event["to_state"])
-    return (to, to), [event["model"], f"was {event['from_state']}:", event["reason"]]
+    return _Parts(str(event["to_state"]), [event["model"], f"was {event['from_state']}:", event["reason"]])
 
 
 def _guard(event: Mapping[str, Any]) -> _Parts:
-    kind, task, tenant = str(event.get("kind", "")), event.get("task_id"), event.get("tenant")
-    whose = f"task {task}" + (f" of {tenant}" if tenant else "") if task else ""
-    return (kind, kind), [whose, str(event.get("reason", ""))]
+    task_id = event.get("task_id")
+    tenant = event.get("tenant")
+    task = f"task {task_id}" + (f" of {tenant}" if tenant else "") if task_id else ""
+    return _Parts(str(event.get("kind", "")), [task, str(event.get("reason", ""))])
 
 
 def _budget(event: Mapping[str, Any]) -> _Parts:
-    kind, limit = str(event["kind"]), event.get("limit")
+    kind = str(event["kind"])
+    limit = event.get("limit")
     scope = str(event["scope"])
-    whose = {"agent": f"agent:{event.get('agent')}", "tenant": f"tenant:{event.get('tenant')}"}.get(scope, scope)
-    when = f"{whose}/{event['window']} {event['period']}"
+    owner = {"agent": f"agent:{event.get('agent')}", "tenant": f"tenant:{event.get('tenant')}"}.get(scope, scope)
+    budget = f"{owner}/{event['window']} {event['period']}"
     if kind in {"raised", "raise_ended", "repaired"}:
-        was, now = event.get("previous"), event["total"] if kind == "repaired" else limit
-        change = (
-            f"{formats.exact_money(was)} is now {formats.exact_money(now)}"
-            if was is not None and now is not None
-            else ""
-        )
-        return (kind, kind), [when, change, str(event.get("reason") or "")]
+        before = event.get("previous")
+        after = event["total"] if kind == "repaired" else limit
+        change = ""
+        if before is not None and after is not None:
+            change = f"{formats.exact_money(before)} is now {formats.exact_money(after)}"
+        return _Parts(kind, [budget, change, str(event.get("reason") or "")])
     spent = formats.money(event["total"]) + (f" of {formats.money(limit)}" if limit is not None else "")
     refuses = kind == "hard_cap" and event["enforcement"] == "hard"
-    # A hard cap refuses what does not fit before it is spent.
+    # A hard cap may refuse calls before the spend has reached it.
     percent = event["threshold_percent"]
     passed = "" if refuses and Decimal(event["total"]) < Decimal(limit or 0) else f"passed {percent} %"
-    return (kind, kind), [when, spent, passed, "calls that do not fit are refused" if refuses else ""]
+    return _Parts(kind, [budget, spent, passed, "calls that do not fit are refused" if refuses else ""])
 
 
 def _alert(event: Mapping[str, Any]) -> _Parts:
-    change, count = str(event.get("change", "")), event.get("count", 1)
-    times = f"{count:,} times" if count > 1 else ""
+    change = str(event.get("change", ""))
+    count = event.get("count", 1)
     status = str(event.get("status", ""))
-    by = event.get("resolved_by") if status == "resolved" else event.get("acknowledged_by")
-    return (event["severity"], event["event"]), [
+    operator = event.get("resolved_by") if status == "resolved" else event.get("acknowledged_by")
+    details = [
         change,
         "" if status == change else status,
-        f"by {by}" if by and change == status else "",
-        times,
+        f"by {operator}" if operator and change == status else "",
+        f"{count:,} times" if count > 1 else "",
         event["title"],
         event.get("incident_id", ""),
     ]
+    return _Parts(event["severity"], details, label=event["event"])
 
 
 def _progress(event: Mapping[str, Any]) -> _Parts:
     attempt = event.get("attempt")
-    name = str(event["state"])
-    return (name, name), [
+    details = [
         event.get("model") or "",
         f"attempt {attempt}" if attempt else "",
         event.get("event") or "",
         event.get("detail") or "",
         event["execution_id"],
     ]
+    return _Parts(str(event["state"]), details)
 
 
 def _other(event: Mapping[str, Any]) -> _Parts:
-    return ("", ""), [str(event.get("reason") or event.get("title") or "")]
+    return _Parts("", [str(event.get("reason") or event.get("title") or "")])
 
 
-_KINDS: Mapping[str, Callable[[Mapping[str, Any]], _Parts]] = {
+_PARTS_BY_KIND: Mapping[str, Callable[[Mapping[str, Any]], _Parts]] = {
     "attempts": _attempt,
     "executions": _execution,
     "breakers": _breaker,
@@ -320,7 +332,7 @@ _KINDS: Mapping[str, Callable[[Mapping[str, Any]], _Parts]] = {
 
 def _cost(cost: str | None, event: Mapping[str, Any]) -> str:
     if cost is None:
-        # A call that was never made has no cost to be unknown.
+        # A call that was never made has no cost, rather than an unknown one.
         return "" if event.get("short_circuited") else "cost unknown"
     return formats.money(cost)
 
