@@ -1,4 +1,4 @@
-"""The console: web pages on the records in ClickHouse and on the HTTP API."""
+"""The console: web pages that show the records in ClickHouse, and act through the HTTP API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from breakwater.health.pages import agents, overview
 from breakwater.identity.contract import OPENID_CALLBACK
 from breakwater.identity.pages.operator_actions import FormError
 from breakwater.identity.pages.pages import HEADERS, PageContext, PageRenderer
-from breakwater.identity.pages.sessions import KnownSessions
+from breakwater.identity.pages.sessions import SessionCache
 from breakwater.identity.pages.sign_in import LINK, OPENID, RequireSignIn, SignIn, to_sign_in
 from breakwater.jobs.pages import dead_letters, plans
 from breakwater.kernel.clickhouse.client import connect
@@ -41,20 +41,20 @@ from breakwater.records.pages import audit, costs, execution, executions
 
 PAGES = (overview, agents, executions, execution, plans, breakers, budgets, costs, alerts, dead_letters, audit)
 ANSWER_TIMEOUT_S = 20.0
-"""The longest time that a query may take."""
+"""The longest time in seconds that a query may take."""
 DRAIN_S = 0.5
-"""Pages take less; only the pages of running jobs stay connected longer, and browsers reconnect by themselves."""
+"""Seconds to finish requests at the end. Only pages of running jobs take longer, and browsers reconnect them."""
 STATIC_FILES: list[str | tuple[str, str]] = [("services.console", "static"), (LIBRARY_PACKAGE, LIBRARY_FOLDER)]
 YEAR_S = 365 * 24 * 3600
 
 
 def build(settings: Settings, config: Config) -> ConsoleService:
-    """Wires the service. Connects to nothing yet."""
+    """Wires the service. Opens no connection yet."""
     return ConsoleService(settings, config)
 
 
 class ConsoleService:
-    """Serves the pages."""
+    """The service that serves the pages."""
 
     def __init__(self, settings: Settings, config: Config) -> None:
         self._settings = settings
@@ -79,9 +79,10 @@ class ConsoleService:
         """Serves until SIGTERM or SIGINT.
 
         Raises:
-            SystemExit: with code 1, the port is not available; the reason is on stderr.
+            SystemExit: with code 1, if the port is not available; the reason is on stderr.
         """
-        host, port = self._settings.console_host, self._settings.console_port
+        host = self._settings.console_host
+        port = self._settings.console_port
         try:
             listening = listen(host, port, variables="BREAKWATER_CONSOLE_HOST and BREAKWATER_CONSOLE_PORT")
         except PortTakenError as error:
@@ -96,7 +97,7 @@ class ConsoleService:
         return True
 
     async def reload(self, config: Config) -> None:
-        """Shows pages by another config from now on."""
+        """Applies another config to all further pages."""
         self._context.placeholder = config.redaction.placeholder
         self._context.trace_template = config.tracing.url_template
         self._console = config.console
@@ -106,14 +107,14 @@ class ConsoleService:
         self._server.stop()
 
     def _app(self) -> Starlette:
-        """The pages, behind the sign-in."""
-        sessions = KnownSessions()
+        """Builds the application: the pages behind the sign-in."""
+        sessions = SessionCache()
         sign_in = SignIn(
             sessions,
             self._api,
             self._pages,
             lambda: self._console.openid and self._console.openid.shown_as,
-            # The console has no TLS of its own.
+            # The console itself has no TLS, so an https:// URL means that there is a proxy.
             lambda: (self._console.url or "").startswith("https://"),
         )
         routes = [
@@ -136,7 +137,7 @@ class ConsoleService:
             lifespan=self._lifespan,
         )
         for kind in (ApiError, FormError, HTTPException, ClientDisconnect, Exception):
-            app.add_exception_handler(kind, self._failed)
+            app.add_exception_handler(kind, self._error_response)
         return app
 
     @asynccontextmanager
@@ -148,22 +149,24 @@ class ConsoleService:
             await self._api.close()
             await self._context.analytics.close()
 
-    async def _failed(self, request: Request, error: Exception) -> Response:
-        """Answers a request that failed; the server logs what nothing here expects."""
+    async def _error_response(self, request: Request, error: Exception) -> Response:
+        """Answers a request that failed. The server logs unexpected errors."""
         match error:
             case ClientDisconnect():
                 return Response(status_code=499)
             case ApiKeyRefusedError():
                 return to_sign_in(request, "ended")
             case HTTPException(status_code=404):
-                status, title, text = 404, "Page not found", f"There is no page at {request.url.path}."
+                return self._error_page(request, 404, "Page not found", f"There is no page at {request.url.path}.")
             case HTTPException():
-                status, title, text = error.status_code, "The request failed", str(error.detail)
+                return self._error_page(request, error.status_code, "The request failed", str(error.detail))
             case ApiError() | FormError():
-                status, title, text = error.status, "The request failed", str(error)
+                return self._error_page(request, error.status, "The request failed", str(error))
             case _:
-                status, title = 500, "Something went wrong"
                 text = "This is a bug in Breakwater; see the console's log."
+                return self._error_page(request, 500, "Something went wrong", text)
+
+    def _error_page(self, request: Request, status: int, title: str, text: str) -> Response:
         if "application/json" in request.headers.get("accept", ""):
             return JSONResponse({"message": text}, status, HEADERS)
         return self._pages.plain(request, status, title, text)
@@ -174,7 +177,7 @@ class _Static(StaticFiles):
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
-        # Their URLs name the version.
+        # The query in the URL names the version, so that such a response never changes.
         response.headers["Cache-Control"] = f"public, max-age={YEAR_S}" if scope["query_string"] else "no-cache"
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response

@@ -1,4 +1,4 @@
-"""`breakwater alerts`: incidents, acknowledging and resolving them, and undelivered alerts."""
+"""`breakwater alerts`: lists, acknowledges and resolves incidents, and replays undelivered alerts."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def list_(
         breakwater alerts list --json | jq -r '.alerts[].incident_id'
     """
 
-    def show(listed: AlertList) -> None:
-        short = short_ids(alert.incident_id for alert in listed.alerts)
+    def show(alert_list: AlertList) -> None:
+        short = short_ids(alert.incident_id for alert in alert_list.alerts)
         columns = with_display(INCIDENTS, ["incident_id"], lambda alert: short[alert.incident_id])
         no_incident = "no incident is known" if status == "all" else f"no incident is {status}"
         filtered = " of those you asked for" if event or agent else ""
-        output.table(columns, listed.alerts, empty=f"{no_incident}{filtered}")
-        api.note_more(listed, limit)
-        if not listed.channels:
+        output.table(columns, alert_list.alerts, empty=f"{no_incident}{filtered}")
+        api.note_more(alert_list, limit)
+        if not alert_list.channels:
             output.note(NO_CHANNEL, "yellow")
 
     api.show_result(api.get(AlertList, "alerts", status=status, event=event, agent=agent, limit=limit), show)
@@ -169,9 +169,13 @@ def undelivered(
     for_channel = f" for {channel}" if channel else ""
     none_undelivered = f"every alert{for_channel} has arrived, or is on its way"
 
-    def show(listed: UndeliveredList) -> None:
-        output.table(UNDELIVERED, listed.undelivered, empty=none_undelivered if listed.channels else NO_CHANNEL)
-        api.note_more(listed, limit)
+    def show(undelivered_list: UndeliveredList) -> None:
+        output.table(
+            UNDELIVERED,
+            undelivered_list.undelivered,
+            empty=none_undelivered if undelivered_list.channels else NO_CHANNEL,
+        )
+        api.note_more(undelivered_list, limit)
 
     api.show_result(api.get(UndeliveredList, "alerts/undelivered", channel=channel, limit=limit), show)
 

@@ -1,4 +1,4 @@
-"""Alerts: incidents that are open, past ones, the changes of each, acting on them; and undelivered alerts."""
+"""The pages of alerts: open and past incidents, their changes, undelivered alerts, and the actions on them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,26 @@ from breakwater.kernel.pages.tables import PageTable
 from breakwater.kernel.pages.words import segment
 from breakwater.records.events import Incident, IncidentCursor, cursor_of, incident_changes, incidents
 
-PAGE = 50
+PAGE_ROWS = 50
 MAX_SAVED = 10_000
-"""Incidents that are sorted, filtered, or saved."""
+"""Maximum number of incidents that are sorted, filtered, or saved."""
 
 STATUSES: tuple[IncidentStatus, ...] = get_args(IncidentStatus)
 EVENTS: tuple[AlertEvent, ...] = get_args(AlertEvent)
 
 FILTERS = ("status", "event", "agent", "before")
-"""Parameters that another filter of the history replaces."""
+"""Parameters of the URL that a change of the history's filter replaces."""
 
 PAST: tuple[Column[Any], ...] = (
-    *(one for one in INCIDENTS if one.key != "since"),
-    Column("started", lambda one: one.opened_at, "time"),
-    Column("lasted", lambda one: one.duration_ms, "duration", name="lasted_ms", missing="ongoing"),
+    *(column for column in INCIDENTS if column.key != "since"),
+    Column("started", lambda incident: incident.opened_at, "time"),
+    Column("lasted", lambda incident: incident.duration_ms, "duration", name="lasted_ms", missing="ongoing"),
     Column(
-        "acknowledged", lambda one: one.time_to_acknowledge_ms, "duration", name="acknowledged_after_ms", page=False
+        "acknowledged",
+        lambda incident: incident.time_to_acknowledge_ms,
+        "duration",
+        name="acknowledged_after_ms",
+        page=False,
     ),
 )
 
@@ -50,7 +54,7 @@ def routes(context: PageContext) -> list[Route]:
             "alerts.html",
             view,
             default_range="7d",
-            known=lambda _, models: fetched(models.api.read(AlertList, "alerts", {"limit": 200})),
+            unresolved=lambda _, models: fetched(models.api.read(AlertList, "alerts", {"limit": 200})),
             undelivered=lambda _, models: fetched(
                 models.api.read(UndeliveredList, "alerts/undelivered", {"limit": 50})
             ),
@@ -63,8 +67,8 @@ def routes(context: PageContext) -> list[Route]:
             context,
             "/alerts/{incident_id:path}",
             "alert.html",
-            view_one,
-            known=lambda visit, models: fetched(models.api.read(Alert, f"alerts/{segment(_id(visit))}")),
+            view_incident,
+            incident=lambda visit, models: fetched(models.api.read(Alert, f"alerts/{segment(_id(visit))}")),
             changes=lambda visit, models: fetched(incident_changes(models.analytics, _id(visit))),
         ),
     ]
@@ -75,30 +79,36 @@ def _id(visit: Visit) -> str:
 
 
 def _past(visit: Visit, models: ReadModels) -> Awaitable[Fetched[tuple[Incident, ...]]]:
-    window, limit = visit.time_range.window, MAX_SAVED if _takes_all(visit) else PAGE
-    return fetched(incidents(models.analytics, window, **_chosen(visit), before=_before(visit), limit=limit + 1))
+    limit = MAX_SAVED if _takes_all(visit) else PAGE_ROWS
+    stored = incidents(
+        models.analytics, visit.time_range.window, **_chosen(visit), before=_before(visit), limit=limit + 1
+    )
+    return fetched(stored)
 
 
 def view(
     visit: Visit,
-    known: Fetched[AlertList],
+    unresolved: Fetched[AlertList],
     undelivered: Fetched[UndeliveredList],
     past: Fetched[tuple[Incident, ...]],
 ) -> dict[str, Any]:
-    """The page of all alerts."""
-    takes_all, stored = _takes_all(visit), list(past.value or ())
-    is_open = known.value.alerts if known.value else ()
+    """The values of the page of all alerts."""
+    takes_all = _takes_all(visit)
+    stored = list(past.value or ())
+    open_incidents = unresolved.value.alerts if unresolved.value else ()
     given_up = undelivered.value.undelivered if undelivered.value else ()
-    history = stored[: MAX_SAVED if takes_all else PAGE]
+    history = stored[: MAX_SAVED if takes_all else PAGE_ROWS]
     older = None
-    if not takes_all and len(stored) > PAGE:
-        place = cursor_of(stored[PAGE - 1])
-        older = visit.address.link("history", before=f"{place.opened_ms}-{place.incident_id}", more_after="")
+    if not takes_all and len(stored) > PAGE_ROWS:
+        cursor = cursor_of(stored[PAGE_ROWS - 1])
+        older = visit.address.link("history", before=f"{cursor.opened_ms}-{cursor.incident_id}", more_after="")
     return {
-        "open_table": PageTable(visit.address, "now", "Open incidents", INCIDENTS, is_open),
+        "open_table": PageTable(visit.address, "now", "Open incidents", INCIDENTS, open_incidents),
         "undelivered_table": PageTable(visit.address, "undelivered", "Undelivered alerts", UNDELIVERED, given_up),
-        "not_replayed": any(not one.replayed for one in given_up),
-        "past_table": PageTable(visit.address, "history", "Incidents", PAST, history, most=PAGE, filters=FILTERS),
+        "not_replayed": any(not alert.replayed for alert in given_up),
+        "past_table": PageTable(
+            visit.address, "history", "Incidents", PAST, history, max_rows=PAGE_ROWS, filters=FILTERS
+        ),
         "older": older,
         "chosen": _chosen(visit),
         "statuses": STATUSES,
@@ -107,16 +117,18 @@ def view(
     }
 
 
-def view_one(visit: Visit, known: Fetched[Alert], changes: Fetched[tuple[Alert, ...]]) -> dict[str, Any] | NotFound:
-    """The page of one incident."""
+def view_incident(
+    visit: Visit, incident: Fetched[Alert], changes: Fetched[tuple[Alert, ...]]
+) -> dict[str, Any] | NotFound:
+    """The values of the page of an incident."""
     incident_id = _id(visit)
-    newest = known.value or (changes.value[-1] if changes.value else None)
+    newest = incident.value or (changes.value[-1] if changes.value else None)
     if newest is None and not changes.problem:
-        return NotFound("Incident not found", known.problem or f"There is no incident {incident_id!r}.")
+        return NotFound("Incident not found", incident.problem or f"There is no incident {incident_id!r}.")
     return {
-        "incident_id": known.value.incident_id if known.value else incident_id,
-        # One that was resolved long ago is in ClickHouse only, and can't be acted on.
-        "live": known.value is not None,
+        "incident_id": incident.value.incident_id if incident.value else incident_id,
+        # An incident that was resolved long ago is only in ClickHouse, and allows no actions.
+        "allows_actions": incident.value is not None,
         "newest": newest,
         "execution_id": _text_of(newest.payload, "execution_id") if newest else None,
         "budget": _budget_of(newest.payload) if newest and newest.event.startswith("budget") else None,
@@ -126,14 +138,15 @@ def view_one(visit: Visit, known: Fetched[Alert], changes: Fetched[tuple[Alert, 
 async def replay(request: Request) -> Response:
     """POST: retries undelivered alerts."""
     session, fields = await submitted(request)
-    number, after = fields.get("dead_letter_id"), fields.get("after")
-    if any(given and not whole_number(given) for given in (number, after)):
-        # Without it, all of them would be retried.
+    dead_letter_id = fields.get("dead_letter_id")
+    after = fields.get("after")
+    if any(value and not whole_number(value) for value in (dead_letter_id, after)):
+        # A request without the number would retry all of them.
         session.notify("The action failed: a dead letter is identified by its number, which is shown below.", "bad")
         return back_to("/alerts")
     body: dict[str, object] = {"reason": reason_of(fields)}
-    if number:
-        body["dead_letter_id"] = whole_number(number)
+    if dead_letter_id:
+        body["dead_letter_id"] = whole_number(dead_letter_id)
     elif after:
         body["after"] = whole_number(after)
     replayed = await act(session, AlertReplays, "alerts/replay", body)
@@ -147,9 +160,9 @@ def _body(fields: Fields) -> dict[str, str]:
     return {"incident_id": fields.get("incident_id")}
 
 
-def _outcome(done: str) -> Callable[[Fields, dict[str, Any]], str]:
-    already = "Another operator was faster: nothing was changed. The current state is below."
-    return lambda _, result: already if "unchanged" in result else f"The incident {done}."
+def _outcome(change: str) -> Callable[[Fields, dict[str, Any]], str]:
+    unchanged_text = "Another operator was faster: nothing was changed. The current state is below."
+    return lambda _, result: unchanged_text if "unchanged" in result else f"The incident {change}."
 
 
 def _back(fields: Fields) -> str:
@@ -157,13 +170,14 @@ def _back(fields: Fields) -> str:
 
 
 def _takes_all(visit: Visit) -> bool:
-    """True if the history is sorted, filtered or saved, which takes all of its pages."""
+    """Returns whether the history is sorted, filtered or saved, which takes all of its pages."""
     return not visit.address.query.keys().isdisjoint(("csv", "history.sort", "history.find"))
 
 
 def _chosen(visit: Visit) -> dict[str, str]:
-    """The filters of the history; unknown statuses and events are ignored."""
-    status, event = visit.get("status"), visit.get("event")
+    """The filters of the history, without unknown statuses and events."""
+    status = visit.get("status")
+    event = visit.get("event")
     return {
         "status": status if status in STATUSES else "",
         "event": event if event in EVENTS else "",
@@ -172,7 +186,7 @@ def _chosen(visit: Visit) -> dict[str, str]:
 
 
 def _before(visit: Visit) -> IncidentCursor | None:
-    """The place where a later page of the history begins."""
+    """The position where a later page of the history begins; None for the first page."""
     moment, _, incident_id = visit.get("before").partition("-")
     if not moment.isdecimal() or len(moment) > 15:
         return None
@@ -180,24 +194,25 @@ def _before(visit: Visit) -> IncidentCursor | None:
 
 
 def _replayed(replayed: AlertReplays) -> str:
-    """The result of a replay, in words."""
-    by = ", ".join(f"{count:,} by {channel}" for channel, count in replayed.channels.items())
-    parts = [f"{replayed.replayed:,} will be retried{f' ({by})' if by else ''}"]
+    """Describes the result of a replay."""
+    by_channel = ", ".join(f"{count:,} by {channel}" for channel, count in replayed.channels.items())
+    parts = [f"{replayed.replayed:,} will be retried{f' ({by_channel})' if by_channel else ''}"]
     if replayed.already:
         parts.append(f"{replayed.already:,} had been retried before")
     if replayed.skipped:
         parts.append(f"{replayed.skipped:,} are of channels that are no longer configured")
-    more = " There are more: continue below." if replayed.continue_after else ""
-    return f"{'; '.join(parts)}.{more}"
+    continuation = " There are more: continue below." if replayed.continue_after else ""
+    return f"{'; '.join(parts)}.{continuation}"
 
 
 def _budget_of(payload: object) -> str | None:
-    """The name of an incident's budget."""
-    scope, window = _text_of(payload, "scope"), _text_of(payload, "window")
-    of = None if scope is None or scope == "global" else _text_of(payload, scope)
-    if scope is None or window is None or (of is None and scope != "global"):
+    """The name of the budget that an incident is about; None if its payload names none."""
+    scope = _text_of(payload, "scope")
+    window = _text_of(payload, "window")
+    owner = None if scope is None or scope == "global" else _text_of(payload, scope)
+    if scope is None or window is None or (owner is None and scope != "global"):
         return None
-    return f"{scope if of is None else f'{scope}:{of}'}/{window}"
+    return f"{scope if owner is None else f'{scope}:{owner}'}/{window}"
 
 
 def _text_of(payload: object, name: str) -> str | None:

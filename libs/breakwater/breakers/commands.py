@@ -45,12 +45,14 @@ def list_(api: Api) -> None:
         breakwater breakers list --json | jq '.breakers[] | select(.state != "closed")'
     """
 
-    def rows(listed: BreakerList) -> list[BreakerStatus]:
-        return sorted(listed.breakers, key=lambda breaker: (breaker.state == "closed", breaker.agent, breaker.model))
+    def rows(breaker_list: BreakerList) -> list[BreakerStatus]:
+        return sorted(
+            breaker_list.breakers, key=lambda breaker: (breaker.state == "closed", breaker.agent, breaker.model)
+        )
 
     all_off = "no agent has a breaker: the config sets `breaker: off` for all"
-    listed = api.table(BreakerList, "breakers", COLUMNS, rows, empty=all_off)
-    if not listed.alive and not api.as_json:
+    breaker_list = api.table(BreakerList, "breakers", COLUMNS, rows, empty=all_off)
+    if not breaker_list.alive and not api.as_json:
         output.note(NO_BREAKER_SERVICE, "yellow")
 
 

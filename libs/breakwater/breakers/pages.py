@@ -1,4 +1,4 @@
-"""Breakers: the state and the history of each, isolating and resetting them; and stopped tasks."""
+"""The pages of breakers: their states and histories, stopped tasks, and the actions on them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from breakwater.records.events import MOST, Opening, OperatorAction, openings, o
 
 @dataclass(frozen=True, slots=True)
 class BreakerRow:
-    """One breaker in the list."""
+    """A row of the list of breakers."""
 
     status: BreakerStatus
     opening: Opening | None
-    """The latest in the time range; None if there was none, or if that is unknown."""
+    """The latest opening in the time range; None if there was none, or it is unknown."""
     open_ms: int
     openings: int
 
@@ -43,26 +43,26 @@ COLUMNS: tuple[Column[BreakerRow], ...] = (
     Column("openings", lambda row: row.openings, page=False),
 )
 ACTIONS: tuple[Column[OperatorAction], ...] = (
-    Column("time", lambda one: one.at, "time"),
-    Column("operator", lambda one: one.by),
-    Column("action", lambda one: one.what),
-    Column("target", lambda one: one.task_id or f"{one.agent} on {one.model}"),
-    Column("reason", lambda one: one.reason, below=True),
+    Column("time", lambda action: action.at, "time"),
+    Column("operator", lambda action: action.by),
+    Column("action", lambda action: action.what),
+    Column("target", lambda action: action.task_id or f"{action.agent} on {action.model}"),
+    Column("reason", lambda action: action.reason, below=True),
 )
 OPENINGS: tuple[Column[Opening], ...] = (
-    Column("opened", lambda one: one.opened_at, "time"),
-    Column("closed", lambda one: one.closed_at, "time", missing="not yet"),
-    Column("lasted", lambda one: one.open_ms, "duration"),
-    Column("rule", lambda one: one.rule or "by an operator", "words"),
-    Column("reason", lambda one: one.reason, below=True),
+    Column("opened", lambda opening: opening.opened_at, "time"),
+    Column("closed", lambda opening: opening.closed_at, "time", missing="not yet"),
+    Column("lasted", lambda opening: opening.open_ms, "duration"),
+    Column("rule", lambda opening: opening.rule or "by an operator", "words"),
+    Column("reason", lambda opening: opening.reason, below=True),
 )
 CHANGES: tuple[Column[BreakerTransition], ...] = (
-    Column("time", lambda one: one.at, "time"),
-    Column("from", lambda one: one.from_state, "state"),
-    Column("to", lambda one: one.to_state, "state"),
-    Column("reason", lambda one: one.reason, below=True),
-    Column("by", lambda one: one.by or one.rule, "words"),
-    Column("failures in a row", lambda one: one.consecutive_failures, "count"),
+    Column("time", lambda change: change.at, "time"),
+    Column("from", lambda change: change.from_state, "state"),
+    Column("to", lambda change: change.to_state, "state"),
+    Column("reason", lambda change: change.reason, below=True),
+    Column("by", lambda change: change.by or change.rule, "words"),
+    Column("failures in a row", lambda change: change.consecutive_failures, "count"),
 )
 
 
@@ -75,28 +75,28 @@ def routes(context: PageContext) -> list[Route]:
             "breakers.html",
             view,
             default_range=BY_DATA,
-            known=_known,
+            breaker_list=_breaker_list,
             opened=lambda visit, models: fetched(openings(models.analytics, visit.time_range.window, visit.now)),
             actions=lambda visit, models: fetched(operator_actions(models.analytics, visit.time_range.window)),
             stopped=lambda _, models: fetched(models.api.read(StoppedTasks, "guards")),
         ),
-        # In the query, as the names of agents and models may contain slashes.
+        # The breaker is in the query, because the names of agents and models may contain slashes.
         page(
             context,
             "/breakers/one",
             "breaker.html",
-            view_one,
+            view_breaker,
             default_range="7d",
-            known=_known,
+            breaker_list=_breaker_list,
             opened=lambda visit, models: fetched(
-                openings(models.analytics, visit.time_range.window, visit.now, *_named(visit))
+                openings(models.analytics, visit.time_range.window, visit.now, *_agent_and_model(visit))
             ),
             changes=lambda visit, models: fetched(
-                transitions(models.analytics, visit.time_range.window, *_named(visit))
+                transitions(models.analytics, visit.time_range.window, *_agent_and_model(visit))
             ),
         ),
-        action("/breakers/reset", "breakers/reset", dict[str, Any], _body, _was("reset"), _back),
-        action("/breakers/isolate", "breakers/isolate", dict[str, Any], _body, _was("isolated"), _back),
+        action("/breakers/reset", "breakers/reset", dict[str, Any], _body, _outcome("reset"), _back),
+        action("/breakers/isolate", "breakers/isolate", dict[str, Any], _body, _outcome("isolated"), _back),
         action(
             "/breakers/end-hold",
             "breakers/reset",
@@ -117,59 +117,61 @@ def routes(context: PageContext) -> list[Route]:
     ]
 
 
-def _known(_: Visit, models: ReadModels) -> Awaitable[Fetched[BreakerList]]:
+def _breaker_list(_: Visit, models: ReadModels) -> Awaitable[Fetched[BreakerList]]:
     return fetched(models.api.read(BreakerList, "breakers"))
 
 
-def _named(visit: Visit) -> tuple[str, str]:
+def _agent_and_model(visit: Visit) -> tuple[str, str]:
     return visit.get("agent"), visit.get("model")
 
 
 def view(
     visit: Visit,
-    known: Fetched[BreakerList],
+    breaker_list: Fetched[BreakerList],
     opened: Fetched[tuple[Opening, ...]],
     actions: Fetched[tuple[OperatorAction, ...]],
     stopped: Fetched[StoppedTasks],
 ) -> dict[str, Any]:
-    """The page of all breakers."""
-    rows = _rows(known.value.breakers if known.value else (), opened.value or ())
+    """The values of the page of all breakers."""
+    rows = _rows(breaker_list.value.breakers if breaker_list.value else (), opened.value or ())
     tasks = stopped.value.stopped if stopped.value else ()
     return {
         "rows": rows,
         "table": PageTable(visit.address, "breakers", "All breakers", COLUMNS, rows),
-        "acts": PageTable(visit.address, "actions", "Operator actions", ACTIONS, actions.value or ()),
-        "tasks": PageTable(visit.address, "tasks", "Stopped tasks", TASKS, tasks),
-        "most": MOST,
+        "actions_table": PageTable(visit.address, "actions", "Operator actions", ACTIONS, actions.value or ()),
+        "tasks_table": PageTable(visit.address, "tasks", "Stopped tasks", TASKS, tasks),
+        "max_rows": MOST,
     }
 
 
-def view_one(
+def view_breaker(
     visit: Visit,
-    known: Fetched[BreakerList],
+    breaker_list: Fetched[BreakerList],
     opened: Fetched[tuple[Opening, ...]],
     changes: Fetched[tuple[BreakerTransition, ...]],
 ) -> dict[str, Any] | NotFound:
-    """The page of one breaker."""
-    agent, model = _named(visit)
-    listed = known.value.breakers if known.value else ()
-    status = next((one for one in listed if (one.agent, one.model) == (agent, model)), None)
-    if not agent or not model or (known.value and status is None and not changes.value and not changes.problem):
+    """The values of the page of a breaker."""
+    agent, model = _agent_and_model(visit)
+    breakers = breaker_list.value.breakers if breaker_list.value else ()
+    status = next((breaker for breaker in breakers if (breaker.agent, breaker.model) == (agent, model)), None)
+    is_missing = breaker_list.value and status is None and not changes.value and not changes.problem
+    if not agent or not model or is_missing:
         text = f"There is no breaker of agent {agent!r} on model {model!r}, and none changed in this time range."
         return NotFound("Breaker not found", text)
-    period, its_openings = visit.time_range.window, opened.value or ()
+    window = visit.time_range.window
+    breaker_openings = opened.value or ()
     return {
         "agent": agent,
         "model": model,
         "breaker": status,
         "openings": OPENINGS,
-        "open_ms": sum(one.in_window_ms for one in its_openings),
-        "moments": [period.at(bucket) for bucket in range(period.buckets)],
-        "step": timedelta(seconds=period.step_s),
-        "series": [Series("open", "bad", _open_per_step(its_openings, period, visit.now), "bars")],
+        "open_ms": sum(opening.in_window_ms for opening in breaker_openings),
+        "moments": [window.at(bucket) for bucket in range(window.buckets)],
+        "step": timedelta(seconds=window.step_s),
+        "series": [Series("open", "bad", _open_per_step(breaker_openings, window, visit.now), "bars")],
         "executions": {"model": model} | ({} if agent == "*" else {"agent": agent}),
         "changes_table": PageTable(visit.address, "changes", "State changes", CHANGES, changes.value or ()),
-        "most": MOST,
+        "max_rows": MOST,
     }
 
 
@@ -177,11 +179,11 @@ def _body(fields: Fields) -> dict[str, str]:
     return {"agent": fields.get("agent"), "model": fields.get("model")}
 
 
-def _was(done: str) -> Callable[[Fields, dict[str, Any]], str]:
+def _outcome(change: str) -> Callable[[Fields, dict[str, Any]], str]:
     def outcome(fields: Fields, result: dict[str, Any]) -> str:
         agent = fields.get("agent")
-        whose = "all agents" if agent == "*" else agent
-        return f"The breaker of {whose} on {fields.get('model')} was {done}{' already' * ('unchanged' in result)}."
+        owner = "all agents" if agent == "*" else agent
+        return f"The breaker of {owner} on {fields.get('model')} was {change}{' already' * ('unchanged' in result)}."
 
     return outcome
 
@@ -191,26 +193,28 @@ def _back(fields: Fields) -> str:
 
 
 def _rows(breakers: Sequence[BreakerStatus], opened: Sequence[Opening]) -> list[BreakerRow]:
-    """First those that let no call through, then those that were open longest."""
+    """Makes the rows: the most restrictive states first, then the breakers that were open longest."""
     by_key: dict[tuple[str, str], list[Opening]] = {}
-    for one in opened:
-        by_key.setdefault((one.agent, one.model), []).append(one)
+    for opening in opened:
+        by_key.setdefault((opening.agent, opening.model), []).append(opening)
     rows: list[BreakerRow] = []
     for status in breakers:
-        its = by_key.get((status.agent, status.model), [])
-        rows.append(BreakerRow(status, its[0] if its else None, sum(one.in_window_ms for one in its), len(its)))
+        openings = by_key.get((status.agent, status.model), [])
+        open_ms = sum(opening.in_window_ms for opening in openings)
+        rows.append(BreakerRow(status, openings[0] if openings else None, open_ms, len(openings)))
     return sorted(rows, key=lambda row: (ORDER[row.status.state], -row.open_ms, row.status.agent))
 
 
-def _open_per_step(opened: Sequence[Opening], period: TimeWindow, now: datetime) -> Sequence[float]:
-    """Milliseconds of each step for which one breaker was open."""
-    step_ms, open_ms = period.step_s * 1000, [0] * period.buckets
-    for one in opened:
-        start = max(ms_from_time(one.opened_at), period.start_ms)
-        end = min(ms_from_time(one.closed_at or now), period.end_ms)
-        for bucket in range((start - period.start_ms) // step_ms, period.buckets):
-            begins = period.start_ms + bucket * step_ms
-            if begins >= end:
+def _open_per_step(opened: Sequence[Opening], window: TimeWindow, now: datetime) -> Sequence[float]:
+    """The milliseconds of each step for which a breaker was open."""
+    step_ms = window.step_s * 1000
+    open_ms = [0] * window.buckets
+    for opening in opened:
+        start = max(ms_from_time(opening.opened_at), window.start_ms)
+        end = min(ms_from_time(opening.closed_at or now), window.end_ms)
+        for bucket in range((start - window.start_ms) // step_ms, window.buckets):
+            bucket_start = window.start_ms + bucket * step_ms
+            if bucket_start >= end:
                 break
-            open_ms[bucket] += min(end, begins + step_ms) - max(start, begins)
+            open_ms[bucket] += min(end, bucket_start + step_ms) - max(start, bucket_start)
     return open_ms

@@ -38,20 +38,20 @@ def contract(
 
         breakwater contract --check
     """
-    wanted = files()
-    stale = differences(out, wanted)
+    contract_files = files()
+    stale = differences(out, contract_files)
     if not check:
-        _write(out, wanted, stale)
+        _write(out, contract_files, stale)
     if as_json:
         result = {"stale": stale} if check else {"written": [str(out / name) for name in stale]}
         output.json_document({"ok": not (check and stale), **result})
     elif not check:
         output.write("\n".join(f"wrote {out / name}" for name in stale) or f"{out}: nothing has changed")
     elif not stale:
-        output.write(f"{out}: {len(wanted)} files, all up to date")
+        output.write(f"{out}: {len(contract_files)} files, all up to date")
     else:
-        listed = "\n".join(f"  {name}: {why}" for name, why in stale.items())
-        raise CliError("stale", f"{out} is out of date: {listed}", "Run `breakwater contract`.")
+        stale_files = "\n".join(f"  {name}: {problem}" for name, problem in stale.items())
+        raise CliError("stale", f"{out} is out of date: {stale_files}", "Run `breakwater contract`.")
     if check and stale:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -91,24 +91,24 @@ def config_schema() -> dict[str, Any]:
     return identified(schema, "Config")
 
 
-def _write(out: Path, wanted: dict[str, str], stale: Iterable[str]) -> None:
+def _write(out: Path, contract_files: dict[str, str], stale: Iterable[str]) -> None:
     """Writes files that differ, and removes files that are no longer part of the contract."""
     for name in stale:
         path = out / name
         try:
-            if name in wanted:
+            if name in contract_files:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(wanted[name], encoding="utf-8")
+                path.write_text(contract_files[name], encoding="utf-8")
             else:
                 path.unlink()
         except OSError as error:
             raise CliError("not_written", f"{path}: can't be written: {error.strerror}") from error
 
 
-def differences(out: Path, wanted: dict[str, str]) -> dict[str, str]:
+def differences(out: Path, contract_files: dict[str, str]) -> dict[str, str]:
     """Compares a directory with the wanted files. Returns what is wrong with each stale file, by path."""
     problems: dict[str, str] = {}
-    for name, text in wanted.items():
+    for name, text in contract_files.items():
         path = out / name
         if not path.exists():
             problems[name] = "is missing"
@@ -117,7 +117,7 @@ def differences(out: Path, wanted: dict[str, str]) -> dict[str, str]:
     problems |= {
         name: "is no longer part of the contract"
         for path in sorted(out.glob("schemas/*.json"))
-        if (name := path.relative_to(out).as_posix()) not in wanted
+        if (name := path.relative_to(out).as_posix()) not in contract_files
     }
     return problems
 

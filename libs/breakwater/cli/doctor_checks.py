@@ -167,16 +167,16 @@ async def clickhouse_findings(plane: PlaneLocation, _config: Config | None = Non
             rows = ()
         missing_parts = await missing(analytics) if rows else ()
     applied = {int(row[0]) for row in rows}
-    wanted = {migration.version for migration in MIGRATIONS}
+    required = {migration.version for migration in MIGRATIONS}
     for missing_part in missing_parts:
         yield Finding("clickhouse", "fail", f"{missing_part.what} is missing", SETUP)
-    if pending := sorted(wanted - applied):
+    if pending := sorted(required - applied):
         yield Finding("clickhouse", "fail", f"migrations {', '.join(map(str, pending))} are not applied", SETUP)
-    elif (newest := max(applied)) > max(wanted):
+    elif (newest := max(applied)) > max(required):
         text = f"the schema is newer than this program (migration {newest})"
         yield Finding("clickhouse", "warn", text, "Use the version of Breakwater that created it.")
     elif not missing_parts:
-        yield Finding("clickhouse", "ok", f"the schema is at version {max(wanted)}")
+        yield Finding("clickhouse", "ok", f"the schema is at version {max(required)}")
 
 
 async def record_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
@@ -539,9 +539,9 @@ async def _json_at(url: str, openid: OpenId) -> dict[str, Any]:
         raise ValueError("no JSON object") from None
 
 
-def _signing_keys(listed: object) -> int:
+def _signing_keys(key_set: object) -> int:
     """Counts the keys of a key set that may sign ID tokens. Raises ValueError if there are none."""
-    keys = cast(list[Any], listed) if isinstance(listed, list) else []
+    keys = cast(list[Any], key_set) if isinstance(key_set, list) else []
     signing = [key for key in keys if isinstance(key, dict) and key.get("use", "sig") == "sig"]
     count = 0
     for key in cast(list[dict[str, Any]], signing):

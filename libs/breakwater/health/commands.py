@@ -170,8 +170,8 @@ async def _until_listed(plane: PlaneLocation, agent: str, file: Path) -> None:
         async with asyncio.timeout(APPLY_TIMEOUT_S), plane.api_client() as client:
             while True:
                 with suppress(ApiError):
-                    listed = await client.get("agents", {}, timeout_s=APPLY_TIMEOUT_S)
-                    if any(entry["agent_id"] == agent for entry in listed):
+                    listed_agents = await client.get("agents", {}, timeout_s=APPLY_TIMEOUT_S)
+                    if any(entry["agent_id"] == agent for entry in listed_agents):
                         return
                 await asyncio.sleep(0.2)
     raise CliError(

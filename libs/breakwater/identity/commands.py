@@ -86,10 +86,10 @@ def create(
     """
     check_no_spaces({"NAME": name, "--tenant": tenant, "--agent": agent})
     for option, names in (("--tenant", tenant), ("--agent", agent)):
-        for named in names or ():
-            if "*" in named:
+        for value in names or ():
+            if "*" in value:
                 raise usage_error(
-                    f"{option} {named!r}: names have no wildcards", f"Without {option}, the key may use any."
+                    f"{option} {value!r}: names have no wildcards", f"Without {option}, the key may use any."
                 )
     path = keys_file(file, data)
     namesakes = [key.id for key in list_keys(path) if key.name == name]
@@ -105,8 +105,8 @@ def create(
         output.write(key)
         output.note(f"Its scopes: {', '.join(scopes)}. This is the only time it is shown. Its digest is in {path}.")
     if namesakes:
-        listed = ", ".join(namesakes)
-        output.note(f"{name!r} has another key already ({listed}); `breakwater keys revoke ID` revokes one.")
+        other_ids = ", ".join(namesakes)
+        output.note(f"{name!r} has another key already ({other_ids}); `breakwater keys revoke ID` revokes one.")
 
 
 @app.command(name="list")
@@ -166,7 +166,7 @@ def keys_file(file: Path | None, data: Path | None) -> Path:
     """The file of the keys: that of the option, of the environment, in the data directory, or here."""
     if file is not None:
         return file
-    if data is None and (named := os.environ.get("BREAKWATER_API_KEYS_FILE")):
-        return Path(named)
+    if data is None and (variable := os.environ.get("BREAKWATER_API_KEYS_FILE")):
+        return Path(variable)
     directory = data or DEFAULT_DATA
     return directory / "api_keys.json" if data is not None or directory.is_dir() else Path("api_keys.json")

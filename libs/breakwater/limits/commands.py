@@ -100,22 +100,22 @@ def raise_(
     api.show_result(api.act((BudgetEvent, UnchangedBudget), "budgets/raise", body, see="breakwater budgets"), show)
 
 
-def _show(listed: BudgetList) -> None:
+def _show(budget_list: BudgetList) -> None:
     """Prints the budgets, and notes on raised caps and on caps that can be exceeded.
 
     While the counters are being rebuilt, `?` replaces their figures.
     """
-    columns = COLUMNS if listed.filled else with_display(COLUMNS, ["spent", "reserved", "free"], lambda _: "?")
-    output.table(columns, listed.budgets, empty="there are no budgets")
-    if not listed.filled:
+    columns = COLUMNS if budget_list.filled else with_display(COLUMNS, ["spent", "reserved", "free"], lambda _: "?")
+    output.table(columns, budget_list.budgets, empty="there are no budgets")
+    if not budget_list.filled:
         output.note(NOT_FILLED, "yellow")
-    for budget in listed.budgets:
+    for budget in budget_list.budgets:
         if (raised := budget.raised) is not None:
             until = clock(budget.resets_at)
             output.note(
                 f"{budget.budget} raised to {money(raised.limit)} until {until}, by {raised.by}: {raised.reason}"
             )
-    _note_exceeded(listed.budgets)
+    _note_exceeded(budget_list.budgets)
 
 
 def _note_exceeded(budgets: Sequence[BudgetStatus]) -> None:

@@ -6,7 +6,7 @@ from html import unescape
 from zoneinfo import ZoneInfo
 
 from breakwater.breakers.contract import AgentHealth
-from breakwater.health.pages.agent import helped
+from breakwater.health.pages.agent import retry_benefit
 from breakwater.health.pages.agents import COLUMNS, AgentRow
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.http.contract import AgentQueue
@@ -407,7 +407,7 @@ NOTHING = RetryFigures(retried=0, saved=0, cost=0, fell_back=0, saved_by_fallbac
     ],
 )
 def test_whether_trying_again_helped_is_reported_in_words(figures: RetryFigures, said: "list[str]"):
-    assert list(helped(figures, "in the last 24h")) == said
+    assert list(retry_benefit(figures, "in the last 24h")) == said
 
 
 @each_row(

@@ -80,7 +80,7 @@ HOUR_MS = 3_600_000
     ],
 )
 def test_an_outlook_in_words(of: BudgetStatus, reported: Forecast | None, expected: str):
-    assert outlook(of, reported, known=True, now_ms=NOON_MS) == expected
+    assert outlook(of, reported, is_recent_known=True, now_ms=NOON_MS) == expected
 
 
 def test_a_line_follows_the_pace_and_warns_in_time():

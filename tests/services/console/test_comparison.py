@@ -10,7 +10,7 @@ from tests.records.samples import attempt, bare_execution, execution, full_execu
 
 
 def different(one: Execution, other: Execution) -> "dict[str, tuple[str, str]]":
-    return {fact.name: (fact.left, fact.right) for fact in compare(one, other).facts if fact.differs}
+    return {fact.name: (fact.a, fact.b) for fact in compare(one, other).facts if fact.differs}
 
 
 def test_what_is_equal_does_not_differ() -> None:
@@ -31,7 +31,7 @@ def test_every_fact_can_differ_and_be_unknown() -> None:
 
 def test_params_of_either_are_compared_by_name() -> None:
     left, right = execution(params={"temperature": 0.2, "stop": ["x"]}), execution(params={"temperature": 0.7, "n": 2})
-    assert [(fact.name, fact.left, fact.right, fact.differs) for fact in compare(left, right).params] == [
+    assert [(fact.name, fact.a, fact.b, fact.differs) for fact in compare(left, right).params] == [
         ("temperature", "0.2", "0.7", True),
         ("stop", '[\n  "x"\n]', "not set", True),
         ("n", "not set", "2", True),

@@ -37,7 +37,7 @@ def words(parts: "Iterable[MessagePart]") -> str:
             case JsonPart():
                 found += [one.label, one.text, words(one.children)]
             case MediaPart():
-                found += [one.what, *one.about]
+                found += [one.media_kind, *one.details]
             case CallPart():
                 found += [one.name, one.call_id, words(one.arguments), words(one.result or ())]
             case ResultPart():
@@ -147,13 +147,13 @@ def test_a_file_is_named_with_its_type_and_size(part: "dict[str, Any]", media: M
 
 def test_what_is_short_is_open_and_what_is_long_is_folded() -> None:
     short, long = bare_json({"a": 1}), bare_json({f"key {number}": {"of": [number]} for number in range(20)})
-    assert (short.folded, short.text) == ("", '{\n  "a": 1\n}')
-    assert long.folded == "20 keys: key 0, key 1, key 2, key 3, key 4, key 5, …"
+    assert (short.summary, short.text) == ("", '{\n  "a": 1\n}')
+    assert long.summary == "20 keys: key 0, key 1, key 2, key 3, key 4, key 5, …"
     assert [child.label for child in long.children][:2] == ["key 0", "key 1"]
-    assert bare_json(list(range(50))).folded == "50 items, 52 lines"
+    assert bare_json(list(range(50))).summary == "50 items, 52 lines"
     [(_, [text])] = parts_of({"role": "user", "content": "long " * 2_000})
     assert isinstance(text, TextPart)
-    assert text.folded.endswith("… 10,000 characters")
+    assert text.summary.endswith("… 10,000 characters")
 
 
 def test_json_and_data_of_tools_are_no_markdown_and_controls_are_escapes() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from breakwater.alerts.contract import AlertList
 from breakwater.breakers.contract import AgentHealth, BreakerList
-from breakwater.health.pages.overall_health import Live, OverallHealth, overall_health, shares, spent
+from breakwater.health.pages.overall_health import LiveState, OverallHealth, overall_health, shares, spent
 from breakwater.identity.pages.pages import Fetched
 from breakwater.kernel.http.contract import Queues
 from breakwater.limits.contract import BudgetList, BudgetStatus
@@ -47,8 +47,8 @@ def live(
     alerts: Any = (),
     queues: Any = (),
     services: Any = (),
-) -> Live:
-    return Live(
+) -> LiveState:
+    return LiveState(
         Fetched([AgentHealth.model_validate(one) for one in agents]),
         Fetched(BreakerList.model_validate({"breakers": breakers, "alive": alive})),
         Fetched(BudgetList.model_validate({"filled": filled, "budgets": budgets})),
@@ -57,7 +57,7 @@ def live(
     )
 
 
-def summary(totals: WindowTotals | None, now: Live) -> tuple[str, str]:
+def summary(totals: WindowTotals | None, now: LiveState) -> tuple[str, str]:
     found: OverallHealth = overall_health(totals, now, "in the last 24h", "/executions?status=dead_lettered")
     *others, last = [one.text for one in found.remarks] or [""]
     return found.tone, found.text or f"{' and '.join([*([', '.join(others)] if others else []), last])}."
@@ -163,7 +163,9 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
         (None, FINE, "warn", "No problems are known, but not everything could be checked."),
     ],
 )
-def test_what_is_amiss_is_reported_in_one_line(totals: WindowTotals | None, now: Live, tone: str, text: str | None):
+def test_what_is_amiss_is_reported_in_one_line(
+    totals: WindowTotals | None, now: LiveState, tone: str, text: str | None
+):
     found = summary(totals, now)
     assert found[0] == tone
     if text is not None:

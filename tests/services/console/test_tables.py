@@ -16,7 +16,7 @@ import pytest
 from breakwater.client import ApiClient
 from breakwater.identity.contract import KeyDetails
 from breakwater.identity.pages.pages import Fetched
-from breakwater.identity.pages.sessions import KnownSession, Session
+from breakwater.identity.pages.sessions import CachedSession, Session
 from breakwater.identity.pages.visits import Visit
 from breakwater.jobs.contract.submission import PlanList
 from breakwater.jobs.pages import plans as plans_page
@@ -52,8 +52,8 @@ COLUMNS: tuple[Column[Row], ...] = (
 ROWS = (Row("b", 1), Row("A", None), Row("c", 3), Row("d", 1))
 
 
-def table(query: str = "", most: int | None = None) -> PageTable[Row]:
-    return PageTable(TableUrl("/p", dict(parse_qsl(query))), "t", "Things", COLUMNS, ROWS, most=most)
+def table(query: str = "", max_rows: int | None = None) -> PageTable[Row]:
+    return PageTable(TableUrl("/p", dict(parse_qsl(query))), "t", "Things", COLUMNS, ROWS, max_rows=max_rows)
 
 
 @each_row(
@@ -87,9 +87,9 @@ def test_headings_lead_to_their_order_and_back_and_keep_the_rest_of_the_url() ->
 
 
 def test_a_file_has_all_rows_with_exact_amounts_and_no_formula() -> None:
-    shown = table("t.sort=name", most=2)
+    shown = table("t.sort=name", max_rows=2)
     assert (len(shown.rows), shown.more, shown.count) == (2, 2, 4)
-    assert csv_text(COLUMNS, table("t.sort=cost&csv=t", most=2).ordered) == (
+    assert csv_text(COLUMNS, table("t.sort=cost&csv=t", max_rows=2).ordered) == (
         "name,cost_usd,at\r\nc,0.000000003,\r\nb,0.000000001,\r\nd,0.000000001,\r\nA,,\r\n"
     )
     at = datetime(2026, 11, 21, 10, tzinfo=UTC)
@@ -227,7 +227,7 @@ async def test_dead_letters_are_grouped_by_their_error_but_for_numbers_in_it(con
 
 
 def test_a_page_is_a_function_of_plain_values() -> None:
-    known = KnownSession(KeyDetails.model_validate(key_with("read")[1]), 0)
+    known = CachedSession(KeyDetails.model_validate(key_with("read")[1]), 0)
     session = Session(ApiClient("http://127.0.0.1:9"), known, "")
     visit = Visit(
         TableUrl("/plans", {"list.sort": "cost"}), datetime(2026, 11, 21, tzinfo=UTC), ZoneInfo("UTC"), session

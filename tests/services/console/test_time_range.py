@@ -79,7 +79,7 @@ def test_months_are_those_of_budgets_also_when_clocks_change():
 
 def test_what_else_the_url_says_stays():
     found = chosen(by="tenant", log="spend", after="x", **{"from": "2026-11-21T12:00Z"})
-    assert found.kept == {"by": "tenant", "log": "spend"}
+    assert found.other_parameters == {"by": "tenant", "log": "spend"}
     assert ("7d", "/?by=tenant&log=spend&window=7d", False) in found.links
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.jobs.contract.execution import Attempt, Execution
-from breakwater.records.pages.waterfall import MOSTLY_WAITED, THINNEST, WAITS_PART, WIDTH, Drawn, waterfall
+from breakwater.records.pages.waterfall import MOSTLY_WAITED, THINNEST, WAITS_PART, WIDTH, AxisSpan, waterfall
 from tests.records.samples import NOON, attempt, execution
 from tests.tables import each_row
 
@@ -104,7 +104,7 @@ def test_waits_are_named(one: Execution, rows: "list[Any]") -> None:
 def test_time_is_linear_and_the_answer_begins_with_its_first_token() -> None:
     drawn = waterfall(ended(1_000, tried(1, 200, 800, first_token_ms=300), dispatched_ms=200))
     queued, call = drawn.rows
-    assert (queued.bar, call.bar, call.answer) == (Drawn(0, 200), Drawn(200, 800), Drawn(500, 500))
+    assert (queued.bar, call.bar, call.answer) == (AxisSpan(0, 200), AxisSpan(200, 800), AxisSpan(500, 500))
     assert (drawn.total_ms, drawn.waited_ms, drawn.shortened) == (1_000, 200, False)
     assert drawn.ticks == (0, 250, 500, 750, 1_000)
 
@@ -130,7 +130,7 @@ def test_calls_of_seconds_beside_hours_of_waiting_are_seen() -> None:
 
 def test_what_took_no_time_is_seen_and_stays_on_the_axis() -> None:
     refused = tried(1, 1_000, 0, outcome="short_circuited", short_circuited=True)
-    assert waterfall(ended(1_000, refused)).rows[-1].bar == Drawn(WIDTH - THINNEST, THINNEST)
+    assert waterfall(ended(1_000, refused)).rows[-1].bar == AxisSpan(WIDTH - THINNEST, THINNEST)
 
 
 @st.composite

@@ -127,28 +127,33 @@ def init(
     interactive = _is_interactive() and not as_json
     if file.exists() and not force:
         raise usage_error(f"{file} already exists", "Name another one with --config FILE, or replace it with --force.")
-    chosen = _choose_provider(provider, url, key_env, interactive=interactive)
-    if model is None and not chosen.models and not chosen.trouble and (interactive or chosen.base_url not in MODELS):
-        chosen = run(_list_models(chosen))
-    if chosen.trouble and (interactive or model):
-        output.note(chosen.trouble, "yellow")
-    chosen_model = model or _choose_model(chosen, interactive=interactive)
+    chosen_provider = _choose_provider(provider, url, key_env, interactive=interactive)
+    if (
+        model is None
+        and not chosen_provider.models
+        and not chosen_provider.trouble
+        and (interactive or chosen_provider.base_url not in MODELS)
+    ):
+        chosen_provider = run(_list_models(chosen_provider))
+    if chosen_provider.trouble and (interactive or model):
+        output.note(chosen_provider.trouble, "yellow")
+    chosen_model = model or _choose_model(chosen_provider, interactive=interactive)
     if call is None:
         call = interactive and typer.confirm(f"Call {chosen_model} once to check it? It may cost a fraction of a cent.")
-    config = _write_config(file, chosen, StartingAgent(agent, chosen_model, daily_usd=daily_usd))
+    config = _write_config(file, chosen_provider, StartingAgent(agent, chosen_model, daily_usd=daily_usd))
     for warning in warnings_of_agent(config, agent):
         output.note(warning, "yellow")
-    answer = run(_call_model(config, agent, chosen.base_url)) if call else None
+    answer = run(_call_model(config, agent, chosen_provider.base_url)) if call else None
     commands = [
         f"{formats.breakwater_command()} up" + ("" if str(file) == "breakwater.yaml" else f" --config {file}"),
         f'{formats.breakwater_command()} submit {agent} "Write a haiku about harbours."',
         f"{formats.breakwater_command()} executions --since 1h",
     ]
     if as_json:
-        result = {"file": str(file), "provider": chosen.name, "model": chosen_model, "agent": agent}
+        result = {"file": str(file), "provider": chosen_provider.name, "model": chosen_model, "agent": agent}
         output.json_document({**result, "answer": answer, "next": commands})
         return
-    output.styled((f"Wrote {file}", "bold green"), f": the agent {agent} with {chosen_model} of {chosen}.")
+    output.styled((f"Wrote {file}", "bold green"), f": the agent {agent} with {chosen_model} of {chosen_provider}.")
     if answer is not None:
         output.styled(f"It answers: {answer}")
     output.styled("\nNext, the last two in another terminal here:")

@@ -1,4 +1,4 @@
-"""One agent: its health, spend and waste, the success of its retries, its budgets."""
+"""The page of an agent: its health, spend and waste, the success of its retries, its budgets."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ from breakwater.records.views.executions import COLUMNS
 
 T = TypeVar("T")
 
-LATEST = 8
-SHOWN = 20
-"""Rows of a table."""
+MAX_LATEST = 8
+MAX_ERRORS = 20
 
-LATEST_COLUMNS = [one for one in COLUMNS if one.key not in ("agent", "total_tokens", "error")]
+LATEST_COLUMNS = [column for column in COLUMNS if column.key not in ("agent", "total_tokens", "error")]
 
 
 def routes(context: PageContext) -> list[Route]:
@@ -56,32 +55,32 @@ def routes(context: PageContext) -> list[Route]:
             history=summed(figures.history),
             waste=summed(figures.waste),
             latest=_latest,
-            errors=summed(partial(figures.errors, limit=SHOWN)),
-            retried=summed(figures.retries),
-            held=summed(figures.refusals),
-            streamed=summed(figures.streams),
+            errors=summed(partial(figures.errors, limit=MAX_ERRORS)),
+            retry_figures=summed(figures.retries),
+            refusals=summed(figures.refusals),
+            stream_lines=summed(figures.streams),
         )
     ]
 
 
-def _of_agent(path: str, form: type[T], nothing: T) -> PartReader:
-    """A part that the HTTP API has of the agent; `nothing` if no agent of that name is configured."""
+def _of_agent(path: str, form: type[T], default: T) -> PartReader:
+    """Reads a part of the agent from the HTTP API; the part is `default` if no such agent is configured."""
 
-    async def asked(visit: Visit, models: ReadModels) -> T:
+    async def read_part(visit: Visit, models: ReadModels) -> T:
         try:
             return await models.api.read(form, path, {"agent": visit.path_params["name"]})
         except ApiError as error:
             if error.code != "unknown_agent":
                 raise
-            return nothing
+            return default
 
-    return lambda visit, models: fetched(asked(visit, models))
+    return lambda visit, models: fetched(read_part(visit, models))
 
 
 def _latest(visit: Visit, models: ReadModels) -> Awaitable[Fetched[Page[ExecutionSummary]]]:
-    window, name = visit.time_range.window, visit.path_params["name"]
-    filters = Filters(agent=name, since=window.start, until=window.end)
-    return fetched(search(models.analytics, filters, limit=LATEST))
+    window = visit.time_range.window
+    filters = Filters(agent=visit.path_params["name"], since=window.start, until=window.end)
+    return fetched(search(models.analytics, filters, limit=MAX_LATEST))
 
 
 def view(
@@ -93,25 +92,28 @@ def view(
     queues: Fetched[Queues],
     history: Fetched[History],
     waste: Fetched[tuple[WasteLine, ...]],
-    retried: Fetched[RetryFigures],
-    streamed: Fetched[tuple[StreamLine, ...]],
-    **others: Fetched[Any],
+    retry_figures: Fetched[RetryFigures],
+    stream_lines: Fetched[tuple[StreamLine, ...]],
+    **errors_and_latest: Fetched[Any],
 ) -> dict[str, Any] | NotFound:
-    """The page of the agent; with status 404 if nothing is known of it."""
-    time_range, name = visit.time_range, visit.path_params["name"]
+    """The values of the page; its status is 404 if nothing is known about the agent."""
+    time_range = visit.time_range
+    name = visit.path_params["name"]
     if not is_identifier(name):
         return NotFound("Page not found", f"There is no page at {visit.address.path}.")
     totals = history.value and history.value.totals
-    health = next((one for one in healths.value or () if one.agent_id == name), None)
+    health = next((candidate for candidate in healths.value or () if candidate.agent_id == name), None)
     breakers = all_breakers.value.breakers if all_breakers.value else ()
-    own_budgets = [one for one in all_budgets.value.budgets if one.agent == name] if all_budgets.value else None
+    own_budgets = (
+        [budget for budget in all_budgets.value.budgets if budget.agent == name] if all_budgets.value else None
+    )
     present_tiles = [_jobs(queue_of(queues.value, name)), tiles.incidents(incidents.value)]
     if own_budgets is not None:
         present_tiles.append(tiles.spent_budgets(own_budgets, "#budgets", "it has none of its own"))
     if totals is not None:
         fallbacks = counted(totals.fallbacks, "fallback")
         present_tiles.append(Tile("Retries", f"{totals.retries:,}", fallbacks, "#retries"))
-    known = (
+    is_known = (
         health is not None
         or healths.value is None
         or totals is None
@@ -119,63 +121,64 @@ def view(
         or totals.calls
         or totals.short_circuits
     )
-    parts = (healths, all_breakers, all_budgets, incidents, queues, history, waste, retried, streamed)
+    parts = (healths, all_breakers, all_budgets, incidents, queues, history, waste, retry_figures, stream_lines)
     return {
-        "status": 200 if known else 404,
+        "status": 200 if is_known else 404,
         "name": name,
-        "known": known,
+        "is_known": is_known,
         "health": health,
         "configured": healths.value is not None,
-        "breakers": {one.model: one for one in breakers if one.agent == name},
+        "breakers": {breaker.model: breaker for breaker in breakers if breaker.agent == name},
         "past_tiles": tiles.pending() if history.pending else tiles.of_history(totals, time_range, name),
         "present_tiles": present_tiles,
-        "problems": problems_of(*parts, *others.values()),
+        "problems": problems_of(*parts, *errors_and_latest.values()),
         "pending": history.pending,
         "history_charts": history.value and history_charts(history.value.steps, time_range.window, name),
         "all_waste": sum(line.cost for line in waste.value or ()),
         "unknown_waste": totals and totals.unknown_waste,
-        "retries": retried.value,
-        "helped": None if retried.value is None else helped(retried.value, time_range.words),
-        "streams": streamed.value,
+        "retries": retry_figures.value,
+        "retry_benefit": retry_benefit(retry_figures.value, time_range.words) if retry_figures.value else None,
+        "streams": stream_lines.value,
         "budgets": own_budgets,
         "spent": spent,
         "latest_columns": LATEST_COLUMNS,
     }
 
 
-def helped(tried: RetryFigures, when: str) -> tuple[str, ...]:
-    """The benefit of retrying, in sentences.
+def retry_benefit(figures: RetryFigures, range_text: str) -> tuple[str, ...]:
+    """Describes the benefit of retries and fallbacks in sentences.
 
     Args:
-        tried: the figures of retries.
-        when: such as `in the last 24h`.
+        figures: the figures of retries.
+        range_text: words for the time range, such as `in the last 24h`.
     """
-    if not tried.retried and not tried.fell_back:
-        return (f"Nothing was retried {when}.",)
+    if not figures.retried and not figures.fell_back:
+        return (f"Nothing was retried {range_text}.",)
     sentences: list[str] = []
-    if tried.retried:
-        outcome = _outcome(tried.saved, tried.retried, "were retried", tried.rate)
-        cost = formats.money(tried.cost)
-        sentences.append(f"{_verdict('Retrying', tried.rate)}: {outcome}. The retries cost {cost}.")
-    if tried.fell_back:
-        outcome = _outcome(tried.saved_by_fallback, tried.fell_back, "fell back", tried.fallback_rate)
-        sentences.append(f"{_verdict('Falling back to another model', tried.fallback_rate)}: {outcome}.")
+    if figures.retried:
+        outcome = _outcome(figures.saved, figures.retried, "were retried", figures.rate)
+        cost = formats.money(figures.cost)
+        sentences.append(f"{_verdict('Retrying', figures.rate)}: {outcome}. The retries cost {cost}.")
+    if figures.fell_back:
+        outcome = _outcome(figures.saved_by_fallback, figures.fell_back, "fell back", figures.fallback_rate)
+        sentences.append(f"{_verdict('Falling back to another model', figures.fallback_rate)}: {outcome}.")
     return tuple(sentences)
 
 
-def _verdict(what: str, rate: float | None) -> str:
+def _verdict(action: str, rate: float | None) -> str:
     share = rate or 0.0
-    return f"{what} {'helped' if share >= 0.5 else 'sometimes helped' if share > 0 else 'did not help'}"
+    return f"{action} {'helped' if share >= 0.5 else 'sometimes helped' if share > 0 else 'did not help'}"
 
 
-def _outcome(saved: int, tried: int, what: str, rate: float | None) -> str:
+def _outcome(saved: int, tried: int, action: str, rate: float | None) -> str:
     if tried == 1:
-        return f"the one execution that {what.replace('were', 'was')} {'succeeded' if saved else 'failed'}"
-    return f"{saved:,} of {tried:,} executions that {what} succeeded ({words.percent(rate)})"
+        return f"the one execution that {action.replace('were', 'was')} {'succeeded' if saved else 'failed'}"
+    return f"{saved:,} of {tried:,} executions that {action} succeeded ({words.percent(rate)})"
 
 
 def _jobs(queue: AgentQueue | None) -> Tile:
-    label, href = "Jobs waiting now", "/agents?sort=waiting"
+    label = "Jobs waiting now"
+    href = "/agents?sort=waiting"
     if queue is None:
         return tiles.unknown(label, href)
     if queue.waiting is None:

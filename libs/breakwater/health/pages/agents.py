@@ -1,4 +1,4 @@
-"""All agents: health, spend, waste, and waiting jobs of each."""
+"""The page of all agents: their health, spend, waste and waiting jobs."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ _WORST_FIRST = ("unhealthy", "degraded", "healthy")
 
 @dataclass(frozen=True, slots=True)
 class AgentRow:
-    """An agent that is configured, or that ran; None is unknown."""
+    """An agent that is configured or has run. Unknown values are None."""
 
     name: str
     health: AgentHealth | None
-    """None if it is not configured."""
+    """The agent's health; None if it is not configured."""
     history: History | None
-    """None if it did nothing in the time range."""
+    """The agent's history; None if it did nothing in the time range."""
     queue: AgentQueue | None
     limited: int | None
-    """Calls that a rate limit held back: a provider's, or one of ours."""
+    """The number of calls that a rate limit held back: a provider's, or one in the config."""
 
     @property
     def open_breakers(self) -> int | None:
-        """Number of its models that may not be called."""
-        return None if self.health is None else sum(one.breaker in _REFUSING for one in self.health.models)
+        """The number of the agent's models that may not be called."""
+        return None if self.health is None else sum(model.breaker in _REFUSING for model in self.health.models)
 
     @property
     def totals(self) -> WindowTotals | None:
-        """Its figures in the time range; None if it did nothing."""
+        """The agent's figures in the time range; None if it did nothing."""
         return self.history and self.history.totals
 
     @property
     def colour(self) -> str:
-        """A class for the success rate if it is low; otherwise empty."""
+        """The CSS class of a low success rate; otherwise empty."""
         failed, _ = shares(self.totals)
         return "" if failed is None or failed < SOME_FAIL else " warn-text" if failed < MANY_FAIL else " bad-text"
 
@@ -64,7 +64,7 @@ def _column(
     *,
     worst_first: bool = False,
 ) -> Column[AgentRow]:
-    """A column of what an agent did in the time range."""
+    """Makes a column of an agent's figures in the time range."""
     return Column(
         title, lambda row: row.totals and value(row.totals), kind, name=name, missing="–", smallest_first=worst_first
     )
@@ -104,7 +104,7 @@ def routes(context: PageContext) -> list[Route]:
             healths=lambda _, models: fetched(models.api.read(list[AgentHealth], "agents")),
             queues=lambda _, models: fetched(models.api.read(Queues, "queues")),
             histories=summed(figures.agents),
-            held=summed(figures.refusals),
+            refusals=summed(figures.refusals),
         ),
         *agent.routes(context),
     ]
@@ -115,22 +115,22 @@ def view(
     healths: Fetched[list[AgentHealth]],
     queues: Fetched[Queues],
     histories: Fetched[dict[str, History]],
-    held: Fetched[tuple[RefusalLine, ...]],
+    refusals: Fetched[tuple[RefusalLine, ...]],
 ) -> dict[str, Any]:
-    """A table of the agents."""
-    rows = _rows(healths.value or (), histories.value or {}, queues.value, held.value)
+    """The values of the page."""
+    rows = _rows(healths.value or (), histories.value or {}, queues.value, refusals.value)
     return {
         "table": PageTable(visit.address, "agents", "Agents", COLUMNS, rows, sort="health", prefix=""),
         "configured": healths.value is not None,
         "ran": histories.value is not None,
         "pending": histories.pending,
-        "problems": problems_of(healths, queues, histories, held),
+        "problems": problems_of(healths, queues, histories, refusals),
         "sparks": sparks,
     }
 
 
 def limited(lines: Iterable[RefusalLine]) -> Counter[str]:
-    """Calls that a rate limit held back, by agent."""
+    """Counts the calls that a rate limit held back, by agent."""
     counts: Counter[str] = Counter()
     for line in lines:
         if line.kind == "rate_limit":
@@ -142,13 +142,19 @@ def _rows(
     healths: Iterable[AgentHealth],
     histories: Mapping[str, History],
     queues: Queues | None,
-    held: Iterable[RefusalLine] | None,
+    refusals: Iterable[RefusalLine] | None,
 ) -> list[AgentRow]:
-    health = {one.agent_id: one for one in healths}
-    queue = {} if queues is None else {one.agent: one for one in queues.agents}
-    counts = None if held is None else limited(held)
-    names = health.keys() | histories.keys() | queue.keys()
+    health_by_agent = {agent.agent_id: agent for agent in healths}
+    queue_by_agent = {} if queues is None else {agent.agent: agent for agent in queues.agents}
+    limited_by_agent = None if refusals is None else limited(refusals)
+    names = health_by_agent.keys() | histories.keys() | queue_by_agent.keys()
     return [
-        AgentRow(name, health.get(name), histories.get(name), queue.get(name), None if counts is None else counts[name])
+        AgentRow(
+            name,
+            health_by_agent.get(name),
+            histories.get(name),
+            queue_by_agent.get(name),
+            None if limited_by_agent is None else limited_by_agent[name],
+        )
         for name in sorted(names)
     ]

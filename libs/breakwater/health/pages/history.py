@@ -1,4 +1,4 @@
-"""The charts that the overview and the pages of agents share."""
+"""The charts of a time range, which the overview and the pages of agents share."""
 
 from __future__ import annotations
 
@@ -17,52 +17,54 @@ from breakwater.records.figures import WindowTotals
 
 @dataclass(frozen=True, slots=True)
 class HistoryCharts:
-    """Charts of a time range."""
+    """The charts of a time range."""
 
     executions: Markup
     money: Markup
     latency: Markup
     empty: bool
-    """True if nothing happened, so that there is nothing to show."""
+    """True if nothing happened in the time range."""
 
 
 def history_charts(steps: Sequence[WindowTotals], window: TimeWindow, agent: str | None = None) -> HistoryCharts:
-    """The charts of a time range. `agent`: whose executions they are of; None for all."""
+    """Draws the charts of a time range, for one agent or for all."""
     chart = partial(
         charts.over_time,
-        moments=[window.at(place) for place in range(len(steps))],
+        moments=[window.at(index) for index in range(len(steps))],
         step=timedelta(seconds=window.step_s),
         executions={"agent": agent} if agent else {},
     )
     executions = chart(
         "Executions",
         series=[
-            Series("succeeded", "good", [one.succeeded for one in steps], "bars", {"status": "succeeded"}),
-            Series("failed", "bad", [one.dead_lettered for one in steps], "bars", {"status": "dead_lettered"}),
+            Series("succeeded", "good", [totals.succeeded for totals in steps], "bars", {"status": "succeeded"}),
+            Series("failed", "bad", [totals.dead_lettered for totals in steps], "bars", {"status": "dead_lettered"}),
         ],
         unit=charts.COUNT,
     )
     money = chart(
         "Spend and waste",
         series=[
-            Series("spent", "plain", [one.spend for one in steps]),
-            Series("wasted", "bad", [one.wasted for one in steps]),
+            Series("spent", "plain", [totals.spend for totals in steps]),
+            Series("wasted", "bad", [totals.wasted for totals in steps]),
         ],
         unit=charts.MONEY,
     )
     latency = chart(
         "Latency",
         series=[
-            Series("p50", "plain", [one.p50_ms for one in steps]),
-            Series("p95", "second", [one.p95_ms for one in steps]),
+            Series("p50", "plain", [totals.p50_ms for totals in steps]),
+            Series("p95", "second", [totals.p95_ms for totals in steps]),
         ],
         unit=charts.DURATION,
     )
-    nothing = not any(one.succeeded or one.dead_lettered or one.spend for one in steps)
-    return HistoryCharts(executions, money, latency, nothing)
+    is_empty = not any(totals.succeeded or totals.dead_lettered or totals.spend for totals in steps)
+    return HistoryCharts(executions, money, latency, is_empty)
 
 
 def sparks(steps: Sequence[WindowTotals]) -> Markup:
-    """An agent's executions over time, as a sparkline."""
-    ended, failed = [one.executions for one in steps], [one.dead_lettered for one in steps]
-    return charts.sparkline(ended, failed, f"{sum(ended):,} executions over time, {sum(failed):,} of them failed")
+    """Draws an agent's executions over time as a sparkline."""
+    executions = [totals.executions for totals in steps]
+    failed = [totals.dead_lettered for totals in steps]
+    label = f"{sum(executions):,} executions over time, {sum(failed):,} of them failed"
+    return charts.sparkline(executions, failed, label)

@@ -1,4 +1,4 @@
-"""The state of the whole plane in one sentence."""
+"""The health of the whole plane, in one sentence."""
 
 from __future__ import annotations
 
@@ -22,37 +22,40 @@ Tone = Literal["", "good", "warn", "bad"]
 
 BEHIND = 1_000
 """A service with more waiting messages than this is behind."""
-FEW_FAIL, SOME_FAIL, MANY_FAIL = 0.01, 0.05, 0.2
-"""Shares of executions. Below the first all is well; below the second no operator has to act."""
+FEW_FAIL = 0.01
+"""The share of failed executions below which all is well."""
+SOME_FAIL = 0.05
+"""The share of failed executions below which no operator has to act."""
+MANY_FAIL = 0.2
 MUCH_WASTED = 0.2
-"""A share of spend."""
+"""The share of wasted spend that counts as much."""
 MAX_INCIDENTS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
-    """The HTTP API's view of the whole plane; any part may be missing."""
+class LiveState:
+    """The present state of the plane as the HTTP API has it; any part may be missing."""
 
     agents: Fetched[list[AgentHealth]]
     breakers: Fetched[BreakerList]
     budgets: Fetched[BudgetList]
     incidents: Fetched[AlertList]
-    """The unresolved ones."""
+    """The unresolved incidents."""
     queues: Fetched[Queues]
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """The reasons why parts are missing, each one once."""
+        """The reasons why parts are missing, each once."""
         return problems_of(self.agents, self.breakers, self.budgets, self.incidents, self.queues)
 
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """A problem, or something to watch."""
+    """A remark on a problem, or on something to watch."""
 
     text: str
     href: str
-    """The page on which to act."""
+    """The URL of the page on which to act."""
     tone: Tone
 
 
@@ -62,14 +65,14 @@ class OverallHealth:
 
     tone: Tone
     remarks: tuple[Remark, ...]
-    """The worst first."""
+    """The remarks, the worst first."""
     text: str
-    """The sentence if there are no remarks; empty otherwise."""
+    """The sentence if there are no remarks; otherwise empty."""
 
 
-async def live(api: ApiClient) -> Live:
+async def read_live_state(api: ApiClient) -> LiveState:
     """Reads all parts at the same time. Raises ApiKeyRefusedError."""
-    return Live(
+    return LiveState(
         *await asyncio.gather(
             fetched(api.read(list[AgentHealth], "agents")),
             fetched(api.read(BreakerList, "breakers")),
@@ -80,115 +83,118 @@ async def live(api: ApiClient) -> Live:
     )
 
 
-def overall_health(totals: WindowTotals | None, live: Live, when: str, failed: str) -> OverallHealth:
-    """Sums up the state of the plane.
+def overall_health(
+    totals: WindowTotals | None, live_state: LiveState, range_text: str, failed_url: str
+) -> OverallHealth:
+    """Summarises the health of the plane.
 
     Args:
         totals: the sums of a time range; None if unknown.
-        live: the state now.
-        when: the time range in words, such as `in the last 24h`.
-        failed: the URL of the executions that failed.
+        live_state: the present state.
+        range_text: words for the time range, such as `in the last 24h`.
+        failed_url: URL of the failed executions.
     """
-    found = [*_remarks(live)]
-    share, wasted = shares(totals)
-    if share is not None and share >= SOME_FAIL:
-        text = f"{words.percent(share)} of executions failed {when}"
-        found.append(Remark(text, failed, "bad" if share >= MANY_FAIL else "warn"))
-    remarks = tuple(sorted(found, key=lambda one: one.tone != "bad"))
+    remarks = list(_remarks(live_state))
+    failed_share, wasted_share = shares(totals)
+    if failed_share is not None and failed_share >= SOME_FAIL:
+        text = f"{words.percent(failed_share)} of executions failed {range_text}"
+        remarks.append(Remark(text, failed_url, "bad" if failed_share >= MANY_FAIL else "warn"))
+    remarks.sort(key=lambda remark: remark.tone != "bad")
     if remarks:
-        return OverallHealth("bad" if remarks[0].tone == "bad" else "warn", remarks, "")
-    # If a part is missing, the page says so, and does not claim that all is well.
-    if totals is None or live.problems:
+        return OverallHealth("bad" if remarks[0].tone == "bad" else "warn", tuple(remarks), "")
+    # If a part is missing, the page must not claim that all is well.
+    if totals is None or live_state.problems:
         return OverallHealth("warn", (), "No problems are known, but not everything could be checked.")
-    much = wasted is not None and wasted >= MUCH_WASTED
-    if much or (share is not None and share >= FEW_FAIL):
-        failures = (
-            f"{totals.dead_lettered:,} of {totals.executions:,} executions failed" if totals.dead_lettered else ""
-        )
-        losses = " and ".join(filter(None, (failures, f"{words.percent(wasted)} of spend was wasted" if much else "")))
-        return OverallHealth("warn" if much else "", (), f"No problems now; {losses} {when}.")
-    return OverallHealth("good", (), f"All is well: {_summary(totals, when)}.")
+    is_much_wasted = wasted_share is not None and wasted_share >= MUCH_WASTED
+    if is_much_wasted or (failed_share is not None and failed_share >= FEW_FAIL):
+        losses: list[str] = []
+        if totals.dead_lettered:
+            losses.append(f"{totals.dead_lettered:,} of {totals.executions:,} executions failed")
+        if is_much_wasted:
+            losses.append(f"{words.percent(wasted_share)} of spend was wasted")
+        text = f"No problems now; {' and '.join(losses)} {range_text}."
+        return OverallHealth("warn" if is_much_wasted else "", (), text)
+    return OverallHealth("good", (), f"All is well: {_summary(totals, range_text)}.")
 
 
 def spent(budget: BudgetStatus) -> bool:
-    """True if a cap is reached. A cap of zero is intentional, and does not count."""
+    """Returns whether a cap is reached. A cap of zero does not count, because it is intentional."""
     return bool(budget.limit) and (budget.reached or budget.spent + budget.reserved >= (budget.limit or 0))
 
 
 def queue_of(queues: Queues | None, agent: str) -> AgentQueue | None:
-    """The queue of one agent; None if it has none, or if that is unknown."""
-    return None if queues is None else next((one for one in queues.agents if one.agent == agent), None)
+    """The queue of an agent; None if it has none, or it is unknown."""
+    return None if queues is None else next((queue for queue in queues.agents if queue.agent == agent), None)
 
 
 def shares(totals: WindowTotals | None) -> tuple[float | None, float | None]:
     """The share of executions that failed, and the share of spend that was wasted; None if unknown.
 
-    Executions that were cancelled neither failed nor succeeded, and are left out.
-    Where a part of the costs is unknown, the second share is a guess, good enough for a colour.
+    Cancelled executions neither failed nor succeeded, and do not count. If some costs are unknown, the second share is
+    an approximation that is good enough for a colour.
     """
     if totals is None:
         return None, None
     failed = totals.dead_lettered / totals.decided if totals.decided else None
-    # Waste counts when its execution ends, and spend when its call starts: at the edges they may not match.
-    fits = totals.spend and totals.wasted is not None and totals.wasted <= totals.spend
-    return failed, (totals.wasted or 0) / (totals.spend or 1) if fits else None
+    # Waste counts when its execution ends, but spend when its call starts, so waste may exceed spend at the edges.
+    is_comparable = totals.spend and totals.wasted is not None and totals.wasted <= totals.spend
+    return failed, (totals.wasted or 0) / (totals.spend or 1) if is_comparable else None
 
 
 def stuck(queues: Iterable[AgentQueue]) -> list[str]:
-    """The agents that have waiting jobs, and none running."""
-    return [one.agent for one in queues if one.waiting and one.in_progress == 0]
+    """The agents that have waiting jobs but no running ones."""
+    return [queue.agent for queue in queues if queue.waiting and queue.in_progress == 0]
 
 
 def behind(service: ServiceQueue) -> bool:
-    """True if too many messages wait for a service, or it has no queue at all."""
+    """Returns whether too many messages wait for a service, or it has no queue at all."""
     return service.waiting is None or service.waiting > BEHIND
 
 
-def _summary(totals: WindowTotals, when: str) -> str:
+def _summary(totals: WindowTotals, range_text: str) -> str:
     if not totals.executions:
-        return f"nothing ran {when}, and there are no problems"
+        return f"nothing ran {range_text}, and there are no problems"
     if totals.executions == totals.succeeded:
-        done = "one execution" if totals.executions == 1 else f"all {totals.executions:,} executions"
-        return f"{done} succeeded {when}, and no breaker is open"
+        succeeded = "one execution" if totals.executions == 1 else f"all {totals.executions:,} executions"
+        return f"{succeeded} succeeded {range_text}, and no breaker is open"
     failed = f"only {totals.dead_lettered:,}" if totals.dead_lettered else "none"
-    return f"{failed} of {totals.executions:,} executions failed {when}, and no breaker is open"
+    return f"{failed} of {totals.executions:,} executions failed {range_text}, and no breaker is open"
 
 
-def _remarks(live: Live) -> Iterator[Remark]:
-    """Everything that is not as it should be now."""
-    if (breakers := live.breakers.value) is not None:
-        states = Counter(one.state for one in breakers.breakers)
+def _remarks(live_state: LiveState) -> Iterator[Remark]:
+    """Yields a remark on each problem of the present state."""
+    if (breakers := live_state.breakers.value) is not None:
+        states = Counter(breaker.state for breaker in breakers.breakers)
         yield from _are(states["open"], "breaker", "open", "/breakers", "bad")
         yield from _are(states["isolated"], "breaker", "isolated", "/breakers", "bad")
         yield from _are(states["half_open"], "breaker", "being probed", "/breakers", "warn")
         if not breakers.alive:
             yield Remark("no breaker service is running, so failures open no breaker", "/breakers", "bad")
-    if (budgets := live.budgets.value) is not None:
+    if (budgets := live_state.budgets.value) is not None:
         if budgets.filled:
-            yield from _are(sum(spent(one) for one in budgets.budgets), "budget", "exhausted", "/budgets", "bad")
+            yield from _are(sum(spent(budget) for budget in budgets.budgets), "budget", "exhausted", "/budgets", "bad")
         else:
             yield Remark("the budgets' counters are being rebuilt from the records", "/budgets", "bad")
-    if (queues := live.queues.value) is not None:
-        for one in queues.services:
-            if one.waiting is None:
-                yield Remark(f"{one.consumer} has no queue; run `breakwater setup`", "/#services", "bad")
-            elif behind(one):
-                yield Remark(f"{one.service} is behind by {one.waiting:,} messages", "/#services", "bad")
+    if (queues := live_state.queues.value) is not None:
+        for service in queues.services:
+            if service.waiting is None:
+                yield Remark(f"{service.consumer} has no queue; run `breakwater setup`", "/#services", "bad")
+            elif behind(service):
+                yield Remark(f"{service.service} is behind by {service.waiting:,} messages", "/#services", "bad")
         if waiting := stuck(queues.agents):
-            who = waiting[0] if len(waiting) == 1 else f"{len(waiting)} agents"
-            yield Remark(f"jobs of {who} are waiting and none is running", "/agents?sort=waiting", "warn")
-    alerts = (
-        [one for one in live.incidents.value.alerts if one.status != "acknowledged"] if live.incidents.value else []
-    )
-    critical = sum(one.severity == "critical" for one in alerts)
+            agents = waiting[0] if len(waiting) == 1 else f"{len(waiting)} agents"
+            yield Remark(f"jobs of {agents} are waiting and none is running", "/agents?sort=waiting", "warn")
+    incidents = live_state.incidents.value.alerts if live_state.incidents.value else ()
+    alerts = [alert for alert in incidents if alert.status != "acknowledged"]
+    critical = sum(alert.severity == "critical" for alert in alerts)
     yield from _are(critical, "critical incident", "unacknowledged", "/alerts", "bad")
-    other = "other incident" if critical else "incident"
-    yield from _are(len(alerts) - critical, other, "unacknowledged", "/alerts", "warn")
-    healths = Counter(one.health for one in live.agents.value or ())
+    incident_name = "other incident" if critical else "incident"
+    yield from _are(len(alerts) - critical, incident_name, "unacknowledged", "/alerts", "warn")
+    healths = Counter(agent.health for agent in live_state.agents.value or ())
     yield from _are(healths["unhealthy"], "agent", "unhealthy", "/agents?sort=health", "bad")
     yield from _are(healths["degraded"], "agent", "degraded", "/agents?sort=health", "warn")
 
 
-def _are(number: int, what: str, state: str, href: str, tone: Tone) -> Iterator[Remark]:
+def _are(number: int, noun: str, state: str, href: str, tone: Tone) -> Iterator[Remark]:
     if number:
-        yield Remark(f"{number:,} {what}{' is' if number == 1 else 's are'} {state}", href, tone)
+        yield Remark(f"{number:,} {noun}{' is' if number == 1 else 's are'} {state}", href, tone)

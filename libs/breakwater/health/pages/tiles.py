@@ -1,4 +1,4 @@
-"""The figures at the top of a page. Each links to the page on which to act; a colour says that something is wrong."""
+"""The tiles with figures at the top of a page. Each links to the page on which to act; a colour marks a problem."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 from breakwater.alerts.contract import Alert, AlertList
 from breakwater.alerts.views import NO_CHANNEL
-from breakwater.health.pages.overall_health import MANY_FAIL, MUCH_WASTED, SOME_FAIL, Live, shares, spent, stuck
+from breakwater.health.pages.overall_health import MANY_FAIL, MUCH_WASTED, SOME_FAIL, LiveState, shares, spent, stuck
 from breakwater.kernel.formats import counted
 from breakwater.kernel.pages import words
 from breakwater.kernel.pages.time_range import TimeRange
@@ -20,11 +20,11 @@ Colour = Literal["", "warn", "bad"]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One figure."""
+    """A tile with a figure."""
 
     label: str
     value: str
-    """Text, or an amount as `words.money` writes it."""
+    """The figure: a text, or an amount as `words.money` writes it."""
     note: str
     href: str
     colour: Colour = ""
@@ -37,22 +37,22 @@ HISTORY = ("Success rate", "Spend", "Wasted", "p95 latency")
 
 
 def pending(labels: Iterable[str] = HISTORY) -> list[Tile]:
-    """Tiles before their figures are known."""
+    """Makes tiles whose figures are not known yet."""
     return [Tile(label, "…", "", "") for label in labels]
 
 
 def of_history(totals: WindowTotals | None, time_range: TimeRange, agent: str | None = None) -> list[Tile]:
-    """Success rate, spend, waste and latency in a time range; no tiles if they are unknown."""
+    """Makes tiles of success rate, spend, waste and latency in a time range; none if they are unknown."""
     if totals is None:
         return []
     failed, wasted = shares(totals)
-    others = totals.executions - totals.succeeded - totals.dead_lettered
-    cancelled = f", {others:,} cancelled" if others else ""
+    cancelled_count = totals.executions - totals.succeeded - totals.dead_lettered
+    cancelled_text = f", {cancelled_count:,} cancelled" if cancelled_count else ""
     return [
         Tile(
             "Success rate",
             words.percent(totals.success_rate),
-            f"{counted(totals.executions, 'execution')}, {totals.dead_lettered:,} failed{cancelled}",
+            f"{counted(totals.executions, 'execution')}, {totals.dead_lettered:,} failed{cancelled_text}",
             time_range.executions(agent=agent, status="dead_lettered"),
             "" if failed is None or failed < SOME_FAIL else "warn" if failed < MANY_FAIL else "bad",
             "Executions that succeeded or failed, without dry runs.",
@@ -74,67 +74,69 @@ def of_history(totals: WindowTotals | None, time_range: TimeRange, agent: str | 
     ]
 
 
-def of_now(live: Live) -> list[Tile]:
-    """Waiting jobs, open breakers, exhausted budgets and unresolved incidents."""
-    return [_jobs(live), _breakers(live), _budgets(live), incidents(live.incidents.value)]
+def of_now(live_state: LiveState) -> list[Tile]:
+    """Makes tiles of waiting jobs, open breakers, exhausted budgets and unresolved incidents."""
+    return [_jobs(live_state), _breakers(live_state), _budgets(live_state), incidents(live_state.incidents.value)]
 
 
 def unknown(label: str, href: str) -> Tile:
-    """A tile without its figure."""
+    """Makes a tile whose figure is unknown."""
     return Tile(label, "–", "unknown now", href)
 
 
-def incidents(known: AlertList | None, alerts: Iterable[Alert] | None = None) -> Tile:
-    """Unresolved incidents. `alerts`: those that count; all of them by default."""
-    if known is None:
+def incidents(alert_list: AlertList | None, alerts: Iterable[Alert] | None = None) -> Tile:
+    """Makes the tile of unresolved incidents. `alerts` are the incidents to count; by default all."""
+    if alert_list is None:
         return unknown("Open incidents", "/alerts")
-    counts = list(known.alerts if alerts is None else alerts)
-    pending = [one for one in counts if one.status != "acknowledged"]
-    critical = sum(one.severity == "critical" for one in pending)
-    note = f"{critical:,} critical" if critical else f"{len(pending):,} unacknowledged" if counts else "none"
-    number = f"{len(counts):,}" + ("+" if known.more and alerts is None else "")
+    counted_alerts = list(alert_list.alerts if alerts is None else alerts)
+    pending = [alert for alert in counted_alerts if alert.status != "acknowledged"]
+    critical = sum(alert.severity == "critical" for alert in pending)
+    note = f"{critical:,} critical" if critical else f"{len(pending):,} unacknowledged" if counted_alerts else "none"
+    number = f"{len(counted_alerts):,}" + ("+" if alert_list.more and alerts is None else "")
     colour: Colour = "bad" if critical else "warn" if pending else ""
-    if known.channels:
+    if alert_list.channels:
         return Tile("Open incidents", number, note, "/alerts", colour)
     return Tile("Open incidents", number, f"{note}; not sent to anyone", "/alerts", colour, NO_CHANNEL)
 
 
-def spent_budgets(budgets: Iterable[BudgetStatus], href: str, without: str) -> Tile:
-    """The number of caps that are reached. `without`: the note if there are no caps."""
-    capped = [one for one in budgets if one.limit]
-    reached = [one for one in capped if spent(one)]
-    refuses = any(one.enforcement == "hard" for one in reached)
-    note = f"of {len(capped):,}" if capped else without
+def spent_budgets(budgets: Iterable[BudgetStatus], href: str, no_cap_note: str) -> Tile:
+    """Makes the tile of reached caps. `no_cap_note` is the note if there are no caps."""
+    capped_budgets = [budget for budget in budgets if budget.limit]
+    reached = [budget for budget in capped_budgets if spent(budget)]
+    refuses = any(budget.enforcement == "hard" for budget in reached)
+    note = f"of {len(capped_budgets):,}" if capped_budgets else no_cap_note
     return Tile("Exhausted budgets", f"{len(reached):,}", note, href, "bad" if refuses else "warn" if reached else "")
 
 
-def _jobs(live: Live) -> Tile:
-    queues, href = live.queues.value, "/agents?sort=waiting"
+def _jobs(live_state: LiveState) -> Tile:
+    queues = live_state.queues.value
+    href = "/agents?sort=waiting"
     if queues is None:
         return unknown("Jobs now", href)
-    waiting = sum(one.waiting or 0 for one in queues.agents)
-    running = sum(one.in_progress or 0 for one in queues.agents)
+    waiting = sum(agent.waiting or 0 for agent in queues.agents)
+    running = sum(agent.in_progress or 0 for agent in queues.agents)
     parked = f", {queues.parked:,} parked" if queues.parked else ""
     colour: Colour = "warn" if stuck(queues.agents) else ""
     return Tile("Jobs waiting now", f"{waiting:,}", f"{running:,} running{parked}", href, colour)
 
 
-def _breakers(live: Live) -> Tile:
-    if live.breakers.value is None:
+def _breakers(live_state: LiveState) -> Tile:
+    if live_state.breakers.value is None:
         return unknown("Open breakers", "/breakers")
-    states = [one.state for one in live.breakers.value.breakers]
-    refusing, probing = states.count("open") + states.count("isolated"), states.count("half_open")
+    states = [breaker.state for breaker in live_state.breakers.value.breakers]
+    refusing = states.count("open") + states.count("isolated")
+    probing = states.count("half_open")
     note = f"{probing:,} being probed" if probing else f"of {len(states):,}"
     return Tile("Open breakers", f"{refusing:,}", note, "/breakers", "bad" if refusing else "warn" if probing else "")
 
 
-def _budgets(live: Live) -> Tile:
-    known = live.budgets.value
-    if known is None:
+def _budgets(live_state: LiveState) -> Tile:
+    budget_list = live_state.budgets.value
+    if budget_list is None:
         return unknown("Exhausted budgets", "/budgets")
-    if not known.filled:
+    if not budget_list.filled:
         return Tile("Exhausted budgets", "–", "being rebuilt from the records", "/budgets", "bad")
-    return spent_budgets(known.budgets, "/budgets", "of 0")
+    return spent_budgets(budget_list.budgets, "/budgets", "of 0")
 
 
 def _calls(totals: WindowTotals) -> str:
@@ -152,11 +154,11 @@ def _waste(totals: WindowTotals, share: float | None) -> str:
         return "spend is unknown"
     if not totals.spend:
         return "nothing was spent"
-    # All of the waste is known here. Unknown spend can only make its share smaller.
+    # All of the waste is known here, so unknown spend can only make its share smaller.
     at_most = "at most " if share and totals.unknown_costs else ""
     return f"{at_most}{words.percent(share)} of spend"
 
 
-def _at_least(known: int | None) -> str:
-    """In front of the number of unknown amounts. If nothing is known, there is no lower bound."""
-    return "" if known is None else "at least: "
+def _at_least(amount: int | None) -> str:
+    """The words before a number of unknown amounts; empty if no amount is known, as there is no lower bound then."""
+    return "" if amount is None else "at least: "

@@ -1,4 +1,4 @@
-"""Actions from a page: its form is checked, the HTTP API carries it out, and the next page shows the outcome."""
+"""Actions of operators: a form is checked, the HTTP API carries it out, and the next page shows the outcome."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MAX_FIELDS = 1_100
 
 
 class FormError(BreakwaterError):
-    """A form is not carried out.
+    """The error of a rejected form.
 
     Attributes:
-        status: 403: it comes from elsewhere, or its sender lacks the scope; 422: it can't be read.
+        status: 403 if the form comes from another site or its sender lacks the scope; 422 if it can't be read.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -36,25 +36,30 @@ class FormError(BreakwaterError):
 
 
 class Fields:
-    """The fields of a form. Checkboxes that share a name give it several values."""
+    """The fields of a form. A name has several values if checkboxes share it."""
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
         self._pairs = pairs
 
     def get(self, name: str, default: str = "") -> str:
-        """The last value, or the default if there is none."""
+        """The last value of a field, or the default if there is none."""
         return next((value for key, value in reversed(self._pairs) if key == name), default)
 
     def all(self, name: str) -> list[str]:
-        """Every value."""
+        """All values of a field."""
         return [value for key, value in self._pairs if key == name]
 
 
 async def read_form(request: Request, limit: int = MAX_BYTES, within_s: float = BODY_TIMEOUT_S) -> Fields:
-    """The fields in the body of a request, of at most `limit` bytes.
+    """Reads the form in the body of a request.
+
+    Args:
+        request: the request.
+        limit: maximum length of the body in bytes.
+        within_s: seconds to wait for the body.
 
     Raises:
-        FormError: it is too large, too slow, or not a form.
+        FormError: if the body is too large, too slow, or not a form.
     """
     body = bytearray()
     try:
@@ -72,29 +77,33 @@ async def read_form(request: Request, limit: int = MAX_BYTES, within_s: float = 
 
 
 async def submitted(request: Request, *, approval: bool = False) -> tuple[Session, Fields]:
-    """The sender and the fields of an action's form.
+    """Reads and checks the form of an action. Returns its sender and its fields.
 
     Args:
-        request: the form.
+        request: the request with the form.
         approval: True if the scope `approve` is enough for the action.
 
     Raises:
-        FormError: it was not sent from one of our pages, or the sender may not take the action.
+        FormError: if the form was not sent from a page of the console, or the sender may not take the action.
     """
-    session, fields = session_of(request), await read_form(request)
+    session = session_of(request)
+    fields = await read_form(request)
     if not hmac.compare_digest(fields.get("csrf", "").encode(), session.csrf.encode()):
         raise FormError(403, "This form is too old, or was sent by another site. Reload the page and try again.")
     if not (session.may_approve if approval else session.may_operate):
-        needed = "`operate` or `approve`" if approval else "`operate`"
-        raise FormError(403, f"{session.name!r} may not do that: it requires the scope {needed}.")
+        scopes = "`operate` or `approve`" if approval else "`operate`"
+        raise FormError(403, f"{session.name!r} may not do that: it requires the scope {scopes}.")
     return session, fields
 
 
 async def act(session: Session, form: type[T], path: str, body: Mapping[str, object]) -> T | None:
-    """Has the HTTP API carry out an action. If that fails, the next page says why, and the result is None.
+    """Requests an action from the HTTP API.
+
+    Returns:
+        The result; None if the action failed, and then the next page says why.
 
     Raises:
-        ApiKeyRefusedError: the key is not valid any more.
+        ApiKeyRefusedError: if the key is no longer valid.
     """
     try:
         return await session.api.act(form, path, body)
@@ -115,15 +124,15 @@ def action(
     *,
     approval: bool = False,
 ) -> Route:
-    """The route of an action: the HTTP API carries it out, and the page that follows shows the outcome.
+    """Makes the route of an action, which the HTTP API carries out and whose outcome the next page shows.
 
     Args:
-        path: of the route.
-        api_path: of the HTTP API, below `api/v1`.
-        form: the message that the HTTP API returns.
-        body: what the HTTP API is sent, without the reason.
-        outcome: the notice after a success.
-        back: the path of the page that follows.
+        path: path of the route.
+        api_path: path of the HTTP API, below `api/v1`.
+        form: class of the message that the HTTP API returns.
+        body: returns the body for the HTTP API, without the reason.
+        outcome: returns the notice after a success.
+        back: returns the path of the next page.
         approval: True if the scope `approve` is enough for the action.
     """
 
@@ -138,16 +147,16 @@ def action(
 
 
 def reason_of(fields: Fields, name: str = "reason") -> str | None:
-    """The reason for the record, in one line; None if none was given."""
+    """The reason to record, in one line; None if the field is empty."""
     return " ".join(fields.get(name).split()) or None
 
 
 def whole_number(text: str) -> int:
-    """A positive whole number that the API accepts; 0 for anything else."""
+    """Parses a positive whole number that the API accepts; 0 for anything else."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else 0
 
 
 def back_to(path: str, query: Mapping[str, str | None] | None = None) -> Response:
-    """303 to a page, so that reloading it does not repeat the action. Empty parameters are left out."""
-    given = {name: value for name, value in (query or {}).items() if value}
-    return RedirectResponse(f"{path}?{urlencode(given)}" if given else path, 303)
+    """Redirects (303) to a page, so that reloading it does not repeat the action. Empty parameters are omitted."""
+    parameters = {name: value for name, value in (query or {}).items() if value}
+    return RedirectResponse(f"{path}?{urlencode(parameters)}" if parameters else path, 303)

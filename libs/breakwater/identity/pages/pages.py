@@ -1,4 +1,4 @@
-"""Common to all pages: templates, headers, and reading from several sources of which some may be unavailable."""
+"""Shared parts of all pages: templates, headers, and reading from several sources that may be unavailable."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from breakwater.kernel.security.encryption import OFF, Cipher
 T = TypeVar("T")
 
 PART_TIMEOUT_S = 8.0
-"""The time for which a page waits for any of its parts. Requests to the HTTP API give up earlier."""
+"""Seconds for which a page waits for a part. Requests to the HTTP API have a shorter limit."""
 API_CLICKHOUSE_S = PART_TIMEOUT_S + 1
-"""Time limit of requests for what the HTTP API reads from ClickHouse: if that hangs, `fetched` gives up first."""
+"""Time limit of requests for which the HTTP API reads from ClickHouse, so that `fetched` gives up first."""
 
 CLICKHOUSE_AWAY = (
     "ClickHouse does not respond, so figures, charts and past records are missing on this page. Jobs still run, and no "
     "records are lost: they are stored once it is back. `breakwater doctor` shows the cause."
 )
-"""The problem of all parts that are read from it. A page shows it once, and is not live while it holds."""
+"""The problem of all parts that are read from ClickHouse. A page shows it once, and does not refresh itself then."""
 
 STATIC = files("services.console") / "static"
 
 HEADERS: Mapping[str, str] = {
-    # Nothing is loaded from elsewhere, and no script runs except our own file, whatever an agent wrote.
+    # Whatever an agent wrote, a page loads nothing from elsewhere and runs only the console's own script.
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Frame-Options": "DENY",
@@ -63,7 +63,7 @@ NAVIGATION = (
 
 
 class PageRenderer:
-    """Renders the templates. Everything in them that is not our own markup is escaped."""
+    """The renderer of the templates. It escapes all values except the console's own markup."""
 
     def __init__(self) -> None:
         self._templates = Environment(
@@ -75,25 +75,25 @@ class PageRenderer:
             auto_reload=False,
         )
         self._templates.filters.update(words.FILTERS)
-        known = cast("dict[str, object]", self._templates.globals)
-        known["charts"], known["navigation"], known["duration"] = charts, NAVIGATION, words.duration
-        # A new version has a new URL, so that browsers may cache the old one indefinitely.
+        template_globals = cast("dict[str, object]", self._templates.globals)
+        template_globals |= {"charts": charts, "navigation": NAVIGATION, "duration": words.duration}
+        # The URLs of static files name their version, so that browsers may cache them indefinitely.
         sources = b"".join((STATIC / name).read_bytes() for name in ("console.css", "console.js", "charts.js"))
-        known["clickhouse_away"] = CLICKHOUSE_AWAY
-        known["version"] = hashlib.sha256(sources).hexdigest()[:12]
-        known["library_version"] = charts.library_version()
+        template_globals["clickhouse_away"] = CLICKHOUSE_AWAY
+        template_globals["version"] = hashlib.sha256(sources).hexdigest()[:12]
+        template_globals["library_version"] = charts.library_version()
 
     def render(self, request: Request, template: str, *, status: int = 200, **values: object) -> Response:
-        """A page, for the user who is signed in.
+        """Renders a page for the user who is signed in.
 
         Args:
-            request: the request that it answers.
-            template: the name of its file.
-            status: HTTP's.
-            values: the template's variables.
+            request: the request for the page.
+            template: file name of the template.
+            status: HTTP status.
+            values: variables of the template.
         """
         session: Session | None = request.scope.get(SESSION)
-        # A page that refreshes itself, perhaps in another tab, must not use up notices: they would not be read.
+        # A page that refreshes itself, perhaps in another tab, must not take notices that no user would read.
         notices = () if session is None or "x-refresh" in request.headers else session.take_notices()
         html = self._templates.get_template(template).render(
             request=request,
@@ -101,17 +101,17 @@ class PageRenderer:
             notices=notices,
             path=request.url.path,
             is_away=CLICKHOUSE_AWAY
-            in [values.get("problem"), *(one.problem for one in values.values() if isinstance(one, Fetched))],  # pyright: ignore[reportUnknownMemberType]
+            in [values.get("problem"), *(value.problem for value in values.values() if isinstance(value, Fetched))],  # pyright: ignore[reportUnknownMemberType]
             **values,
         )
         return HTMLResponse(html, status, HEADERS)
 
     def plain(self, request: Request, status: int, title: str, text: str) -> Response:
-        """A page with a title and a short text, such as why a request was refused."""
+        """Renders a page with a title and a short text, such as why a request was refused."""
         return self.render(request, "plain.html", status=status, title=title, text=text)
 
     def fragment(self, template: str, **values: object) -> str:
-        """A piece of HTML that a script adds to an open page."""
+        """Renders a piece of HTML that a script adds to an open page."""
         return self._templates.get_template(template).render(**values)
 
 
@@ -120,46 +120,46 @@ class PageContext:
     """The dependencies of the pages."""
 
     analytics: Analytics
-    """Only read: in production, its URL is that of a user without other rights."""
+    """ClickHouse, which is only read: in production, as a user without other rights."""
     pages: PageRenderer
     now: Callable[[], datetime]
     stopping: asyncio.Event
-    """Set when the process ends, so that the pages of running jobs reconnect."""
+    """An event that is set when the process ends, so that pages of running jobs reconnect."""
     placeholder: str
-    """The replacement of redacted text, as the config has it now."""
+    """The replacement of redacted text in the current config."""
     trace_template: str | None
-    """URL of a trace, as the config has it now."""
+    """The template of a trace's URL in the current config."""
     zone: ZoneInfo
     """The time zone of the days and months of budgets."""
     cipher: Cipher = OFF
-    """Decrypts stored texts."""
+    """The cipher that decrypts stored texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched(Generic[T]):
-    """One part of a page: its value, or the problem that is shown in its place."""
+    """A part of a page: its value, or the problem that the page shows instead."""
 
     value: T | None
     problem: str | None = None
     pending: bool = False
-    """True if the script of the page asks for it, once the page is shown."""
+    """True if the page's script requests the part once the page is shown."""
 
 
-async def pending(asked: Coroutine[Any, Any, T]) -> Fetched[T]:
-    """A part of a page that the script of the page asks for later."""
-    asked.close()
+async def pending(read: Coroutine[Any, Any, T]) -> Fetched[T]:
+    """Returns a pending part, which the page's script requests later."""
+    read.close()
     return Fetched(None, pending=True)
 
 
-async def fetched(asked: Awaitable[T]) -> Fetched[T]:
-    """Waits for one part of a page.
+async def fetched(read: Awaitable[T]) -> Fetched[T]:
+    """Waits for a part of a page. Most errors become the part's problem.
 
     Raises:
-        ApiKeyRefusedError: the key is not valid any more.
+        ApiKeyRefusedError: if the key is no longer valid.
     """
     try:
         async with asyncio.timeout(PART_TIMEOUT_S):
-            return Fetched(await asked)
+            return Fetched(await read)
     except ApiKeyRefusedError:
         raise
     except (TimeoutError, AnalyticsUnavailableError):
@@ -174,5 +174,5 @@ async def fetched(asked: Awaitable[T]) -> Fetched[T]:
 
 
 def problems_of(*parts: Fetched[Any]) -> tuple[str, ...]:
-    """The reasons why parts of a page are missing, each one once, without that which the page shows at its top."""
+    """The reasons why parts of a page are missing, each once; without the one that the page shows at its top."""
     return tuple(dict.fromkeys(part.problem for part in parts if part.problem not in (None, CLICKHOUSE_AWAY)))

@@ -1,7 +1,7 @@
-"""The sessions that this process knows: the HTTP API has all sessions, by their tokens.
+"""The sessions of signed-in users, and this process's cache of them; the HTTP API has all sessions.
 
-The token is in a cookie of the browser, and so are notices for the next page, so that a restart of the console signs
-no user out, and any of several consoles answers.
+The browser keeps the session's token and the notices for the next page in cookies. So a restart of the console signs no
+user out, and any of several consoles can answer.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from starlette.requests import Request
 from breakwater.client import ApiClient
 from breakwater.identity.contract import KeyDetails
 
-MOST = 1_000
-"""Known sessions; beyond these, the ones that were added first are asked of the HTTP API again."""
+MAX_CACHED = 1_000
+"""Maximum number of cached sessions; the oldest are dropped, and read from the HTTP API again when needed."""
 MAX_NOTICE = 1_000
-"""Characters of a notice."""
+"""Maximum length of a notice in characters."""
 MAX_PACKED = 3_500
-"""Bytes of all notices: cookies hold 4 KB."""
+"""Maximum size of all notices in bytes, because cookies hold 4 KB."""
 MAX_WATCHED = 10
-"""Jobs that one session may watch at the same time."""
+"""Maximum number of jobs that a session may watch at the same time."""
 SESSION = "breakwater.session"
 """The key of the session in the scope of a request."""
 
@@ -39,7 +39,7 @@ NoticeTone = Literal["good", "bad"]
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """The outcome of an action, shown once, on the next page."""
+    """The outcome of an action, which the next page shows once."""
 
     text: str
     tone: NoticeTone
@@ -50,23 +50,23 @@ class Badge:
     """A figure next to a link of the navigation."""
 
     text: str
-    """Empty if there is nothing to show."""
-    of: str
-    """The things counted, for screen readers."""
+    """The figure; empty if there is nothing to show."""
+    noun: str
+    """The counted things, for screen readers."""
     tone: str
 
 
 @dataclass(slots=True)
-class KnownSession:
-    """A session as this process knows it."""
+class CachedSession:
+    """A session in this process's cache."""
 
     key: KeyDetails
     checked_at: float
-    """The time when it was last seen to be valid, on the monotonic clock."""
+    """The time of the last check that found the session valid, on the monotonic clock."""
     watched: int = 0
-    """The number of jobs that it is watching."""
+    """The number of jobs that the session is watching."""
     badges: dict[str, Badge] = field(default_factory=dict[str, Badge])
-    """By the address of the link, as they were last read."""
+    """The badges as they were last read, by the path of their link."""
     badges_read_at: float = -math.inf
     reading_badges: asyncio.Task[None] | None = None
 
@@ -76,39 +76,39 @@ class Session:
     """The session of a signed-in user, for one request."""
 
     api: ApiClient
-    """The HTTP API, used with the session's token."""
-    known: KnownSession
+    """A client of the HTTP API with the session's token."""
+    cached: CachedSession
     csrf: str
-    """The token that every form sends back, and that other sites can't know."""
+    """The token that every form sends back, which other sites can't know."""
     notices: list[Notice] = field(default_factory=list[Notice])
     notices_changed: bool = False
 
     @property
     def name(self) -> str:
-        """The name of the key; actions are recorded under it."""
-        return self.known.key.name
+        """The name of the key, under which actions are recorded."""
+        return self.cached.key.name
 
     @property
     def may_operate(self) -> bool:
-        """True if the user may take all actions, and not only look."""
-        return "operate" in self.known.key.scopes
+        """True if the user may take all actions."""
+        return "operate" in self.cached.key.scopes
 
     @property
     def may_approve(self) -> bool:
         """True if the user may decide on incidents, stopped tasks and caps."""
-        return self.may_operate or "approve" in self.known.key.scopes
+        return self.may_operate or "approve" in self.cached.key.scopes
 
     @property
-    def described(self) -> str:
-        """The user's roles or rights in a word; empty for a key that may do everything."""
-        if self.known.key.roles:
-            return ", ".join(self.known.key.roles)
+    def rights_text(self) -> str:
+        """The user's roles, or a word for the user's rights; empty for a key that may do everything."""
+        if self.cached.key.roles:
+            return ", ".join(self.cached.key.roles)
         return "" if self.may_operate else "approver" if self.may_approve else "read-only"
 
     @property
     def may_audit(self) -> bool:
         """True if the user may see the audit log."""
-        return "audit" in self.known.key.scopes
+        return "audit" in self.cached.key.scopes
 
     def notify(self, text: str, tone: NoticeTone = "good") -> None:
         """Adds a notice to the next page."""
@@ -116,10 +116,11 @@ class Session:
         self.notices_changed = True
 
     def take_notices(self) -> tuple[Notice, ...]:
-        """The notices of the next page, which are shown once."""
-        taken, self.notices = tuple(self.notices), []
-        self.notices_changed = self.notices_changed or bool(taken)
-        return taken
+        """Removes and returns the notices, for the page that shows them."""
+        notices = tuple(self.notices)
+        self.notices = []
+        self.notices_changed = self.notices_changed or bool(notices)
+        return notices
 
 
 def session_of(request: Request) -> Session:
@@ -127,46 +128,49 @@ def session_of(request: Request) -> Session:
     return request.scope[SESSION]
 
 
-class KnownSessions:
-    """The sessions that this process has asked the HTTP API about, by the digest of their token."""
+class SessionCache:
+    """The sessions that this process has read from the HTTP API, by the digests of their tokens."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, KnownSession] = OrderedDict()
+        self._sessions: OrderedDict[bytes, CachedSession] = OrderedDict()
 
-    def add(self, token: str, key: KeyDetails, now: float) -> KnownSession:
-        """Notes what the HTTP API said of a session, also of one that is known already."""
-        known = self._known.setdefault(_digest(token), KnownSession(key, now))
-        known.key, known.checked_at = key, now
-        while len(self._known) > MOST:
-            self._known.popitem(last=False)
-        return known
+    def add(self, token: str, key: KeyDetails, now: float) -> CachedSession:
+        """Adds a session that the HTTP API has found valid, or updates it."""
+        session = self._sessions.setdefault(_digest(token), CachedSession(key, now))
+        session.key = key
+        session.checked_at = now
+        while len(self._sessions) > MAX_CACHED:
+            self._sessions.popitem(last=False)
+        return session
 
-    def find(self, token: str) -> KnownSession | None:
-        """A session; None if the HTTP API has to be asked."""
-        return self._known.get(_digest(token))
+    def find(self, token: str) -> CachedSession | None:
+        """The cached session; None if it must be read from the HTTP API."""
+        return self._sessions.get(_digest(token))
 
     def forget(self, token: str) -> None:
-        """Forgets a session that has ended."""
-        self._known.pop(_digest(token), None)
+        """Removes a session that has ended."""
+        self._sessions.pop(_digest(token), None)
 
 
 def csrf_of(token: str) -> str:
-    """The field that every form of a session sends back. It follows from the token, so that all consoles know it."""
+    """The CSRF token of a session, which is derived from the session's token, so that all consoles know it."""
     return hmac.new(token.encode(), b"csrf", hashlib.sha256).hexdigest()
 
 
 def pack(notices: Iterable[Notice], token: str) -> str:
-    """Notices as the value of a cookie, signed; the oldest are dropped until they fit."""
-    listed = list(notices)
+    """Packs notices into the signed value of a cookie. Drops the oldest until the others fit."""
+    kept_notices = list(notices)
     while True:
-        data = base64.urlsafe_b64encode(json.dumps([[one.text, one.tone] for one in listed]).encode()).decode()
-        if len(data) <= MAX_PACKED or len(listed) <= 1:
+        data = base64.urlsafe_b64encode(
+            json.dumps([[notice.text, notice.tone] for notice in kept_notices]).encode()
+        ).decode()
+        if len(data) <= MAX_PACKED or len(kept_notices) <= 1:
             return f"{data}.{_signature(data, token)}"
-        listed = listed[1:]
+        kept_notices = kept_notices[1:]
 
 
 def unpack(cookie: str, token: str) -> list[Notice]:
-    """The notices in a cookie; none if its signature is wrong."""
+    """Unpacks the notices in a cookie; none if its signature is wrong."""
     data, _, signature = cookie.partition(".")
     if not hmac.compare_digest(signature.encode(), _signature(data, token).encode()):
         return []

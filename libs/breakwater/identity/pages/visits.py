@@ -1,13 +1,13 @@
 """Pages as functions of plain values, and the routes that serve them.
 
-A page has parts, which are asked of the HTTP API and ClickHouse together, and a view: a pure function of the visit and
-of these parts that returns the other values of the template.
+A page has parts and a view. The parts are read from the HTTP API and ClickHouse at the same time. The view is a pure
+function of the visit and the parts, which returns the template's other values.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeVar
@@ -28,13 +28,13 @@ from breakwater.records.figures import first_begun
 
 T = TypeVar("T")
 
-FITTING_S = 1.0
-"""The time for which a page waits for the time range that fits the data."""
+FITTING_RANGE_TIMEOUT_S = 1.0
+"""Seconds for which a page waits for the time range that fits the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """The request for a page, as plain values."""
+    """The request for a page as plain values."""
 
     address: TableUrl
     now: datetime
@@ -43,32 +43,32 @@ class Visit:
     session: Session
     path_params: Mapping[str, str] = field(default_factory=dict[str, str])
     is_refresh: bool = False
-    """True if the script of an open page asks for its new state."""
+    """True if the script of an open page requests its new state."""
     default_range: str = "24h"
-    """The time range if the address names none."""
+    """The time range if the URL selects none."""
 
     def get(self, name: str) -> str:
-        """A parameter of the query, stripped; empty if there is none."""
+        """A parameter of the URL's query, stripped; empty if it is missing."""
         return self.address.query.get(name, "").strip()
 
     @property
     def time_range(self) -> TimeRange:
-        """The time range that the address names.
+        """The time range that the URL selects.
 
         Raises:
-            HTTPException: it is invalid; with status 400.
+            HTTPException: with status 400, if it is invalid.
         """
         return time_range_of(self.address, self.now, self.zone, self.default_range)
 
-    async def part(self, asked: Coroutine[Any, Any, T], *, slow: bool) -> Fetched[T]:
-        """A part of the page. A slow one follows the first response: the script of the page asks for it."""
-        whole = self.is_refresh or not self.address.query.keys().isdisjoint(("whole", "csv"))
-        return await (pending if slow and not whole else fetched)(asked)
+    async def part(self, read: Coroutine[Any, Any, T], *, slow: bool) -> Fetched[T]:
+        """Reads a part of the page. A slow part is pending in the first response, and the page's script requests it."""
+        needs_all_parts = self.is_refresh or not self.address.query.keys().isdisjoint(("whole", "csv"))
+        return await (pending(read) if slow and not needs_all_parts else fetched(read))
 
 
 @dataclass(frozen=True, slots=True)
 class ReadModels:
-    """The stores of the read models."""
+    """The sources of the read models."""
 
     api: ApiClient
     analytics: Analytics
@@ -76,29 +76,29 @@ class ReadModels:
 
 @dataclass(frozen=True, slots=True)
 class NotFound:
-    """The view of a page that there is not."""
+    """The result of the view of a page that does not exist."""
 
     title: str
     text: str
 
 
 View = Callable[..., Mapping[str, Any] | NotFound]
-"""Takes the visit, and the parts by their names."""
+"""A view takes the visit, and the parts by name; it returns the template's other values."""
 PartReader = Callable[[Visit, ReadModels], Awaitable[Any]]
 
 
 def page(
     context: PageContext, path: str, template: str, view: View, *, default_range: str = "24h", **parts: PartReader
 ) -> Route:
-    """The route of a page."""
+    """Makes the route of a page."""
 
     async def show(request: Request) -> Response:
-        return await shown(context, request, template, view, default_range=default_range, **parts)
+        return await render_page(context, request, template, view, default_range=default_range, **parts)
 
     return Route(path, show, methods=["GET"])
 
 
-async def shown(
+async def render_page(
     context: PageContext,
     request: Request,
     template: str,
@@ -106,56 +106,66 @@ async def shown(
     default_range: str = "24h",
     **parts: PartReader,
 ) -> Response:
-    """A page as a response; as a CSV of one of its tables with `?csv=`.
+    """Renders a page; with `?csv=` one of its tables as a CSV.
 
-    The template gets the parts, the values of the view, and `visit`.
+    The variables of the template are the parts, the values of the view, and `visit`.
     """
     visit = visit_of(context, request, default_range)
     models = ReadModels(visit.session.api, context.analytics)
     if default_range == BY_DATA:
-        visit = replace(visit, default_range=await _fitting(visit, models.analytics))
+        visit = replace(visit, default_range=await _fitting_range(visit, models.analytics))
 
-    async def asked(part: PartReader) -> Any:
-        return await part(visit, models)
+    async def read_part(reader: PartReader) -> Any:
+        return await reader(visit, models)
 
-    found, _ = await asyncio.gather(
-        asyncio.gather(*(asked(part) for part in parts.values())), badges.renew(visit.session)
+    values_of_parts, _ = await asyncio.gather(
+        asyncio.gather(*(read_part(reader) for reader in parts.values())), badges.renew(visit.session)
     )
-    by_name = dict(zip(parts, found, strict=True))
-    values = view(visit, **by_name)
-    if isinstance(values, NotFound):
-        return context.pages.plain(request, 404, values.title, values.text)
-    if wanted := visit.get("csv"):
-        for table in values.values():
-            if isinstance(table, PageTable) and table.id == wanted:  # pyright: ignore[reportUnknownMemberType]
-                text = csv_text(table.columns, table.ordered)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-                return Response(text, headers=csv_headers(wanted), media_type="text/csv")
-        missing = f"The page has no table {wanted!r} now: its data is unavailable, or it is empty."
-        return context.pages.plain(request, 404, "Nothing to save", missing)
-    return context.pages.render(request, template, visit=visit, **{**by_name, **values})
+    parts_by_name = dict(zip(parts, values_of_parts, strict=True))
+    view_values = view(visit, **parts_by_name)
+    if isinstance(view_values, NotFound):
+        return context.pages.plain(request, 404, view_values.title, view_values.text)
+    csv_id = visit.get("csv")
+    if csv_id:
+        return _csv_response(context, request, csv_id, view_values.values())
+    return context.pages.render(request, template, visit=visit, **{**parts_by_name, **view_values})
 
 
-def summed(sums: Callable[..., Coroutine[Any, Any, Any]]) -> PartReader:
-    """A part that sums up the time range, of the agent that the path names if it names one; slow if it is long."""
+def _csv_response(context: PageContext, request: Request, csv_id: str, view_values: Iterable[Any]) -> Response:
+    """Answers with the table of the id as a CSV; with 404 if the page has no such table now."""
+    for value in view_values:
+        if isinstance(value, PageTable) and value.id == csv_id:  # pyright: ignore[reportUnknownMemberType]
+            text = csv_text(value.columns, value.ordered)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+            return Response(text, headers=csv_headers(csv_id), media_type="text/csv")
+    message = f"The page has no table {csv_id!r} now: its data is unavailable, or it is empty."
+    return context.pages.plain(request, 404, "Nothing to save", message)
 
-    def part(visit: Visit, models: ReadModels) -> Awaitable[Any]:
-        of = {"agent": visit.path_params["name"]} if "name" in visit.path_params else {}
-        return visit.part(sums(models.analytics, visit.time_range.window, **of), slow=visit.time_range.is_long)
 
-    return part
+def summed(read_sums: Callable[..., Coroutine[Any, Any, Any]]) -> PartReader:
+    """Makes the reader of sums over the time range: of the agent in the path, or of all; slow if the range is long."""
+
+    def read_part(visit: Visit, models: ReadModels) -> Awaitable[Any]:
+        time_range = visit.time_range
+        filters = {"agent": visit.path_params["name"]} if "name" in visit.path_params else {}
+        return visit.part(read_sums(models.analytics, time_range.window, **filters), slow=time_range.is_long)
+
+    return read_part
 
 
-async def _fitting(visit: Visit, analytics: Analytics) -> str:
-    """The name of the shortest time range that holds what ran within 24 hours; `24h` if the address names another."""
-    if visit.address.query.keys().isdisjoint(("window", "from", "to")):
-        asked = first_begun(analytics, since=visit.now - WINDOWS["24h"])
-        if (first := (await fetched(asyncio.wait_for(asked, FITTING_S))).value) is not None:
-            return next((name for name in ("15m", "1h") if visit.now - first <= WINDOWS[name]), "24h")
-    return "24h"
+async def _fitting_range(visit: Visit, analytics: Analytics) -> str:
+    """The shortest time range that contains all runs of the last 24 hours; `24h` if the URL selects a range itself."""
+    if not visit.address.query.keys().isdisjoint(("window", "from", "to")):
+        return "24h"
+    reading = first_begun(analytics, since=visit.now - WINDOWS["24h"])
+    first_run = await fetched(asyncio.wait_for(reading, FITTING_RANGE_TIMEOUT_S))
+    if first_run.value is None:
+        return "24h"
+    age = visit.now - first_run.value
+    return next((name for name in ("15m", "1h") if age <= WINDOWS[name]), "24h")
 
 
 def visit_of(context: PageContext, request: Request, default_range: str = "24h") -> Visit:
-    """A request as plain values."""
+    """Turns a request into plain values."""
     return Visit(
         TableUrl(request.url.path, dict(request.query_params)),
         context.now(),

@@ -68,10 +68,12 @@ def list_(
         breakwater dlq list --json | jq '.dead_letters[] | select(.replayable) | .dead_letter_id'
     """
 
-    def show(listed: DeadLetterList) -> None:
-        output.table(COLUMNS, listed.dead_letters, empty=_none_listed(listed.counts, reason, agent, since))
-        api.note_more(listed, limit)
-        _note_counts(listed.counts)
+    def show(dead_letter_list: DeadLetterList) -> None:
+        output.table(
+            COLUMNS, dead_letter_list.dead_letters, empty=_none_listed(dead_letter_list.counts, reason, agent, since)
+        )
+        api.note_more(dead_letter_list, limit)
+        _note_counts(dead_letter_list.counts)
 
     result = api.get(DeadLetterList, "dlq", reason=reason, agent=agent, since=_since(since), limit=limit)
     api.show_result(result, show)
@@ -243,5 +245,5 @@ def _values(counts: Sequence[DeadLetterCount], name: str) -> str:
 
 
 def _first_items(items: Sequence[object]) -> str:
-    more = f" and {len(items) - MAX_NUMBERS:,} more" if len(items) > MAX_NUMBERS else ""
-    return ", ".join(map(str, items[:MAX_NUMBERS])) + more
+    suffix = f" and {len(items) - MAX_NUMBERS:,} more" if len(items) > MAX_NUMBERS else ""
+    return ", ".join(map(str, items[:MAX_NUMBERS])) + suffix

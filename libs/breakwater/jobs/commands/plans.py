@@ -28,7 +28,7 @@ def list_(
 
         breakwater plans list --json | jq -r '.plans[] | select(.state == "failed").plan_id'
     """
-    api.table(PlanList, "plans", plans.COLUMNS, lambda listed: listed.plans, empty="no plans", limit=limit)
+    api.table(PlanList, "plans", plans.COLUMNS, lambda plan_list: plan_list.plans, empty="no plans", limit=limit)
 
 
 @app.command()

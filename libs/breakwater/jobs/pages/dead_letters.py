@@ -1,4 +1,4 @@
-"""Dead letters: all of them, one in detail, and replaying jobs: one, some, or all alike."""
+"""The pages of dead letters, and replays of one, some or all matching jobs."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from breakwater.kernel.pages.time_range import WINDOWS, window_links, window_of
 from breakwater.kernel.pages.words import segment
 from breakwater.kernel.types import format_time
 
-PAGE = 100
-"""Dead letters that are shown."""
+PAGE_ROWS = 100
+"""Maximum number of dead letters that are shown."""
 
-GROUPED = 1_000
-"""The latest dead letters that are grouped by their error."""
+MAX_GROUPED = 1_000
+"""Maximum number of dead letters, the latest first, that are grouped by their error."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorGroup:
-    """Dead letters of the same error, but for numbers and ids in its text."""
+    """Dead letters whose errors differ only by numbers and ids in the text."""
 
     hash: str
     latest: ListedDeadLetter
@@ -59,51 +59,60 @@ class ErrorGroup:
 
 
 GROUPS: tuple[Column[ErrorGroup], ...] = (
-    Column("error", lambda one: one.latest.error, below=True),
-    Column("reason", lambda one: one.latest.reason, "words"),
-    Column("agents", lambda one: " ".join(one.agents)),
-    Column("dead letters", lambda one: one.count, "count"),
-    Column("can be replayed", lambda one: one.replayable, "count", name="replayable"),
-    Column("first", lambda one: one.first_at, "time"),
-    Column("latest", lambda one: one.latest.at, "time"),
+    Column("error", lambda group: group.latest.error, below=True),
+    Column("reason", lambda group: group.latest.reason, "words"),
+    Column("agents", lambda group: " ".join(group.agents)),
+    Column("dead letters", lambda group: group.count, "count"),
+    Column("can be replayed", lambda group: group.replayable, "count", name="replayable"),
+    Column("first", lambda group: group.first_at, "time"),
+    Column("latest", lambda group: group.latest.at, "time"),
 )
 FILTERS = ("agent", "error", "after", "left")
-"""Parameters that another filter of the page replaces."""
-CHOICE: Column[ListedDeadLetter] = Column("", None, name="choice")
-"""Checkboxes for those who may replay."""
+"""Parameters of the URL that a change of the page's filter replaces."""
+CHECKBOXES: Column[ListedDeadLetter] = Column("", None, name="choice")
+"""The column of checkboxes for users who may replay."""
 
 
 def routes(context: PageContext) -> list[Route]:
     """The routes of these pages."""
     return [
-        page(context, "/dead-letters", "dead_letters.html", view, known=_known),
+        page(context, "/dead-letters", "dead_letters.html", view, dead_letter_list=_dead_letter_list),
         Route("/dead-letters/replay", replay, methods=["POST"]),
-        page(context, "/dead-letters/{dead_letter_id}", "dead_letter.html", view_one, dead_letter=_one),
+        page(context, "/dead-letters/{dead_letter_id}", "dead_letter.html", view_dead_letter, dead_letter=_dead_letter),
     ]
 
 
-def _known(visit: Visit, models: ReadModels) -> Awaitable[Fetched[DeadLetterList]]:
-    query = {"reason": visit.get("reason"), "agent": visit.get("agent"), "since": _since(visit), "limit": GROUPED}
+def _dead_letter_list(visit: Visit, models: ReadModels) -> Awaitable[Fetched[DeadLetterList]]:
+    query = {"reason": visit.get("reason"), "agent": visit.get("agent"), "since": _since(visit), "limit": MAX_GROUPED}
     return fetched(models.api.read(DeadLetterList, "dlq", query))
 
 
-def view(visit: Visit, known: Fetched[DeadLetterList]) -> dict[str, Any]:
-    """Dead letters by their errors, and one by one, with forms that replay them."""
-    window, error = window_of(visit.address, "7d"), visit.get("error")
-    reason, agent = visit.get("reason"), visit.get("agent")
-    counts = known.value.counts if known.value else ()
-    # The counts are of all times, so this is an upper bound, for a progress bar.
-    total = sum(one.count for one in counts if _is_of(one, reason, agent))
-    listed = known.value.dead_letters if known.value else ()
-    groups = by_error(listed)
-    columns = (CHOICE, *COLUMNS) if visit.session.may_operate else COLUMNS
-    alike = [one for one in listed if not error or error_identity(one.error) == error]
+def view(visit: Visit, dead_letter_list: Fetched[DeadLetterList]) -> dict[str, Any]:
+    """The values of the page: dead letters by error and one by one, with forms that replay them."""
+    window = window_of(visit.address, "7d")
+    error = visit.get("error")
+    reason = visit.get("reason")
+    agent = visit.get("agent")
+    counts = dead_letter_list.value.counts if dead_letter_list.value else ()
+    # The counts are not limited to the time range, so the total is an upper bound, for a progress bar.
+    total = sum(count.count for count in counts if _is_of(count, reason, agent))
+    dead_letters = dead_letter_list.value.dead_letters if dead_letter_list.value else ()
+    groups = by_error(dead_letters)
+    columns = (CHECKBOXES, *COLUMNS) if visit.session.may_operate else COLUMNS
+    matching = [dead_letter for dead_letter in dead_letters if not error or error_identity(dead_letter.error) == error]
     return {
         "error": error,
-        "group": next((one for one in groups if one.hash == error), None),
+        "group": next((group for group in groups if group.hash == error), None),
         "groups": PageTable(visit.address, "errors", "Errors", GROUPS, groups, filters=FILTERS, find_name="find"),
         "table": PageTable(
-            visit.address, "list", "Dead letters", columns, alike, most=PAGE, filterable=False, find_name="find"
+            visit.address,
+            "list",
+            "Dead letters",
+            columns,
+            matching,
+            max_rows=PAGE_ROWS,
+            filterable=False,
+            find_name="find",
         ),
         "window": window,
         "windows": window_links(visit.address, window),
@@ -111,16 +120,16 @@ def view(visit: Visit, known: Fetched[DeadLetterList]) -> dict[str, Any]:
         "reason": reason,
         "agent": agent,
         "tiles": _tiles(counts, agent),
-        "agents": sorted({one.agent for one in counts} | ({agent} if agent else set())),
+        "agents": sorted({count.agent for count in counts} | ({agent} if agent else set())),
         "total": total,
-        "replayable": _replayable(known.value, total),
+        "replayable": _replayable(dead_letter_list.value, total),
         "after": visit.get("after"),
-        "left": whole_number(visit.get("left")),
+        "remaining": whole_number(visit.get("left")),
     }
 
 
-async def _one(visit: Visit, models: ReadModels) -> DeadLetterDetails | ApiError:
-    """One dead letter; the error of the HTTP API if there is none."""
+async def _dead_letter(visit: Visit, models: ReadModels) -> DeadLetterDetails | ApiError:
+    """Reads a dead letter. Returns the error of the HTTP API if it does not exist."""
     try:
         return await models.api.read(DeadLetterDetails, f"dlq/{segment(visit.path_params['dead_letter_id'])}")
     except ApiError as error:
@@ -129,8 +138,8 @@ async def _one(visit: Visit, models: ReadModels) -> DeadLetterDetails | ApiError
         return error
 
 
-def view_one(_: Visit, dead_letter: DeadLetterDetails | ApiError) -> dict[str, Any] | NotFound:
-    """The page of one dead letter."""
+def view_dead_letter(_: Visit, dead_letter: DeadLetterDetails | ApiError) -> dict[str, Any] | NotFound:
+    """The values of the page of a dead letter."""
     if isinstance(dead_letter, ApiError):
         return NotFound("Dead letter not found", dead_letter.message)
     return {}
@@ -141,29 +150,32 @@ def _since(visit: Visit) -> str:
 
 
 async def replay(request: Request) -> Response:
-    """POST: replays one dead letter, those that are ticked, or all that match the filters."""
+    """POST: replays one dead letter, the ticked ones, or all that match the filters."""
     if "application/json" in request.headers.get("accept", ""):
         return await _replay_for_script(request)
     session, fields = await submitted(request)
-    here = {name: fields.get(name) for name in ("reason", "agent", "window")}
-    page, query = "/dead-letters", here
+    filters = {name: fields.get(name) for name in ("reason", "agent", "window")}
     if fields.get("from") == "one":
-        page, query = f"/dead-letters/{fields.get('dead_letter_id')}", {}
+        page = f"/dead-letters/{fields.get('dead_letter_id')}"
+        query: dict[str, str] = {}
+    else:
+        page = "/dead-letters"
+        query = filters
     if not fields.get("all") and not _chosen(fields):
         session.notify("Nothing is selected: tick the dead letters to replay.", "bad")
-        return back_to("/dead-letters", here)
+        return back_to("/dead-letters", filters)
     replays = await act(session, DeadLetterReplays, "dlq/replay", _body(fields))
     if replays is None:
         return back_to(page, query)
-    looked_at = len(replays.replayed) + replays.already + len(replays.skipped)
-    left = max(whole_number(fields.get("total")) - looked_at, 0) if replays.continue_after else 0
-    session.notify(_outcome(replays, left), "good" if replays.replayed or not replays.skipped else "bad")
-    more = {"after": _cursor(replays), "left": str(left)} if query and replays.continue_after else {}
-    return back_to(page, query | more)
+    processed = len(replays.replayed) + replays.already + len(replays.skipped)
+    remaining = max(whole_number(fields.get("total")) - processed, 0) if replays.continue_after else 0
+    session.notify(_outcome(replays, remaining), "good" if replays.replayed or not replays.skipped else "bad")
+    continuation = {"after": _cursor(replays), "left": str(remaining)} if query and replays.continue_after else {}
+    return back_to(page, query | continuation)
 
 
 async def _replay_for_script(request: Request) -> Response:
-    """The same for a script, which repeats it until there are no more: the response is JSON."""
+    """Does the same for a script, which repeats the request until all are replayed. The response is JSON."""
     try:
         session, fields = await submitted(request)
         replays = await session.api.act(DeadLetterReplays, "dlq/replay", _body(fields))
@@ -179,38 +191,38 @@ async def _replay_for_script(request: Request) -> Response:
 
 
 def by_error(dead_letters: Iterable[ListedDeadLetter]) -> list[ErrorGroup]:
-    """Dead letters grouped by their errors, the most frequent first. They come with the latest first."""
+    """Groups dead letters, which must be sorted latest first, by their errors; the most frequent errors come first."""
     groups: dict[str, list[ListedDeadLetter]] = {}
-    for one in dead_letters:
-        groups.setdefault(error_identity(one.error), []).append(one)
-    found = [
+    for dead_letter in dead_letters:
+        groups.setdefault(error_identity(dead_letter.error), []).append(dead_letter)
+    error_groups = [
         ErrorGroup(
             hash,
-            its[0],
-            len(its),
-            tuple(sorted({one.agent for one in its if one.agent})),
-            its[-1].at,
-            sum(one.replayable for one in its),
+            dead_letters_of_group[0],
+            len(dead_letters_of_group),
+            tuple(sorted({dead_letter.agent for dead_letter in dead_letters_of_group if dead_letter.agent})),
+            dead_letters_of_group[-1].at,
+            sum(dead_letter.replayable for dead_letter in dead_letters_of_group),
         )
-        for hash, its in groups.items()  # noqa: A001
+        for hash, dead_letters_of_group in groups.items()  # noqa: A001
     ]
-    return sorted(found, key=lambda one: -one.count)
+    return sorted(error_groups, key=lambda group: -group.count)
 
 
-def _replayable(listed: DeadLetterList | None, total: int) -> int:
-    """Dead letters that a replay of all would run; an upper bound if not all are listed."""
-    if listed is None:
+def _replayable(dead_letter_list: DeadLetterList | None, total: int) -> int:
+    """Counts the dead letters that a replay of all would run; an upper bound if not all are listed."""
+    if dead_letter_list is None:
         return 0
-    able = sum(one.replayable for one in listed.dead_letters)
-    return max(total - len(listed.dead_letters), 0) + able if listed.more else able
+    replayable = sum(dead_letter.replayable for dead_letter in dead_letter_list.dead_letters)
+    return max(total - len(dead_letter_list.dead_letters), 0) + replayable if dead_letter_list.more else replayable
 
 
 def _tiles(counts: Sequence[DeadLetterCount], agent: str) -> list[tuple[str, int]]:
-    """The number of all dead letters, under an empty name, then of each reason, the most frequent first."""
+    """The number of all dead letters, with an empty name, then that of each reason, the most frequent first."""
     sums: Counter[str] = Counter()
-    for one in counts:
-        if _is_of(one, "", agent):
-            sums[one.reason] += one.count
+    for count in counts:
+        if _is_of(count, "", agent):
+            sums[count.reason] += count.count
     return [("", sums.total()), *sorted(sums.items(), key=lambda item: (-item[1], item[0]))]
 
 
@@ -219,15 +231,16 @@ def _is_of(count: DeadLetterCount, reason: str, agent: str) -> bool:
 
 
 def _chosen(fields: Fields) -> list[int]:
-    return [number for one in fields.all("dead_letter_id") if (number := whole_number(one))]
+    return [number for value in fields.all("dead_letter_id") if (number := whole_number(value))]
 
 
 def _body(fields: Fields) -> dict[str, Any]:
-    """Request for a replay of the dead letters that are ticked, or of all that match the page's filters."""
+    """Builds the request for a replay of the ticked dead letters, or of all that match the page's filters."""
     body: dict[str, Any] = {"why": reason_of(fields, "why")}
     if not fields.get("all"):
         return body | {"dead_letters": _chosen(fields)}
-    reason, agent = fields.get("reason") or None, fields.get("agent") or None
+    reason = fields.get("reason") or None
+    agent = fields.get("agent") or None
     after, _, up_to = fields.get("after").partition("-")
     if whole_number(after) and whole_number(up_to):
         body |= {"after": whole_number(after), "up_to": whole_number(up_to)}
@@ -236,22 +249,24 @@ def _body(fields: Fields) -> dict[str, Any]:
 
 
 def _cursor(replays: DeadLetterReplays) -> str | None:
-    """The place to continue, as the pages send it back; None at the end."""
+    """The position to continue from, in the form that pages send back; None at the end."""
     return None if replays.continue_after is None else f"{replays.continue_after}-{replays.up_to or 0}"
 
 
-def _outcome(replays: DeadLetterReplays, left: int) -> str:
-    """The result of a replay, in words."""
-    done = len(replays.replayed)
-    parts = [f"replayed as {replays.replayed[0].execution_id}" if done == 1 else f"{done:,} replayed"]
+def _outcome(replays: DeadLetterReplays, remaining: int) -> str:
+    """Describes the result of a replay."""
+    replayed = len(replays.replayed)
+    parts = [f"replayed as {replays.replayed[0].execution_id}" if replayed == 1 else f"{replayed:,} replayed"]
     if replays.already:
         parts.append(f"{replays.already:,} had been replayed before")
     if replays.skipped:
-        first = replays.skipped[0]
-        parts.append(f"{len(replays.skipped):,} can't be replayed, such as {first.dead_letter_id}: {first.why}")
+        first_skipped = replays.skipped[0]
+        parts.append(
+            f"{len(replays.skipped):,} can't be replayed, such as {first_skipped.dead_letter_id}: {first_skipped.why}"
+        )
     text = "; ".join(parts)
-    more = f" About {left:,} are left: continue below." if replays.continue_after else ""
-    return f"{text[:1].upper()}{text[1:]}.{more}"
+    continuation = f" About {remaining:,} are left: continue below." if replays.continue_after else ""
+    return f"{text[:1].upper()}{text[1:]}.{continuation}"
 
 
 def _time(text: str) -> str | None:

@@ -1,4 +1,4 @@
-"""All plans: the state of each, its cost and its waste."""
+"""The page of all plans: their states, costs and waste."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from breakwater.jobs.contract.submission import PlanList
 from breakwater.jobs.views.plans import COLUMNS
 from breakwater.kernel.pages.tables import PageTable
 
-MOST = 50
+MAX_PLANS = 50
 
 
 def routes(context: PageContext) -> list[Route]:
@@ -23,14 +23,14 @@ def routes(context: PageContext) -> list[Route]:
             "/plans",
             "plans.html",
             view,
-            found=lambda _, models: fetched(
-                models.api.read(PlanList, "plans", {"limit": MOST}, timeout_s=API_CLICKHOUSE_S)
+            plan_list=lambda _, models: fetched(
+                models.api.read(PlanList, "plans", {"limit": MAX_PLANS}, timeout_s=API_CLICKHOUSE_S)
             ),
         )
     ]
 
 
-def view(visit: Visit, found: Fetched[PlanList]) -> dict[str, Any]:
-    """A table of the plans."""
-    plans = found.value.plans if found.value else ()
-    return {"table": PageTable(visit.address, "list", "Plans", COLUMNS, plans), "most": MOST}
+def view(visit: Visit, plan_list: Fetched[PlanList]) -> dict[str, Any]:
+    """The values of the page."""
+    plans = plan_list.value.plans if plan_list.value else ()
+    return {"table": PageTable(visit.address, "list", "Plans", COLUMNS, plans), "max_plans": MAX_PLANS}

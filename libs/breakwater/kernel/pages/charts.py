@@ -1,6 +1,6 @@
-"""Charts. Those over time are tables of their values, which `charts.js` draws with Chart.js; small ones are SVG.
+"""Charts: `charts.js` draws those over time from tables of values, with Chart.js; small ones are SVG.
 
-Readers who don't see a chart, or run no scripts, thus have its values. Without scripts the table is open.
+The table gives the values to readers who don't see the chart; without scripts it is open.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from breakwater.kernel.pages.time_range import between
 from breakwater.kernel.types import ms_from_time
 from breakwater.records.pages.waterfall import WIDTH, WaterfallRow
 
-LIBRARY_PACKAGE, LIBRARY_FOLDER, LIBRARY = "chartkick", "django/static/chartkick", "Chart.bundle.js"
-"""Chart.js, in a Python package: the only one that can be installed without npm."""
+LIBRARY_PACKAGE = "chartkick"
+"""The Python package that contains Chart.js: the only one that can be installed without npm."""
+LIBRARY_FOLDER = "django/static/chartkick"
+LIBRARY = "Chart.bundle.js"
 _LIBRARY_MAJOR = b"Chart.js v4."
 
 _DAY = timedelta(days=1)
@@ -36,45 +38,45 @@ _MACROS: Any = (
 )
 Style = Literal["bars", "line", "area", "dashed"]
 COLOURS = ("plain", "second", "third", "fourth", "fifth", "faint")
-"""Colours without a meaning; the last one is for the others."""
+"""Colours without a meaning; the last one is for the sum of the other series."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The way values are written: in full in the table, and in short on the axis."""
+    """The way to write values: in full in the table, and in short on the axis."""
 
     name: Literal["count", "money", "duration"]
-    """Its name in `charts.js`."""
+    """The name of the unit in `charts.js`."""
     text: Callable[[float], str]
     exact: Callable[[float], str] = lambda _: ""
-    """The same for a tooltip, where `text` is rounded."""
+    """Writes the exact value for a tooltip, if `text` rounds it."""
 
 
 COUNT = Unit("count", lambda number: f"{number:,g}")
 MONEY = Unit("money", lambda nano: formats.money(round(nano)), lambda nano: formats.exact_money(round(nano)))
 DURATION = Unit("duration", words.duration)
-"""Milliseconds."""
+"""The unit of durations in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One row of values over time, by the chart's moments."""
+    """A series of values over time, one for each of the chart's moments."""
 
     name: str
     colour: str
     """A colour of console.css: `good`, `bad`, `warn`; or one of `COLOURS`."""
     values: Sequence[float | None]
-    """None for gaps."""
+    """The values; None for gaps."""
     style: Style = "line"
     filters: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Filters of its executions among those of the chart."""
+    """Filters that select the series' executions among those of the chart."""
 
 
 def library_version() -> str:
-    """A hash of the library.
+    """Hashes the library.
 
     Raises:
-        RuntimeError: it is missing, or not the version that `charts.js` is made for.
+        RuntimeError: if it is missing, or not the version that `charts.js` requires.
     """
     try:
         source = (files(LIBRARY_PACKAGE) / LIBRARY_FOLDER / LIBRARY).read_bytes()
@@ -98,16 +100,16 @@ def over_time(
     executions: Mapping[str, str] | None = None,
     zooms: bool = True,
 ) -> Markup:
-    """A chart of each step of a time range.
+    """Draws values for each step of a time range.
 
     Args:
         label: the title.
         moments: the start of each step.
-        series: with one value for each step. Bars are stacked.
-        unit: of the values.
-        step: the duration of each.
-        executions: filters of the executions that it is about.
-        zooms: True if the pointer can choose a part of it as the page's time range.
+        series: the series, with one value for each step. Bars are stacked.
+        unit: the unit of the values.
+        step: the duration of a step.
+        executions: filters that select the chart's executions.
+        zooms: True if the pointer can select a part of the chart as the page's time range.
     """
     rows = [_Row(moment + step / 2, _when(moment, step), (moment, moment + step)) for moment in moments]
     span = (moments[0], moments[-1] + step) if moments else None
@@ -124,26 +126,26 @@ def burn(
     forecast: Sequence[tuple[datetime, float]] = (),
     executions: Mapping[str, str] | None = None,
 ) -> Markup:
-    """A chart of a sum of money that grows through a period, with its cap and its forecast.
+    """Draws a sum of money that grows through a period, with its cap and its forecast.
 
     Args:
         label: the title.
-        points: times and the sum at each, in order; in nano-dollars, as `cap` and `forecast`.
-        start: of the period.
-        end: of the period.
-        cap: drawn as a line across.
-        forecast: times to come and the sum expected at each, the last one at the end.
-        executions: filters of those that it is about.
+        points: times in order, and the sum at each in nano-dollars, like `cap` and `forecast`.
+        start: start of the period.
+        end: end of the period.
+        cap: the cap, which is drawn as a horizontal line.
+        forecast: future times and the expected sum at each, the last one at the end.
+        executions: filters that select the chart's executions.
     """
-    ahead = list(forecast) or ([(end, None)] if cap is not None else [])
-    moments = [moment for moment, _ in (*points, *ahead)]
+    future = list(forecast) or ([(end, None)] if cap is not None else [])
+    moments = [moment for moment, _ in (*points, *future)]
     begins = [start, *moments]
     rows = [
         _Row(moment, _when(moment, timedelta()), (begins[index], moment) if begins[index] < moment else None)
         for index, moment in enumerate(moments)
     ]
     spent = [value for _, value in points]
-    series = [Series("spent", "plain", [*spent, *[None] * len(ahead)], "area")]
+    series = [Series("spent", "plain", [*spent, *[None] * len(future)], "area")]
     if cap is not None:
         series.append(Series(f"cap {MONEY.text(cap)}", "bad", [cap] * len(moments), "dashed"))
     if forecast and spent:
@@ -153,49 +155,50 @@ def burn(
 
 
 def sparkline(values: Sequence[float], bad: Sequence[float], label: str) -> Markup:
-    """Small columns without labels, with the bad part of each in its own colour.
+    """Draws small columns without labels, with the bad part of each in its own colour.
 
     Args:
-        values: all of each.
-        bad: the bad part of each.
-        label: a description, for screen readers.
+        values: the value of each column.
+        bad: the bad part of each value.
+        label: a description for screen readers.
     """
-    top, width = max(max(values, default=0), 1), 100 / max(len(values), 1)
+    highest = max(max(values, default=0), 1)
+    width = 100 / max(len(values), 1)
     rects = [
-        (colour, index * width, 20 - (base + part) / top * 20, width * 0.8, part / top * 20)
-        for index, (value, wrong) in enumerate(zip(values, bad, strict=True))
-        for colour, base, part in (("bad", 0.0, wrong), ("good", wrong, value - wrong))
+        (colour, index * width, 20 - (base + part) / highest * 20, width * 0.8, part / highest * 20)
+        for index, (value, bad_part) in enumerate(zip(values, bad, strict=True))
+        for colour, base, part in (("bad", 0.0, bad_part), ("good", bad_part, value - bad_part))
         if part > 0
     ]
     return _svg("sparkline", 100, 20, rects, label)
 
 
-def share(parts: Sequence[tuple[str, float]], label: str, *, of: float | None = None) -> Markup:
-    """One bar that shows the parts of a whole.
+def share(parts: Sequence[tuple[str, float]], label: str, *, full_value: float | None = None) -> Markup:
+    """Draws a bar with the parts of a sum.
 
     Args:
-        parts: a colour and a value each, from the left.
-        label: a description, for screen readers.
-        of: the value of a full bar; the sum of the parts by default.
+        parts: the colour and the value of each part, from the left.
+        label: a description for screen readers.
+        full_value: the value of a full bar; by default the sum of the parts.
     """
-    whole = of if of is not None else sum(value for _, value in parts)
+    total = full_value if full_value is not None else sum(value for _, value in parts)
     rects: list[_Rect] = [("rest", 0, 0, 100, 10)]
-    at = 0.0
+    x = 0.0
     for colour, value in parts:
-        width = min(value / whole * 100, 100 - at) if whole else 0.0
+        width = min(value / total * 100, 100 - x) if total else 0.0
         if width > 0:
-            rects.append((colour, at, 0, width, 10))
-        at += width
+            rects.append((colour, x, 0, width, 10))
+        x += width
     return _svg("share", 100, 10, rects, label)
 
 
 def waterfall_bar(row: WaterfallRow, colour: str, *, quarters: bool) -> Markup:
-    """One row of a waterfall. Its figures are in the row's other cells, so screen readers leave it out.
+    """Draws a row of a waterfall. Screen readers omit it, because the row's other cells have its figures.
 
     Args:
-        row: a wait or a call. The part of a call in which its answer came is of the full colour, with a mark at its
+        row: a wait or a call. The part of a call in which its answer arrived has the full colour, and a mark at its
             beginning.
-        colour: of a call.
+        colour: the colour of the bar.
         quarters: True to mark the quarters of the axis.
     """
     rects: list[_Rect] = [("rest", quarter * (WIDTH - 2) / 4, 0, 2, 20) for quarter in range(5) if quarters]
@@ -213,19 +216,19 @@ _Rect = tuple[str, float, float, float, float]
 
 
 def _svg(kind: str, width: int, height: int, rects: Iterable[_Rect], label: str = "") -> Markup:
-    written = [(colour, *(f"{one:.2f}".rstrip("0").rstrip(".") for one in sizes)) for colour, *sizes in rects]
-    return _MACROS.svg(kind, width, height, written, label)
+    formatted = [(colour, *(f"{size:.2f}".rstrip("0").rstrip(".") for size in sizes)) for colour, *sizes in rects]
+    return _MACROS.svg(kind, width, height, formatted, label)
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The values of one moment."""
+    """A row of a chart's table: the values of one moment."""
 
     at: datetime
-    """The place where they are drawn."""
+    """The time at which the values are drawn."""
     text: str
     span: tuple[datetime, datetime] | None
-    """The time in which their executions ended; None if there can be none."""
+    """The time in which the values' executions ended; None if there can be none."""
 
 
 def _figure(
@@ -246,10 +249,10 @@ def _figure(
             row.span and f"/executions?{urlencode({**executions, **between(*row.span)})}",
             [
                 (None, "", "") if value is None else (value, unit.text(value), unit.exact(value))
-                for value in (one.values[at] for one in series)
+                for value in (line.values[index] for line in series)
             ],
         )
-        for at, row in enumerate(rows)
+        for index, row in enumerate(rows)
     ]
     identity = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
     return _MACROS.figure(label, identity, unit.name, start, end, zooms, series, table)

@@ -1,7 +1,7 @@
-"""Markdown of agents and models as HTML that can do nothing: no HTML of theirs, no images, links only to other hosts.
+"""Renders Markdown of agents and models as harmless HTML: without their HTML or images, with links to other hosts only.
 
-All of a text must be on the page, also if its author would hide a part: destinations of links are named, definitions of
-links stay text, and a text that would take too long, or that is nested too deep for the library, is no Markdown.
+Authors must not be able to hide a part of a text. So destinations of links are named, definitions of links stay text,
+and a text that would take too long, or is nested too deep for the library, is not rendered.
 """
 
 from __future__ import annotations
@@ -14,38 +14,34 @@ from markdown_it.token import Token
 from markupsafe import Markup, escape
 
 MAX_CHARACTERS = 20_000
-"""Of a text. A longer one is read as it is."""
+"""Maximum length of a text that is rendered."""
 MAX_BRACKETS = 300
 MAX_CELLS = 2_000
 MAX_TOKENS = 10_000
-"""Parsing takes time in the square of the first two: at these limits, a fifth of a second at most."""
+"""The time of parsing grows with the square of brackets and cells; within these limits it is a fifth of a second."""
 _NESTING = 20
 _SCHEMES = ("http", "https", "mailto")
 
 
 def markdown(text: str) -> Markup | None:
-    """A text as HTML; None if it is to be shown as it is.
-
-    Args:
-        text: made `visible`.
-    """
+    """Renders a text, which must be `visible`, as HTML; None if it exceeds a limit and is shown as plain text."""
     if len(text) > MAX_CHARACTERS or text.count("[") > MAX_BRACKETS or _cells(text) > MAX_CELLS:
         return None
     tokens = _PARSER.parse(text)
-    # Silently, the library leaves deeper nesting out of the tokens.
+    # The library silently omits what is nested deeper.
     if len(tokens) > MAX_TOKENS or any(token.level >= _NESTING - 1 for token in tokens):
         return None
     return Markup(_PARSER.renderer.render(tokens, _PARSER.options, {}))  # noqa: S704  this module's own markup
 
 
 def _cells(text: str) -> int:
-    """Of the tables in a text, at most: rows are filled up to the width of the first."""
+    """An upper bound of the cells of a text's tables, whose rows are filled up to the width of the first row."""
     lines = [line.count("|") for line in text.split("\n") if "|" in line]
     return max(lines, default=0) * len(lines)
 
 
 def _cell_open(token: Token) -> str:
-    # The library has alignment in a style attribute, which the page's policy refuses.
+    # The library writes the alignment in a style attribute, which the page's security policy refuses.
     return f'<{token.tag} class="right">' if "right" in str(token.attrs.get("style", "")) else f"<{token.tag}>"
 
 
@@ -60,12 +56,12 @@ def _image(token: Token) -> str:
     return f'<span class="media">image{escape(name)}, not loaded{escape(address[:200])}</span>'
 
 
-def _link_close(_renderer: object, tokens: Sequence[Token], at: int, *_: object) -> str:
-    opened = next(index for index in range(at, -1, -1) if tokens[index].type == "link_open")
-    address = str(tokens[opened].attrs["href"])
-    said = "".join(token.content for token in tokens[opened:at])
+def _link_close(_renderer: object, tokens: Sequence[Token], closing: int, *_: object) -> str:
+    opening = next(index for index in range(closing, -1, -1) if tokens[index].type == "link_open")
+    address = str(tokens[opening].attrs["href"])
+    link_text = "".join(token.content for token in tokens[opening:closing])
     host = urlsplit(address).hostname or address.removeprefix("mailto:")
-    return "</a>" if said in (address, host) else f'</a> <span class="faint small">({escape(host)})</span>'
+    return "</a>" if link_text in (address, host) else f'</a> <span class="faint small">({escape(host)})</span>'
 
 
 def _level(token: Token) -> int:
@@ -73,7 +69,7 @@ def _level(token: Token) -> int:
     return min(int(token.tag[1:]) + 3, 6)
 
 
-_WRITTEN: Mapping[str, Callable[[Token], str]] = {
+_RENDERERS: Mapping[str, Callable[[Token], str]] = {
     "heading_open": lambda token: f"<h{_level(token)}>",
     "heading_close": lambda token: f"</h{_level(token)}>\n",
     "table_open": lambda _: '<div class="scroll" tabindex="0" role="region" aria-label="Table"><table>\n',
@@ -85,12 +81,12 @@ _WRITTEN: Mapping[str, Callable[[Token], str]] = {
     "link_open": lambda token: f'<a href="{escape(token.attrs["href"])}" rel="noopener noreferrer nofollow">',
     "image": _image,
 }
-"""Tokens that are written differently than by the library."""
+"""Renderers that replace those of the library, by the type of token."""
 
 
 def _rule(write: Callable[[Token], str]) -> Callable[..., str]:
-    def rule(_renderer: object, tokens: Sequence[Token], at: int, *_: object) -> str:
-        return write(tokens[at])
+    def rule(_renderer: object, tokens: Sequence[Token], index: int, *_: object) -> str:
+        return write(tokens[index])
 
     return rule
 
@@ -99,17 +95,17 @@ class _Parser(MarkdownIt):
     def __init__(self) -> None:
         super().__init__("js-default", {"html": False, "breaks": True, "maxNesting": _NESTING})
         self.disable("reference")
-        for name, write in _WRITTEN.items():
+        for name, write in _RENDERERS.items():
             self.add_render_rule(name, _rule(write))
         self.add_render_rule("link_close", _link_close)
 
     def validateLink(self, url: str) -> bool:  # noqa: N802  the library's name
-        """Refuses links into the console, which the reader is signed in to, and scripts."""
+        """Refuses scripts, and links into the console, where the reader is signed in."""
         try:
-            found = urlsplit(url.strip())
+            parts = urlsplit(url.strip())
         except ValueError:
             return False
-        return found.scheme in _SCHEMES and (bool(found.hostname) or found.scheme == "mailto")
+        return parts.scheme in _SCHEMES and (bool(parts.hostname) or parts.scheme == "mailto")
 
 
 _PARSER = _Parser()

@@ -1,4 +1,4 @@
-"""The time range of a page, as its URL has it: `?window=` with a name, or `?from=` and `?to=`."""
+"""The time range that the URL of a page selects: `?window=` with a name, or `?from=` and `?to=`."""
 
 from __future__ import annotations
 
@@ -20,45 +20,49 @@ WINDOWS = {
     "7d": timedelta(days=7),
     "30d": timedelta(days=30),
 }
-YESTERDAY, THIS_MONTH, LAST_MONTH, CUSTOM = "yesterday", "this month", "last month", "custom"
+YESTERDAY = "yesterday"
+THIS_MONTH = "this month"
+LAST_MONTH = "last month"
+CUSTOM = "custom"
 BY_DATA = "by data"
-"""For `Visit`: the shortest of the first three that holds what ran within 24 hours."""
+"""A default of `Visit`: the shortest of the first three windows that contains all runs of the last 24 hours."""
 _BY_LENGTH = ("15m", "1h", "24h", YESTERDAY, "7d", "30d")
 _MONTHS = (THIS_MONTH, LAST_MONTH)
-_NOT_KEPT = ("window", "from", "to", "after", "before", "whole")
+_REPLACED = ("window", "from", "to", "after", "before", "whole")
+"""Parameters that a link to another time range does not keep."""
 _LONG = timedelta(days=2)
 _LONGEST = timedelta(days=400)
 _FEW_MINUTES = timedelta(minutes=5)
 
 Links = list[tuple[str, str, bool]]
-"""The same page for each time range: its name, the URL, whether it is the present one."""
+"""Links to the same page with other time ranges: name, URL, and True for the present one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """The time range of a page, with the URLs and words for it."""
+    """The time range of a page, with its URLs and words."""
 
     name: str
-    """One of WINDOWS, or of the four constants after them."""
+    """A name of WINDOWS, or one of the four constants below them."""
     window: TimeWindow
     links: Links
     months: Links
-    kept: Mapping[str, str]
-    """The other parameters of the page's URL, which are kept for every time range."""
+    other_parameters: Mapping[str, str]
+    """The other parameters of the page's URL, which links to other time ranges keep."""
 
     @property
     def query(self) -> dict[str, str]:
-        """The parameters that name it in a URL."""
+        """The parameters that select the time range in a URL."""
         return {"window": self.name} if self.name != CUSTOM else between(self.window.start, self.window.end)
 
     @property
-    def whole(self) -> dict[str, str]:
-        """The page's own query, for a response that has all parts."""
-        return {**self.kept, **self.query, "whole": "1"}
+    def full_page_query(self) -> dict[str, str]:
+        """The query of the same page with all parts in one response."""
+        return {**self.other_parameters, **self.query, "whole": "1"}
 
     @property
     def words(self) -> str:
-        """As part of a sentence: `in the last 24h`."""
+        """The time range as a part of a sentence: `in the last 24h`."""
         if self.name in WINDOWS:
             return f"in the last {self.name}"
         if self.name != CUSTOM:
@@ -68,50 +72,51 @@ class TimeRange:
 
     @property
     def bounds(self) -> str:
-        """The exact bounds: it is made of whole steps, and starts a little earlier than its name says."""
+        """The exact bounds. They are a little earlier than the name says, because a time range has whole steps."""
         start, end = self._bounds
         until_now = self.name in WINDOWS or self.name == THIS_MONTH
         return f"since {start} UTC" if until_now else f"{start} to {end} UTC"
 
     @property
     def _bounds(self) -> tuple[str, str]:
-        """Start and end, with seconds in a range of a few minutes that does not start and end on one."""
-        start, end = self.window.start.astimezone(UTC), self.window.end.astimezone(UTC)
-        of = "%b %d %H:%M:%S" if end - start < _FEW_MINUTES and (start.second or end.second) else "%b %d %H:%M"
-        return f"{start:{of}}", f"{end:{of}}"
+        """Start and end in UTC; with seconds for a range of a few minutes that does not consist of whole minutes."""
+        start = self.window.start.astimezone(UTC)
+        end = self.window.end.astimezone(UTC)
+        time_format = "%b %d %H:%M:%S" if end - start < _FEW_MINUTES and (start.second or end.second) else "%b %d %H:%M"
+        return f"{start:{time_format}}", f"{end:{time_format}}"
 
     @property
     def is_long(self) -> bool:
-        """True if its sums may take longer than a page should."""
+        """True if the sums of the time range may take longer than a page should."""
         return self.window.end - self.window.start > _LONG
 
     @property
     def refresh_s(self) -> int:
-        """The interval at which the page refreshes itself. Sums of a week change slowly, and take longer."""
+        """Seconds between refreshes of the page; more for a week, whose sums change slowly and take longer."""
         return 5 if self.name in ("15m", "1h", "24h") else 30
 
     def executions(self, **filters: str | None) -> str:
-        """The URL of the executions that ended in it. Filters that are None are left out."""
-        given = {name: value for name, value in filters.items() if value}
-        return f"/executions?{urlencode(given | self.query)}"
+        """The URL of the executions that ended in the time range. Filters that are None are omitted."""
+        set_filters = {name: value for name, value in filters.items() if value}
+        return f"/executions?{urlencode(set_filters | self.query)}"
 
 
 def time_range_of(address: TableUrl, now: datetime, zone: ZoneInfo, default: str = "24h") -> TimeRange:
-    """The time range that the address of a page names.
+    """Parses the time range in the URL of a page.
 
     Args:
-        address: its `from` and `to` count before its `window`; a time without an offset is in UTC.
-        now: a time range ends there at the latest, and so it does without `to`.
-        zone: where days and months begin.
-        default: the name of the time range of an address without these.
+        address: the URL. Its `from` and `to` take precedence over `window`; a time without an offset is in UTC.
+        now: the present time, at which a time range ends at the latest, and without `to`.
+        zone: the time zone in which days and months begin.
+        default: name of the time range if the URL selects none.
 
     Raises:
-        HTTPException: `from` or `to` can't be used; with status 400.
+        HTTPException: with status 400, if `from` or `to` is invalid.
     """
-    given = address.query
-    name = given.get("window", default)
-    if given.get("from") or given.get("to"):
-        name, window = CUSTOM, _custom(given.get("from", ""), given.get("to", ""), now)
+    query = address.query
+    name = query.get("window", default)
+    if query.get("from") or query.get("to"):
+        name, window = CUSTOM, _custom(query.get("from", ""), query.get("to", ""), now)
     elif name == YESTERDAY:
         window = yesterday(now, zone)
     elif name in _MONTHS:
@@ -119,23 +124,25 @@ def time_range_of(address: TableUrl, now: datetime, zone: ZoneInfo, default: str
     else:
         name = name if name in WINDOWS else default
         window = TimeWindow.last(WINDOWS[name], now)
-    kept = {key: value for key, value in given.items() if key not in _NOT_KEPT}
-    return TimeRange(name, window, window_links(address, name, _BY_LENGTH), window_links(address, name, _MONTHS), kept)
+    other_parameters = {key: value for key, value in query.items() if key not in _REPLACED}
+    return TimeRange(
+        name, window, window_links(address, name, _BY_LENGTH), window_links(address, name, _MONTHS), other_parameters
+    )
 
 
 def between(start: datetime, end: datetime) -> dict[str, str]:
-    """The parameters that name the time between two moments in a URL."""
+    """The parameters that select the time between two moments in a URL."""
     return {"from": f"{start.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", "to": f"{end.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"}
 
 
 def yesterday(now: datetime, zone: ZoneInfo) -> TimeWindow:
-    """The last whole day, as budgets count days."""
+    """The last complete day, in the time zone of budgets."""
     today = now.astimezone(zone).date()
     return TimeWindow.between(_midnight(today - timedelta(days=1), zone), _midnight(today, zone))
 
 
 def month(now: datetime, zone: ZoneInfo, *, last: bool) -> TimeWindow:
-    """This month until now, or the last whole one, as budgets count months."""
+    """This month until now, or the last complete one, in the time zone of budgets."""
     first = now.astimezone(zone).date().replace(day=1)
     if last:
         return TimeWindow.between(_midnight((first - timedelta(days=1)).replace(day=1), zone), _midnight(first, zone))
@@ -144,18 +151,21 @@ def month(now: datetime, zone: ZoneInfo, *, last: bool) -> TimeWindow:
 
 def window_of(address: TableUrl, default: str = "24h") -> str:
     """The name in `?window=` if it is one of WINDOWS, otherwise the default."""
-    wanted = address.query.get("window", default)
-    return wanted if wanted in WINDOWS else default
+    name = address.query.get("window", default)
+    return name if name in WINDOWS else default
 
 
 def window_links(address: TableUrl, present: str, names: Iterable[str] = WINDOWS) -> Links:
-    """Links from a page to itself, for other time ranges."""
-    others = {name: value for name, value in address.query.items() if name not in _NOT_KEPT}
-    return [(name, f"{address.path}?{urlencode(others | {'window': name})}", name == present) for name in names]
+    """Makes links from a page to itself, for other time ranges."""
+    other_parameters = {name: value for name, value in address.query.items() if name not in _REPLACED}
+    return [
+        (name, f"{address.path}?{urlencode(other_parameters | {'window': name})}", name == present) for name in names
+    ]
 
 
 def _custom(start: str, end: str, now: datetime) -> TimeWindow:
-    since, until = _moment("from", start, now), _moment("to", end, now)
+    since = _moment("from", start, now)
+    until = _moment("to", end, now)
     if since >= until or since >= now:
         raise HTTPException(400, "The time range is empty: `from` must be earlier than `to`, and than now.")
     if until - since > _LONGEST:

@@ -1,4 +1,4 @@
-"""Values as they are written on the pages."""
+"""The writing of values on the pages, and the templates' filters."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from breakwater.records.figures import RefusalLine
 
 
 def money(nano: int | None) -> Markup:
-    """An amount, with its exact figure as a tooltip."""
+    """Writes an amount, with the exact figure as a tooltip."""
     return Markup('<span class="money" title="{}">{}</span>').format(formats.exact_money(nano), formats.money(nano))
 
 
 def count(number: int | None) -> str:
-    """`12,345`; `–` for None."""
+    """Writes a number: `12,345`; `–` for None."""
     return "–" if number is None else f"{number:,}"
 
 
 def utc(moment: datetime) -> str:
-    """`2026-11-21 10:00:03 UTC`."""
+    """Writes a time in UTC: `2026-11-21 10:00:03 UTC`."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def ago(moment: datetime | None, now: datetime | None = None) -> Markup:
-    """The distance of a time, with the time itself as a tooltip; `–` for None."""
+    """Writes how far a time is away, with the time itself as a tooltip; `–` for None."""
     if moment is None:
         return Markup("–")
     seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
@@ -45,7 +45,7 @@ def ago(moment: datetime | None, now: datetime | None = None) -> Markup:
 
 
 def clock(moment: datetime | None) -> Markup:
-    """The time of day in UTC, with the date unless it is today; `–` for None."""
+    """Writes the time of day in UTC, with the date unless it is today; `–` for None."""
     if moment is None:
         return Markup("–")
     at = moment.astimezone(UTC)
@@ -54,32 +54,32 @@ def clock(moment: datetime | None) -> Markup:
 
 
 def time(moment: datetime, text: str) -> Markup:
-    """A time, as an element that programs and screen readers understand."""
+    """Writes a time as an element that programs and screen readers understand."""
     return Markup('<time datetime="{}" title="{}">{}</time>').format(format_time(moment), utc(moment), text)
 
 
 def local(moment: datetime) -> str:
-    """In UTC, as fields of forms have it: `2026-11-21T10:00`."""
+    """Writes a time in UTC for a field of a form: `2026-11-21T10:00`."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M")
 
 
 def duration(ms: float | None) -> str:
-    """`850 ms`, `1.2 s`; `–` for None."""
+    """Writes a duration: `850 ms`, `1.2 s`; `–` for None."""
     return formats.duration(ms) or "–"
 
 
 def segment(text: str) -> str:
-    """A name as one segment of a path."""
+    """Quotes a name as a segment of a path."""
     return quote(text, safe="")
 
 
 def pretty(value: Any) -> str:
-    """JSON, indented; a text as it is. Control characters are escapes."""
+    """Writes a value as indented JSON, and a text as it is. Escapes control characters."""
     return formats.visible(value) if isinstance(value, str) else json_text(value)
 
 
 def json_text(value: Any) -> str:
-    """JSON, indented; that of a text, too. Control characters are escapes."""
+    """Writes a value, also a text, as indented JSON. Escapes control characters."""
     try:
         text = orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
     except orjson.JSONEncodeError:
@@ -88,14 +88,14 @@ def json_text(value: Any) -> str:
 
 
 def size(number: int) -> str:
-    """Bytes in their largest unit: `850 bytes`, `12 KB`, `3.4 MB`."""
+    """Writes a number of bytes in its largest unit: `850 bytes`, `12 KB`, `3.4 MB`."""
     if number < 1_000:
         return counted(number, "byte")
     return f"{number / 1_000:.0f} KB" if number < 1_000_000 else f"{number / 1_000_000:.1f} MB"
 
 
 def code(text: str) -> Markup:
-    """A message, with its `commands` as code."""
+    """Writes a message, with its `commands` as code."""
     parts = str(escape(text)).split("`")
     if len(parts) % 2 == 0:
         return escape(text)
@@ -113,7 +113,7 @@ _WASTE_CAUSES = {
 
 
 def waste_cause(cause: str) -> str:
-    """The cause of waste, in words."""
+    """Describes the cause of waste."""
     return _WASTE_CAUSES.get(cause, humanize(cause))
 
 
@@ -126,7 +126,7 @@ _COST_BASES = {
 
 
 def cost_basis(basis: str) -> str:
-    """The basis of a cost, in words."""
+    """Describes the basis of a cost."""
     return _COST_BASES.get(basis, humanize(basis))
 
 
@@ -139,7 +139,7 @@ _FINISH_REASONS = {
 
 
 def finish_reason(reason: str) -> str:
-    """The reason why a model stopped, in words."""
+    """Describes why a model stopped."""
     return _FINISH_REASONS.get(reason, reason)
 
 
@@ -158,7 +158,7 @@ def outcome_colour(outcome: str) -> str:
 
 
 def refused_by(line: RefusalLine) -> str:
-    """The limit, budget, breaker or guard that held calls back, in words."""
+    """Names the limit, budget, breaker or guard that refused calls."""
     if line.called:
         return "the provider's rate limit"
     match line.kind:
@@ -176,7 +176,7 @@ def refused_by(line: RefusalLine) -> str:
             return humanize(kind) or "the plane"
 
 
-_NAMED = (
+_FUNCTIONS = (
     ago, clock, code, cost_basis, count, counted, duration, failures_in_words, finish_reason, local, money,
     outcome_colour, percent, pretty, refused_by, rough_duration, segment, utc,
     waste_cause,
@@ -185,5 +185,5 @@ FILTERS: Mapping[str, Callable[..., object]] = {
     "exact": formats.exact_money,
     "humanize": humanize,
     "tone": tone_of,
-    **{one.__name__: one for one in _NAMED},
+    **{function.__name__: function for function in _FUNCTIONS},
 }

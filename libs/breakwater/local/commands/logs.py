@@ -55,15 +55,15 @@ def logs(
     folder = (data or DEFAULT_DATA) / "logs"
     if not folder.is_dir():
         raise CliError("no_logs", f"there are no logs in {folder}", "Name a data directory with --data DIR.")
-    wanted = services or []
+    selected = services or []
     services_with_logs = sorted({_service(file) for file in folder.glob("*.log*")})
     valid_names = {name for service in services_with_logs for name in _names(service)}
-    if unknown := [name for name in wanted if name not in valid_names]:
+    if unknown := [name for name in selected if name not in valid_names]:
         raise usage_error(f"there are no logs of {', '.join(unknown)}", f"There is {', '.join(services_with_logs)}.")
     readers: dict[Path, LogReader] = {}
     while True:
         for file in folder.glob("*.log*"):
-            if file not in readers and (not wanted or _names(_service(file)) & set(wanted)):
+            if file not in readers and (not selected or _names(_service(file)) & set(selected)):
                 # A log that is rotated to `.1` while this runs was read before.
                 if readers and file.suffix == ".1":
                     continue

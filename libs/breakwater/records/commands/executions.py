@@ -271,5 +271,5 @@ def _node_json(node: TreeNode) -> dict[str, Any]:
     }
 
 
-def _costs(costed: ExecutionSummary | TreeExecution | Subtree) -> dict[str, str | None]:
-    return {"total_cost": formats.exact(costed.total_cost), "wasted_cost": formats.exact(costed.wasted_cost)}
+def _costs(record: ExecutionSummary | TreeExecution | Subtree) -> dict[str, str | None]:
+    return {"total_cost": formats.exact(record.total_cost), "wasted_cost": formats.exact(record.wasted_cost)}

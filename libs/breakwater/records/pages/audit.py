@@ -1,4 +1,4 @@
-"""The audit log: every operator action, its time and its outcome."""
+"""The page of the audit log: all operator actions with their times and outcomes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from breakwater.identity.pages.pages import Fetched, PageContext, fetched
 from breakwater.identity.pages.sessions import session_of
-from breakwater.identity.pages.visits import ReadModels, Visit, shown
+from breakwater.identity.pages.visits import ReadModels, Visit, render_page
 from breakwater.jobs.contract.events import AuditEvent
 from breakwater.kernel.columns import Column
 from breakwater.kernel.pages.tables import PageTable
@@ -21,15 +21,15 @@ from breakwater.kernel.time_window import TimeWindow
 from breakwater.records.events import MOST, audit_events, audit_names
 
 COLUMNS: tuple[Column[AuditEvent], ...] = (
-    Column("time", lambda one: one.at, "time"),
-    Column("who", lambda one: one.by),
-    Column("actor", lambda one: one.actor, page=False),
-    Column("actor_id", lambda one: one.actor_id, page=False),
-    Column("action", lambda one: one.action, "words"),
-    Column("outcome", lambda one: one.outcome, "state"),
-    Column("error", lambda one: one.error, page=False),
-    Column("on", lambda one: to_json(one.details).decode(), name="details", below=True),
-    Column("reason", lambda one: one.reason, below=True),
+    Column("time", lambda event: event.at, "time"),
+    Column("who", lambda event: event.by),
+    Column("actor", lambda event: event.actor, page=False),
+    Column("actor_id", lambda event: event.actor_id, page=False),
+    Column("action", lambda event: event.action, "words"),
+    Column("outcome", lambda event: event.outcome, "state"),
+    Column("error", lambda event: event.error, page=False),
+    Column("on", lambda event: to_json(event.details).decode(), name="details", below=True),
+    Column("reason", lambda event: event.reason, below=True),
 )
 
 
@@ -39,39 +39,42 @@ def routes(context: PageContext) -> list[Route]:
     async def show(request: Request) -> Response:
         session = session_of(request)
         if session.may_audit:
-            return await shown(context, request, "audit.html", view, found=_found, known=_known)
+            return await render_page(context, request, "audit.html", view, events=_events, names=_names)
         text = f"{session.name!r} lacks the scope `audit`, which the audit log requires."
         return context.pages.plain(request, 403, "No access", text)
 
     return [Route("/audit", show, methods=["GET"])]
 
 
-def _period(visit: Visit) -> TimeWindow:
+def _window(visit: Visit) -> TimeWindow:
     return TimeWindow.last(WINDOWS[window_of(visit.address, "7d")], visit.now)
 
 
-def _found(visit: Visit, models: ReadModels) -> Awaitable[Fetched[tuple[AuditEvent, ...]]]:
-    by, action = visit.get("by"), visit.get("action")
-    return fetched(audit_events(models.analytics, _period(visit), by=by, action=action))
+def _events(visit: Visit, models: ReadModels) -> Awaitable[Fetched[tuple[AuditEvent, ...]]]:
+    by = visit.get("by")
+    action = visit.get("action")
+    return fetched(audit_events(models.analytics, _window(visit), by=by, action=action))
 
 
-def _known(visit: Visit, models: ReadModels) -> Awaitable[Fetched[tuple[list[str], list[str]]]]:
-    return fetched(audit_names(models.analytics, _period(visit)))
+def _names(visit: Visit, models: ReadModels) -> Awaitable[Fetched[tuple[list[str], list[str]]]]:
+    return fetched(audit_names(models.analytics, _window(visit)))
 
 
 def view(
-    visit: Visit, found: Fetched[tuple[AuditEvent, ...]], known: Fetched[tuple[list[str], list[str]]]
+    visit: Visit, events: Fetched[tuple[AuditEvent, ...]], names: Fetched[tuple[list[str], list[str]]]
 ) -> dict[str, Any]:
-    """A table of the actions, with a form to choose them."""
-    window, by, action = window_of(visit.address, "7d"), visit.get("by"), visit.get("action")
-    people, kinds = known.value or ([], [])
+    """The values of the page: a table of the actions, and a form that filters them."""
+    window = window_of(visit.address, "7d")
+    by = visit.get("by")
+    action = visit.get("action")
+    people, kinds = names.value if names.value else ([], [])
     return {
         "window": window,
         "windows": window_links(visit.address, window),
-        "table": PageTable(visit.address, "log", "Actions", COLUMNS, found.value or (), filters=("by", "action")),
+        "table": PageTable(visit.address, "log", "Actions", COLUMNS, events.value or (), filters=("by", "action")),
         "by": by,
         "action": action,
         "people": sorted({*people, by} - {""}),
         "kinds": sorted({*kinds, action} - {""}),
-        "most": MOST,
+        "max_rows": MOST,
     }

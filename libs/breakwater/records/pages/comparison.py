@@ -1,4 +1,4 @@
-"""Two executions side by side: the differences of their records and of their texts. Pure."""
+"""The comparison of two executions: the differences of their records and of their texts. Pure."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from breakwater.records.pages.messages import media_part
 from breakwater.records.views.executions import FACTS, cost
 
 MAX_LINES = 2_000
-"""Of a text that is compared."""
+"""Maximum number of lines of a text that are compared."""
 LONGEST_LINE = 2_000
 CONTEXT = 3
-"""Equal lines around a difference that are shown."""
+"""Number of equal lines that are shown around a difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One value of both."""
+    """A value of both executions."""
 
     name: str
-    left: str
-    right: str
+    a: str
+    b: str
 
     @property
     def differs(self) -> bool:
-        """True if the two are not equal."""
-        return self.left != self.right
+        """True if the values are not equal."""
+        return self.a != self.b
 
 
 @dataclass(frozen=True, slots=True)
 class DiffLine:
-    """A line of a text: in both, in one only, or the number of equal ones that are left out."""
+    """A line of a text that is in both or in one, or the number of omitted equal lines."""
 
     sign: Literal[" ", "-", "+", "…"]
     text: str
@@ -51,13 +51,13 @@ class DiffLine:
 
 @dataclass(frozen=True, slots=True)
 class TextDiff:
-    """The differences of a text.
+    """The differences between two texts.
 
     Attributes:
-        name: of the text.
-        lines: the differences with some of the lines around them; empty where nothing differs.
-        cut: True if it was too long to be compared as a whole.
-        missing: those of A and B that have no such text.
+        name: name of the texts.
+        lines: the differences, with some lines around them; empty if nothing differs.
+        cut: True if the texts are too long for a complete comparison.
+        missing: the executions, A or B, that have no such text.
     """
 
     name: str
@@ -68,7 +68,7 @@ class TextDiff:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All of it, in the order of the page."""
+    """The result of a comparison, in the order of the page."""
 
     facts: tuple[Fact, ...]
     params: tuple[Fact, ...]
@@ -76,56 +76,65 @@ class Comparison:
     texts: tuple[TextDiff, ...]
 
 
-def compare(left: Execution, right: Execution) -> Comparison:
-    """Compares two records. It may take seconds: to be called in a thread."""
-    facts = with_display(FACTS, ["cost"], lambda one: cost(one, formats.exact_money))
+def compare(a: Execution, b: Execution) -> Comparison:
+    """Compares two records. Call it in a thread, because it may take seconds."""
+    columns = with_display(FACTS, ["cost"], lambda execution: cost(execution, formats.exact_money))
     return Comparison(
         (
-            *(Fact(one.heading, *(_text(one, side) for side in (left, right))) for one in facts if one.page),
-            Fact("Metadata", *(words.json_text(side.metadata) if side.metadata else "–" for side in (left, right))),
+            *(Fact(column.heading, _text(column, a), _text(column, b)) for column in columns if column.page),
+            Fact("Metadata", _metadata_text(a), _metadata_text(b)),
         ),
-        tuple(_merged(left.params or {}, right.params or {})),
-        tuple(zip_longest(left.attempts, right.attempts)),
+        tuple(_param_facts(a.params or {}, b.params or {})),
+        tuple(zip_longest(a.attempts, b.attempts)),
         (
-            text_diff("Messages", _lines(left), _lines(right)),
-            text_diff("Response", _value_lines(left.output), _value_lines(right.output)),
+            text_diff("Messages", _lines(a), _lines(b)),
+            text_diff("Response", _value_lines(a.output), _value_lines(b.output)),
         ),
     )
 
 
 def _text(column: Column[Execution], execution: Execution) -> str:
-    shown = column.cell(execution)
-    return formats.visible(shown if isinstance(shown, str) else words.humanize(shown[0])) or "–"
+    cell = column.cell(execution)
+    return formats.visible(cell if isinstance(cell, str) else words.humanize(cell[0])) or "–"
 
 
-def _merged(left: Mapping[str, JsonValue], right: Mapping[str, JsonValue]) -> Iterator[Fact]:
-    for name in dict.fromkeys((*left, *right)):
-        sides = (words.json_text(side[name]) if name in side else "not set" for side in (left, right))
-        yield Fact(formats.visible(name), *sides)
+def _metadata_text(execution: Execution) -> str:
+    return words.json_text(execution.metadata) if execution.metadata else "–"
 
 
-def _lines(one: Execution) -> list[str] | None:
-    """The messages as lines, each under its role; None if they are not stored."""
-    if one.messages is None and one.input is None:
+def _param_facts(a: Mapping[str, JsonValue], b: Mapping[str, JsonValue]) -> Iterator[Fact]:
+    for name in dict.fromkeys((*a, *b)):
+        yield Fact(formats.visible(name), _param_text(a, name), _param_text(b, name))
+
+
+def _param_text(params: Mapping[str, JsonValue], name: str) -> str:
+    return words.json_text(params[name]) if name in params else "not set"
+
+
+def _lines(execution: Execution) -> list[str] | None:
+    """Writes the messages as lines, each below its role; None if they are not stored."""
+    if execution.messages is None and execution.input is None:
         return None
     lines: list[str] = []
-    for message in one.messages or []:
-        rest = {name: value for name, value in message.items() if name not in ("role", "content") and value is not None}
+    for message in execution.messages or []:
+        other_fields = {
+            name: value for name, value in message.items() if name not in ("role", "content") and value is not None
+        }
         lines += [f"[{words.pretty(message.get('role', 'message'))}]"]
-        lines += [*_content_lines(message.get("content")), *(_value_lines(rest or None) or ())]
-    return [*lines, *(["[input]", *(_value_lines(one.input) or ())] if one.input is not None else [])]
+        lines += [*_content_lines(message.get("content")), *(_value_lines(other_fields or None) or ())]
+    return [*lines, *(["[input]", *(_value_lines(execution.input) or ())] if execution.input is not None else [])]
 
 
 def _content_lines(content: JsonValue) -> Iterator[str]:
-    """Texts as they are; kinds and digests of files."""
+    """Writes content as lines; files as their kinds and digests."""
     for block in content if isinstance(content, list) else [content]:
         match block:
             case {"type": str() as kind} if kind in FILES:
                 file = media_part(kind, block)
                 digest = hashlib.sha256(words.json_text(block).encode()).hexdigest()[:8]
-                yield f"[{', '.join((file.what, *file.about))}; {digest}]"
-            case {"type": "text", "text": str() as text, **rest}:
-                yield from (*(_value_lines(text) or ()), *(_value_lines(rest or None) or ()))
+                yield f"[{', '.join((file.media_kind, *file.details))}; {digest}]"
+            case {"type": "text", "text": str() as text, **other_fields}:
+                yield from (*(_value_lines(text) or ()), *(_value_lines(other_fields or None) or ()))
             case _:
                 yield from _value_lines(block) or ()
 
@@ -134,33 +143,34 @@ def _value_lines(value: object) -> list[str] | None:
     return None if value is None else words.pretty(value).splitlines()
 
 
-def text_diff(name: str, left: Sequence[str] | None, right: Sequence[str] | None) -> TextDiff:
-    """The differences between two texts.
+def text_diff(name: str, a: Sequence[str] | None, b: Sequence[str] | None) -> TextDiff:
+    """Compares two texts.
 
     Args:
-        name: of the texts.
-        left: the lines of A; None if there is no such text.
-        right: the lines of B; likewise.
+        name: name of the texts.
+        a: the lines of A; None if it has no such text.
+        b: the lines of B; None if it has no such text.
     """
-    missing = tuple(side for side, lines in (("A", left), ("B", right)) if lines is None)
-    if left is None or right is None:
+    if a is None or b is None:
+        missing = tuple(label for label, lines in (("A", a), ("B", b)) if lines is None)
         return TextDiff(name, (), False, missing)
-    cut = max(len(left), len(right)) > MAX_LINES or any(len(line) > LONGEST_LINE for line in (*left, *right))
-    old, new = ([line[:LONGEST_LINE] for line in side[:MAX_LINES]] for side in (left, right))
-    return TextDiff(name, () if old == new else tuple(_grouped(old, new)), cut)
+    cut = max(len(a), len(b)) > MAX_LINES or any(len(line) > LONGEST_LINE for line in (*a, *b))
+    cut_a = [line[:LONGEST_LINE] for line in a[:MAX_LINES]]
+    cut_b = [line[:LONGEST_LINE] for line in b[:MAX_LINES]]
+    return TextDiff(name, () if cut_a == cut_b else tuple(_diff_lines(cut_a, cut_b)), cut)
 
 
-def _grouped(old: list[str], new: list[str]) -> Iterator[DiffLine]:
-    shown = 0
-    for group in SequenceMatcher(None, old, new).get_grouped_opcodes(CONTEXT):
-        if skipped := group[0][1] - shown:
-            yield DiffLine("…", counted(skipped, "equal line"))
-        for kind, old_from, old_to, new_from, new_to in group:
+def _diff_lines(a: list[str], b: list[str]) -> Iterator[DiffLine]:
+    end_of_last_group = 0
+    for group in SequenceMatcher(None, a, b).get_grouped_opcodes(CONTEXT):
+        if omitted := group[0][1] - end_of_last_group:
+            yield DiffLine("…", counted(omitted, "equal line"))
+        for kind, a_start, a_end, b_start, b_end in group:
             if kind == "equal":
-                yield from (DiffLine(" ", line) for line in old[old_from:old_to])
+                yield from (DiffLine(" ", line) for line in a[a_start:a_end])
             else:
-                yield from (DiffLine("-", line) for line in old[old_from:old_to])
-                yield from (DiffLine("+", line) for line in new[new_from:new_to])
-        shown = group[-1][2]
-    if skipped := len(old) - shown:
-        yield DiffLine("…", counted(skipped, "equal line"))
+                yield from (DiffLine("-", line) for line in a[a_start:a_end])
+                yield from (DiffLine("+", line) for line in b[b_start:b_end])
+        end_of_last_group = group[-1][2]
+    if omitted := len(a) - end_of_last_group:
+        yield DiffLine("…", counted(omitted, "equal line"))

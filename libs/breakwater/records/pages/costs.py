@@ -1,4 +1,4 @@
-"""Costs of a month, by agent, tenant, model, provider, key or tag, with the month before and the caps; and as CSV."""
+"""The page of a month's costs by agent, tenant, model, provider, key or tag, and its CSV."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from breakwater.records.rules.costs import month_before
 from breakwater.records.spend import SpendHistory, spend_history
 from breakwater.records.views.costs import BY, cap_text, columns, tone
 
-MOST = 200
-"""Lines on the page; the CSV has all."""
+MAX_ROWS = 200
+"""Maximum number of lines on the page; the CSV has all."""
 
 
 @dataclass(frozen=True, slots=True)
-class CostsAsked:
-    """The month and the groups that an address asks for."""
+class CostsSelection:
+    """The month and the grouping that a URL selects."""
 
     month: str
-    """As it is given; empty for this one."""
+    """The month as the URL has it; empty for the present one."""
     by: str
     tag: str
 
     @property
     def parameters(self) -> dict[str, str]:
-        """The same for the HTTP API, and for URLs of this page."""
-        given = {"month": self.month, "by": self.by, "tag": self.tag}
-        return {name: value for name, value in given.items() if value}
+        """The selection as parameters of the HTTP API, and of URLs of this page."""
+        parameters = {"month": self.month, "by": self.by, "tag": self.tag}
+        return {name: value for name, value in parameters.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +59,26 @@ class CostRow:
 
     line: CostLine
     href: str | None
-    whole: int
-    """Spend of all lines."""
+    total_spend: int
+    """The spend of all lines, in nano-dollars."""
 
     @property
     def bar(self) -> Markup:
-        """Its share of the spend, and the wasted part of it."""
-        spend, wasted = self.line.spend or 0, self.line.wasted or 0
-        label = f"{words.percent(spend / self.whole if self.whole else 0)} of the spend"
-        return charts.share([("bad", wasted), ("plain", spend - wasted)], label, of=self.whole or 1.0)
+        """A bar of the line's share of the total spend, and of the wasted part."""
+        spend = self.line.spend or 0
+        wasted = self.line.wasted or 0
+        label = f"{words.percent(spend / self.total_spend if self.total_spend else 0)} of the spend"
+        parts = [("bad", wasted), ("plain", spend - wasted)]
+        return charts.share(parts, label, full_value=self.total_spend or 1.0)
 
     @property
     def change(self) -> str:
-        """Against the month before; as it is expected to end, if it has not ended."""
+        """The change against the previous month: of the forecast while the month has not ended."""
         return change(self.line)
 
     @property
     def used(self) -> float | None:
-        """The share of the cap that is spent."""
+        """The share of the cap that is spent; None without a cap."""
         return None if not self.line.cap else (self.line.spend or 0) / self.line.cap
 
 
@@ -84,10 +86,10 @@ def routes(context: PageContext) -> list[Route]:
     """The routes of this page."""
 
     async def download(request: Request) -> Response:
-        asked = _asked(visit_of(context, request))
-        text = await session_of(request).api.text("costs.csv", asked.parameters, timeout_s=PART_TIMEOUT_S)
-        month = asked.month or _months(context.now(), context.zone)["this month"]
-        name = f"costs-{segment(month)}-by-{asked.by}"
+        selection = _selection(visit_of(context, request))
+        text = await session_of(request).api.text("costs.csv", selection.parameters, timeout_s=PART_TIMEOUT_S)
+        month = selection.month or _months(context.now(), context.zone)["this month"]
+        name = f"costs-{segment(month)}-by-{selection.by}"
         return Response(text, headers={**HEADERS, **csv_headers(name)}, media_type="text/csv")
 
     return [page(context, "/costs", "costs.html", view, costs=_costs), Route("/costs.csv", download, methods=["GET"])]
@@ -95,7 +97,7 @@ def routes(context: PageContext) -> list[Route]:
 
 def _costs(visit: Visit, models: ReadModels) -> Awaitable[Fetched[tuple[Costs, SpendHistory | None]]]:
     async def read() -> tuple[Costs, SpendHistory | None]:
-        query = _asked(visit).parameters | {"limit": MOST}
+        query = _selection(visit).parameters | {"limit": MAX_ROWS}
         costs = await models.api.read(Costs, "costs", query, timeout_s=API_CLICKHOUSE_S)
         end = max(min(costs.ends_at, visit.now), costs.starts_at)
         return costs, await spend_history(models.analytics, costs.starts_at, end, costs.by, tag=costs.tag)
@@ -103,70 +105,75 @@ def _costs(visit: Visit, models: ReadModels) -> Awaitable[Fetched[tuple[Costs, S
     return visit.part(read(), slow=True)
 
 
-def chart_of(history: SpendHistory, by: str, what: str) -> Markup:
-    """The spend over time, stacked by names; the names with the lowest spend are one series."""
-    window, spent = history
-    most = len(charts.COLOURS) - (len(spent) > len(charts.COLOURS))
-    series = list[Series]()
-    for colour, (name, values) in zip(charts.COLOURS[:most], spent.items(), strict=False):
+def chart_of(history: SpendHistory, by: str, group_title: str) -> Markup:
+    """Draws the spend over time, stacked by name; the names with the lowest spend share a series."""
+    window, spend_by_name = history
+    named_count = len(charts.COLOURS) - (len(spend_by_name) > len(charts.COLOURS))
+    series: list[Series] = []
+    for colour, (name, values) in zip(charts.COLOURS[:named_count], spend_by_name.items(), strict=False):
         filters = {by: name} if name is not None and by in ("agent", "tenant", "model") else {}
-        series.append(Series(f"no {what}" if name is None else name, colour, values, "bars", filters))
-    if rest := list(spent.values())[most:]:
-        sums = [sum(step) for step in zip(*rest, strict=True)]
-        series.append(Series(counted(len(rest), "other"), charts.COLOURS[-1], sums, "bars"))
-    moments = [window.at(place) for place in range(window.buckets)]
+        series.append(Series(f"no {group_title}" if name is None else name, colour, values, "bars", filters))
+    if other_values := list(spend_by_name.values())[named_count:]:
+        sums = [sum(step) for step in zip(*other_values, strict=True)]
+        series.append(Series(counted(len(other_values), "other"), charts.COLOURS[-1], sums, "bars"))
+    moments = [window.at(index) for index in range(window.buckets)]
     return charts.over_time("Spend", moments, series, charts.MONEY, step=timedelta(seconds=window.step_s), zooms=False)
 
 
 def view(visit: Visit, costs: Fetched[tuple[Costs, SpendHistory | None]]) -> dict[str, Any]:
-    """The page of a month."""
-    known, history = costs.value or (None, None)
-    asked, months = _asked(visit), _months(visit.now, visit.zone)
-    what = BY.get(asked.by, asked.tag)
-    month, over = asked.month or months["this month"], bool(asked.month) and asked.month < months["this month"]
-    labels = ("Spend", "Cap used" if over else "Forecast", "On failed calls", "Month before")
-    lines: list[Column[CostRow]] = [] if known is None else lifted(columns(known), lambda row: row.line)
+    """The values of the page."""
+    month_costs, history = costs.value if costs.value else (None, None)
+    selection = _selection(visit)
+    months = _months(visit.now, visit.zone)
+    group_title = BY.get(selection.by, selection.tag)
+    month = selection.month or months["this month"]
+    is_over = month < months["this month"]
+    labels = ("Spend", "Cap used" if is_over else "Forecast", "On failed calls", "Month before")
+    row_columns: list[Column[CostRow]] = []
+    if month_costs is not None:
+        row_columns = lifted(columns(month_costs), lambda row: row.line)
     return {
-        "asked": asked,
-        "costs": replace(costs, value=known),
-        "chart": None if history is None else chart_of(history, asked.by, what),
-        "tiles": tiles.pending(labels) if known is None else tiles_of(known, visit.now),
-        "columns": lines,
-        "rows": [] if known is None else _rows(known),
-        "heading": what,
-        "over": over,
-        "whole": asked.parameters | {"whole": "1"},
-        "tabs": _tabs(asked, () if known is None else known.cost_tags),
+        "selection": selection,
+        "costs": replace(costs, value=month_costs),
+        "chart": None if history is None else chart_of(history, selection.by, group_title),
+        "tiles": tiles.pending(labels) if month_costs is None else tiles_of(month_costs, visit.now),
+        "columns": row_columns,
+        "rows": [] if month_costs is None else _rows(month_costs),
+        "heading": group_title,
+        "is_over": is_over,
+        "full_page_query": selection.parameters | {"whole": "1"},
+        "tabs": _tabs(selection, () if month_costs is None else month_costs.cost_tags),
         "months": [
-            (name, f"/costs?{urlencode(asked.parameters | {'month': each})}", each == month)
-            for name, each in months.items()
+            (name, f"/costs?{urlencode(selection.parameters | {'month': candidate})}", candidate == month)
+            for name, candidate in months.items()
         ],
         "month": month,
-        "download": f"/costs.csv?{urlencode(asked.parameters)}",
+        "download": f"/costs.csv?{urlencode(selection.parameters)}",
         "tone": tone,
     }
 
 
 def tiles_of(costs: Costs, now: datetime) -> list[Tile]:
-    """The month as a whole."""
-    total, budget = costs.total, f"/budgets/{segment('global/monthly')}"
+    """Makes the tiles of a month's totals."""
+    total = costs.total
+    budget = f"/budgets/{segment('global/monthly')}"
     calls = counted(total.calls, "call")
     if total.calls_of_unknown_cost:
         calls = f"at least: {total.calls_of_unknown_cost:,} of {calls} of unknown cost"
     share = total.wasted / total.spend if total.wasted is not None and total.spend else None
     waste = f"/?{urlencode(between(costs.starts_at, costs.ends_at))}#waste"
     of_spend = "nothing was spent" if total.spend == 0 else f"{words.percent(share)} of spend"
-    much: Colour = "warn" if share is not None and share >= MUCH_WASTED else ""
+    waste_colour: Colour = "warn" if share is not None and share >= MUCH_WASTED else ""
     return [
         Tile("Spend", words.money(total.spend), calls, budget),
         _expected(costs, now, budget),
-        Tile("On failed calls", words.money(total.wasted), of_spend, waste, much),
+        Tile("On failed calls", words.money(total.wasted), of_spend, waste, waste_colour),
         Tile(costs.previous_month, words.money(total.previous), _compared(total), budget),
     ]
 
 
 def change(line: CostLine) -> str:
-    """`+12 %`, `−3.5 %`: the spend, or where the month has not ended its forecast, against the month before."""
+    """The change against the previous month, such as `+12 %`: of the forecast while the month has not ended."""
     spend = line.spend if line.forecast is None else line.forecast
     if not line.previous or spend is None:
         return ""
@@ -175,10 +182,10 @@ def change(line: CostLine) -> str:
 
 
 def _compared(total: CostLine) -> str:
-    text = change(total)
-    if not text:
+    change_text = change(total)
+    if not change_text:
         return "the month before"
-    return f"change: {text}" if total.forecast is None else f"forecast: {text}"
+    return f"change: {change_text}" if total.forecast is None else f"forecast: {change_text}"
 
 
 def _expected(costs: Costs, now: datetime, href: str) -> Tile:
@@ -193,38 +200,38 @@ def _expected(costs: Costs, now: datetime, href: str) -> Tile:
 
 
 def _rows(costs: Costs) -> list[CostRow]:
-    """Its lines, and the total at the end."""
-    whole = costs.total.spend or 0
-    time = between(costs.starts_at, costs.ends_at)
+    """Makes the rows of a month's lines, and the total as the last one."""
+    total_spend = costs.total.spend or 0
+    time_range = between(costs.starts_at, costs.ends_at)
 
     def href(name: str | None) -> str | None:
         if name is None:
             return None
         if costs.by == "agent":
-            return f"/agents/{segment(name)}?{urlencode(time)}"
-        return f"/executions?{urlencode({costs.by: name} | time)}" if costs.by in ("tenant", "model") else None
+            return f"/agents/{segment(name)}?{urlencode(time_range)}"
+        return f"/executions?{urlencode({costs.by: name} | time_range)}" if costs.by in ("tenant", "model") else None
 
-    rows = [CostRow(line, href(line.name), whole) for line in costs.lines]
-    return [*rows, CostRow(costs.total, None, whole)] if rows else []
+    rows = [CostRow(line, href(line.name), total_spend) for line in costs.lines]
+    return [*rows, CostRow(costs.total, None, total_spend)] if rows else []
 
 
-def _asked(visit: Visit) -> CostsAsked:
+def _selection(visit: Visit) -> CostsSelection:
     by = visit.get("by")
     tag = visit.get("tag") if by == "tag" else ""
-    return CostsAsked(visit.get("month"), "tag" if tag else by if by in BY else "agent", tag)
+    return CostsSelection(visit.get("month"), "tag" if tag else by if by in BY else "agent", tag)
 
 
 def _months(now: datetime, zone: ZoneInfo) -> dict[str, str]:
-    this = period("monthly", now, zone)
-    return {"this month": this.name, "last month": month_before(this, zone).name}
+    this_month = period("monthly", now, zone)
+    return {"this month": this_month.name, "last month": month_before(this_month, zone).name}
 
 
-def _tabs(asked: CostsAsked, tags: tuple[str, ...]) -> list[tuple[str, str, bool]]:
-    month = {"month": asked.month} if asked.month else {}
+def _tabs(selection: CostsSelection, tags: tuple[str, ...]) -> list[tuple[str, str, bool]]:
+    month = {"month": selection.month} if selection.month else {}
     tabs = [
-        (title[:1].upper() + title[1:], f"/costs?{urlencode(month | {'by': by})}", asked.by == by)
+        (title[:1].upper() + title[1:], f"/costs?{urlencode(month | {'by': by})}", selection.by == by)
         for by, title in BY.items()
     ]
-    for tag in dict.fromkeys((*tags, *((asked.tag,) if asked.tag else ()))):
-        tabs.append((tag, f"/costs?{urlencode(month | {'by': 'tag', 'tag': tag})}", asked.tag == tag))
+    for tag in dict.fromkeys((*tags, *((selection.tag,) if selection.tag else ()))):
+        tabs.append((tag, f"/costs?{urlencode(month | {'by': 'tag', 'tag': tag})}", selection.tag == tag))
     return tabs

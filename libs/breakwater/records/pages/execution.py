@@ -1,4 +1,4 @@
-"""One execution: its record, attempt by attempt; or the live progress of a job that is running."""
+"""The page of an execution: its record with all attempts, or the live progress of a running job."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from breakwater.records.tree import Tree, TreeNode, execution_tree
 from breakwater.records.views.executions import answering_attempt, dropped_parts
 
 TOO_MANY = f"you are watching {MAX_WATCHED} jobs, which is the limit; close one of their pages and reload this one"
-RECORDED_WITHIN_S = 30.0
-"""ClickHouse has the record of an ended job within a second, if it is available."""
+RECORD_TIMEOUT_S = 30.0
+"""Seconds to wait for the record of an ended job. If ClickHouse is available, it has it within a second."""
 CHECK_EVERY_S = 0.5
 
 
@@ -62,7 +62,7 @@ def routes(context: PageContext) -> list[Route]:
 
 
 class ExecutionPage:
-    """The page of one execution."""
+    """The handlers of the page of an execution."""
 
     def __init__(self, context: PageContext) -> None:
         self._context = context
@@ -70,19 +70,20 @@ class ExecutionPage:
     async def show(self, request: Request) -> Response:
         """GET: 200 with the record or with a running job; 404."""
         execution_id = str(request.path_params["execution_id"])
-        known, tree = await asyncio.gather(
+        fetched_execution, tree = await asyncio.gather(
             fetched(self._find(execution_id)), fetched(execution_tree(self._context.analytics, execution_id))
         )
-        if known.value is None:
-            return await self._not_recorded(request, execution_id, known)
-        execution, raw = known.value, "raw" in request.query_params
+        if fetched_execution.value is None:
+            return await self._not_recorded(request, execution_id, fetched_execution)
+        execution = fetched_execution.value
+        raw = "raw" in request.query_params
         return self._context.pages.render(
             request,
             "execution.html",
             **facts(execution, self._context.placeholder),
             trace=trace_url(self._context.trace_template, execution.trace_id),
             raw=execution.model_dump(mode="json", by_alias=True) if raw else None,
-            # In a thread, as other pages can't wait for long texts.
+            # Runs in a thread, because other pages must not wait for long texts.
             conversation=None if raw else await asyncio.to_thread(conversation, execution),
             branches=_branches(tree.value),
             ancestors=_ancestors(tree.value),
@@ -90,43 +91,49 @@ class ExecutionPage:
         )
 
     async def compare(self, request: Request) -> Response:
-        """GET: 200 with `b` next to `a`, or to the execution of its agent that ended before it; 404."""
+        """GET: 200 with the executions `a` and `b`; without `a`, with the agent's execution before `b`; 404."""
         ids = [request.query_params.get(name, "").strip() for name in ("a", "b")]
-        found = await asyncio.gather(*(fetched(self._find(one)) for one in ids))
-        left, right = (one.value for one in found)
-        if right is not None and not ids[0]:
-            before = await fetched(self._one_before(right))
-            found, left = [before, found[1]], before.value
-        problems = [one.problem for one in found if one.problem]
-        missing = [name for name, one in zip(ids, found, strict=True) if name and one.value is None and not one.problem]
+        fetched_a, fetched_b = await asyncio.gather(*(fetched(self._find(execution_id)) for execution_id in ids))
+        if fetched_b.value is not None and not ids[0]:
+            fetched_a = await fetched(self._previous(fetched_b.value))
+        a = fetched_a.value
+        b = fetched_b.value
+        parts = (fetched_a, fetched_b)
+        problems = [part.problem for part in parts if part.problem]
+        missing = [
+            execution_id
+            for execution_id, part in zip(ids, parts, strict=True)
+            if execution_id and part.value is None and not part.problem
+        ]
         return self._context.pages.render(
             request,
             "comparison.html",
-            status=200 if left and right else 503 if problems else 404,
+            status=200 if a and b else 503 if problems else 404,
             ids=ids,
-            left=left,
-            right=right,
+            a=a,
+            b=b,
             problem=next(iter(problems), None),
             missing=missing,
-            comparison=await asyncio.to_thread(compare, left, right) if left and right else None,
+            comparison=await asyncio.to_thread(compare, a, b) if a and b else None,
         )
 
     async def _find(self, execution_id: str) -> Execution | None:
-        """A record, with its texts decrypted if the console has their key."""
+        """Finds a record, and decrypts its texts if the console has their key."""
         execution = await find_execution(self._context.analytics, execution_id) if execution_id else None
         with suppress(DecryptionError):
             return None if execution is None else self._context.cipher.decrypt_record(execution)
         return execution
 
-    async def _one_before(self, execution: Execution) -> Execution | None:
-        """The execution of the same agent that ended before."""
-        place, filters = Cursor(execution.completed_at, execution.execution_id), Filters(agent=execution.agent)
-        page = await search(self._context.analytics, filters, after=place, limit=1)
+    async def _previous(self, execution: Execution) -> Execution | None:
+        """Finds the agent's execution that ended before this one."""
+        cursor = Cursor(execution.completed_at, execution.execution_id)
+        page = await search(self._context.analytics, Filters(agent=execution.agent), after=cursor, limit=1)
         return await self._find(page.lines[0].execution_id) if page.lines else None
 
     async def watch(self, request: Request) -> Response:
         """GET: the steps of a job as server-sent events, until it is recorded."""
-        session, execution_id = session_of(request), str(request.path_params["execution_id"])
+        session = session_of(request)
+        execution_id = str(request.path_params["execution_id"])
         headers = {**HEADERS, "X-Accel-Buffering": "no"}
         return StreamingResponse(self._steps(session, execution_id), 200, headers, "text/event-stream")
 
@@ -134,22 +141,22 @@ class ExecutionPage:
         """POST: 303 to the new execution."""
         session, fields = await submitted(request)
         execution_id = str(request.path_params["execution_id"])
-        here = f"/executions/{segment(execution_id)}"
-        known = await fetched(self._dead_letter(session, execution_id))
-        if known.problem is not None or known.value is None:
-            why = known.problem or "this job no longer has a dead letter: they are kept for 30 days"
-            session.notify(f"The job was not replayed: {why}", "bad")
-            return back_to(here)
-        body = {"dead_letters": [known.value], "why": reason_of(fields, "why")}
+        execution_page = f"/executions/{segment(execution_id)}"
+        dead_letter_id = await fetched(self._dead_letter(session, execution_id))
+        if dead_letter_id.problem is not None or dead_letter_id.value is None:
+            problem = dead_letter_id.problem or "this job no longer has a dead letter: they are kept for 30 days"
+            session.notify(f"The job was not replayed: {problem}", "bad")
+            return back_to(execution_page)
+        body = {"dead_letters": [dead_letter_id.value], "why": reason_of(fields, "why")}
         replays = await act(session, DeadLetterReplays, "dlq/replay", body)
         if replays is None:
-            return back_to(here)
+            return back_to(execution_page)
         if replays.skipped:
             session.notify(f"The job can't be replayed: {replays.skipped[0].why}", "bad")
-            return back_to(here)
+            return back_to(execution_page)
         if not replays.replayed:
             session.notify("The job was replayed before. Its dead letter links to the new execution.")
-            return back_to(f"/dead-letters/{known.value}")
+            return back_to(f"/dead-letters/{dead_letter_id.value}")
         session.notify(f"Replayed {execution_id} as a new job.")
         return back_to(f"/executions/{segment(replays.replayed[0].execution_id)}")
 
@@ -158,48 +165,52 @@ class ExecutionPage:
         session, fields = await submitted(request)
         execution_id = str(request.path_params["execution_id"])
         path = f"jobs/{segment(execution_id)}/cancel"
-        found = await act(session, CancelledJob, path, {"reason": reason_of(fields)})
-        if found is not None and found.status == "cancelling":
+        cancelled = await act(session, CancelledJob, path, {"reason": reason_of(fields)})
+        if cancelled is not None and cancelled.status == "cancelling":
             session.notify("The job is being cancelled. It makes no further call.")
-        elif found is not None and found.status != "cancelled":
-            session.notify(f"The job had already ended: {humanize(found.status)}.", "bad")
+        elif cancelled is not None and cancelled.status != "cancelled":
+            session.notify(f"The job had already ended: {humanize(cancelled.status)}.", "bad")
         return back_to(f"/executions/{segment(execution_id)}")
 
     async def _dead_letter(self, session: Session, execution_id: str) -> int | None:
-        """The id of the last dead letter of a job; None if there is none."""
+        """Finds the id of a job's last dead letter; None if there is none."""
         record = await find_execution(self._context.analytics, execution_id)
         if record is None:
             return None
-        # The same worker wrote it, just before the record.
+        # The worker writes a dead letter just before the record.
         since = (record.completed_at - timedelta(minutes=1)).isoformat()
         query = {"execution_id": execution_id, "agent": record.agent, "since": since, "limit": 1}
-        found = (await session.api.read(DeadLetterList, "dlq", query)).dead_letters
-        return found[0].dead_letter_id if found else None
+        dead_letters = (await session.api.read(DeadLetterList, "dlq", query)).dead_letters
+        return dead_letters[0].dead_letter_id if dead_letters else None
 
-    async def _not_recorded(self, request: Request, execution_id: str, known: Fetched[Execution | None]) -> Response:
-        pages, title = self._context.pages, f"Execution {execution_id}"
+    async def _not_recorded(
+        self, request: Request, execution_id: str, fetched_execution: Fetched[Execution | None]
+    ) -> Response:
+        """Answers with the page of the running job; otherwise with 404, or with 503 if that is unknown."""
+        pages = self._context.pages
+        title = f"Execution {execution_id}"
         try:
-            # Closed immediately: the status alone says if the job is running.
+            # Closes the stream immediately, because its status alone says whether the job is running.
             async with session_of(request).api.open_stream(_progress(execution_id)):
                 pass
         except ApiKeyRefusedError:
             raise
         except ApiError as error:
-            if known.problem is None and isinstance(error, ApiRefusedError) and error.status == 404:
+            if fetched_execution.problem is None and isinstance(error, ApiRefusedError) and error.status == 404:
                 text = (
                     f"No execution {execution_id!r} is recorded, and no such job is running. Records are kept for as "
                     "long as the config says (`clickhouse.retention_days`)."
                 )
                 return pages.plain(request, 404, title, text)
-            return pages.plain(request, 503, title, known.problem or error.message)
+            return pages.plain(request, 503, title, fetched_execution.problem or error.message)
         return pages.render(request, "execution_live.html", execution_id=execution_id)
 
     async def _steps(self, session: Session, execution_id: str) -> AsyncGenerator[bytes]:
         yield _event("restart", "")
-        if session.known.watched >= MAX_WATCHED:
+        if session.cached.watched >= MAX_WATCHED:
             yield _event("stopped", TOO_MANY)
             return
-        session.known.watched += 1
+        session.cached.watched += 1
         try:
             async with session.api.open_stream(_progress(execution_id)) as lines:
                 kind = ""
@@ -215,15 +226,15 @@ class ExecutionPage:
                         yield await self._recorded(execution_id)
                         return
                     elif not name:
-                        # A comment that keeps the connection: passed on, so that a closed browser is noticed.
+                        # Passes on a comment that keeps the connection alive, so that a closed browser is noticed.
                         yield b": \n\n"
         except ApiError as error:
             yield _event("stopped", error.message)
         finally:
-            session.known.watched -= 1
+            session.cached.watched -= 1
 
     async def _line(self, lines: aiohttp.StreamReader) -> bytes:
-        """The next line; empty at the end, and when this process ends."""
+        """Reads the next line; empty at the end of the stream, and when this process ends."""
         reading = asyncio.create_task(lines.readline())
         stopping = asyncio.create_task(self._context.stopping.wait())
         try:
@@ -233,9 +244,9 @@ class ExecutionPage:
             await background.stop(reading, stopping)
 
     async def _recorded(self, execution_id: str) -> bytes:
-        """Waits until ClickHouse has the record."""
-        until = time.monotonic() + RECORDED_WITHIN_S
-        while time.monotonic() < until:
+        """Waits until ClickHouse has the record. Returns the event that ends the stream."""
+        deadline = time.monotonic() + RECORD_TIMEOUT_S
+        while time.monotonic() < deadline:
             if (await fetched(find_execution(self._context.analytics, execution_id))).value is not None:
                 return _event("recorded", "")
             await asyncio.sleep(CHECK_EVERY_S)
@@ -243,20 +254,20 @@ class ExecutionPage:
 
 
 def facts(execution: Execution, placeholder: str) -> dict[str, Any]:
-    """The parts of the page that follow from the record alone. `placeholder`: the replacement of redacted text."""
+    """The values of the page that follow from the record alone. `placeholder` is the replacement of redacted text."""
     return {
         "execution": execution,
         "waterfall": waterfall(execution),
-        "best": answering_attempt(execution),
+        "answering_attempt": answering_attempt(execution),
         "params": None if execution.params is None else bare_json(execution.params),
         "metadata": bare_json(execution.metadata),
         "redacted": redacted(execution, placeholder),
-        "left_out": dropped_parts(execution),
+        "dropped_parts": dropped_parts(execution),
     }
 
 
 def redacted(execution: Execution, placeholder: str) -> list[tuple[str, int]]:
-    """The places of redacted texts, and their number at each."""
+    """Counts redacted texts. Returns the places that have any, each with their number."""
     places: list[tuple[str, Any]] = [
         (f"message {number}", message) for number, message in enumerate(execution.messages or [], 1)
     ]
@@ -278,20 +289,20 @@ def _count(value: JsonValue, placeholder: str) -> int:
 
 
 def _branches(tree: Tree | None) -> list[Branch]:
-    """A tree from its root down, each node below its parent; empty for a single node."""
+    """The nodes of a tree from the root down, each after its parent; empty for a single node."""
     if tree is None or not (tree.root.children or tree.cut):
         return []
-    listed: list[Branch] = []
+    branches: list[Branch] = []
     stack = [Branch(0, tree.root)]
     while stack:
         branch = stack.pop()
-        listed.append(branch)
+        branches.append(branch)
         stack += [Branch(branch.depth + 1, child) for child in reversed(branch.node.children)]
-    return listed
+    return branches
 
 
 def _ancestors(tree: Tree | None) -> list[str]:
-    """The ids of the executions above the one that the tree was asked for, from the root down."""
+    """The ids of the ancestors of the tree's requested execution, from the root down."""
     path: list[str] = []
     for branch in _branches(tree):
         path = [*path[: branch.depth], branch.node.execution_id]

@@ -1,4 +1,4 @@
-"""All runs and executions: filtered, searched, and paged through, however many there are."""
+"""The page of all runs and executions, with filters, search and paging."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from breakwater.identity.pages.pages import HEADERS, Fetched, PageContext, fetched
-from breakwater.identity.pages.visits import PartReader, ReadModels, Visit, shown, visit_of
+from breakwater.identity.pages.visits import PartReader, ReadModels, Visit, render_page, visit_of
 from breakwater.jobs.contract.execution import ExecutionSummary, Status
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.pages.tables import PageTable, csv_headers, csv_text
@@ -37,15 +37,15 @@ from breakwater.records.search import (
 from breakwater.records.views.executions import COLUMNS, RUNS, STEPS, Step, as_tree
 
 _Page = Page[Any]
-"""Of runs or of executions."""
+"""A page of runs or executions."""
 
-PAGE = 50
-MOST_STEPS = 200
-"""Rows that a run unfolds into."""
+PAGE_ROWS = 50
+MAX_STEPS = 200
+"""Maximum number of rows that a run unfolds into."""
 ID = "list"
-SAVED_AT_ONCE = 1_000
+SAVED_ROWS_PER_QUERY = 1_000
 MAX_SAVED = 200_000
-"""Executions in a CSV; `breakwater executions export` has no limit."""
+"""Maximum number of executions in a CSV; `breakwater executions export` has no limit."""
 
 _FILTERS = ("agent", "status", "reason", "model", "tenant", "task_id", "plan_id", "run_id", "error_kind")
 _NAMES = (*_FILTERS, "text", "min_cost")
@@ -57,143 +57,158 @@ def routes(context: PageContext) -> list[Route]:
     async def show(request: Request) -> Response:
         visit = visit_of(context, request)
         if visit.get("csv") != ID:
-            parts: dict[str, PartReader] = {"page": _page, "number": _number, "facets": _facets, "unfolded": _unfolded}
-            return await shown(context, request, "executions.html", view, default_range=BY_DATA, **parts)
-        asked = _asked(visit)
-        if asked.wrong:
-            return context.pages.plain(request, 400, "Nothing was saved", asked.wrong)
-        begun = await fetched(search(context.analytics, asked.filters, limit=SAVED_AT_ONCE))
-        if begun.value is None:
-            return context.pages.plain(request, 503, "Nothing was saved", begun.problem or "")
+            parts: dict[str, PartReader] = {
+                "page": _page,
+                "number": _number,
+                "facets": _facets,
+                "run_steps": _run_steps,
+            }
+            return await render_page(context, request, "executions.html", view, default_range=BY_DATA, **parts)
+        selection = _selection(visit)
+        if selection.problem:
+            return context.pages.plain(request, 400, "Nothing was saved", selection.problem)
+        first_page = await fetched(search(context.analytics, selection.filters, limit=SAVED_ROWS_PER_QUERY))
+        if first_page.value is None:
+            return context.pages.plain(request, 503, "Nothing was saved", first_page.problem or "")
         headers = {**HEADERS, **csv_headers("executions")}
-        return StreamingResponse(_saved(context.analytics, asked, begun.value), headers=headers, media_type="text/csv")
+        return StreamingResponse(
+            _csv(context.analytics, selection, first_page.value), headers=headers, media_type="text/csv"
+        )
 
     return [Route("/executions", show, methods=["GET"])]
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutionsAsked:
-    """The executions that an address asks for."""
+class ExecutionsSelection:
+    """The executions that a URL selects."""
 
-    given: Mapping[str, str]
+    form_values: Mapping[str, str]
     """The filters that are not empty, as the form has them."""
     filters: Filters
     older: Cursor | None
     newer: Cursor | None
-    size: SortColumn | None
-    """The order; None for the latest first."""
+    sort_column: SortColumn | None
+    """The sort order; None for the latest first."""
     flat: bool
     """True for executions; False for their runs."""
-    open: str
-    """The run that is unfolded."""
-    wrong: str
-    """The reason why a filter can't be used, and why there is none then."""
+    open_run: str
+    """The id of the unfolded run; empty if none is."""
+    problem: str
+    """The reason why a filter is invalid, so that none applies; empty if all are valid."""
 
 
-def _asked(visit: Visit) -> ExecutionsAsked:
-    given = {name: value for name in _NAMES if (value := visit.get(name))}
-    window, before, after = visit.time_range.window, visit.get("before"), visit.get("after")
-    wanted = visit.get("sort").removeprefix("-")
-    size = next((one for one in get_args(SortColumn) if one == wanted), None)
+def _selection(visit: Visit) -> ExecutionsSelection:
+    form_values = {name: value for name in _NAMES if (value := visit.get(name))}
+    window = visit.time_range.window
+    before = visit.get("before")
+    after = visit.get("after")
+    sort_name = visit.get("sort").removeprefix("-")
+    sort_column = next((column for column in get_args(SortColumn) if column == sort_name), None)
     flat = bool(visit.get("flat"))
-    unfolded = "" if flat else visit.get("open") or given.get("run_id", "")
+    open_run = "" if flat else visit.get("open") or form_values.get("run_id", "")
     try:
-        filters = filters_of(given, window)
+        filters = filters_of(form_values, window)
         older = Cursor.parse(after) if after else None
         newer = Cursor.parse(before) if before and not after else None
     except ValueError as error:
-        return ExecutionsAsked(given, filters_of({}, window), None, None, size, flat, unfolded, str(error))
-    return ExecutionsAsked(given, filters, older, newer, size, flat, unfolded, "")
+        no_filters = filters_of({}, window)
+        return ExecutionsSelection(form_values, no_filters, None, None, sort_column, flat, open_run, str(error))
+    return ExecutionsSelection(form_values, filters, older, newer, sort_column, flat, open_run, "")
 
 
-def _is_slow(visit: Visit, asked: ExecutionsAsked) -> bool:
-    # Words are looked for in long texts, and sorting reads all that match.
-    return asked.filters.text is not None or (asked.size is not None and visit.time_range.is_long)
+def _is_slow(visit: Visit, selection: ExecutionsSelection) -> bool:
+    # A search for words reads long texts, and sorting reads all matching rows.
+    return selection.filters.text is not None or (selection.sort_column is not None and visit.time_range.is_long)
 
 
 async def _page(visit: Visit, models: ReadModels) -> Fetched[_Page]:
-    asked = _asked(visit)
-    return await visit.part(_found(models.analytics, visit, asked), slow=_is_slow(visit, asked))
+    selection = _selection(visit)
+    return await visit.part(_read_page(models.analytics, visit, selection), slow=_is_slow(visit, selection))
 
 
-async def _found(database: Analytics, visit: Visit, asked: ExecutionsAsked) -> _Page:
-    if asked.size is not None:
+async def _read_page(analytics: Analytics, visit: Visit, selection: ExecutionsSelection) -> _Page:
+    filters = selection.filters
+    if selection.sort_column is not None:
         smallest = visit.get("sort").startswith("-")
-        ordered: Any = largest if asked.flat else largest_runs
-        return Page(await ordered(database, asked.filters, asked.size, smallest=smallest, limit=PAGE))
-    matching = search if asked.flat else search_runs
-    return await matching(database, asked.filters, after=asked.older, before=asked.newer, limit=PAGE)
+        search_sorted: Any = largest if selection.flat else largest_runs
+        return Page(await search_sorted(analytics, filters, selection.sort_column, smallest=smallest, limit=PAGE_ROWS))
+    search_latest = search if selection.flat else search_runs
+    return await search_latest(analytics, filters, after=selection.older, before=selection.newer, limit=PAGE_ROWS)
 
 
-async def _unfolded(visit: Visit, models: ReadModels) -> Fetched[list[Step]]:
-    run_id = _asked(visit).open
-    found = await fetched(steps(models.analytics, run_id)) if run_id else Fetched(())
-    return Fetched(as_tree(found.value or ()), found.problem)
+async def _run_steps(visit: Visit, models: ReadModels) -> Fetched[list[Step]]:
+    run_id = _selection(visit).open_run
+    run_steps = await fetched(steps(models.analytics, run_id)) if run_id else Fetched(())
+    return Fetched(as_tree(run_steps.value or ()), run_steps.problem)
 
 
 def _number(visit: Visit, models: ReadModels) -> Awaitable[Fetched[int]]:
-    asked = _asked(visit)
-    return visit.part(count(models.analytics, asked.filters), slow=_is_slow(visit, asked))
+    selection = _selection(visit)
+    return visit.part(count(models.analytics, selection.filters), slow=_is_slow(visit, selection))
 
 
 def _facets(visit: Visit, models: ReadModels) -> Awaitable[Fetched[Facets]]:
-    slow = _is_slow(visit, _asked(visit)) or visit.time_range.is_long
+    slow = _is_slow(visit, _selection(visit)) or visit.time_range.is_long
     return visit.part(facets(models.analytics, visit.time_range.window), slow=slow)
 
 
 def view(visit: Visit, page: Fetched[_Page], **_: object) -> dict[str, Any]:
-    """A page of runs or executions, with the form of their filters."""
-    asked, time_range = _asked(visit), visit.time_range
+    """The values of the page: runs or executions, and the form of their filters."""
+    selection = _selection(visit)
+    time_range = visit.time_range
     lines: Sequence[Any] = page.value.lines if page.value else ()
-    kept = {"flat": "1"} if asked.flat else {}
-    columns: Any = COLUMNS if asked.flat else RUNS
+    kept_parameters = {"flat": "1"} if selection.flat else {}
+    columns: Any = COLUMNS if selection.flat else RUNS
 
-    def link(**others: str) -> str:
-        return f"/executions?{urlencode({**asked.given, **time_range.query, **kept, **others})}"
+    def link(**changed: str) -> str:
+        return f"/executions?{urlencode({**selection.form_values, **time_range.query, **kept_parameters, **changed})}"
 
     return {
-        "given": asked.given,
-        "wrong": asked.wrong,
+        "form_values": selection.form_values,
+        "filter_problem": selection.problem,
         "table": PageTable(visit.address, ID, "Executions", columns, lines, prefix="", filterable=False),
-        "kept": kept,
-        "open": asked.open,
+        "kept_parameters": kept_parameters,
+        "open_run": selection.open_run,
         "steps": STEPS,
-        "most_steps": MOST_STEPS,
-        "forms": [("Runs", link(flat=""), not asked.flat), ("Executions", link(flat="1"), asked.flat)],
-        "sort": visit.get("sort") if asked.size else "",
+        "max_steps": MAX_STEPS,
+        "forms": [("Runs", link(flat=""), not selection.flat), ("Executions", link(flat="1"), selection.flat)],
+        "sort": visit.get("sort") if selection.sort_column else "",
         "statuses": [(status, None) for status in get_args(Status)],
         "newer": link(before=page.value.newer.text) if page.value and page.value.newer else None,
         "older": link(after=page.value.older.text) if page.value and page.value.older else None,
-        "first": not (visit.get("before") or visit.get("after") or asked.size),
+        "is_first_page": not (visit.get("before") or visit.get("after") or selection.sort_column),
         "newest": link(),
     }
 
 
-async def _saved(analytics: Analytics, asked: ExecutionsAsked, first: Page[ExecutionSummary]) -> AsyncGenerator[str]:
-    """All that match as a file, the newest first; it breaks off if ClickHouse does."""
-    page, saved = first, 0
+async def _csv(
+    analytics: Analytics, selection: ExecutionsSelection, first_page: Page[ExecutionSummary]
+) -> AsyncGenerator[str]:
+    """Yields a CSV of all matching executions, the newest first. It breaks off if ClickHouse does."""
+    page = first_page
+    saved_rows = 0
     yield csv_text(COLUMNS, ())
     while page.lines:
         yield csv_text(COLUMNS, page.lines, head=False)
-        saved += len(page.lines)
-        if page.older is None or saved >= MAX_SAVED:
+        saved_rows += len(page.lines)
+        if page.older is None or saved_rows >= MAX_SAVED:
             return
-        page = await search(analytics, asked.filters, after=page.older, limit=SAVED_AT_ONCE)
+        page = await search(analytics, selection.filters, after=page.older, limit=SAVED_ROWS_PER_QUERY)
 
 
-def filters_of(given: Mapping[str, str], window: TimeWindow) -> Filters:
-    """The filters of a form.
+def filters_of(form_values: Mapping[str, str], window: TimeWindow) -> Filters:
+    """Parses the filters of a form.
 
     Args:
-        given: the fields that are not empty, by name; `min_cost` in dollars.
-        window: when the executions ended.
+        form_values: the fields that are not empty, by name; `min_cost` is in dollars.
+        window: the time in which the executions ended.
 
     Raises:
-        ValueError: a field is invalid; the text says which and why.
+        ValueError: if a field is invalid; the message says which and why.
     """
-    others: dict[str, Any] = {name: value for name, value in given.items() if name != "min_cost"}
-    min_cost = _nano(given["min_cost"]) if "min_cost" in given else None
-    return Filters(**others, min_cost=min_cost, since=window.start, until=window.end)
+    text_filters: dict[str, Any] = {name: value for name, value in form_values.items() if name != "min_cost"}
+    min_cost = _nano(form_values["min_cost"]) if "min_cost" in form_values else None
+    return Filters(**text_filters, min_cost=min_cost, since=window.start, until=window.end)
 
 
 def _nano(dollars: str) -> int:

@@ -1,7 +1,7 @@
-"""The waterfall of an execution: its calls in order, with their durations, and the waits in between.
+"""The waterfall of an execution: its calls in order, with their durations, and the waits in between. Pure.
 
-Pure: from a record to rows with their places on one axis. Time on it is linear, but where a job waited for nearly all
-of its time, all its waits together get a fixed part of the axis: calls of a second stay visible among hours of waiting.
+Time is linear on the axis. But if a job waited for nearly all of its time, its waits together get a fixed part of the
+axis, so that calls of a second stay visible among hours of waiting.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from breakwater.calls.rules.retry import LONG_WAIT_S
 from breakwater.jobs.contract.execution import Attempt, Execution
 
 WIDTH = 1000
-"""Width of the axis."""
+"""The width of the axis."""
 THINNEST = 3.0
 """The least width of a bar, so that calls and waits that took no time are visible."""
 MOSTLY_WAITED = 0.9
 WAITS_PART = 0.6
-"""The part of the axis for waits, if they take more of the time than `MOSTLY_WAITED`."""
-NEGLIGIBLE_PART, NEGLIGIBLE_MS = 0.02, 10
-"""A gap without a known reason is named from this size on: a round trip of the plane is no news."""
+"""The part of the axis for waits, if their share of the time exceeds `MOSTLY_WAITED`."""
+NEGLIGIBLE_SHARE = 0.02
+NEGLIGIBLE_MS = 10
+"""A gap that is shorter, or a smaller share of the time, is not shown, because it is a round trip of the plane."""
 PARKED = "waited: parked"
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """A place on the axis."""
+class AxisSpan:
+    """A span on the axis."""
 
     x: float
     width: float
@@ -40,10 +41,10 @@ class WaterfallRow:
     """A call, or a wait in which no model was called. Times are milliseconds since the job was queued.
 
     Attributes:
-        wait: the reason of a wait; empty for a call.
-        attempt: None for a wait.
-        bar: its place.
-        answer: the part of the bar in which the answer came; None if it did not stream.
+        wait: reason of a wait; empty for a call.
+        attempt: the attempt of a call; None for a wait.
+        bar: span of the row.
+        answer: the part of the bar in which the answer arrived; None if it was not streamed.
     """
 
     start_ms: float
@@ -51,25 +52,25 @@ class WaterfallRow:
     wait: str = ""
     attempt: Attempt | None = None
     first_token_ms: float | None = None
-    bar: Drawn = Drawn(0, 0)
-    answer: Drawn | None = None
+    bar: AxisSpan = AxisSpan(0, 0)
+    answer: AxisSpan | None = None
 
     @property
     def duration_ms(self) -> float:
-        """Its length."""
+        """The duration in milliseconds."""
         return self.end_ms - self.start_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """All of an execution, in order.
+    """The calls and waits of an execution.
 
     Attributes:
-        rows: waits and calls.
-        total_ms: from when the job was queued to its end.
-        waited_ms: the part of it in which no model was called.
+        rows: waits and calls, in order.
+        total_ms: milliseconds from the job's queueing to its end.
+        waited_ms: milliseconds in which no model was called.
         shortened: True if waits are drawn shorter than calls of the same length.
-        ticks: the times at the quarters of the axis, in milliseconds; only at its ends if waits are shortened.
+        ticks: times at the quarters of the axis in milliseconds; only at its ends if waits are shortened.
     """
 
     rows: tuple[WaterfallRow, ...]
@@ -80,14 +81,15 @@ class Waterfall:
 
 
 def waterfall(execution: Execution) -> Waterfall:
-    """The waterfall of a record."""
+    """Builds the waterfall of a record."""
     calls = [_call(attempt, execution.queued_at) for attempt in execution.attempts]
     end = max([_since(execution.queued_at, execution.completed_at), *(call.end_ms for call in calls)])
-    rows, axis = tuple(_with_waits(execution, calls, end)), _Axis.of(calls, end)
+    rows = tuple(_with_waits(execution, calls, end))
+    axis = _Axis.of(calls, end)
     for row in rows:
-        row.bar = axis.drawn(row.start_ms, row.end_ms)
+        row.bar = axis.span(row.start_ms, row.end_ms)
         if row.first_token_ms is not None:
-            row.answer = axis.drawn(row.first_token_ms, row.end_ms)
+            row.answer = axis.span(row.first_token_ms, row.end_ms)
     ticks = (0.0, end) if axis.shortened else tuple(end * quarter / 4 for quarter in range(5))
     return Waterfall(rows, end, axis.waited_ms, axis.shortened, ticks)
 
@@ -100,7 +102,7 @@ def _call(attempt: Attempt, queued_at: datetime) -> WaterfallRow:
 
 
 def _since(beginning: datetime, moment: datetime) -> float:
-    # Not before the beginning: clocks of two machines differ.
+    # Never negative, although the clocks of two machines may differ.
     return max((moment - beginning).total_seconds() * 1000, 0.0)
 
 
@@ -108,43 +110,46 @@ def _with_waits(execution: Execution, calls: Iterable[WaterfallRow], end: float)
     dispatched = min(_since(execution.queued_at, execution.dispatched_at), end)
     if dispatched:
         yield WaterfallRow(0.0, dispatched, "queued")
-    at, rest = dispatched, "admission"
+    previous_end = dispatched
+    gap_reason = "admission"
     for attempt, call in zip(execution.attempts, calls, strict=True):
-        yield from _gap(attempt, at, call.start_ms, rest, end)
+        yield from _waits_before(attempt, previous_end, call.start_ms, gap_reason, end)
         yield call
-        at, rest = max(at, call.end_ms), "between attempts"
+        previous_end = max(previous_end, call.end_ms)
+        gap_reason = "between attempts"
     if execution.cache_hit:
-        rest = "looked up in the cache"
+        gap_reason = "looked up in the cache"
     elif execution.attempts:
-        rest = "after the last attempt"
-    yield from _named(rest, at, end, end)
+        gap_reason = "after the last attempt"
+    yield from _gap(gap_reason, previous_end, end, end)
 
 
-def _gap(following: Attempt, start: float, end: float, rest: str, whole: float) -> Iterator[WaterfallRow]:
-    """The time between two attempts: the wait on record of the next one, and the rest."""
-    waited = min(start + following.backoff_ms, end)
-    if following.backoff_ms and waited > start:
-        if following.backoff_ms >= LONG_WAIT_S * 1000:
-            reason, rest = PARKED, "queued again"
+def _waits_before(attempt: Attempt, start: float, end: float, gap_reason: str, total: float) -> Iterator[WaterfallRow]:
+    """Yields the waits before an attempt: its recorded wait, and the remaining gap, for `gap_reason`."""
+    waited_until = min(start + attempt.backoff_ms, end)
+    if attempt.backoff_ms and waited_until > start:
+        if attempt.backoff_ms >= LONG_WAIT_S * 1000:
+            wait_reason = PARKED
+            gap_reason = "queued again"
         else:
-            # Only retries are delayed by their policy; other attempts wait for a rate limit, a budget or a probe.
-            reason = "waited: back-off" if following.cause == "retry" else "waited for capacity"
-        yield WaterfallRow(start, waited, reason)
-        start = waited
-    yield from _named(rest, start, end, whole)
+            # Only retries have a back-off; other attempts wait for a rate limit, a budget or a probe.
+            wait_reason = "waited: back-off" if attempt.cause == "retry" else "waited for capacity"
+        yield WaterfallRow(start, waited_until, wait_reason)
+        start = waited_until
+    yield from _gap(gap_reason, start, end, total)
 
 
-def _named(what: str, start: float, end: float, whole: float) -> Iterator[WaterfallRow]:
-    if end - start >= max(NEGLIGIBLE_MS, whole * NEGLIGIBLE_PART):
-        yield WaterfallRow(start, end, what)
+def _gap(reason: str, start: float, end: float, total: float) -> Iterator[WaterfallRow]:
+    if end - start >= max(NEGLIGIBLE_MS, total * NEGLIGIBLE_SHARE):
+        yield WaterfallRow(start, end, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """Places of times: linear between its points, with as many places as times."""
+    """The positions of times on the axis, linear between its points; there are as many positions as times."""
 
     times: tuple[float, ...]
-    places: tuple[float, ...]
+    positions: tuple[float, ...]
     waited_ms: float
     shortened: bool
 
@@ -159,24 +164,24 @@ class _Axis:
         times = sorted({0.0, end, *(edge for span in busy for edge in span)})
         starts = {since for since, _ in busy}
         scales = {True: WIDTH * (1 - WAITS_PART) / called, False: WIDTH * WAITS_PART / waited}
-        places = [0.0]
+        positions = [0.0]
         for since, until in pairwise(times):
-            places.append(places[-1] + (until - since) * scales[since in starts])
-        return cls(tuple(times), tuple(places), waited, shortened=True)
+            positions.append(positions[-1] + (until - since) * scales[since in starts])
+        return cls(tuple(times), tuple(positions), waited, shortened=True)
 
-    def drawn(self, start: float, end: float) -> Drawn:
-        x = self._place(start)
-        width = max(self._place(end) - x, THINNEST)
-        return Drawn(min(x, WIDTH - THINNEST), min(width, WIDTH - min(x, WIDTH - THINNEST)))
+    def span(self, start: float, end: float) -> AxisSpan:
+        x = self._position(start)
+        width = max(self._position(end) - x, THINNEST)
+        return AxisSpan(min(x, WIDTH - THINNEST), min(width, WIDTH - min(x, WIDTH - THINNEST)))
 
-    def _place(self, time: float) -> float:
-        at = min(max(bisect_right(self.times, time) - 1, 0), len(self.times) - 2)
-        part = (time - self.times[at]) / (self.times[at + 1] - self.times[at])
-        return self.places[at] + part * (self.places[at + 1] - self.places[at])
+    def _position(self, time: float) -> float:
+        index = min(max(bisect_right(self.times, time) - 1, 0), len(self.times) - 2)
+        fraction = (time - self.times[index]) / (self.times[index + 1] - self.times[index])
+        return self.positions[index] + fraction * (self.positions[index + 1] - self.positions[index])
 
 
 def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Spans of some length, in order, none of which overlaps or touches another."""
+    """Merges sorted spans that overlap or touch, and drops empty ones."""
     merged: list[tuple[float, float]] = []
     for start, end in spans:
         if merged and start <= merged[-1][1]:
