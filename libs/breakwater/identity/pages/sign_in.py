@@ -26,7 +26,7 @@ from breakwater.identity.contract import (
 )
 from breakwater.identity.pages.operator_actions import read_form
 from breakwater.identity.pages.pages import PageRenderer
-from breakwater.identity.pages.sessions import SESSION, SessionCache, Session, csrf_of, pack, session_of, unpack
+from breakwater.identity.pages.sessions import SESSION, Session, SessionCache, csrf_of, pack, session_of, unpack
 from breakwater.identity.rules.callers import is_link, is_session
 from breakwater.identity.rules.sign_in import SignInLimits, TooManySignInsError
 from breakwater.kernel.http.server import OPEN_BODY_BYTES, OPEN_BODY_S, Shares
