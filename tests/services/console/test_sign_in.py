@@ -249,7 +249,7 @@ async def test_while_the_interface_is_away_what_is_recorded_can_be_read_for_a_wh
     monkeypatch.setattr("breakwater.identity.pages.sign_in.CHECK_EVERY_S", 0.0)
     console.interface.answers["GET key"] = (503, problem("unavailable", "NATS is away"))
     assert (await console.get("/executions", follow=False)).status == 200
-    monkeypatch.setattr("breakwater.identity.pages.sign_in.UNCHECKED_S", 0.0)
+    monkeypatch.setattr("breakwater.identity.pages.sign_in.MAX_UNCHECKED_S", 0.0)
     page = await console.get("/executions", follow=False)
     assert page.status == 503
     assert "NATS is away" in page.words

@@ -158,7 +158,7 @@ async def test_each_table_says_how_to_save_and_sort_it(console: Console) -> None
 async def test_executions_are_sorted_over_all_that_match_and_all_are_saved(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("breakwater.records.pages.executions.SAVED_AT_ONCE", 50)
+    monkeypatch.setattr("breakwater.records.pages.executions.SAVED_ROWS_PER_QUERY", 50)
     await store(
         console,
         *(ended(number, total_cost=number * 1_000 + 1 if number % 10 else None) for number in range(1, 121)),
