@@ -1,8 +1,8 @@
-// Draws each table of a chart with Chart.js. The table is the truth: tooltips show its cells, clicks follow its links.
+// Draws each table of a chart with Chart.js. Tooltips show the cells of the table, and clicks follow its links.
 "use strict";
 
 const SECOND = 1000, MINUTE = 60 * SECOND, HOUR = 60 * MINUTE, DAY = 24 * HOUR;
-// Round durations, as those of a clock.
+// Round durations for the ticks of an axis.
 const SPANS = [
   ...[1, 2, 5, 10, 20, 50, 100, 200, 500],
   ...[1, 2, 5, 10, 15, 30].map((n) => n * SECOND), ...[1, 2, 5, 10, 15, 30].map((n) => n * MINUTE),
@@ -11,7 +11,7 @@ const SPANS = [
 const spanOf = (length, parts) => SPANS.find((span) => length / span <= parts) ?? SPANS.at(-1);
 const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
 const short = (value, digits) => value.toLocaleString("en", { maximumFractionDigits: digits });
-// How the axis of a unit is written: a value, and the distance of two.
+// Writes the ticks of an axis by its unit, from a value and the distance of two ticks.
 const UNITS = {
   count: (value, step) => short(value, step < 1 ? 2 : 0),
   money: (nano, step) => {
@@ -22,7 +22,7 @@ const UNITS = {
     ms < SECOND ? `${short(ms, 1)} ms` : ms < MINUTE ? `${short(ms / SECOND, 1)} s` :
     ms < HOUR ? `${short(ms / MINUTE, 1)} min` : ms < 2 * DAY ? `${short(ms / HOUR, 1)} h` : `${short(ms / DAY, 1)} d`,
 };
-// The least top of an axis; of money, only where nothing was spent.
+// The least maximum of an axis; that of money applies only if nothing was spent.
 const LEAST = { count: 1, money: 1e7, duration: SECOND };
 // The least width of a bar, in pixels.
 const BAR = 4;
@@ -50,7 +50,7 @@ function drawAll(part) {
     pointing(figure, chart, rows);
     const button = figure.querySelector("[data-log]");
     button.setAttribute("aria-pressed", String(log));
-    // The whole state of a page is in its URL, also for the links that the server writes.
+    // The URL contains the complete state of a page, also for links that the server writes.
     button.addEventListener("click", () => {
       if (!LOG.delete(figure.id)) LOG.add(figure.id);
       go({ log: [...LOG].join(",") }, figure.id);
@@ -65,7 +65,7 @@ function configOf(figure, rows, log) {
   const datasets = [...figure.querySelectorAll("thead th")].slice(1).map((head, index) => {
     const of = head.dataset, data = rows.map((row) => {
       const { value } = row.cells[index + 1].dataset;
-      // Of bars, zero has none: it would take up room in a stack.
+      // A zero has no bar, which would take up room in a stack.
       return { x: Number(row.dataset.at), y: value === undefined || of.style === "bars" && !Number(value) ? null : Number(value) };
     });
     const lone = ({ dataIndex: at }) => data[at - 1]?.y == null && data[at + 1]?.y == null;
@@ -148,7 +148,7 @@ function timeOf(at, ticks) {
   return new Date(at).toISOString().slice(11, step < MINUTE ? 19 : 16);
 }
 
-// The stretch that is being chosen with the pointer.
+// Draws the time range that the pointer is selecting.
 function drawChosen(chart) {
   if (!chart.chosen) return;
   const { ctx, chartArea: { top, bottom } } = chart, [left, right] = chart.chosen;
@@ -158,8 +158,8 @@ function drawChosen(chart) {
   ctx.restore();
 }
 
-// A drag chooses a time range, which the whole page follows; a click leads to the executions of a moment and a series.
-// With the keyboard, arrows move and Enter leads there; the time range has its own fields.
+// A drag selects a time range for the whole page; a click leads to the executions of a moment and a series. On the
+// keyboard, arrows move and Enter leads there; the time range has fields of its own.
 function pointing(figure, chart, rows) {
   const canvas = chart.canvas, zooms = "zooms" in figure.dataset, DRAG = 6;
   let began = null, tapped = null;
@@ -191,7 +191,7 @@ function pointing(figure, chart, rows) {
     const found = chart.getElementsAtEventForMode(event, "nearest", { axis: "xy", intersect: chart.options.scales.x.stacked }, true);
     const [at] = chart.getElementsAtEventForMode(event, "index", { intersect: false }, true);
     if (!at) return;
-    // A finger has no tooltip without a touch: the second one follows.
+    // On a touch screen, the first touch shows the tooltip and the second follows the link.
     const again = event.pointerType === "mouse" || tapped === at.index;
     tapped = at.index;
     if (again) follow(at.index, found[0]?.datasetIndex ?? -1);
@@ -211,7 +211,7 @@ function pointing(figure, chart, rows) {
   });
 }
 
-// In whole steps, so that the page shows the same columns, larger.
+// Selects whole steps, so that the page shows the same columns, larger.
 function zoom(chart, chosen, rows) {
   const { min, max } = chart.scales.x, step = (max - min) / rows.length;
   const [first, last] = chosen.map((x) => Math.floor((chart.scales.x.getValueForPixel(x) - min) / step));
@@ -219,7 +219,7 @@ function zoom(chart, chosen, rows) {
   go({ from: time(first), to: time(Math.min(last + 1, rows.length)), window: "" });
 }
 
-// The same page with other values in its URL; empty ones are left out.
+// Opens the same page with changed parameters; empty ones are omitted.
 function go(values, id = "") {
   const to = new URL(location);
   for (const name of ["after", "before"]) to.searchParams.delete(name);

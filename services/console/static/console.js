@@ -30,7 +30,7 @@ function themeButton() {
   });
 }
 
-// Single keys, outside of fields. The dialog lists them; the links of the navigation have the keys that follow a g.
+// Keyboard shortcuts outside of fields. The dialog lists them; a link of the navigation names the key that follows a g.
 function shortcuts() {
   const dialog = document.getElementById("keys"), button = document.querySelector("[data-keys-button]");
   if (!dialog || !button) return;
@@ -57,8 +57,8 @@ function shortcuts() {
   });
 }
 
-// On a phone a row is two lines that unfold, or a card, whose values need their headings next to them. The roles stay those
-// of a table.
+// On a phone, a row has two lines and unfolds, or is a card that shows the headings next to the values. The roles are still
+// those of a table.
 function labelling(part) {
   for (const table of part.querySelectorAll("table.cards")) {
     const headings = [...table.tHead.rows[0].cells];
@@ -85,8 +85,8 @@ function labelling(part) {
   }
 }
 
-// Every element with data-live and an id is replaced by its newer version, unless it is being used. What scripts add to
-// it, as charts do, is no difference.
+// Replaces every element that has data-live and an id by its newer version, unless it is being used. Additions of scripts,
+// such as charts, do not count as a change.
 function refreshing() {
   const mark = document.querySelector("[data-refresh-s]");
   if (!mark) return;
@@ -148,7 +148,7 @@ function refreshing() {
   document.addEventListener("visibilitychange", refresh);
 }
 
-// A running job: its steps are added to the page as they arrive, and the page reloads once the job is recorded.
+// Adds the steps of a running job to the page as they arrive, and reloads the page once the job is recorded.
 function watching() {
   const steps = document.querySelector("[data-watch]");
   if (!steps) return;
@@ -165,7 +165,7 @@ function watching() {
   addEventListener("pagehide", () => source.close());
 }
 
-// Dead letters are replayed in batches, until there are no more.
+// Replays dead letters in batches, until all are replayed.
 function replaying() {
   const form = document.querySelector("form[data-replay]");
   if (!form) return;
