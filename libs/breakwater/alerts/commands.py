@@ -15,7 +15,7 @@ from breakwater.client.commands import SEE_DOCTOR, Api, DefaultListGroup, Reason
 from breakwater.kernel.columns import with_display
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import ExitCode
-from breakwater.kernel.commands.given import check_sendable
+from breakwater.kernel.commands.text_input import check_sendable
 from breakwater.kernel.formats import counted
 
 TEST_TIMEOUT_S = 30.0

@@ -19,8 +19,8 @@ from breakwater.client import ApiClient, ApiError, ApiRefusedError, ApiUnavailab
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.errors import CliError, ExitCode, unreachable
-from breakwater.kernel.commands.given import check_sendable
 from breakwater.kernel.commands.output import Column
+from breakwater.kernel.commands.text_input import check_sendable
 from breakwater.local.plane import ApiKeyOption, DataOption, JsonOption, PlaneLocation, UrlOption
 
 ReasonOption = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Reason; it is recorded.")]

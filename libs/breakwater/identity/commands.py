@@ -14,8 +14,8 @@ from breakwater.identity.contract import KEY_SCOPES, KeyScope
 from breakwater.identity.rules.callers import ApiKey
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import usage_error
-from breakwater.kernel.commands.given import check_no_spaces
 from breakwater.kernel.commands.output import Column
+from breakwater.kernel.commands.text_input import check_no_spaces
 from breakwater.local.plane import DEFAULT_DATA, DataOption, JsonOption
 
 app = typer.Typer(help="API keys of the HTTP API, and what each may do.", no_args_is_help=True)

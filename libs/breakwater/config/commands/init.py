@@ -177,10 +177,10 @@ def _choose_provider(name: str | None, url: str | None, key_env: str | None, *, 
             if candidate.name == name:
                 return candidate
         available = ", ".join(candidate.name for candidate in providers) or "none"
-        raise usage_error(f"the provider {name} was not found; available: {available}", _WHAT_IS_LOOKED_FOR)
+        raise usage_error(f"the provider {name} was not found; available: {available}", _PROVIDER_HINT)
     if not interactive:
         if not providers:
-            raise CliError("no_provider", "no provider is found here", _WHAT_IS_LOOKED_FOR)
+            raise CliError("no_provider", "no provider is found here", _PROVIDER_HINT)
         return providers[0]
     output.write("Providers:")
     for number, candidate in enumerate(providers, 1):
@@ -196,7 +196,7 @@ def _choose_provider(name: str | None, url: str | None, key_env: str | None, *, 
     return run(_provider_at(address, key_env or None))
 
 
-_WHAT_IS_LOOKED_FOR = (
+_PROVIDER_HINT = (
     "Set OPENAI_API_KEY or ANTHROPIC_API_KEY, start Ollama or vLLM, or name an OpenAI-compatible endpoint with --url. "
     "Without any, `breakwater up --simulate` writes a first config and simulates its provider."
 )

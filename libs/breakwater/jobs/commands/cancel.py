@@ -14,8 +14,8 @@ from breakwater.jobs.contract.submission import CancelledJob
 from breakwater.kernel.commands import formats, output
 from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.errors import ExitCode, usage_error
-from breakwater.kernel.commands.given import check_sendable
 from breakwater.kernel.commands.output import Column
+from breakwater.kernel.commands.text_input import check_sendable
 
 DEFAULT_WAIT_S = 5.0
 LONGEST_WAIT_S = 300.0

@@ -19,8 +19,8 @@ from breakwater.jobs.contract.execution import FailureStatistics
 from breakwater.jobs.contract.job import ID_ENTROPY_BYTES, new_job_id
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import ExitCode, usage_error
-from breakwater.kernel.commands.given import check_no_spaces, check_sendable, read_file, read_stdin
 from breakwater.kernel.commands.output import Column
+from breakwater.kernel.commands.text_input import check_no_spaces, check_sendable, read_file, read_stdin
 from breakwater.limits.rules.refusals import joined
 from breakwater.local.plane import PlaneLocation
 
@@ -200,8 +200,8 @@ def _job(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
 
 def _add_rules(job: dict[str, Any], breaker: dict[str, Any], rules: dict[str, Any]) -> None:
     """Adds rules of the breaker, the guard and retries to the job; they override those of its file."""
-    paths = {f"breaker.{name}": value for name, value in breaker.items() if value is not None} | rules
-    for path, value in paths.items():
+    rule_values = {f"breaker.{name}": value for name, value in breaker.items() if value is not None} | rules
+    for path, value in rule_values.items():
         part, dot, name = path.partition(".")
         if part not in {"breaker", "guard", "retry"} or not dot:
             raise usage_error(f"--set {path}: is not a rule", "Write it like --set guard.max_iterations=5.")

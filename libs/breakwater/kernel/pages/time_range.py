@@ -116,7 +116,8 @@ def time_range_of(address: TableUrl, now: datetime, zone: ZoneInfo, default: str
     query = address.query
     name = query.get("window", default)
     if query.get("from") or query.get("to"):
-        name, window = CUSTOM, _custom(query.get("from", ""), query.get("to", ""), now)
+        name = CUSTOM
+        window = _custom(query.get("from", ""), query.get("to", ""), now)
     elif name == YESTERDAY:
         window = yesterday(now, zone)
     elif name in _MONTHS:

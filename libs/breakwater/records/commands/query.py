@@ -20,7 +20,7 @@ from breakwater.kernel.clickhouse.client import ResultSet
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError
 from breakwater.kernel.commands import connect, output
 from breakwater.kernel.commands.errors import CliError, usage_error
-from breakwater.kernel.commands.given import check_sendable, read_file, read_stdin
+from breakwater.kernel.commands.text_input import check_sendable, read_file, read_stdin
 from breakwater.kernel.formats import csv_cell, no_formula
 from breakwater.local.plane import DataOption, JsonOption, PlaneLocation
 

@@ -123,8 +123,8 @@ async def _tail(
                 await client.subscribe(subject_of(kind, agent), cb=receive)
             await connect.flush_subscriptions(client)
         if begin is not None:
-            async with aclosing(_past(client, kinds, agent, begin)) as past:
-                async for message in past:
+            async with aclosing(_stored_events(client, kinds, agent, begin)) as stored_events:
+                async for message in stored_events:
                     _show(message, agent, as_json=as_json)
                     if follow and (event_id := message.headers.get("ce-id")):
                         shown_ids.add(event_id)
@@ -137,19 +137,19 @@ async def _tail(
             _show(message, agent, as_json=as_json)
 
 
-async def _past(
+async def _stored_events(
     client: Client, kinds: Sequence[str], agent: str | None, begin: datetime
 ) -> AsyncGenerator[ReceivedEvent]:
     """Yields the stored events of the kinds, merged from their streams by storage time."""
     logged_kinds = [kind for kind in kinds if kind not in ("alerts", "progress")]
-    sources: list[tuple[Stream, str]] = []
+    subjects: list[tuple[Stream, str]] = []
     if logged_kinds:
-        sources.append((Stream.EVENTS, subject_of(logged_kinds[0], agent) if len(logged_kinds) == 1 else "bw.>"))
+        subjects.append((Stream.EVENTS, subject_of(logged_kinds[0], agent) if len(logged_kinds) == 1 else "bw.>"))
     if "alerts" in kinds:
-        sources.append((Stream.ALERTS, subject_of("alerts", agent)))
+        subjects.append((Stream.ALERTS, subject_of("alerts", agent)))
     async with AsyncExitStack() as stack:
         heads: dict[AsyncGenerator[Found], Found] = {}
-        for stream, subject in sources:
+        for stream, subject in subjects:
             source = await stack.enter_async_context(
                 aclosing(Lookup(lambda: client).scan(stream, subject, start=begin))
             )
