@@ -24,6 +24,9 @@ settings.register_profile("breakwater", deadline=None, max_examples=30)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("breakwater")
 
+CLICKHOUSE_ENGINES = 2
+CLICKHOUSE_TEST_S = 0.2
+
 _PYTHON = pytest.StashKey[str]()
 """What xdist's workers are started with."""
 
@@ -79,29 +82,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     xdist splits the list into equal parts, one for each worker, and moves tests from the end of one part to whoever has
     nothing left. So those that share what is costly to set up stay with one worker: a file's
-    (`together=True`), or those of several files that name the same thing (`together="console"`).
+    (`together=True`), or those of several files that name the same thing (`together="console"`). Tests on ClickHouse
+    are the share of two workers: its engine takes a core for seconds to start, and its tables another to be created.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     others: list[pytest.Item] = []
+    on_clickhouse: list[pytest.Item] = []
     groups: dict[str, _LongGroup] = {}
     for item in items:
         mark = item.get_closest_marker("long")
         if mark is None:
-            others.append(item)
+            (on_clickhouse if _is_on_clickhouse(item) else others).append(item)
         else:
             together = mark.kwargs.get("together")
             name = together if isinstance(together, str) else str(item.path) if together else item.nodeid
             groups.setdefault(name, _LongGroup()).add(item, mark)
     shares = [_LongGroup() for _ in range(workers)]
+    with_engine = shares[:CLICKHOUSE_ENGINES]
+    half = -(-len(on_clickhouse) // len(with_engine))
+    for number, share in enumerate(with_engine):
+        share.short = on_clickhouse[number * half : (number + 1) * half]
     for group in sorted(groups.values(), key=lambda group: group.about_s, reverse=True):
-        min(shares, key=lambda share: share.about_s).extend(group)
+        candidates = with_engine if any(map(_is_on_clickhouse, group.items)) else shares
+        min(candidates, key=lambda share: share.about_s).extend(group)
     size = -(-len(items) // workers)
     items.clear()
     for share in shares:
-        room = max(0, size - len(share.items))
-        items += share.items + others[:room]
+        first = share.items + share.short
+        room = max(0, size - len(first))
+        items += first + others[:room]
         del others[:room]
     items += others
+
+
+def _is_on_clickhouse(item: pytest.Item) -> bool:
+    return "clickhouse_server" in getattr(item, "fixturenames", ())
 
 
 class _LongGroup:
@@ -109,11 +124,13 @@ class _LongGroup:
 
     def __init__(self) -> None:
         self.items: list[pytest.Item] = []
+        self.short: list[pytest.Item] = []
+        """Other tests on ClickHouse, which come after them."""
         self._marks: dict[int, float] = {}
 
     @property
     def about_s(self) -> float:
-        return sum(self._marks.values())
+        return sum(self._marks.values()) + len(self.short) * CLICKHOUSE_TEST_S
 
     def add(self, item: pytest.Item, mark: pytest.Mark) -> None:
         self.items.append(item)
