@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from breakwater.alerts.contract import AlertEvent
 from breakwater.alerts.rules.alert_rules import PLACEHOLDERS, AnomalyRules, Demanding, Reminders, Route
-from breakwater.alerts.rules.links import LEAST_SECRET
+from breakwater.alerts.rules.links import MIN_SECRET_LENGTH
 from breakwater.calls.providers.base import HttpUrl
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.secret_refs import Secret
@@ -114,9 +114,9 @@ class AlertLinks(Message):
             secret = self.secret.read()
         except ConfigError as error:
             raise ConfigError(f"alerts.links.secret: {error}") from error
-        if len(secret) < LEAST_SECRET:
+        if len(secret) < MIN_SECRET_LENGTH:
             raise ConfigError(
-                f"alerts.links.secret: it has {len(secret)} characters, but needs at least {LEAST_SECRET}; "
+                f"alerts.links.secret: it has {len(secret)} characters, but needs at least {MIN_SECRET_LENGTH}; "
                 "create one with `openssl rand -hex 32`"
             )
         return secret

@@ -1,8 +1,8 @@
 """Changes of an incident: opened once, repeated, acknowledged, reminded of, resolved.
 
-An incident is the newest alert that has its id. Every decision takes that and returns the next one; or None, where
-nothing changes. So a reader of ALERTS from its beginning knows every incident. Of two concurrent decisions, the stream
-refuses the second one's alert.
+An incident's state is its newest alert. Every decision takes that alert and returns the next one, or None if nothing
+changes. So a reader of ALERTS from its beginning knows every incident. Of two concurrent decisions, the stream refuses
+the second one's alert.
 """
 
 from __future__ import annotations
@@ -20,31 +20,37 @@ from breakwater.kernel.formats import moment, sentence
 
 @dataclass(frozen=True, slots=True)
 class IncidentRules:
-    """Rules for what becomes an incident, its escalation and its reminders."""
+    """The rules for incidents, their escalation and their reminders.
+
+    Attributes:
+        on_events: the events that open incidents.
+        quiet_s: the seconds within which a resolved problem that recurs reopens its incident.
+        escalate: the events whose incidents stay pending until an operator acts.
+        reminders: the intervals of reminders of pending incidents.
+    """
 
     on_events: Collection[AlertEvent]
     quiet_s: float
     escalate: Collection[str]
-    """Events whose incidents stay pending until an operator acts."""
     reminders: Reminders
 
     @property
     def quiet(self) -> timedelta:
-        """Time within which something must come back to be the same incident."""
+        """The time within which a resolved problem that recurs reopens its incident."""
         return timedelta(seconds=self.quiet_s)
 
 
 def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert | None:
-    """The next alert of the incident that an event is of.
+    """Return the next alert of the incident that a signal belongs to.
 
     Args:
-        signal: what the event says.
-        current: the newest alert of the newest incident with its key; None where there never was one.
-        rules: of the config.
+        signal: the signal of an event.
+        current: the newest alert of the latest incident with the signal's key; None if there never was one.
+        rules: the rules of the config.
 
     Returns:
-        The next alert of the incident, or the first one of a new incident. None where the event changes nothing: it
-        was handled before, or there is no incident to resolve.
+        The next alert of the incident, or the first alert of a new incident. None if the signal changes nothing: it was
+        handled before, or there is no incident to resolve.
     """
     if current is not None and current.last_event_id == signal.source_id:
         return None
@@ -54,8 +60,8 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
         return _resolved(current, signal)
     if signal.event not in rules.on_events:
         return None
-    over_at = None if current is None or current.status != "resolved" else current.resolved_at
-    if current is None or (over_at is not None and signal.at - over_at > rules.quiet):
+    resolved_at = None if current is None or current.status != "resolved" else current.resolved_at
+    if current is None or (resolved_at is not None and signal.at - resolved_at > rules.quiet):
         return _opened(signal, rules)
     if current.status == "resolved":
         status = _status(signal.event, rules)
@@ -63,7 +69,7 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
     else:
         status = current.status
         change = "repeated"
-    # Events of one incident may arrive in another order than they happened in.
+    # Events of one incident may arrive in another order than they occurred in.
     ends_at = _ends(signal, rules)
     if ends_at is not None and current.ends_at is not None:
         ends_at = max(ends_at, current.ends_at)
@@ -73,7 +79,7 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
         signal.at,
         signal.source_id,
         status=status,
-        # Agent, model and tenant stay those that it was opened with: by them it has its way to people.
+        # Agent, model and tenant stay those of the opening: they route the incident to its channels.
         event=signal.event,
         severity=severity_of(signal.key),
         title=signal.title,
@@ -90,7 +96,7 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
 
 
 def acknowledge(current: Alert, by: str, reason: str | None, at: datetime) -> Alert | None:
-    """Acknowledges an incident: no more reminders. None where it is acknowledged or resolved already."""
+    """Acknowledge an incident, which ends its reminders. None if it is already acknowledged or resolved."""
     if current.status not in {"firing", "pending"}:
         return None
     return _next(
@@ -107,18 +113,18 @@ def acknowledge(current: Alert, by: str, reason: str | None, at: datetime) -> Al
 
 
 def resolve(current: Alert, by: str, reason: str | None, at: datetime) -> Alert | None:
-    """Resolves an incident on behalf of an operator. None where it is resolved already."""
+    """Resolve an incident on behalf of an operator. None if it is already resolved."""
     if current.status == "resolved":
         return None
-    # Nothing is mended by it: a stopped task stays stopped.
+    # This does not remove the cause: a stopped task stays stopped.
     text = f"{_lasted(current, at)} What caused it may be so still: {current.text}"
     return _over(current, at, f"resolved by {by}", by=by, reason=reason, text=text)
 
 
 def due(current: Alert, now: datetime, rules: IncidentRules) -> Alert | None:
-    """The change of an incident by the passing of time: it resolves by itself, or people are reminded of it.
+    """Return the change of an incident that is due: it resolves by itself, or a reminder is sent. None if none is due.
 
-    An incident that is pending resolves only once an operator has acknowledged it.
+    A pending incident only resolves by itself once an operator has acknowledged it.
     """
     if current.status == "resolved":
         return None
@@ -143,7 +149,7 @@ def due(current: Alert, now: datetime, rules: IncidentRules) -> Alert | None:
 
 
 def due_at(current: Alert) -> datetime | None:
-    """The earliest time at which `due` returns a change of it."""
+    """Return the earliest time at which `due` returns a change of an incident; None if there is none."""
     if current.status == "resolved":
         return None
     return current.remind_at if current.status == "pending" else current.ends_at
@@ -235,7 +241,7 @@ def _next(current: Alert, change: AlertChange, at: datetime, source_id: str, **c
     version = current.version + 1
     severities = highest_severity(current), changed.get("severity", current.severity)
     fixed = {
-        # What an earlier version opened has neither.
+        # Incidents that an earlier version opened have neither of these two.
         "first_event": began_with(current),
         "highest_severity": max(severities, key=SEVERITIES.index),
         "alert_id": _alert_id(current.incident_id, version),
@@ -256,7 +262,7 @@ def _ends(signal: Firing, rules: IncidentRules) -> datetime | None:
 
 
 def _reminder(since: datetime, reminders: int, rules: IncidentRules) -> datetime:
-    # The exponent is bounded, as 2.0 ** 2000 is no number.
+    # The exponent is bounded, because 2.0 ** 2000 overflows.
     wait_s = min(rules.reminders.first_s * 2.0 ** min(reminders, 40), rules.reminders.max_s)
     return since + timedelta(seconds=wait_s)
 

@@ -7,7 +7,7 @@ import hmac
 from datetime import datetime, timedelta
 from urllib.parse import quote, urlencode
 
-LEAST_SECRET = 32
+MIN_SECRET_LENGTH = 32
 """The fewest characters of the secret that signs links."""
 
 
