@@ -24,7 +24,7 @@ from breakwater.calls.targets import Target
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.process.outage import Outages, StoppedWaitingError
 from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError
-from breakwater.prices.rules.price import OBSERVED
+from breakwater.prices.rules.price import MAX_OBSERVED
 
 RECORD_TIMEOUT_S = 1.0
 """The longest wait of a job for Redis to have its outcome. An outage of Redis must not delay the answer."""
@@ -78,7 +78,7 @@ class Outcomes:
         """
         # Estimates do not count: a model may have produced hidden reasoning tokens.
         if job.agent.reserve == "observed" and attempt.output_tokens is not None and attempt.cost_basis == "billed":
-            self._outputs.setdefault((job.agent_name, attempt.model), deque(maxlen=OBSERVED)).append(
+            self._outputs.setdefault((job.agent_name, attempt.model), deque(maxlen=MAX_OBSERVED)).append(
                 attempt.output_tokens
             )
         if attempt.outcome == "success":

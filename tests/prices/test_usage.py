@@ -246,5 +246,5 @@ def test_a_reservation_has_the_dearest_price_that_may_apply() -> None:
     assert most(200, size(BRIEF)) == 250_000
     assert most(200, size(BRIEF, HOUR)) == 400_000
     assert most(200, size_of_params({"tools": [HOUR]}) + size(BRIEF)) == 400_000
-    assert size(SOUND).sound_tokens == 101
+    assert size(SOUND).audio_tokens == 101
     assert most(200, size(SOUND)) == 99 * 1000 + 101 * 16_000

@@ -273,15 +273,15 @@ class Agent(AgentDefaults):
         return tuple(dict.fromkeys(model for model in (first, *fallbacks) if model is not None))
 
 
-LEAST_FOR_BUDGETS = 62
+MIN_DAYS_FOR_BUDGETS = 62
 """The days of attempts that budgets need. Lost counters are rebuilt from ClickHouse, for this month and for the
 previous one, whose last calls may still be in flight: at most two months of 31 days."""
 
 
 def _long_enough(days: int) -> int:
-    if days < LEAST_FOR_BUDGETS:
+    if days < MIN_DAYS_FOR_BUDGETS:
         raise ValueError(
-            f"must be at least {LEAST_FOR_BUDGETS} days, not {days}: if Redis loses its counters, the budgets of "
+            f"must be at least {MIN_DAYS_FOR_BUDGETS} days, not {days}: if Redis loses its counters, the budgets of "
             "this month and the previous one are rebuilt from these rows"
         )
     return days
@@ -290,7 +290,7 @@ def _long_enough(days: int) -> int:
 # With more days, the expiry of a row would be later than ClickHouse's times can represent.
 Days = Annotated[int, Field(ge=1, le=10_000)]
 DaysForBudgets = Annotated[
-    int, AfterValidator(_long_enough), Field(le=10_000, json_schema_extra={"minimum": LEAST_FOR_BUDGETS})
+    int, AfterValidator(_long_enough), Field(le=10_000, json_schema_extra={"minimum": MIN_DAYS_FOR_BUDGETS})
 ]
 
 

@@ -238,7 +238,7 @@ async def test_a_result_is_not_kept_from_its_submitter_while_redis_does_not_answ
 async def test_what_answers_have_used_is_held_instead_of_the_worst_case_and_no_call_uses_more(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("breakwater.prices.rules.price.ENOUGH", 3)
+    monkeypatch.setattr("breakwater.prices.rules.price.MIN_OBSERVED", 3)
     provider = ScriptedProvider(*[said(40)] * 4, said(80, "length"), said(300), said(300))
     agents = agent("1", reserve="observed", max_tokens=1000)
     async with start_worker({"sim/m": model()}, agents, providers={"sim": provider}) as plane:
@@ -258,7 +258,7 @@ async def test_what_answers_have_used_is_held_instead_of_the_worst_case_and_no_c
 async def test_a_stream_holds_its_worst_case_as_what_is_out_of_it_cannot_be_taken_back(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("breakwater.prices.rules.price.ENOUGH", 1)
+    monkeypatch.setattr("breakwater.prices.rules.price.MIN_OBSERVED", 1)
     provider = ScriptedProvider(said(40), said(40))
     agents = agent("1", reserve="observed", max_tokens=1000)
     async with start_worker({"sim/m": model()}, agents, providers={"sim": provider}) as plane:
@@ -271,7 +271,7 @@ async def test_a_stream_holds_its_worst_case_as_what_is_out_of_it_cannot_be_take
 async def test_an_estimate_of_what_an_answer_used_teaches_nothing(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("breakwater.prices.rules.price.ENOUGH", 1)
+    monkeypatch.setattr("breakwater.prices.rules.price.MIN_OBSERVED", 1)
     provider = ScriptedProvider(*[Answer("yes", Usage(None, None))] * 2)
     agents = agent("1", reserve="observed", max_tokens=1000)
     async with start_worker({"sim/m": model()}, agents, providers={"sim": provider}) as plane:
@@ -314,7 +314,7 @@ async def test_a_success_does_not_hide_failures_that_came_after_it(start_worker:
 async def test_an_answer_that_was_cut_off_is_asked_for_again_though_its_worker_died(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("breakwater.prices.rules.price.ENOUGH", 1)
+    monkeypatch.setattr("breakwater.prices.rules.price.MIN_OBSERVED", 1)
     provider = ScriptedProvider(said(40), said(80, "length"), said(300))
     agents = agent("1", reserve="observed", max_tokens=1000)
     async with start_worker({"sim/m": model()}, agents, providers={"sim": provider}) as plane:

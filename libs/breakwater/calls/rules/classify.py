@@ -308,7 +308,7 @@ _SHORT_WINDOW = re.compile(
     r"(?<![a-z])(?:per|a|/)[ _-]?(?:sec(?:ond)?|min(?:ute)?)(?![a-z])|(?:Per|By)(?:Second|Minute)", re.I
 )
 
-FAR_S = 3_600.0
+QUOTA_RESET_S = 3_600.0
 """The wait from which on a limit counts as a spent quota, which calls do not wait for."""
 
 _NEVER_UNSUPPORTED = frozenset({"model", "messages", "stream"})
@@ -658,8 +658,8 @@ def _by_status(failure: HttpFailure, now: datetime) -> Classification:
     stated_waits = (reset_s, latest_reset_s(failure.headers, now), wait_s)
     waits_s = [wait for wait in stated_waits if wait is not None]
     if _is_spent(failure, max(waits_s, default=0.0), throttled=throttled):
-        far_s = max((wait for wait in waits_s if wait >= FAR_S), default=None)
-        return fails("quota", "QuotaExceededError", after_s=far_s if reset_s is None else reset_s)
+        quota_reset_s = max((wait for wait in waits_s if wait >= QUOTA_RESET_S), default=None)
+        return fails("quota", "QuotaExceededError", after_s=quota_reset_s if reset_s is None else reset_s)
     if throttled:
         return fails("rate_limit", "RateLimitError", after_s=reset_s if wait_s is None else wait_s)
     if 500 <= status <= 599:
@@ -698,7 +698,7 @@ def _is_spent(failure: HttpFailure, latest_s: float, *, throttled: bool) -> bool
     if not throttled:
         return bool(_SPENT_OR_LIMITED.search(message))
     return (
-        latest_s >= FAR_S
+        latest_s >= QUOTA_RESET_S
         or (_LONG_WINDOW.search(message) is not None and not _SHORT_WINDOW.search(message))
         or (_SPENT_OR_LIMITED.search(message) is not None and not latest_s)
     )

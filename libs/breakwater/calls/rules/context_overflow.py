@@ -74,7 +74,7 @@ def keep_ratio_from(message: str) -> float | None:
     return min(max(room / used * _SAFETY, _MIN_RATIO), _MAX_RATIO) if used else None
 
 
-LEAST_OUTPUT = 16
+MIN_OUTPUT_TOKENS = 16
 """The fewest tokens that make a useful answer."""
 
 
@@ -90,10 +90,10 @@ def output_limit_from(message: str) -> int | None:
     room = numbers["limit"] - numbers["input"]
     if "least" in numbers:
         room = min(room, numbers["output"] // 2)  # the provider did not count the whole input
-    return room if room >= LEAST_OUTPUT else None
+    return room if room >= MIN_OUTPUT_TOKENS else None
 
 
-_MOST_OUTPUT = tuple(
+_OUTPUT_LIMITS = tuple(
     re.compile(pattern, re.I)
     for pattern in (
         # OpenAI, Azure
@@ -110,7 +110,7 @@ _MOST_OUTPUT = tuple(
 
 def most_output_in(message: str) -> int | None:
     """Return the most output tokens of a model that a provider's refusal states; None if it states none."""
-    match = next((match for pattern in _MOST_OUTPUT if (match := pattern.search(message[:_MAX_TEXT]))), None)
+    match = next((match for pattern in _OUTPUT_LIMITS if (match := pattern.search(message[:_MAX_TEXT]))), None)
     return None if match is None else _figure(match["limit"])
 
 

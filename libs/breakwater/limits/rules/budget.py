@@ -350,7 +350,7 @@ class OverBudget:
 RECENT_PARTS = 8
 """Recent spend is that of the last eighth of a period: three hours of a day, nearly four days of a month."""
 
-LEAST_PARTS = 24
+MIN_ELAPSED_PARTS = 24
 """A forecast needs a twenty-fourth of the period to be over: an hour of a day, thirty hours of a month."""
 
 
@@ -391,7 +391,7 @@ def forecast(
     """
     length_ms = period.end_ms - period.start_ms
     elapsed_ms = now_ms - period.start_ms
-    if spent <= 0 or not period.holds(now_ms) or elapsed_ms * LEAST_PARTS < length_ms:
+    if spent <= 0 or not period.holds(now_ms) or elapsed_ms * MIN_ELAPSED_PARTS < length_ms:
         return None
     remaining_ms = period.end_ms - now_ms
     recent_ms = now_ms - recent_from(period, now_ms)

@@ -178,8 +178,8 @@ class Rates:
         reached = frozenset(above + 1 for steps in self.steps.values() for above, _ in steps if above < input_tokens)
         exact = input_tokens * self._highest_rate(kinds, reached)
         exact += max_tokens and max_tokens * self._highest_rate(_OUTPUT_KINDS, reached)
-        if sound := min(size.sound_tokens, input_tokens):
-            exact += sound * (self._highest_rate([*kinds, "input_audio"], reached) - self._highest_rate(kinds, reached))
+        if audio := min(size.audio_tokens, input_tokens):
+            exact += audio * (self._highest_rate([*kinds, "input_audio"], reached) - self._highest_rate(kinds, reached))
         return (2 * exact + TOKENS_PER_PRICE) // (2 * TOKENS_PER_PRICE) + self.per_call
 
     def _highest_rate(self, kinds: Iterable[str], reached: frozenset[int]) -> int:
@@ -320,9 +320,9 @@ def max_output_of(params: Mapping[str, JsonValue], default: int) -> int:
     return (limit + _budget(params.get("thinking_budget")) + predicted) * choices_of(params)
 
 
-OBSERVED = 1000
-"""The number of latest calls whose output is remembered."""
-ENOUGH = 100
+MAX_OBSERVED = 1000
+"""The most calls whose output is remembered, the latest ones."""
+MIN_OBSERVED = 100
 """The number of observed calls that it takes to predict the next one's output."""
 MARGIN = 2
 """The multiple of the largest observed output that a call may have."""
@@ -341,7 +341,7 @@ def observed_limit(params: Mapping[str, JsonValue], default: int, outputs: Seque
         anyway, when it asks for several answers, and when the model may think beyond its limit.
     """
     requested_limit = max_tokens_of(params, default)
-    if len(outputs) < ENOUGH or max_output_of(params, default) != requested_limit:
+    if len(outputs) < MIN_OBSERVED or max_output_of(params, default) != requested_limit:
         return None
     limit = max(1, MARGIN * max(outputs))
     return limit if limit < requested_limit else None
@@ -425,7 +425,7 @@ class InputSize:
     body_bytes: int = 0
 
     @property
-    def sound_tokens(self) -> int:
+    def audio_tokens(self) -> int:
         """The number of tokens that may be audio. A file that is only referenced counts as audio, too."""
         return math.ceil(self.media_bytes / BYTES_PER_MEDIA_TOKEN) + self.linked_files * LINKED_FILE_TOKENS
 

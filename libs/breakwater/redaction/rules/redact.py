@@ -34,7 +34,7 @@ from pydantic import Field, JsonValue, field_validator
 from breakwater.kernel.surrogates import whole_text
 from breakwater.kernel.types import Message
 from breakwater.redaction.rules.scanner import (
-    LONGEST,
+    MAX_SECRET_LENGTH,
     NO_KEY_IN_ID,
     NameKind,
     Pattern,
@@ -156,11 +156,11 @@ class Redactor:
     def _cut(self, text: str, work: WorkLimit, *, is_json: bool) -> str:
         """Redact and truncate a text, without splitting a placeholder.
 
-        The search extends `LONGEST` characters beyond the limit, so that a secret of up to that length is recognised
-        if it begins before the limit. These characters are not returned.
+        The search extends `MAX_SECRET_LENGTH` characters beyond the limit, so that a secret of up to that length is
+        recognised if it begins before the limit. These characters are not returned.
         """
         end = self.max_length
-        data = text[: end + LONGEST].encode(errors="surrogatepass")
+        data = text[: end + MAX_SECRET_LENGTH].encode(errors="surrogatepass")
         if self.scanner.suspects(data):
             limit = len(text[:end].encode(errors="surrogatepass"))
             data, limit = self.scanner.redacted((data, limit), work, is_json=is_json)
@@ -181,8 +181,8 @@ MAX_NESTING = 8
 """The deepest nesting of JSON in texts in JSON; anything deeper is redacted as plain text."""
 
 _SEARCHED_TOGETHER = 512
-_LEAST_CARD_NUMBER = 10**12
-_LARGEST = 10**300  # Python refuses to write out integers of a few thousand digits
+_MIN_CARD_NUMBER = 10**12
+_MAX_WRITTEN_NUMBER = 10**300  # Python refuses to write out integers of a few thousand digits
 _BEFORE_JSON = frozenset("{[ \t\r\n")
 _JSON_TEXT_PLACES = 3
 _NAME = object()
@@ -266,7 +266,7 @@ class _Copy:
         highest = max(numbers)
         if not (self._may_be_secret(lowest) or self._may_be_secret(highest)):
             return True
-        if not max(-lowest, highest) < _LARGEST:
+        if not max(-lowest, highest) < _MAX_WRITTEN_NUMBER:
             return False
         lines = str(numbers)[1:-1].replace(", ", "\n")
         scanner = self._rules.scanner
@@ -281,7 +281,7 @@ class _Copy:
         elif isinstance(item, int | float):
             if isinstance(item, bool) or not self._may_be_secret(item):
                 return
-            if -_LARGEST < item < _LARGEST:  # never cut, however many digits it has
+            if -_MAX_WRITTEN_NUMBER < item < _MAX_WRITTEN_NUMBER:  # never cut, however many digits it has
                 self._work.values_left -= 1
                 self._slots.append((copy, place))
                 self._texts.append(str(item))
@@ -303,7 +303,7 @@ class _Copy:
             self._texts.append(text)
 
     def _may_be_secret(self, number: float) -> bool:
-        return self._rules.scanner.any_number or not -_LEAST_CARD_NUMBER < number < _LEAST_CARD_NUMBER
+        return self._rules.scanner.any_number or not -_MIN_CARD_NUMBER < number < _MIN_CARD_NUMBER
 
     # Searching
 
@@ -333,7 +333,7 @@ class _Copy:
             container[place] = text if isinstance(container[place], str) else self._placeholder  # no half of a number
 
     def _redacted(self, text: str) -> str:
-        is_complete = len(text) <= self._rules.max_length + LONGEST
+        is_complete = len(text) <= self._rules.max_length + MAX_SECRET_LENGTH
         if self._nesting == MAX_NESTING or not is_complete or not _looks_like_json(text):
             return self._rules.redacted(text, self._work)
         self._work.spend(_JSON_TEXT_PLACES)
@@ -377,10 +377,10 @@ def _distinct(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
 
 # Secrets whose values are known
 
-LEAST = 8
+MIN_SECRET_LENGTH = 8
 """The fewest characters of a secret that is always hidden. A shorter one is hidden only as a word of its own, and if
 it is neither a plain word nor a plain number."""
-_LEAST_ODD = 4
+_MIN_ODD_LENGTH = 4
 _OF_ANY = (b"\\u", b"\0")
 """Signs of an encoding that can hide any character: escapes of JSON, and the zero bytes of UTF-16."""
 _GAP = r"(?:\s|\\[nrt])+"
@@ -457,6 +457,6 @@ def cut(text: str, length: int) -> str:
 
 def _pattern(secret: str) -> str | None:
     pattern = _GAP.join(map(re.escape, secret.split()))
-    if len(secret) >= LEAST:
+    if len(secret) >= MIN_SECRET_LENGTH:
         return pattern
-    return None if len(secret) < _LEAST_ODD or secret.isalpha() or secret.isdigit() else rf"(?<!\w){pattern}(?!\w)"
+    return None if len(secret) < _MIN_ODD_LENGTH or secret.isalpha() or secret.isdigit() else rf"(?<!\w){pattern}(?!\w)"

@@ -29,7 +29,7 @@ Pattern = re.Pattern[bytes]
 Extent = tuple[int, int]
 """The first byte, and the byte after the last; empty if they are equal."""
 
-LONGEST = 16 * 1024
+MAX_SECRET_LENGTH = 16 * 1024
 """The assumed maximum length of a secret, in bytes or characters."""
 
 NO_KEY_IN_ID = "has the form of a known service's key or token; ids are stored and shown as they are, so choose another"
@@ -286,7 +286,7 @@ def _value_of_pair(placeholder: bytes, data: bytes, start: int, end: int) -> Ext
     """Return the extent of the value next to a field whose value is a secret name: after it, or else before it."""
     if (behind := _VALUE_OF_PAIR.match(data, end)) is not None:
         return _value_behind(placeholder, data, behind.start(), behind.end())
-    nearest = data.rfind(b"val", max(0, start - LONGEST), start)
+    nearest = data.rfind(b"val", max(0, start - MAX_SECRET_LENGTH), start)
     before = None if nearest < 0 else _VALUE_OF_PAIR.match(data, nearest)
     if before is not None and before.end() < start:
         value_start, value_end = _value_behind(placeholder, data, before.start(), before.end())
@@ -323,7 +323,7 @@ def _closing_quote(data: bytes, start: int) -> int:
 
 def _json_end(data: bytes, start: int) -> int:
     """Return the end of an object or an array; that of the data if it is truncated, too long or no JSON."""
-    text = data[start : start + LONGEST].decode("utf-8", "surrogateescape")
+    text = data[start : start + MAX_SECRET_LENGTH].decode("utf-8", "surrogateescape")
     try:
         _, end = _JSON.raw_decode(text)
     except (ValueError, RecursionError):
@@ -399,7 +399,7 @@ class _Finder:
         match: the pattern that is then matched at the same place; None to use `search`.
         part: a function that narrows a match to its secret part; None if all of it is secret.
         needs: bytes that every match contains, which are far cheaper to look for.
-        stretch: the number of bytes that are searched together. Stretches overlap by `LONGEST`.
+        stretch: the number of bytes that are searched together. Stretches overlap by `MAX_SECRET_LENGTH`.
     """
 
     search: Pattern
@@ -417,7 +417,7 @@ class _Finder:
             stretch_end = position + self.stretch
             match = self.search.search(data, position, stretch_end)
             if match is None:
-                position = stretch_end - LONGEST if stretch_end < len(data) else len(data)
+                position = stretch_end - MAX_SECRET_LENGTH if stretch_end < len(data) else len(data)
                 continue
             begin, end = match.span()
             if end == stretch_end < len(data) and begin > position:
@@ -472,7 +472,7 @@ UNESCAPED_TIMES = 2
 MAX_ROUNDS = 3
 """The number of searches of a text. A placeholder is an edge, next to which another search may find more."""
 
-STRETCH = 4 * LONGEST
+STRETCH = 4 * MAX_SECRET_LENGTH
 """The bytes that a user pattern searches together. A pattern such as `a(.*z)?` reads to their end from each match."""
 
 _ESCAPE = r"%[2-7][0-9A-Fa-f]|\\(?:u00|x)[2-7][0-9A-Fa-f]"
