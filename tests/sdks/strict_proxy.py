@@ -16,12 +16,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.sdks.programs import THOUGHT
+from tests.strict_chat import addition, refusal
 
 MODELS = {"deepseek": "deepseek-reasoner", "gemini": "gemini-3-pro", "kimi": "kimi-k2-thinking"}
 THINKERS = ("deepseek", "kimi")
 """Those that write their thoughts, and want them back with tool calls."""
-GEMINI_FIELDS = {"role", "content", "name", "refusal", "tool_calls", "tool_call_id", "extra_content"}
-"""Fields of a message that Gemini takes."""
 
 
 @dataclass(slots=True)
@@ -56,15 +55,11 @@ class StrictProxy:
         """Returns why the provider refuses a request, and counts the tool calls that it takes."""
         ids = list[str]()
         returned = 0
-        for message in body["messages"]:
-            if provider == "gemini" and (unknown := message.keys() - GEMINI_FIELDS):
-                return f"Invalid JSON payload received. Unknown name {sorted(unknown)}: Cannot find field."
+        for number, message in enumerate(body["messages"]):
+            if (reason := refusal(provider, message, number, thinks=provider in THINKERS)) is not None:
+                return reason
             for call in message.get("tool_calls") or ():
-                if provider in THINKERS and not message.get("reasoning_content"):
-                    return "The `reasoning_content` in the thinking mode must be passed back to the API."
-                if provider == "gemini" and "extra_content" not in call:
-                    return f"Function call is missing a thought_signature in functionCall parts: {call['function']}."
-                written = call | added_to(provider, call, len(ids))
+                written = call | addition(provider, call["function"]["name"], len(ids))
                 if call["id"] != written["id"]:
                     return f"tool_call_id {call['id']} is not found"
                 thought = THOUGHT["text"] if provider in THINKERS else None
@@ -75,17 +70,6 @@ class StrictProxy:
         self.calls[body["model"]] += len(ids)
         self.returned[body["model"]] += returned
         return None
-
-
-def added_to(provider: str, call: dict[str, Any], number: int) -> dict[str, Any]:
-    """Returns what a provider adds to the tool call of that number in a conversation."""
-    match provider:
-        case "gemini":
-            return {"extra_content": {"google": {"thought_signature": f"signature+/{number}="}}}
-        case "kimi":
-            return {"id": f"functions.{call['function']['name']}:{number}"}
-        case _:
-            return {}
 
 
 @contextmanager
@@ -141,5 +125,5 @@ def with_additions(provider: str, line: bytes, earlier: int) -> bytes:
             part.pop("reasoning_content", None)
         for index, call in enumerate(part.get("tool_calls") or ()):
             if "id" in call:
-                call |= added_to(provider, call, earlier + call.get("index", index))
+                call |= addition(provider, call["function"]["name"], earlier + call.get("index", index))
     return prefix + json.dumps(content).encode() + b"\n"

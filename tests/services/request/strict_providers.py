@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from tests.calls.providers.kit import answering
+from tests.strict_chat import addition, refusal, signature_of
 
 AUTHORS = ("plain", "deepseek", "gemini", "kimi", "responses", "anthropic")
 TEXT_TURNS = frozenset({3, 7, 10})
@@ -101,15 +102,15 @@ def _arguments(author: str, turn: int, model: str) -> dict[str, Any]:
 _FIELDS = {
     "plain": {"role", "content", "refusal", "tool_calls", "tool_call_id", "name", "annotations"},
     "deepseek": None,
-    "gemini": {"role", "content", "refusal", "tool_calls", "tool_call_id", "name", "annotations", "extra_content"},
+    "gemini": None,
     "kimi": None,
     "responses": {"role", "content", "refusal", "tool_calls", "tool_call_id", "name", "annotations"},
 }
-"""Fields of messages that a provider knows; None for one that ignores others."""
+"""Fields of messages that a provider knows; None for one that `strict_chat.refusal` knows, or that ignores others."""
 
 
 def _id(author: str, turn: int) -> str:
-    return f"functions.look:{turn}" if author == "kimi" else f"call_{author}_{turn}"
+    return addition(author, "look", turn).get("id") or f"call_{author}_{turn}"
 
 
 def _check_chat(self: StrictProviders, author: str, body: dict[str, Any]) -> None:
@@ -118,9 +119,11 @@ def _check_chat(self: StrictProviders, author: str, body: dict[str, Any]) -> Non
         if known is not None and (unknown := message.keys() - known):
             name = sorted(unknown)[0]
             raise RefusedError(_UNKNOWN[author].format(name=name, number=number), 422 if author == "plain" else 400)
+        if (reason := refusal(author, message, number, thinks=author == "deepseek")) is not None:
+            raise RefusedError(reason)
         calls: list[Any] = message.get("tool_calls") or []
         for call in calls:
-            if author != "gemini" and known is not None and "extra_content" in call:
+            if known is not None and "extra_content" in call:
                 text = _UNKNOWN[author].format(name="extra_content", number=f"{number}.tool_calls.0")
                 raise RefusedError(text)
         if calls:
@@ -130,7 +133,6 @@ def _check_chat(self: StrictProviders, author: str, body: dict[str, Any]) -> Non
 _UNKNOWN = {
     "plain": "'messages.{number}' : for 'role:assistant' the following must be satisfied[('messages.{number}' : "
     "property '{name}' is unsupported)]",
-    "gemini": "Invalid JSON payload received. Unknown name \"{name}\" at 'messages[{number}]': Cannot find field.",
     "responses": "Unknown parameter: 'messages[{number}].{name}'.",
 }
 
@@ -141,18 +143,12 @@ def _check_calls(
     written, author = json.loads(calls[0]["function"]["arguments"]), deployment.partition("/")[0]
     is_own, turn = self.knows_own and written["by"] == deployment, written["turn"]
     if author == "deepseek":
-        if not (thought := message.get("reasoning_content")):
-            raise RefusedError("The `reasoning_content` in the thinking mode must be passed back to the API.")
-        if is_own and thought != _thought(author, turn):
+        if is_own and message["reasoning_content"] != _thought(author, turn):
             raise RefusedError(f"reasoning_content at {number} is not what the model wrote")
     elif author == "gemini":
-        signature = calls[0].get("extra_content", {}).get("google", {}).get("thought_signature")
-        if not signature:
-            raise RefusedError(
-                "Function call is missing a thought_signature in functionCall parts. This is required for tools to "
-                f"work correctly: function call `look`, position {number}."
-            )
-        if signature != (f"signed+/{turn}=" if is_own else SKIP) and not written["by"].startswith(author):
+        signature = signature_of(calls[0])
+        own = signature_of(addition(author, "look", turn))
+        if signature != (own if is_own else SKIP) and not written["by"].startswith(author):
             raise RefusedError("Thought signature is not valid.")
         if is_own and signature == SKIP:
             raise RefusedError(f"the signature at {number} was left out")
@@ -169,8 +165,7 @@ def _write_chat(author: str, turn: int, model: str) -> tuple[dict[str, Any], Ite
     thought = {"reasoning_content": _thought(author, turn)} if author == "deepseek" else {}
     function = {"name": "look", "arguments": json.dumps(_arguments(author, turn, model))}
     call: dict[str, Any] = {"id": _id(author, turn), "type": "function", "function": function}
-    if author == "gemini":
-        call["extra_content"] = {"google": {"thought_signature": f"signed+/{turn}="}}
+    call |= addition(author, "look", turn)
     answers = turn in TEXT_TURNS
     said: dict[str, Any] = {"content": f"Answer {turn}."} if answers else {"content": None, "tool_calls": [call]}
     reason = "stop" if answers else "tool_calls"
