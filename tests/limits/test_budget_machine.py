@@ -555,7 +555,7 @@ EVERYWHERE = {
 
 
 @pytest.mark.timeout(600)  # where it fails, Hypothesis looks for the shortest way there for up to five minutes
-@pytest.mark.long
+@pytest.mark.long(about_s=30)
 def test_money_stays_right_whatever_happens_in_whatever_order(own_redis_server: RunningServer) -> None:
     Money.seen = Tally()
     run_for_steps(
