@@ -198,6 +198,3 @@ CHANNELS = (
     DEAD_LETTERS,
 )
 """Those of the public contract."""
-
-FROM_PROGRAMS = (JOBS, CANCEL)
-"""Those that programs write on; the services write on the others."""

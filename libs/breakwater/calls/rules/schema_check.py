@@ -1,4 +1,9 @@
-"""Checks values against a JSON schema: bounded in time, and with no way out to other documents."""
+"""Checks values against a JSON schema: bounded in time, and with no way out to other documents.
+
+It is jsonschema's walk with five keywords in other ways. jsonschema-rs 0.61 has a linear regex engine and can be kept
+offline, but has no limit of steps: it took 8 s to list the errors of an array 14 levels deep under two alternatives
+that refer to themselves, over twice as long for each level, and the event loop waits meanwhile.
+"""
 
 from __future__ import annotations
 
