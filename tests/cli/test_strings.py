@@ -50,7 +50,7 @@ def found() -> list[ShownString]:
         ("breakwater/cli/contract.py", "Write nothing; list what is out of date, and exit with code 1."),  # an option
         ("breakwater/cli/contract.py", "wrote {…}"),  # a message with a value
         ("services/console/templates/sign_in.html", "Sign in"),  # a page
-        ("breakwater/contracts/alerts.py", "Shared by all changes of an incident. Plain ASCII."),  # a field
+        ("breakwater/alerts/contract.py", "Shared by all changes of an incident. Plain ASCII."),  # a field
     ],
 )
 def test_it_finds_options_messages_pages_and_fields(found: list[ShownString], path: str, text: str) -> None:
