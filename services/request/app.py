@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -30,7 +30,7 @@ from breakwater.alerts.store import IncidentLog
 from breakwater.breakers.api import AgentAvailability, AgentRoutes, BreakerRoutes
 from breakwater.breakers.store import Breakers
 from breakwater.config import Config, ConsoleSettings, LiveConfig, OpenId, cipher_of
-from breakwater.dialects.api import OF_RESPONSES, nothing_at
+from breakwater.dialects.api import UNSERVED_PATHS, nothing_at
 from breakwater.dialects.api.calls import Calls, NameRequests
 from breakwater.dialects.api.chat import ChatRoutes
 from breakwater.dialects.api.embeddings import EmbeddingsRoutes
@@ -116,6 +116,8 @@ class RequestService:
         self._broker = make_broker(settings.nats_url.get_secret_value(), "request")
         self._redis = Redis(settings.redis_url.get_secret_value())
         self._accepted = Accepted(self._redis)
+        self._breakers = Breakers(self._redis)
+        self._healths = Healths(self._redis)
         self._sessions = Sessions(self._redis)
         self._cipher = cipher_of(config, settings.plane_key)
         self._waiters = Waiters(self._any_connection, self._cipher)
@@ -140,18 +142,18 @@ class RequestService:
         self._quota = QueueQuota(config.limits.jobs_max_bytes_per_agent, Lookup(self._connection))
         self._fill = StreamFill(Lookup(self._connection), StreamMetrics())
         self._streams = OpenStreams()
-        # As many as of chat completions: nothing more is held for one.
+        # The same limit as for chat completions: following a stored response needs no more memory than one of them.
         self._followed_responses = OpenStreams(MAX_FOLLOWED)
         self._request_shares = Shares()
         self._event_log = EventLog(self._connection)
-        app, self._gauges = self._app_for(config, redactor)
+        app, self._gauges = self._build_app(config, redactor)
         self._app = _LiveApp(app)
-        self._shown = GaugeCollector("request", lambda: self._gauges.health(), lambda: self._gauges.backlog())
+        self._collector = GaugeCollector("request", lambda: self._gauges.health(), lambda: self._gauges.backlog())
         self._server = HttpServer(
             self._app,
             drain_s=config.limits.drain_s,
             release=self._waiters.release,
-            # Immediately: a reader connects again, and a job that runs for hours must hold up no restart.
+            # Streams end immediately: their readers connect again, and a job of hours must not delay a restart.
             stopping=self._end_streams,
         )
         self._connecting: asyncio.Task[None] | None = None
@@ -175,23 +177,27 @@ class RequestService:
 
     @property
     def broker(self) -> Broker:
-        """Its broker, with all that it reads and publishes on the bus."""
+        """The broker, with everything that the service reads and publishes on the bus."""
         return self._broker
 
     async def is_alive(self) -> bool:
-        """True if its event loop turns; /readyz says if it is ready."""
+        """Returns True, which proves that the event loop runs. /readyz says whether the service is ready."""
         return True
 
     async def reload(self, config: Config) -> None:
-        """Takes another config for new requests. Raises ConfigError, and nothing has changed then."""
+        """Uses another config for new requests.
+
+        Raises:
+            ConfigError: a secret can't be read; the service keeps its current config.
+        """
         redactor = Redactor.compile(config.redaction)
-        app, gauges = self._app_for(config, redactor)
+        app, gauges = self._build_app(config, redactor)
         self._incidents.redactor = redactor
         self._quota.set_share(config.limits.jobs_max_bytes_per_agent)
         self._live.reload(config)
         self._cancel_requests.reload(config, redactor)
         self._callable_agents = CallableAgentTable(config)
-        self._app.now = app
+        self._app.current = app
         self._gauges = gauges
 
     def _end_streams(self) -> None:
@@ -202,71 +208,22 @@ class RequestService:
         """Ends serving, as SIGTERM does."""
         self._server.stop()
 
-    def _app_for(self, config: Config, redactor: Redactor) -> tuple[Starlette, RequestGauges]:
-        publisher = self._publisher
-        connection = self._connection
-        lookup = self._lookup
-        bus = Lookup(connection)
-        zone = config.budgets.zone
-        limit = config.limits.max_body_bytes
-        audit = AuditLog(publisher, redactor)
-        breakers = Breakers(self._redis)
-        deployments = Deployments(self._redis, config.retry_budget)
-        availability = AgentAvailability(config, breakers)
-        queue = JobQueue(publisher, self._quota, self._accepted)
-        plan_log = PlanLog(Plans(self._redis), publisher)
-        intake = JobIntake(config, queue, lookup, availability, plan_log)
-        healths = Healths(self._redis)
-        agents = AgentRoutes(config, breakers, healths, deployments)
+    def _build_app(self, config: Config, redactor: Redactor) -> tuple[Starlette, RequestGauges]:
+        """Returns the app of a config, and the gauges that read the same agents and queues."""
+        audit = AuditLog(self._publisher, redactor)
+        agents = AgentRoutes(config, self._breakers, self._healths, self._deployments_of(config))
         concurrency = {name: agent.concurrency for name, agent in config.agents.items()}
-        queues = QueueRoutes(concurrency, tuple(config.alerts.channels), connection)
-        counters = BudgetCounters(self._redis, zone)
-        record = RecordedSpend(connection, self._analytics, zone)
-        replays = Replays(config, bus, queue, publisher, redactor, self._cipher)
-        provider = None if config.console.openid is None else _provider_of(config.console, config.console.openid)
-
-        async def compared() -> Reconciliation:
-            return (await compare(record, counters, datetime.now(UTC))).reconciliation()
-
-        async def end_at_provider(session: PersonSession) -> str | None:
-            return provider and await provider.end_session_url(session.id_token, f"{config.console.url}/sign-in")
-
-        store = ResponseStore(config, self._response_log, lookup, connection, self._cipher, ResponseRoom(self._redis))
-        calls = Calls(config, intake, InFlightRequests(self._redis), connection, self._cancels)
-        stored = StoredResponseRoutes(store, self._cancels, self._followed_responses, audit)
+        queues = QueueRoutes(concurrency, tuple(config.alerts.channels), self._connection)
+        queue = JobQueue(self._publisher, self._quota, self._accepted)
         handlers = (
-            JobRoutes(intake, lookup, limit),
-            ProgressRoutes(self._streams, lookup),
-            CancelRoutes(self._cancels, redactor, audit),
-            PlanRoutes(limit, intake, availability, plan_log, self._analytics, connection),
-            ModelRoutes(config),
-            ChatRoutes(calls),
-            stored,
-            EmbeddingsRoutes(calls, config),
-            MessageRoutes(calls),
-            ResponsesRoutes(calls, stored),
-            ExecutionRoutes(self._analytics, self._cipher),
-            EventRoutes(self._streams, self._event_log),
+            *self._job_handlers(config, redactor, audit, queue),
             agents,
-            BreakerRoutes(config, breakers, healths, deployments, publisher, connection),
-            GuardRoutes(Tasks(self._redis), publisher),
-            BudgetRoutes(self._live.caps, counters, publisher, compared),
-            CostRoutes(self._analytics, self._live.caps, zone, config.cost_tags),
-            IncidentRoutes(self._incidents, config.agents, config.alerts.channels),
-            ChannelRoutes(config.alerts.channels, connection, bus, publisher),
-            DeadLetterRoutes(config, bus, replays, redactor),
             queues,
-            SessionRoutes(self._sessions, audit, end_at_provider),
-            OpenIdRoutes(config.console.openid, provider, self._sessions, SignIns(self._redis), audit),
+            *self._state_handlers(config, redactor, queue),
+            *self._sign_in_handlers(config, audit),
             ServiceRoutes(self._check_ready),
         )
-        routes = routes_of(handlers, redactor, audit)
-        if config.alerts.links is not None:
-            links = LinkRoutes(config.alerts.links.signing_secret(), self._incidents, redactor, audit)
-            routes += [
-                Route("/alerts/{incident_id}", links.show, methods=["GET"]),
-                Route("/alerts/{incident_id}", links.act, methods=["POST"]),
-            ]
+        routes = [*routes_of(handlers, redactor, audit), *self._link_routes(config, redactor, audit)]
         app = Starlette(
             routes=[*routes, *documentation()],
             middleware=[
@@ -280,20 +237,89 @@ class RequestService:
                     shares=self._request_shares,
                 ),
             ],
-            exception_handlers={
-                RequestError: _problem,
-                HTTPException: _http_error,
-                ClientDisconnect: _disconnected,
-                DecryptionError: _undecryptable,
-                Exception: _bug,
-            },
+            exception_handlers=_ERROR_RESPONSES,
             lifespan=self._lifespan,
         )
-        return app, RequestGauges(agents, queues, bus)
+        return app, RequestGauges(agents, queues, Lookup(self._connection))
+
+    def _deployments_of(self, config: Config) -> Deployments:
+        return Deployments(self._redis, config.retry_budget)
+
+    def _job_handlers(self, config: Config, redactor: Redactor, audit: AuditLog, queue: JobQueue) -> tuple[object, ...]:
+        """Returns the handlers that take jobs and plans, in Breakwater's own API and in those of providers."""
+        max_body_bytes = config.limits.max_body_bytes
+        availability = AgentAvailability(config, self._breakers)
+        plan_log = PlanLog(Plans(self._redis), self._publisher)
+        intake = JobIntake(config, queue, self._lookup, availability, plan_log)
+        calls = Calls(config, intake, InFlightRequests(self._redis), self._connection, self._cancels)
+        response_room = ResponseRoom(self._redis)
+        response_store = ResponseStore(
+            config, self._response_log, self._lookup, self._connection, self._cipher, response_room
+        )
+        stored_responses = StoredResponseRoutes(response_store, self._cancels, self._followed_responses, audit)
+        return (
+            JobRoutes(intake, self._lookup, max_body_bytes),
+            ProgressRoutes(self._streams, self._lookup),
+            CancelRoutes(self._cancels, redactor, audit),
+            PlanRoutes(max_body_bytes, intake, availability, plan_log, self._analytics, self._connection),
+            ModelRoutes(config),
+            ChatRoutes(calls),
+            stored_responses,
+            EmbeddingsRoutes(calls, config),
+            MessageRoutes(calls),
+            ResponsesRoutes(calls, stored_responses),
+        )
+
+    def _state_handlers(self, config: Config, redactor: Redactor, queue: JobQueue) -> tuple[object, ...]:
+        """Returns the handlers that show and change the state of the fleet, except for agents and queues."""
+        bus = Lookup(self._connection)
+        zone = config.budgets.zone
+        counters = BudgetCounters(self._redis, zone)
+        recorded_spend = RecordedSpend(self._connection, self._analytics, zone)
+        replays = Replays(config, bus, queue, self._publisher, redactor, self._cipher)
+        deployments = self._deployments_of(config)
+
+        async def compare_budgets() -> Reconciliation:
+            return (await compare(recorded_spend, counters, datetime.now(UTC))).reconciliation()
+
+        return (
+            ExecutionRoutes(self._analytics, self._cipher),
+            EventRoutes(self._streams, self._event_log),
+            BreakerRoutes(config, self._breakers, self._healths, deployments, self._publisher, self._connection),
+            GuardRoutes(Tasks(self._redis), self._publisher),
+            BudgetRoutes(self._live.caps, counters, self._publisher, compare_budgets),
+            CostRoutes(self._analytics, self._live.caps, zone, config.cost_tags),
+            IncidentRoutes(self._incidents, config.agents, config.alerts.channels),
+            ChannelRoutes(config.alerts.channels, self._connection, bus, self._publisher),
+            DeadLetterRoutes(config, bus, replays, redactor),
+        )
+
+    def _sign_in_handlers(self, config: Config, audit: AuditLog) -> tuple[object, ...]:
+        """Returns the handlers of sessions and of OpenID Connect. Raises ConfigError: the secret can't be read."""
+        openid = config.console.openid
+        provider = None if openid is None else _provider_of(config.console, openid)
+
+        async def end_at_provider(session: PersonSession) -> str | None:
+            return provider and await provider.end_session_url(session.id_token, f"{config.console.url}/sign-in")
+
+        return (
+            SessionRoutes(self._sessions, audit, end_at_provider),
+            OpenIdRoutes(openid, provider, self._sessions, SignIns(self._redis), audit),
+        )
+
+    def _link_routes(self, config: Config, redactor: Redactor, audit: AuditLog) -> list[Route]:
+        """Returns the routes of the links in alerts; none if the config signs no links."""
+        if config.alerts.links is None:
+            return []
+        links = LinkRoutes(config.alerts.links.signing_secret(), self._incidents, redactor, audit)
+        return [
+            Route("/alerts/{incident_id}", links.show, methods=["GET"]),
+            Route("/alerts/{incident_id}", links.act, methods=["POST"]),
+        ]
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:  # noqa: ARG002  Starlette passes it
-        # Not waited for: without NATS the service responds all the same, with 503 and the reason.
+        # Starting does not wait for NATS: without it, the service responds with 503 and the reason.
         self._connecting = asyncio.create_task(self._connect())
         watching = [asyncio.create_task(background.keep_doing(watch.run)) for watch in (self._quota, self._fill)]
 
@@ -302,14 +328,14 @@ class RequestService:
                 self.stop()
 
         self._connecting.add_done_callback(stop_if_failed)
-        self._shown.start()
+        self._collector.start()
         structlog.get_logger().info(
             "listening", url=f"http://{self._settings.http_host}:{self._settings.http_port}", docs="/docs"
         )
         try:
             yield
         finally:
-            self._shown.stop()
+            self._collector.stop()
             await background.stop(*watching, self._connecting)
             await self._broker.stop()
             await self._cancel_requests.stop()
@@ -330,7 +356,7 @@ class RequestService:
         structlog.get_logger().info("service_ready")
 
     def _declare_requests(self) -> None:
-        """Declares the subscribers of programs' requests. They respond themselves: some have no reply subject."""
+        """Subscribes to the requests of programs. The handlers respond themselves, as some have no reply subject."""
         broker = self._broker
         member: dict[str, Any] = {"queue": "request", "no_reply": True, "decoder": _undecoded}
 
@@ -346,7 +372,7 @@ class RequestService:
             await _respond(message.raw_message, self._callable_agents.response(message.raw_message.subject))
 
     def _any_connection(self) -> Client:
-        """The connection, which may be lost just now: subscriptions are made when it is back."""
+        """Returns the connection even while it is lost: NATS makes its subscriptions again when it is back."""
         try:
             return self._broker.connection
         except IncorrectState:
@@ -374,31 +400,32 @@ class RequestService:
 
 
 class _LiveApp:
-    """The routes of the current config. A request is answered to its end by those that it began with."""
+    """The app of the current config. A request that began before a reload ends with the app that it began with."""
 
     def __init__(self, app: Starlette) -> None:
-        self.now = self._first = app
+        self.current = app
+        self._first = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._first if scope["type"] == "lifespan" else self.now
+        app = self._first if scope["type"] == "lifespan" else self.current
         await app(scope, receive, send)
 
 
 def _provider_of(console: ConsoleSettings, openid: OpenId) -> OpenIdProvider:
-    """Raises ConfigError: the client's secret can't be read."""
-    # Imported only for a provider: its library takes 0.13 s of CPU and 3 MB.
-    from breakwater.identity.openid_provider import OpenIdProvider
+    """Returns the client of the OpenID provider. Raises ConfigError if its secret can't be read."""
+    # Imported only where there is a provider: its library costs 0.13 s of CPU and 3 MB.
+    from services.request.openid_provider import OpenIdProvider
 
     return OpenIdProvider(openid, openid.secret(), f"{console.url}{OPENID_CALLBACK}")
 
 
 async def _undecoded(message: NatsMessage) -> bytes:
-    # What is wrong with a body is said in the response.
+    # The handler decodes the body itself, so that the response can say what is wrong with it.
     return message.body
 
 
 async def _respond(message: Msg, response: bytes) -> None:
-    # A program or a connection that is gone has no use for it.
+    # If the program or the connection is gone, nobody needs the response.
     if message.reply:
         with suppress(NatsError):
             await message.respond(response)
@@ -412,7 +439,7 @@ async def _problem(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     match error.status_code:
-        case status if status == 404 or request.url.path in OF_RESPONSES:
+        case status if status == 404 or request.url.path in UNSERVED_PATHS:
             problem = RequestError(404, "not_found", nothing_at(request.url.path))
         case 405:
             message = f"{request.method} is not possible here; see the Allow header"
@@ -434,3 +461,12 @@ async def _bug(request: Request, _error: Exception) -> Response:
     # The server logs the error itself; its text must not leave the plane.
     problem = RequestError(500, "internal", "internal error; see the log of `request`")
     return problem.response(request.url.path)
+
+
+_ERROR_RESPONSES: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
+    RequestError: _problem,
+    HTTPException: _http_error,
+    ClientDisconnect: _disconnected,
+    DecryptionError: _undecryptable,
+    Exception: _bug,
+}

@@ -1,4 +1,4 @@
-"""APIs of others that this service speaks, too: parsed to one job, and answered from its result."""
+"""The APIs of OpenAI and Anthropic: a request becomes one job, and the response comes from its result."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ SERVED = (
 )
 
 
-OF_RESPONSES = ("/v1/responses/compact", "/v1/responses/input_tokens")
-"""Operations of OpenAI's that are not served, and whose URLs are like those of responses."""
+UNSERVED_PATHS = ("/v1/responses/compact", "/v1/responses/input_tokens")
+"""OpenAI's operations that are not served, and whose URLs look like those of responses."""
 
 
 def nothing_at(path: str) -> str:
-    """The message for a URL at which nothing is, for the person who has set up the client."""
+    """Returns the message for a URL that does not exist, for the person who has set up the client."""
     missing = f"there is nothing at {path}"
-    if path in OF_RESPONSES:
+    if path in UNSERVED_PATHS:
         return f"{missing}: compaction and the counting of tokens are not served; served are {SERVED}"
     if path.endswith(("/messages", "/messages/count_tokens")):
         return f"{missing}: the base URL of an Anthropic client ends before /v1"

@@ -1,9 +1,9 @@
 """Operations of the HTTP API: each handler declares its own; routes, parsing and the OpenAPI document come from that.
 
-A handler takes an `ApiRequest`, with the body of a POST or the query of a GET as its annotation says, and returns the
-content of the response. One that takes a `Request` makes its own `Response`. A `RequestError` that it raises becomes an
-error response, as does an outage of NATS, Redis or ClickHouse (503). Who may call it is decided before, by
-`identity.rules.callers.scopes_for`, from its method and path.
+A handler takes an `ApiRequest` and returns the content of the response. The type argument of its `ApiRequest` is the
+model of the body of a POST, or of the query of a GET. A handler that takes a Starlette `Request` makes its own
+`Response`. A `RequestError` becomes an error response, as does an outage of NATS, Redis or ClickHouse (503). Before a
+handler runs, `policy.callers.scopes_for` has decided from its method and path who may call it.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class ApiRequest(Generic[InputT]):
         """The name under which an action is recorded."""
         return self.caller.name
 
-    def reason(self, what: str) -> str:
-        """`reset by ops: deployed a fix`."""
-        return f"{what} by {self.by}: {self.why}" if self.why else f"{what} by {self.by}"
+    def reason(self, action: str) -> str:
+        """Returns an action with its actor and reason, such as `reset by ops: deployed a fix`."""
+        return f"{action} by {self.by}: {self.why}" if self.why else f"{action} by {self.by}"
 
     def log(self, event: str, **fields: object) -> None:
         """Logs the outcome of an action."""
@@ -113,40 +113,48 @@ def operation(
     summary: str,
     result: str = "",
     results: Mapping[int, tuple[str, Any]] | None = None,
-    **more: Any,
+    **fields: Any,
 ) -> Callable[[HandlerT], HandlerT]:
     """Declares the operation of a handler, whose name is the operation's id.
 
     Args:
-        method: of HTTP.
-        path: with its parameters in braces.
+        method: the HTTP method.
+        path: the path, with its parameters in braces.
         tag: the heading in the documentation.
-        summary: in a few words.
-        result: meaning of the status 200, whose body has the type that the handler returns.
-        results: by status, for a handler that makes its own responses.
-        **more: further fields of the `Operation`.
+        summary: the operation in a few words.
+        result: the meaning of the status 200, whose body has the type that the handler returns.
+        results: by status, the meaning and the type of the body, for a handler that makes its own responses.
+        **fields: further fields of the `Operation`.
     """
 
     def declare(handler: HandlerT) -> HandlerT:
         hints = get_type_hints(handler)
-        returned = hints.pop("return")
-        takes = next(iter(hints.values()))
-        [form] = get_args(takes) if get_origin(takes) is ApiRequest else [Message]
-        if form is not Message:
-            more["body" if method == "POST" else "query"] = form
+        return_type = hints.pop("return")
+        request_type = next(iter(hints.values()))
+        input_fields = _input_fields(request_type, method)
         _DECLARED[handler] = Operation(
             id=handler.__name__,
             method=method,
             path=path,
             tag=tag,
             summary=summary,
-            results=results or {200: (result, returned)},
-            makes_response=takes is Request,
-            **more,
+            results=results or {200: (result, return_type)},
+            makes_response=request_type is Request,
+            **{**fields, **input_fields},
         )
         return handler
 
     return declare
+
+
+def _input_fields(request_type: Any, method: str) -> dict[str, Any]:
+    """Returns the operation's `body` or `query`, by the type argument of its `ApiRequest`; neither for `Message`."""
+    if get_origin(request_type) is not ApiRequest:
+        return {}
+    [model] = get_args(request_type)
+    if model is Message:
+        return {}
+    return {"body" if method == "POST" else "query": model}
 
 
 def utc_now() -> datetime:
@@ -155,26 +163,32 @@ def utc_now() -> datetime:
 
 
 def operations_of(handlers: type) -> Iterator[Operation]:
-    """The operations that a class declares."""
-    return (_DECLARED[one] for one in vars(handlers).values() if callable(one) and one in _DECLARED)
+    """Yields the operations that a class declares."""
+    return (_DECLARED[member] for member in vars(handlers).values() if callable(member) and member in _DECLARED)
 
 
 def routes_of(handlers: Iterable[object], redactor: Redactor, audit: AuditLog) -> list[Route]:
-    """The routes of all operations of some handlers, in the order in which they are tried.
+    """Returns the routes of all operations of some handlers, in the order in which they are tried.
 
-    Paths without parameters come first, in the handlers' order, as each try costs time: `alerts/undelivered` is not the
-    incident `undelivered`. Of the others the longest do: a job's progress before the job, whose id may hold slashes.
+    Paths without parameters come first, so that `alerts/undelivered` is not the incident `undelivered`. They keep the
+    handlers' order, as each try costs time. Then come paths with parameters, the longest first, so that a job's
+    progress comes before the job, whose id may contain slashes.
     """
-    found = [(one, getattr(room, one.id)) for room in handlers for one in operations_of(type(room))]
-    found.sort(key=lambda one: ("{" in one[0].path, -one[0].path.count("/") if "{" in one[0].path else 0))
+    bound = [(operation, getattr(room, operation.id)) for room in handlers for operation in operations_of(type(room))]
+    bound.sort(key=lambda pair: _routing_order(pair[0].path))
     return [
         _route(operation, handler if operation.makes_response else _endpoint(operation, handler, redactor, audit))
-        for operation, handler in found
+        for operation, handler in bound
     ]
 
 
+def _routing_order(path: str) -> tuple[bool, int]:
+    has_parameters = "{" in path
+    return has_parameters, -path.count("/") if has_parameters else 0
+
+
 def _route(operation: Operation, respond: Endpoint) -> Route:
-    # Ids of jobs and names of models may hold slashes.
+    # Ids of jobs and names of models may contain slashes.
     path = re.sub(r"\{(job_id|execution_id|model|plan_id|response_id)\}", r"{\1:path}", operation.path)
     kind = ProgressRoute if path.endswith(PROGRESS) else Route
     return kind(path, respond, methods=[operation.method])
@@ -183,24 +197,24 @@ def _route(operation: Operation, respond: Endpoint) -> Route:
 def _endpoint(
     operation: Operation, handler: Callable[[ApiRequest[Any]], Awaitable[object]], redactor: Redactor, audit: AuditLog
 ) -> Endpoint:
-    """Has a handler respond to requests. A POST is recorded in the audit log; signing in and out records itself."""
+    """Returns an endpoint that parses a request, runs its handler, and writes the response.
+
+    Each POST is recorded in the audit log, except for signing in and out, whose handlers record it themselves.
+    """
     acts = operation.method == "POST"
+    is_audited = acts and operation.tag != "keys"
 
     async def respond(request: Request) -> Response:
-        given = Message()
-        if operation.body is not None:
-            given = read_command(await read_body(request, MAX_BYTES, A_REQUEST), operation.body)
-        elif operation.query is not None:
-            given = read_query(request, operation.query)
-        match given:
+        request_input = await _read_input(operation, request)
+        match request_input:
             case OperatorRequest(reason=reason) | ReplayDeadLettersRequest(why=reason):
                 why = redactor.text(reason or "")
             case _:
                 why = ""
-        parsed = ApiRequest(given, request.path_params, caller_of(request), why, session_of(request))
+        parsed = ApiRequest(request_input, request.path_params, caller_of(request), why, session_of(request))
         try:
-            if acts and operation.tag != "keys":
-                details = given.model_dump(mode="json", exclude={"reason", "why"}, exclude_defaults=True)
+            if is_audited:
+                details = request_input.model_dump(mode="json", exclude={"reason", "why"}, exclude_defaults=True)
                 async with audit.action(operation.id, actor_of(parsed.caller), details, why):
                     result = await handler(parsed)
             else:
@@ -208,20 +222,35 @@ def _endpoint(
         except (BusError, UnavailableError) as error:
             raise (not_done if acts else not_read)(error) from error
         body = result.encode() if isinstance(result, str) else to_json(result)
-        if not operation.etag:
-            return Response(body, media_type=operation.content_type)
-        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
-        known = [one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")]
-        if etag in known or "*" in known:
-            return Response(status_code=304, headers=headers)
-        return Response(body, headers=headers, media_type=operation.content_type)
+        if operation.etag:
+            return _tagged_response(request, body, operation.content_type)
+        return Response(body, media_type=operation.content_type)
 
     return respond
 
 
+async def _read_input(operation: Operation, request: Request) -> Message:
+    """Returns the body or the query of a request, parsed. Raises RequestError: it is invalid."""
+    if operation.body is not None:
+        return read_command(await read_body(request, MAX_BYTES, A_REQUEST), operation.body)
+    if operation.query is not None:
+        return read_query(request, operation.query)
+    return Message()
+
+
+def _tagged_response(request: Request, body: bytes, content_type: str) -> Response:
+    """Returns a response with an ETag: 304 without the body if the caller has it already."""
+    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
+    listed_etags = request.headers.get("if-none-match", "").split(",")
+    cached_etags = {listed_etag.strip().removeprefix("W/") for listed_etag in listed_etags}
+    if etag in cached_etags or "*" in cached_etags:
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers=headers, media_type=content_type)
+
+
 class ProgressRoute(Route):
-    """A route that ends in `/progress`, and takes only requests for progress."""
+    """A route that ends in `/progress` and matches only requests for progress."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Matches a request that is for this route."""
@@ -231,13 +260,15 @@ class ProgressRoute(Route):
 
 
 def as_routed(scope: Scope) -> str:
-    """The path, decoded, except for encoded slashes of the last name if the path seems to end in progress.
+    """Returns the decoded path that routes are matched against.
 
-    `/api/v1/jobs/a/progress` asks for the progress of `a`, and `/api/v1/jobs/a%2Fprogress` for the job `a/progress`.
-    Servers pass on the same path for both.
+    `/api/v1/jobs/a/progress` asks for the progress of `a`, and `/api/v1/jobs/a%2Fprogress` for the job `a/progress`,
+    but servers pass on the same decoded path for both. So slashes in the last name of a path that ends in `/progress`
+    stay encoded.
     """
     path: str = scope["path"]
-    if not path.endswith(PROGRESS) or (raw := scope.get("raw_path")) is None:
+    raw_path: bytes | None = scope.get("raw_path")
+    if raw_path is None or not path.endswith(PROGRESS):
         return path
-    name = unquote(raw.decode("latin-1").rpartition("/")[2])
+    name = unquote(raw_path.decode("latin-1").rpartition("/")[2])
     return path if "/" not in name else path.removesuffix(name) + name.replace("/", "%2F")
