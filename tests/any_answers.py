@@ -16,12 +16,12 @@ import orjson
 from aiohttp import web
 from hypothesis import strategies as st
 
-from breakwater.dialects.rules.chat_chunks import Assembly, rest_of
+from breakwater.dialects.rules.chat_chunks import Assembly, missing_chunks_of
 from breakwater.dialects.rules.chat_completions import completion_of
 from breakwater.dialects.rules.embeddings import answer_of
 from breakwater.dialects.rules.messages import message_of
 from breakwater.dialects.rules.messages_stream import MessageStream
-from breakwater.dialects.rules.responses_answer import Asked, response_of
+from breakwater.dialects.rules.responses_answer import EchoedRequest, response_of
 from breakwater.dialects.rules.responses_stream import ContradictionError, ResponseEvents, event_bytes
 from breakwater.jobs.contract.execution import Attempt, Execution, Result
 from breakwater.jobs.store.records import is_result_of
@@ -195,7 +195,7 @@ _WHOLE["embeddings"] = {
 KINDS = tuple(_WHOLE)
 _SERVER = {"messages": "anthropic", "responses": "openai", "embeddings": "openai"}
 """Kinds of providers that speak another API, too."""
-_ASKED = Asked(job_id="j1", created_at=1, model="m")
+_ASKED = EchoedRequest(job_id="j1", created_at=1, model="m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ class AnyProvider:
                 assert sent.add(chunk) is chunk, "a client is told nothing odd"
             for message in sent.messages().values():
                 _check_message(message)
-            assert rest_of(completion, sent) is not None
+            assert missing_chunks_of(completion, sent) is not None
 
     def _all_came(self, name: str, result: dict[str, Any]) -> bool:
         came = Assembly()

@@ -1,4 +1,4 @@
-"""Traces of submissions, the metrics of this process, and its health."""
+"""Traces of submissions, and the metrics and health of this process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ServiceRoutes:
         results={200: ("It is.", ServiceStatus)},
     )
     async def alive(self, _: Request) -> Response:
-        """200."""
+        """Responds with 200."""
         return JSONResponse({"status": "alive"})
 
     @operation(
@@ -69,7 +69,7 @@ class ServiceRoutes:
         errors={503: "NATS is unavailable (`not_ready`)."},
     )
     async def ready(self, _: Request) -> Response:
-        """200, or 503 with the reason."""
+        """Responds with 200, or with 503 and the reason."""
         self.check_ready()
         return JSONResponse({"status": "ready"})
 
@@ -83,35 +83,35 @@ class ServiceRoutes:
         content_type="text/plain",
     )
     def metrics(self, request: Request) -> Response:
-        """The metrics. Not a coroutine, so that gathering them blocks no request."""
+        """Responds with the metrics. It is not a coroutine, so that gathering them blocks no request."""
         body, content_type = metrics.exposition(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 
 
 @dataclass(slots=True)
 class SubmissionTrace:
-    """A submission under way."""
+    """The trace of a submission under way."""
 
     traceparent: str | None
-    """For the job; None without a trace."""
+    """The W3C trace context for the job; None without a trace."""
     attributes: dict[str, tracing.Attribute] = field(default_factory=dict[str, tracing.Attribute])
 
-    def of(self, agent: str, job_id: str) -> None:
+    def set_job(self, agent: str, job_id: str) -> None:
         """Records the job, once it is known."""
         self.attributes |= {"gen_ai.agent.name": agent, "breakwater.execution_id": job_id}
 
-    def answered(self, status: int) -> None:
-        """Notes the answer."""
+    def set_status(self, status: int) -> None:
+        """Records the status of the response."""
         self.attributes["http.response.status_code"] = status
 
 
 @contextmanager
-def submitting(request: Request, route: str) -> Generator[SubmissionTrace]:
-    """Traces a submission to a route while the block runs, as part of its caller's trace if it came with one."""
-    given = request.headers.get("traceparent", "")
+def traced_submission(request: Request, route: str) -> Generator[SubmissionTrace]:
+    """Traces a submission to a route while the block runs. The span is part of the caller's trace, if there is one."""
+    parent = request.headers.get("traceparent", "")
     span = tracing.begin(
         f"POST {route}",
-        parent=given if tracing.is_traceparent(given) else None,
+        parent=parent if tracing.is_traceparent(parent) else None,
         kind="server",
         attributes=lambda: {
             "http.request.method": "POST",
@@ -125,14 +125,14 @@ def submitting(request: Request, route: str) -> Generator[SubmissionTrace]:
     try:
         yield submission
     except RequestError as problem:
-        submission.answered(problem.status)
-        error = problem.code if problem.status >= 500 else None  # a caller's mistake is no error of ours
+        submission.set_status(problem.status)
+        error = problem.code if problem.status >= 500 else None  # a caller's mistake is not an error of the service
         raise
     except ClientDisconnect:
-        submission.answered(499)
+        submission.set_status(499)
         raise
     except Exception as bug:
-        submission.answered(500)
+        submission.set_status(500)
         error = type(bug).__name__
         raise
     finally:
@@ -155,50 +155,54 @@ class RequestGauges:
         self._now = now
 
     async def health(self) -> Readings:
-        """Of the agents. Raises StateUnavailableError."""
+        """Reads the health of the agents. Raises StateUnavailableError."""
         healths: dict[tuple[str, ...], float] = {}
         for agent in await self._agents.read():
             healths |= one_of(agent.health, get_args(Health), agent.agent_id)
         return {AGENT_HEALTH: healths}
 
     async def backlog(self) -> Readings:
-        """Of workers and services; one that has no queue yet is left out. Raises BusError."""
+        """Reads the backlogs of workers and services, except those without a queue yet. Raises BusError."""
         queues = await self._queues.read()
-        known = [one for one in queues.agents if one.waiting is not None]
-        oldest = await asyncio.gather(*(self._oldest_s(one) for one in known))
+        existing = [queue for queue in queues.agents if queue.waiting is not None]
+        oldest = await asyncio.gather(*(self._oldest_s(queue) for queue in existing))
         return {
-            JOBS_WAITING: {(one.agent,): one.waiting or 0 for one in known},
-            OLDEST_JOB: {(one.agent,): age_s for one, age_s in zip(known, oldest, strict=True)},
+            JOBS_WAITING: {(queue.agent,): queue.waiting or 0 for queue in existing},
+            OLDEST_JOB: {(queue.agent,): age_s for queue, age_s in zip(existing, oldest, strict=True)},
             PARKED_JOBS: {} if queues.parked is None else {(): queues.parked},
-            CONSUMER_WAITING: {(one.consumer,): one.waiting for one in queues.services if one.waiting is not None},
+            CONSUMER_WAITING: {
+                (queue.consumer,): queue.waiting for queue in queues.services if queue.waiting is not None
+            },
             CONSUMER_IN_PROGRESS: {
-                (one.consumer,): one.in_progress for one in queues.services if one.in_progress is not None
+                (queue.consumer,): queue.in_progress for queue in queues.services if queue.in_progress is not None
             },
         }
 
     async def _oldest_s(self, queue: AgentQueue) -> float:
-        """Time since the oldest job in an agent's queue was accepted; 0 if it is empty."""
+        """Returns the seconds since the oldest job in an agent's queue was accepted; 0 if the queue is empty."""
         if not (queue.waiting or queue.in_progress):
             return 0.0
-        found = await asyncio.gather(
+        messages = await asyncio.gather(
             *(self._lookup.next(Stream.JOBS, subject, 1) for subject in subjects.jobs_of(queue.agent))
         )
         now = self._now()
-        # The two clocks are two machines'.
+        # The times come from the clocks of two machines, so the difference may be below 0.
         return max(
             (
                 0.0,
                 *(
-                    (now - queued_at(trusted_headers(one.subject, one.headers), one.stored_at)).total_seconds()
-                    for one in found
-                    if one is not None
+                    (
+                        now - queued_at(trusted_headers(message.subject, message.headers), message.stored_at)
+                    ).total_seconds()
+                    for message in messages
+                    if message is not None
                 ),
             )
         )
 
 
 class StreamFill:
-    """Watches how full the streams with a limit in bytes are, for Prometheus and the log: before one is, not after."""
+    """Watches how full the streams with a limit in bytes are, to warn before one is full."""
 
     def __init__(self, lookup: Lookup, metrics: StreamMetrics) -> None:
         self._lookup = lookup
@@ -207,19 +211,19 @@ class StreamFill:
         self._outage = Outage("the streams' sizes")
 
     async def run(self) -> None:
-        """Looks again and again until cancelled."""
+        """Checks regularly until cancelled."""
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             await self._outage.run_logged(self.check, expected=BusError)
 
     async def check(self) -> None:
-        """Publishes how full each stream is, and logs when one begins or ends to be nearly full. Raises BusError."""
+        """Publishes how full each stream is, and logs when that changes for the worse or better. Raises BusError."""
         for stream in WATCHED:
             facts = await self._lookup.facts(stream)
             used = facts.bytes / facts.max_bytes if facts.max_bytes > 0 else 0.0
             self._metrics.used(stream, used)
             log = structlog.get_logger().bind(stream=stream.value, used=round(used, 2))
-            # Once their stream has been filled, the oldest alerts are removed: nothing needs to be done.
+            # When ALERTS is full, NATS removes the oldest alerts, so nobody needs to act.
             if used >= NEARLY_FULL and stream is not Stream.ALERTS and stream not in self._warned:
                 self._warned.add(stream)
                 log.warning("stream_nearly_full", when_full=WHEN_FULL[stream])

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the declared operations, and the page that shows it."""
+"""The OpenAPI document of the declared operations, and the page that shows it."""
 
 from __future__ import annotations
 
@@ -147,12 +147,12 @@ _ERRORS_OF_BODIES = {
 
 @cache
 def document() -> dict[str, Any]:
-    """The whole document, made once. Connects to nothing."""
+    """Returns the whole document, which is built once. Connects to nothing."""
     return _Writer().document()
 
 
 def documentation() -> list[BaseRoute]:
-    """The routes of the document, and of a page that shows it without scripts."""
+    """Returns the routes of the document, and of a page that shows it without scripts."""
 
     def openapi(_: Request) -> Response:
         return JSONResponse(document())
@@ -283,10 +283,10 @@ class _Writer:
             responses[str(status)] = {"description": description, "content": error, **headers}
         return {**responses, "default": {"description": "Any other error.", "content": error}}
 
-    def _content(self, operation: Operation, kind: Any, mode: JsonSchemaMode, of: str | int) -> dict[str, Any]:
-        examples = self._examples.get(operation.id, {}).get(of, {})
-        shown = {"examples": {name: {"value": value} for name, value in examples.items()}} if examples else {}
-        return {"schema": self._schemas[repr(kind), mode], **shown}
+    def _content(self, operation: Operation, kind: Any, mode: JsonSchemaMode, part: str | int) -> dict[str, Any]:
+        examples = self._examples.get(operation.id, {}).get(part, {})
+        examples_field = {"examples": {name: {"value": value} for name, value in examples.items()}} if examples else {}
+        return {"schema": self._schemas[repr(kind), mode], **examples_field}
 
 
 def _error_body(operation: Operation) -> type[Event | Message]:
@@ -296,7 +296,7 @@ def _error_body(operation: Operation) -> type[Event | Message]:
 
 
 def _types() -> Iterator[tuple[Any, JsonSchemaMode]]:
-    """The types of all bodies, and those that descriptions refer to."""
+    """Yields the types of all bodies, and those that descriptions refer to."""
     for kind in (ErrorBody, *_OF_STREAMS):
         yield kind, "serialization"
     for operation in OPERATIONS:
@@ -308,8 +308,8 @@ def _types() -> Iterator[tuple[Any, JsonSchemaMode]]:
 
 
 def _parameter_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a field of a query. A parameter is left out and never null."""
+    """Returns the schema of a query parameter. Unlike the field, a parameter can't be null; it is left out instead."""
     if {"type": "null"} in schema.get("anyOf", ()):
-        kinds = [one for one in schema["anyOf"] if one != {"type": "null"}]
+        kinds = [kind for kind in schema["anyOf"] if kind != {"type": "null"}]
         schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
     return {name: value for name, value in schema.items() if name not in ("title", "description")}

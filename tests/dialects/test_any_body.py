@@ -11,7 +11,7 @@ import pytest
 
 from breakwater.dialects.rules import DIALECTS, Dialect, InvalidBodyError
 from breakwater.dialects.rules.messages import message_of
-from breakwater.dialects.rules.responses_answer import Asked
+from breakwater.dialects.rules.responses_answer import EchoedRequest
 from breakwater.dialects.rules.responses_stream import ResponseEvents, event_bytes
 from breakwater.jobs.rules.chat_messages import encoded
 
@@ -134,7 +134,7 @@ def test_a_conversation_without_content_is_no_chat(api: Any, body: dict[str, Any
 
 
 def test_numbers_beyond_64_bits_are_repeated_and_passed_on() -> None:
-    asked = Asked(job_id="j", created_at=0, model="m", body={"input": "a", "metadata": {"n": 10**30}})
+    asked = EchoedRequest(job_id="j", created_at=0, model="m", body={"input": "a", "metadata": {"n": 10**30}})
     [event, *_] = ResponseEvents(asked).begin()
     assert json.loads(event_bytes(event).split(b"data: ")[1])["response"]["metadata"] == {"n": 10**30}
     call = {

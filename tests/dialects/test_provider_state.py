@@ -16,8 +16,8 @@ from breakwater.dialects.rules.provider_state import (
     author_of,
     for_author,
     lacks_thinking,
-    opened,
-    own_id,
+    open_token,
+    original_id,
     plain_id,
     short_id,
     state_of_calls,
@@ -48,12 +48,12 @@ def test_an_id_that_anthropic_takes_leads_back_to_the_providers(own: str) -> Non
     assert plain == own or len(plain) <= 64
     assert plain_id(plain) == plain
     if len(own.encode()) <= 40 and plain != own:
-        assert own_id(plain) == own
+        assert original_id(plain) == own
 
 
 @given(TEXTS)
 def test_any_id_of_a_client_is_read(shown: str) -> None:
-    own = own_id(f"call_bw_{shown}")
+    own = original_id(f"call_bw_{shown}")
     assert own == f"call_bw_{shown}" or plain_id(own) == f"call_bw_{shown}"
     assert len(short_id(shown)) <= 64
 
@@ -61,7 +61,7 @@ def test_any_id_of_a_client_is_read(shown: str) -> None:
 @given(st.dictionaries(TEXTS, st.lists(TEXTS), max_size=3), TEXTS)
 def test_a_token_gives_back_what_was_put_in(message: dict[str, Any], thinking: str) -> None:
     token = token_of(ME, message, {"call_1": {"extra_content": message}}, "reasoning_content")
-    state: Any = opened(token, thinking)
+    state: Any = open_token(token, thinking)
     assert state["author"] == ME
     assert state["message"].pop("reasoning_content") == thinking
     assert {name: message[name] for name in state["message"]} == state["message"]
@@ -71,7 +71,7 @@ def test_a_token_gives_back_what_was_put_in(message: dict[str, Any], thinking: s
 @given(JSON, JSON)
 def test_whatever_a_provider_wrote_gives_a_token(given: Any, other: Any) -> None:
     token = token_of(ME, {"reasoning_details": given}, {"call_1": {"extra_content": other}})
-    if (state := opened(token)) is not None:  # None for JSON that is too deep, or has half a surrogate pair
+    if (state := open_token(token)) is not None:  # None for JSON that is too deep, or has half a surrogate pair
         for_author([turn(**{STATE: [state]})], ME, ["signature", "reasoning", "ids"])
 
 
@@ -79,7 +79,7 @@ def test_whatever_a_provider_wrote_gives_a_token(given: Any, other: Any) -> None
     st.one_of(JSON, TEXTS.map("breakwater:1:".__add__), st.integers(0, 60).map(lambda n: token_of(ME, {"a": 1})[:n]))
 )
 def test_what_is_no_token_is_ignored(token: Any) -> None:
-    assert opened(token) is None
+    assert open_token(token) is None
 
 
 @given(JSON, JSON, JSON)
@@ -87,7 +87,7 @@ def test_a_forged_token_of_any_json_is_read_or_ignored(message: Any, calls: Any,
     forged = {"author": ME, "message": message, "calls": calls, "thought_in": thought_in}
     for content in (message, forged, {**forged, "calls": {"call_1": calls}}, {**forged, "message": {"a": message}}):
         token = "breakwater:1:" + base64.urlsafe_b64encode(encoded(content)).rstrip(b"=").decode()
-        state = opened(token, "Hm")
+        state = open_token(token, "Hm")
         for_author([turn(**{STATE: [] if state is None else [state]})], ME, ["signature", "reasoning", "ids"])
 
 
@@ -100,7 +100,7 @@ def test_forged_tokens_can_not_change_what_was_said(subtests: pytest.Subtests) -
     ]
     for token in forged:
         with subtests.test(token):
-            message = turn(**{STATE: [state] if (state := opened(token)) else []})
+            message = turn(**{STATE: [state] if (state := open_token(token)) else []})
             assert for_author([message], ME) == [turn()]
 
 
@@ -119,7 +119,7 @@ def test_only_its_author_gets_its_state_back(subtests: pytest.Subtests) -> None:
         with subtests.test(name):
             shown = plain_id(written["tool_calls"][0]["id"])
             token = state_of_calls(ME, written, plain_id) or token_of(ME, {"reasoning_content": "Hm"})
-            sent = turn(call(shown), **{STATE: [opened(token)]})
+            sent = turn(call(shown), **{STATE: [open_token(token)]})
             result = {"role": "tool", "tool_call_id": shown, "content": "7"}
             own = written["tool_calls"][0]["id"]
             assert for_author([sent, result], ME) == [written, {**result, "tool_call_id": own}]
@@ -129,8 +129,8 @@ def test_only_its_author_gets_its_state_back(subtests: pytest.Subtests) -> None:
 
 def test_turns_of_others_have_substitutes_of_what_a_provider_demands(subtests: pytest.Subtests) -> None:
     skip = {"google": {"thought_signature": "skip_thought_signature_validator"}}
-    own = turn(**{STATE: [opened(token_of(ME, {"reasoning_content": "Hm"}))]})
-    signed = turn(**{STATE: [opened(token_of(ME, calls={"call_1": {"extra_content": skip}}))]})
+    own = turn(**{STATE: [open_token(token_of(ME, {"reasoning_content": "Hm"}))]})
+    signed = turn(**{STATE: [open_token(token_of(ME, calls={"call_1": {"extra_content": skip}}))]})
     for name, messages, repairs, expected in (
         ("reasoning", [own, turn()], [], [turn(reasoning_content="Hm"), turn(reasoning_content=" ")]),
         ("reasoning, after a refusal", [turn()], ["reasoning"], [turn(reasoning_content=" ")]),

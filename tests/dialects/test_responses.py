@@ -14,7 +14,7 @@ from breakwater.dialects.rules import DIALECTS, chat_form, dropped_fields
 from breakwater.dialects.rules.forms import InvalidBodyError
 from breakwater.dialects.rules.responses import size_of
 from breakwater.dialects.rules.responses_answer import (
-    Asked,
+    EchoedRequest,
     item_id,
     job_id_of,
     normalized_item,
@@ -439,7 +439,7 @@ def test_a_pending_response_has_every_required_field_and_repeats_the_request() -
         "text": {"verbosity": "low"},
         "metadata": {"a": "b"},
     }
-    asked = Asked(
+    asked = EchoedRequest(
         job_id="job-1", created_at=7, model="writer", body=body, background=True, previous_response_id="resp_0"
     )
 

@@ -15,11 +15,11 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 
 from breakwater.dialects.rules.chat_chunks import Assembly
-from breakwater.dialects.rules.responses_answer import Asked, output_of, response_of
+from breakwater.dialects.rules.responses_answer import EchoedRequest, output_of, response_of
 from breakwater.dialects.rules.responses_stream import ContradictionError, ResponseEvent, ResponseEvents, event_bytes
 from tests.tables import each_row
 
-ASKED = Asked(job_id="job-1", created_at=1_790_000_000, model="writer", body={"input": "Hi"})
+ASKED = EchoedRequest(job_id="job-1", created_at=1_790_000_000, model="writer", body={"input": "Hi"})
 _USED = {"outcome": "success", "input_tokens": 5, "output_tokens": 7, "cached_tokens": 1, "reasoning_tokens": None}
 
 

@@ -58,7 +58,7 @@ from breakwater.limits.store.deployments import Deployments
 from breakwater.prices.price_list import unaffordable
 
 PROBE_WAIT_S = 2.0
-"""The wait of a submission for a probe under way, as of a worker's call: the probe may have succeeded already."""
+"""Time for which a submission waits for the end of a probe, as a worker's call does: the probe may be succeeding."""
 
 PROBE_POLL_S = 0.2
 
@@ -92,11 +92,11 @@ class AgentRoutes:
         errors={503: REDIS_UNAVAILABLE},
     )
     async def list_agents(self, _: ApiRequest[Message]) -> list[AgentHealth]:
-        """All agents."""
+        """Lists all agents."""
         return await self.read()
 
     async def read(self) -> list[AgentHealth]:
-        """All agents as of now. Raises StateUnavailableError."""
+        """Reads the health of all agents as of now. Raises StateUnavailableError."""
         return await agents_health(self.config, self.breakers, self.healths, self.deployments, self._unaffordable)
 
     @cached_property
@@ -106,18 +106,20 @@ class AgentRoutes:
 
 @dataclass(frozen=True, slots=True)
 class AgentAvailability:
-    """Refuses jobs of agents that may call no model now, by the agents' `refuse_when_open`."""
+    """Refuses jobs of agents that have `refuse_when_open` and may call no model now."""
 
     config: Config
     breakers: Breakers
 
     async def refusal(self, sent: Submission, *, of_plan: bool = False) -> RequestError | None:
-        """The problem for which a job is refused; None if it may be accepted.
+        """Returns the problem for which a job is refused; None if it may be accepted.
 
-        A whole plan (`of_plan`) is refused whatever its agents want.
+        This takes no probe and changes nothing: once a cool-down is over, the worker lets one of the jobs probe. While
+        a probe is under way, this waits up to `PROBE_WAIT_S` for its end.
 
-        Takes no probe and changes nothing: of the jobs that come once a cool-down is over, the worker lets one probe.
-        While a probe is under way, it waits a moment for its end.
+        Args:
+            sent: the job.
+            of_plan: the job is part of a plan, which is refused even without `refuse_when_open`.
         """
         job = sent.job
         agent = self.config.agents[job.agent]
@@ -131,17 +133,19 @@ class AgentAvailability:
             try:
                 loaded = await self.breakers.load(keys)
             except StateUnavailableError:
-                return None  # the worker decides, when Redis is back; other users of Redis log the outage
-            untils = [until for one in loaded if (until := refused_until(one, caller)) is not None]
+                return None  # the worker decides when Redis is back; other users of Redis log the outage
+            untils = [
+                until for loaded_breaker in loaded if (until := refused_until(loaded_breaker, caller)) is not None
+            ]
             if not loaded or len(untils) < len(chain):
                 return None
-            if time.monotonic() >= ends or not any(one.breaker.probe for one in loaded):
+            if time.monotonic() >= ends or not any(loaded_breaker.breaker.probe for loaded_breaker in loaded):
                 return _agent_unavailable(job.agent, dict(zip(chain, untils, strict=True)), loaded[0].now_ms)
             await asyncio.sleep(PROBE_POLL_S)
 
 
 def _agent_unavailable(agent: str, untils: dict[str, int], now_ms: int) -> RequestError:
-    """503 with the time until one of the models may be called again; 0 means an isolated one."""
+    """Returns 503 with the time when a model may be called again. In `untils`, 0 stands for an isolated breaker."""
     first_ms = min((until for until in untils.values() if until), default=None)
     headers = {} if first_ms is None else {"Retry-After": str(max(1, math.ceil((first_ms - now_ms) / 1000)))}
     details = list[FieldError]()
@@ -182,7 +186,7 @@ class BreakerRoutes:
         errors={503: REDIS_UNAVAILABLE},
     )
     async def list_breakers(self, _: ApiRequest[Message]) -> BreakerList:
-        """All breakers."""
+        """Lists all breakers."""
         statuses = await breaker_statuses(self._config, self._breakers, self._healths, self._deployments)
         return BreakerList(breakers=tuple(statuses), alive=await self._breakers.alive())
 
@@ -197,7 +201,7 @@ class BreakerRoutes:
         errors=_CHANGE_ERRORS,
     )
     async def isolate_breaker(self, request: ApiRequest[BreakerRequest]) -> BreakerTransition | UnchangedBreaker:
-        """Forces a breaker open, and publishes that."""
+        """Forces a breaker open and publishes the transition."""
 
         def decide(loaded: Loaded, rules: BreakerRules) -> tuple[Breaker, BreakerChange | None]:
             return isolate(loaded.breaker, by=request.by, why=request.why, rules=rules, now_ms=loaded.now_ms)
@@ -215,7 +219,7 @@ class BreakerRoutes:
         errors=_CHANGE_ERRORS,
     )
     async def reset_breaker(self, request: ApiRequest[BreakerRequest]) -> BreakerTransition | UnchangedBreaker:
-        """Closes a breaker and clears its counts, and publishes that; the hold of its model ends, too."""
+        """Closes a breaker, clears its counts and publishes the transition. The hold of its model ends, too."""
 
         def decide(loaded: Loaded, rules: BreakerRules) -> tuple[Breaker, BreakerChange | None]:
             if loaded.revision == UNSAVED:
@@ -238,12 +242,12 @@ class BreakerRoutes:
         return changed
 
     async def _change(
-        self, request: ApiRequest[BreakerRequest], what: str, decide: BreakerDecision
+        self, request: ApiRequest[BreakerRequest], log_event: str, decide: BreakerDecision
     ) -> BreakerTransition | UnchangedBreaker:
         key = BreakerKey(request.input.agent, request.input.model)
         self._connected()  # not begun if it can't be published
         loaded, event = await self._save(key, decide)
-        request.log(what, agent=key.agent, model=key.model, changed=event is not None)
+        request.log(log_event, agent=key.agent, model=key.model, changed=event is not None)
         if event is None:
             [health] = await healths_on(self._config, self._healths, {key: loaded})
             return UnchangedBreaker.model_validate(breaker_status(key, loaded.breaker, health).model_dump())
@@ -255,10 +259,10 @@ class BreakerRoutes:
         return event
 
     async def _save(self, key: BreakerKey, decide: BreakerDecision) -> tuple[Loaded, BreakerTransition | None]:
-        """Saves the decision on a breaker as it is; the event remains to be published.
+        """Decides on a breaker and saves the decision. The caller publishes the event.
 
         Returns:
-            The breaker as it was, and its transition, if any.
+            The breaker before the decision, and its transition, if any.
         """
         rules = self._configured.get(key)
         while True:
@@ -266,7 +270,8 @@ class BreakerRoutes:
             if before.revision == UNSAVED and rules is None:
                 raise self._unknown(key)
             if before.unpublished is not None:
-                # The process that saved it crashed or waits for NATS: it comes first, and must not be overwritten.
+                # The process that saved this transition crashed or waits for NATS. It must be published first, as the
+                # next one overwrites it.
                 await self._publish(key, before.unpublished)
             known_rules = rules or _rules_of_unconfigured(key)
             after, change = decide(before, known_rules)
@@ -275,10 +280,10 @@ class BreakerRoutes:
             event = transition(key, change, known_rules, before.now_ms)
             if all(await self._breakers.save([Saving(key, before, after, dumped([event]))])):
                 return before, event
-            # Another writer was quicker: decided again, on what it saved.
+            # Another writer was quicker: decide again, on what it has saved.
 
     async def _publish(self, key: BreakerKey, saved: str | None) -> None:
-        # A transition that stays marked as not published is published once more, and that changes nothing.
+        # If its mark can't be removed, the transition is published a second time, which is harmless.
         with suppress(StateUnavailableError):
             await publish_saved(self._publisher, self._breakers, key, saved or "[]")
 
@@ -287,22 +292,22 @@ class BreakerRoutes:
         return unknown("breaker", message, *self._hint(key))
 
     def _hint(self, key: BreakerKey) -> tuple[str, str]:
-        """The field that is wrong, and what would be right."""
+        """Returns the name of the wrong field, and a hint at what would be right."""
         agent = self._config.agents.get(key.agent)
         if agent is not None and agent.breaker is None:
             return "agent", f"agent {key.agent!r} has `breaker: off`"
-        meant = None if agent is None else breaker_of(self._config, key.agent, key.model)
-        if meant is not None and meant in self._configured:
-            return "agent", f"its calls use the shared breaker of agent {meant.agent!r} and model {meant.model!r}"
-        models = {one.model for one in self._configured if one.agent in (key.agent, ALL)}
+        used_key = None if agent is None else breaker_of(self._config, key.agent, key.model)
+        if used_key is not None and used_key in self._configured:
+            return "agent", f"its calls use the shared breaker of agent {used_key.agent!r} and model {used_key.model!r}"
+        models = {known_key.model for known_key in self._configured if known_key.agent in (key.agent, ALL)}
         if models and (agent is not None or key.agent == ALL):
             return "model", suggestion(key.model, models).removeprefix("; ")
-        agents = {one.agent for one in self._configured} or set(self._config.agents)
+        agents = {known_key.agent for known_key in self._configured} or set(self._config.agents)
         return "agent", suggestion(key.agent, agents).removeprefix("; ")
 
 
 def _rules_of_unconfigured(key: BreakerKey) -> BreakerRules:
-    """For one that only Redis knows: of an agent that is not in this config, or of a model that no agent has."""
+    """Returns rules for a breaker that only Redis knows: its agent, or its model, is not in this config."""
     if key.agent != ALL:
         return BreakerRules()
     return BreakerRules(scope="provider" if key.model.endswith(f"/{ALL}") else "model")
@@ -315,12 +320,17 @@ async def agents_health(
     deployments: Deployments,
     never_called: Collection[str] = (),
 ) -> list[AgentHealth]:
-    """The health of every configured agent, in the config's order; in two round trips to Redis.
+    """Reads the health of every configured agent, in the config's order. Takes two round trips to Redis.
 
-    Those in `never_called` are unhealthy before any job of theirs has failed: their hard caps have no room for a call.
+    `circuit_open_until` is always in the future: once a cool-down or the lease of a probe is over, a call may probe, so
+    there is nothing to wait for although the breaker is not closed yet.
 
-    A time in `circuit_open_until` is always still to come: once a cool-down is over, or the lease of a probe, a call
-    may probe, and there is nothing to wait for although the breaker is not closed yet.
+    Args:
+        config: the current config.
+        breakers: the breakers in Redis.
+        healths: the recent calls in Redis.
+        deployments: the holds in Redis.
+        never_called: agents whose hard caps have no room for a call. They are unhealthy before a job has failed.
 
     Raises:
         StateUnavailableError: Redis does not answer.
@@ -328,63 +338,67 @@ async def agents_health(
     keys = {
         name: {model: breaker_of(config, name, model) for model in agent.chain} for name, agent in config.agents.items()
     }
-    guarding = list(dict.fromkeys(key for models in keys.values() for key in models.values() if key is not None))
-    # In one round trip.
-    found, held = await asyncio.gather(
-        breakers.load(guarding),
+    keys_in_use = list(dict.fromkeys(key for models in keys.values() for key in models.values() if key is not None))
+    # Both requests share one round trip.
+    loaded_breakers, hold_ends = await asyncio.gather(
+        breakers.load(keys_in_use),
         held_until(config, deployments, ((name, model) for name, models in keys.items() for model in models)),
     )
-    loaded = dict(zip(guarding, found, strict=True))
-    lately = await healths.of(list(keys))
+    loaded = dict(zip(keys_in_use, loaded_breakers, strict=True))
+    recent_calls = await healths.of(list(keys))
     return [
         _agent_health(
             config,
             name,
             {model: key and loaded[key] for model, key in models.items()},
             calls,
-            {model: held.get((name, model)) for model in models},
+            {model: hold_ends.get((name, model)) for model in models},
             affordable=name not in never_called,
         )
-        for (name, models), calls in zip(keys.items(), lately, strict=True)
+        for (name, models), calls in zip(keys.items(), recent_calls, strict=True)
     ]
 
 
 async def held_until(
     config: Config, deployments: Deployments, models: Iterable[tuple[str, str]]
 ) -> dict[tuple[str, str], datetime]:
-    """The ends of holds, by the agent (or `*`) and the model; held models only. Raises StateUnavailableError."""
+    """Returns the ends of holds by agent (or `*`) and model, of held models only. Raises StateUnavailableError."""
     names = {
         (agent, model): config.deployment(config.agents.get(agent, config.defaults), model) for agent, model in models
     }
-    held = await deployments.held_until(names.values())
-    return {one: time_from_ms(held[name]) for one, name in names.items() if name in held}
+    hold_ends = await deployments.held_until(names.values())
+    return {
+        agent_and_model: time_from_ms(hold_ends[name]) for agent_and_model, name in names.items() if name in hold_ends
+    }
 
 
 async def breaker_statuses(
     config: Config, breakers: Breakers, healths: Healths, deployments: Deployments
 ) -> list[BreakerStatus]:
-    """Every breaker in Redis, and those of the agents' own models that were not, by agent and model.
+    """Reads every breaker in Redis, and the unused ones of the agents' own models, sorted by agent and model.
 
     Raises:
         StateUnavailableError: Redis does not answer.
     """
-    known = dict(await breakers.all())
-    quiet = [key for key in breakers_of(config) if key not in known]
-    if quiet:
-        known |= zip(quiet, await breakers.load(quiet), strict=True)
-    known = {key: known[key] for key in sorted(known, key=lambda one: (one.agent, one.model))}
-    held, verdicts = await asyncio.gather(
-        held_until(config, deployments, ((key.agent, key.model) for key in known)),
-        healths_on(config, healths, known),
+    loaded_by_key = dict(await breakers.all())
+    unused_keys = [key for key in breakers_of(config) if key not in loaded_by_key]
+    if unused_keys:
+        loaded_by_key |= zip(unused_keys, await breakers.load(unused_keys), strict=True)
+    loaded_by_key = {key: loaded_by_key[key] for key in sorted(loaded_by_key, key=lambda key: (key.agent, key.model))}
+    hold_ends, verdicts = await asyncio.gather(
+        held_until(config, deployments, ((key.agent, key.model) for key in loaded_by_key)),
+        healths_on(config, healths, loaded_by_key),
     )
     return [
-        breaker_status(key, loaded.breaker, health, held.get((key.agent, key.model)))
-        for (key, loaded), health in zip(known.items(), verdicts, strict=True)
+        breaker_status(key, loaded.breaker, health, hold_ends.get((key.agent, key.model)))
+        for (key, loaded), health in zip(loaded_by_key.items(), verdicts, strict=True)
     ]
 
 
 async def healths_on(config: Config, healths: Healths, loaded: Mapping[BreakerKey, Loaded]) -> list[Verdict]:
-    """The health of each breaker's agent on its model; of a shared one, of all its agents. One round trip.
+    """Returns the health of each breaker's agent on its model, or of all agents that share the breaker.
+
+    Takes one round trip to Redis.
 
     Raises:
         StateUnavailableError: Redis does not answer.
@@ -411,8 +425,10 @@ async def healths_on(config: Config, healths: Healths, loaded: Mapping[BreakerKe
     return verdicts
 
 
-def breaker_status(key: BreakerKey, breaker: Breaker, health: Verdict, held: datetime | None = None) -> BreakerStatus:
-    """A breaker in the contract's words."""
+def breaker_status(
+    key: BreakerKey, breaker: Breaker, health: Verdict, hold_ends_at: datetime | None = None
+) -> BreakerStatus:
+    """Returns a breaker as the contract has it."""
     return BreakerStatus(
         agent=key.agent,
         model=key.model,
@@ -424,7 +440,7 @@ def breaker_status(key: BreakerKey, breaker: Breaker, health: Verdict, held: dat
         since=_time(breaker.changed_ms),
         open_until=_time(breaker.open_until_ms) if breaker.state == "open" else None,
         probe_until=_time(breaker.probe_until_ms) if breaker.state == "half_open" and breaker.probe else None,
-        held_until=held,
+        held_until=hold_ends_at,
         consecutive_failures=consecutive_failures(breaker),
         total_failures=breaker.total_failures,
         unique_errors=len(breaker.errors_seen),
@@ -435,14 +451,14 @@ def breaker_status(key: BreakerKey, breaker: Breaker, health: Verdict, held: dat
 
 
 def refused_until(loaded: Loaded, caller: str = "") -> int | None:
-    """The time until which a breaker lets no call pass, in ms since the epoch, as of when it was read.
+    """Returns the time until which a breaker admits no call, in ms since the epoch, as of when it was read.
 
     Args:
         loaded: the breaker.
-        caller: of the call, as `caller_of` names it; empty: one that the breaker refuses.
+        caller: the caller, as `caller_of` names it; empty for a caller that the breaker concerns.
 
     Returns:
-        None if it lets one pass, a probe at least; 0 if it was isolated: until an operator resets it.
+        None if it admits a call or at least a probe; 0 if it is isolated, until an operator resets it.
     """
     breaker = loaded.breaker
     until_ms = 0
@@ -467,46 +483,46 @@ def _agent_health(
     name: str,
     models: Mapping[str, Loaded | None],
     calls: Mapping[str, CallHealth],
-    held: Mapping[str, datetime | None],
+    hold_ends: Mapping[str, datetime | None],
     *,
     affordable: bool,
 ) -> AgentHealth:
-    of_models = list[ModelHealth]()
+    models_health = list[ModelHealth]()
     verdicts: dict[str, Verdict] = {}
     waits = list[int | None]()
     for model, loaded in models.items():
-        called = calls.get(model, CallHealth())
+        model_calls = calls.get(model, CallHealth())
         state = None if loaded is None else loaded.breaker.state
         only_for = None if loaded is None else open_for(loaded.breaker)
         waits.append(None if loaded is None or only_for is not None else refused_until(loaded))
-        verdicts[model] = health_of_model(state, called, waits[-1], only_for)
-        of_models.append(
+        verdicts[model] = health_of_model(state, model_calls, waits[-1], only_for)
+        models_health.append(
             ModelHealth(
                 model=model,
                 provider=config.provider_name(config.agents[name], model),
                 health=verdicts[model].health,
                 health_reason=verdicts[model].health_reason,
                 breaker=state,
-                consecutive_failures=called.consecutive_failures,
-                last_failure_at=_time(called.last_failure_ms),
-                last_success_at=_time(called.last_success_ms),
+                consecutive_failures=model_calls.consecutive_failures,
+                last_failure_at=_time(model_calls.last_failure_ms),
+                last_success_at=_time(model_calls.last_success_ms),
                 circuit_open_until=_time(waits[-1]),
-                held_until=held[model],
+                held_until=hold_ends[model],
             )
         )
-    together = calls.get("", CallHealth())
-    # The time of isolated ones is unknown; and if one may be called now, there is nothing to wait for.
+    agent_calls = calls.get("", CallHealth())
+    # Isolated breakers have no known end; and if a model may be called now, there is nothing to wait for.
     first = None if None in waits else min((until for until in waits if until), default=None)
-    verdict = health_of_agent(verdicts, together, affordable=affordable)
+    verdict = health_of_agent(verdicts, agent_calls, affordable=affordable)
     return AgentHealth(
         agent_id=name,
         health=verdict.health,
         health_reason=verdict.health_reason,
-        consecutive_failures=together.consecutive_failures,
-        last_failure_at=_time(together.last_failure_ms),
-        last_success_at=_time(together.last_success_ms),
+        consecutive_failures=agent_calls.consecutive_failures,
+        last_failure_at=_time(agent_calls.last_failure_ms),
+        last_success_at=_time(agent_calls.last_success_ms),
         circuit_open_until=_time(first),
-        models=tuple(of_models),
+        models=tuple(models_health),
     )
 
 

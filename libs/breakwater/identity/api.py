@@ -50,21 +50,21 @@ if TYPE_CHECKING:
     from breakwater.identity.openid_provider import OpenIdProvider, SignedIn
 
 AT_ONCE = 10
-"""Sign-ins of one address, which is the console's for all who sign in there. It limits each of them."""
+"""The most concurrent sign-ins from one address. All people at a console share its address; it limits them itself."""
 FAILURES_A_MINUTE = 100
 LOGOUT_REMEMBERED_S = 900
-"""Longer than a logout token is valid."""
+"""Time for which a used logout token is remembered, longer than it is valid."""
 LONGEST_ID_TOKEN = 4_096
-"""Bytes of an ID token that is kept for signing out: longer ones do not fit into a URL."""
+"""The most bytes of an ID token that is kept for signing out. Longer ones do not fit into a URL."""
 
 
 EndAtProvider = Callable[[PersonSession], Awaitable[str | None]]
-"""The URL at which a browser ends the session at the OpenID provider, too; None if there is none."""
+"""Returns the URL at which a browser ends the session at the OpenID provider, too; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRoutes:
-    """API keys, and the sessions that are begun with them; any session is ended here."""
+    """The API key of a request, and sessions: they begin with a key here, and all of them end here."""
 
     sessions: Sessions
     audit: AuditLog
@@ -79,7 +79,7 @@ class SessionRoutes:
         result="The key or the person.",
     )
     async def show_key(self, request: ApiRequest[Message]) -> KeyDetails:
-        """The key or the person of the request."""
+        """Shows the key or the person of the request."""
         return KeyDetails.model_validate(asdict(request.caller))
 
     @operation(
@@ -117,12 +117,12 @@ class SessionRoutes:
             raise RequestError(
                 409, "not_a_session", "only a session can be ended; `breakwater keys revoke` revokes a key"
             )
-        known = await self.sessions.end(request.session)
+        ended = await self.sessions.end(request.session)
         request.log("signed_out")
         await self.audit.note("sign_out", actor_of(request.caller), {"session": request.session.split("_")[2]})
-        if known is None or isinstance(known.session, KeySession):
+        if ended is None or isinstance(ended.session, KeySession):
             return EndedSession()
-        return EndedSession(continue_at=await self.end_at_provider(known.session))
+        return EndedSession(continue_at=await self.end_at_provider(ended.session))
 
 
 NO_OPENID = "The config names no OpenID provider (`no_openid`)."
@@ -132,7 +132,7 @@ OPENID_UNAVAILABLE = (
 
 
 class OpenIdRoutes:
-    """Both ends of a sign-in with OpenID Connect, and sign-outs at the provider; 404 without a provider."""
+    """Signing in and out with OpenID Connect. Without a provider in the config, requests get 404."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class OpenIdRoutes:
         sign_ins: SignIns,
         audit: AuditLog,
     ) -> None:
-        self._known = None if settings is None or provider is None else (settings, provider)
+        self._configuration = None if settings is None or provider is None else (settings, provider)
         self._sessions = sessions
         self._sign_ins = sign_ins
         self._audit = audit
@@ -159,9 +159,9 @@ class OpenIdRoutes:
         errors={404: NO_OPENID, 503: OPENID_UNAVAILABLE},
     )
     async def begin_openid(self, _: Request) -> Response:
-        """The URL for the browser."""
+        """Responds with the URL for the browser."""
         provider = self._configured()[1]
-        with _stored():
+        with _redis_outages_as_503():
             key = await self._sign_ins.key()
         flow = SignInFlow.begin(key, secrets.token_bytes(ENTROPY_BYTES), int(time.time()))
         return _response(OpenIdRedirect(url=await provider.authorization_url(flow), flow=flow.secret))
@@ -193,28 +193,28 @@ class OpenIdRoutes:
     async def complete_openid(self, request: Request) -> Response:
         """Begins a session with the parameters that the browser has brought back."""
         settings, provider = self._configured()
-        brought = read_command(await read_open_body(request), OpenIdCallback)
-        flow = SignInFlow(brought.flow)
-        # First: the other parameters are ignored unless this browser has begun the sign-in.
-        if not flow.is_state(brought.state):
+        callback = read_command(await read_open_body(request), OpenIdCallback)
+        flow = SignInFlow(callback.flow)
+        # The state is checked first: the other parameters are ignored unless this browser has begun the sign-in.
+        if not flow.is_state(callback.state):
             message = (
                 "this response does not belong to a sign-in of this browser, or the sign-in was "
                 "restarted; sign in again"
             )
             raise RequestError(403, "openid_state", message)
-        with _stored():
+        with _redis_outages_as_503():
             if not flow.is_begun(await self._sign_ins.key(), int(time.time())):
                 raise RequestError(403, "openid_state", "this sign-in took over ten minutes; sign in again")
             if await self._sign_ins.is_used(flow.secret):
                 raise _used()
-        if brought.error is not None or brought.code is None:
-            raise _denied(brought)
+        if callback.error is not None or callback.code is None:
+            raise _denied(callback)
         with _attempt(self._limits, request) as attempt:
-            with _stored():
-                # Twice as long as a sign-in lasts: clocks may differ.
+            with _redis_outages_as_503():
+                # A used sign-in is remembered for twice as long as one may last, as clocks may differ.
                 if not await self._sign_ins.use(flow.secret, 2 * LASTS_S):
                     raise _used()
-            signed_in = await provider.redeem(flow, brought.code, brought.iss)
+            signed_in = await provider.redeem(flow, callback.code, callback.iss)
             attempt.failed = False
         return _response(await self._begin(settings, signed_in))
 
@@ -245,18 +245,18 @@ class OpenIdRoutes:
         except (KeyError, ValueError):
             raise RequestError(400, "invalid_logout_token", "the form has no usable field logout_token") from None
         with _attempt(self._logout_limits, request) as attempt:
-            said = await provider.signed_out(sent.logout_token)
-            with _stored():
-                if not await self._sign_ins.use(f"logout {said.token_id}", LOGOUT_REMEMBERED_S):
+            signed_out = await provider.read_logout_token(sent.logout_token)
+            with _redis_outages_as_503():
+                if not await self._sign_ins.use(f"logout {signed_out.token_id}", LOGOUT_REMEMBERED_S):
                     raise RequestError(400, "invalid_logout_token", "this logout token was used before")
-                ended = await self._sessions.end_of_person(settings.issuer, said.subject, said.session)
+                ended = await self._sessions.end_of_person(settings.issuer, signed_out.subject, signed_out.session)
             attempt.failed = False
-        for known in ended:
-            person = known.session
+        for session in ended:
+            person = session.session
             if isinstance(person, PersonSession):
-                structlog.get_logger().info("signed_out_at_provider", by=person.name, session=known.id)
+                structlog.get_logger().info("signed_out_at_provider", by=person.name, session=session.id)
                 actor = Actor(person.name, "person", person.subject)
-                await self._audit.note("sign_out", actor, {"session": known.id, "at": "provider"})
+                await self._audit.note("sign_out", actor, {"session": session.id, "at": "provider"})
         return _response(EndedSessions(ended=len(ended)))
 
     async def _begin(self, settings: OpenId, signed_in: SignedIn) -> NewSession:
@@ -268,36 +268,38 @@ class OpenIdRoutes:
         if not roles_of(values, settings.roles, settings.default_role):
             structlog.get_logger().warning("sign_in_refused", why="no role", by=name, subject=subject)
             await self._audit.note("sign_in", actor, {}, error="no_role")
-            what = f"the claim {settings.roles_claim!r} has no value that maps to a role"
-            message = f"{name!r} has no role in Breakwater: {what}. An administrator can add one (console.openid.roles)"
+            reason = f"the claim {settings.roles_claim!r} has no value that maps to a role"
+            message = (
+                f"{name!r} has no role in Breakwater: {reason}. An administrator can add one (console.openid.roles)"
+            )
             raise RequestError(403, "no_role", message)
-        known = settings.role_values
+        role_values = settings.role_values
         id_token = signed_in.id_token if len(signed_in.id_token) <= LONGEST_ID_TOKEN else None
         session = PersonSession(
             settings.issuer,
             subject,
             name,
-            tuple(value for value in values if value in known),
+            tuple(value for value in values if value in role_values),
             id_token,
             claims["sid"] if isinstance(claims.get("sid"), str) else None,
         )
-        with _stored():
+        with _redis_outages_as_503():
             begun = await self._sessions.begin(session)
         structlog.get_logger().info("signed_in", by=name, subject=subject, session=begun.id)
         await self._audit.note("sign_in", actor, {"session": begun.id})
         return NewSession(token=begun.token, ends_at=time_from_ms(begun.ends_ms))
 
     def _configured(self) -> tuple[OpenId, OpenIdProvider]:
-        if self._known is None:
+        if self._configuration is None:
             raise RequestError(
                 404, "no_openid", "no OpenID provider is configured (console.openid); sign in with an API key"
             )
-        return self._known
+        return self._configuration
 
 
 @contextmanager
-def _stored() -> Generator[None]:
-    """Turns outages of Redis in the block into RequestError (503)."""
+def _redis_outages_as_503() -> Generator[None]:
+    """Turns an outage of Redis in the block into a RequestError (503)."""
     try:
         yield
     except StateUnavailableError as error:
@@ -306,7 +308,7 @@ def _stored() -> Generator[None]:
 
 @contextmanager
 def _attempt(limits: SignInLimits, request: Request) -> Generator[SignInTry]:
-    """One attempt of a request's address."""
+    """Counts one attempt of a request's address. Raises RequestError: 429, there were too many."""
     try:
         with limits.of(request.client.host if request.client else "") as attempt:
             try:
@@ -323,14 +325,14 @@ def _used() -> RequestError:
     return RequestError(409, "openid_refused", "this sign-in was used before; sign in again")
 
 
-def _denied(brought: OpenIdCallback) -> RequestError:
-    """The provider's error instead of a code. Its words are shown: this browser has asked for them."""
-    if brought.error == "access_denied":
+def _denied(callback: OpenIdCallback) -> RequestError:
+    """Returns the error for a response without a code, in the provider's words, as this browser began the sign-in."""
+    if callback.error == "access_denied":
         return RequestError(
             403, "openid_denied", "the sign-in was cancelled or not permitted at the provider; sign in again"
         )
-    said = ": ".join(part for part in (brought.error, brought.error_description) if part) or "no code"
-    printable = "".join(character for character in said[:300] if character.isprintable())
+    words = ": ".join(part for part in (callback.error, callback.error_description) if part) or "no code"
+    printable = "".join(character for character in words[:300] if character.isprintable())
     return RequestError(403, "openid_refused", f"the provider refused the sign-in: {printable}")
 
 

@@ -1,6 +1,6 @@
 """The audit log: each action of a person is recorded before it is done, and again with its outcome.
 
-An action that can't be recorded is not done. If a process crashes in between, the action stays `begun`.
+An action that can't be recorded is not done. If the process crashes in between, the record of the action stays `begun`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Actor:
 
 
 def actor_of(caller: Caller) -> Actor:
-    """The caller of a request, in the audit log."""
+    """Returns the caller of a request as the audit log names it."""
     return Actor(caller.name, caller.kind, caller.id)
 
 
@@ -50,16 +50,16 @@ class AuditLog:
     async def action(
         self, action: str, actor: Actor, details: Mapping[str, JsonValue], reason: str | None
     ) -> AsyncGenerator[None]:
-        """Records an action, which is done in the block; a block that raises has refused it, or failed.
+        """Records an action that the block carries out. A block that raises has refused the action, or has failed.
 
         Args:
             action: the operation's id.
             actor: the person.
             details: the input.
-            reason: as given, redacted already.
+            reason: the actor's reason, already redacted.
 
         Raises:
-            BusError: it can't be recorded, and the block is not entered.
+            BusError: the action can't be recorded, and the block is not entered.
         """
         event = self._event(action, actor, "begun", details, reason)
         await self._publish(event)
@@ -79,7 +79,14 @@ class AuditLog:
     async def note(
         self, action: str, actor: Actor, details: Mapping[str, JsonValue], *, error: str | None = None
     ) -> None:
-        """Records an action, done or refused with an error, that goes on even if it can't be recorded: signing in."""
+        """Records an action that happens even if it can't be recorded, such as signing in.
+
+        Args:
+            action: the operation's id.
+            actor: the person.
+            details: the input.
+            error: the code of the error with which the action was refused; None if it was done.
+        """
         outcome: AuditOutcome = "done" if error is None else "refused"
         event = self._event(action, actor, outcome, details, None).model_copy(update={"error": error})
         try:
@@ -111,7 +118,7 @@ class AuditLog:
         try:
             await self._publish(begun.model_copy(update={"outcome": outcome, "error": error}))
         except BusError as failure:
-            # It was done or not all the same, and that it was begun is recorded.
+            # This changes nothing about the outcome, and the record already shows that the action was begun.
             log = structlog.get_logger()
             log.warning("audit_outcome_not_recorded", audit_id=begun.audit_id, outcome=outcome, error=str(failure))
 

@@ -1,6 +1,6 @@
-"""Authorization: nothing under /api and /v1, and no metrics, without an API key whose scopes let the request pass.
+"""Authorization: requests below /api and /v1, and for metrics, need an API key with one of the scopes they require.
 
-The token of a session has the rights of the key that it was begun with, or of a person with roles.
+The token of a session has the rights of the key that began it, or those of a person with roles.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _CHECK_AGAIN = "breakwater.caller.check_again"
 
 
 def caller_of(request: Request) -> Caller:
-    """The holder of the key or session of a request to a guarded path."""
+    """Returns the holder of the key or session of a request to a guarded path."""
     return request.scope[_CALLER]
 
 
 def session_of(request: Request) -> str | None:
-    """The token of the request's session; None if it came with a key."""
+    """Returns the token of the request's session; None if it came with a key."""
     return request.scope[_SESSION]
 
 
-async def refusal(request: Request, every_s: float) -> str:
-    """Waits until the key of a long request would not let it in any more, and says why.
+async def wait_until_refused(request: Request, every_s: float) -> str:
+    """Waits until the key of a long request has lost its access, and returns the reason.
 
     Args:
-        request: to a guarded path.
-        every_s: interval of the checks, in seconds.
+        request: a request to a guarded path.
+        every_s: the interval of the checks, in seconds.
     """
     check_again: Callable[[], Awaitable[str | None]] = request.scope[_CHECK_AGAIN]
     why: str | None = None
@@ -68,18 +68,18 @@ async def refusal(request: Request, every_s: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RequireApiKey:
-    """ASGI middleware that lets requests to guarded paths pass with a valid `Authorization: Bearer bw_…` only.
+    """ASGI middleware that lets requests to guarded paths pass only with a valid `Authorization: Bearer bw_…`.
 
-    Below `/v1`, the key may be in `x-api-key` instead. It must have one of the scopes that `scopes_for` wants. The
-    token of a session has the rights that the key with which it was begun, or the config's roles of its person, have
-    now.
+    Below `/v1`, the key may be in `x-api-key` instead. It must have one of the scopes that `scopes_for` returns. The
+    token of a session has the current rights of the key that began it, or of the roles that the config gives its
+    person.
 
     Args:
-        app: the application behind it.
+        app: the application behind the middleware.
         keys: the known keys.
         sessions: the known sessions.
-        openid: of the config; without it, sessions of persons have ended.
-        shares: of the connections.
+        openid: the config's OpenID settings; without them, sessions of persons have ended.
+        shares: the limit of concurrent requests by key.
     """
 
     app: ASGIApp
@@ -97,11 +97,11 @@ class RequireApiKey:
             key = _key_of(scope)
             caller = scope[_CALLER] = await self._caller(key)
             scope[_SESSION] = key if is_session(key) else None
-            sent = (scope.get("raw_path") or b"").decode("latin-1")
-            needed = scopes_for(scope["method"], scope["path"], sent)
+            raw_path = (scope.get("raw_path") or b"").decode("latin-1")
+            needed = scopes_for(scope["method"], scope["path"], raw_path)
             if not caller.may(needed):
                 raise _forbidden(caller, needed)
-            scope[_CHECK_AGAIN] = lambda: self._why_not_now(key, needed)
+            scope[_CHECK_AGAIN] = lambda: self._why_no_longer(key, needed)
             if not self.shares.take(caller.id):
                 raise _too_many()
         except RequestError as problem:
@@ -134,25 +134,25 @@ class RequireApiKey:
             key_id = await self.sessions.redeem(token) if is_link(token) else None
             key = self.keys.of(key_id) if key_id else self.keys.holder(token)
             return None if key is None else holder_of_key(key)
-        known = await self.sessions.find(token)
-        if known is None:
+        stored = await self.sessions.find(token)
+        if stored is None:
             return None
-        match known.session:
+        match stored.session:
             case KeySession(key_id):
                 key = self.keys.of(key_id)
                 return None if key is None else holder_of_key(key)
             case PersonSession() as session:
-                return self._person(session, time_from_ms(known.began_ms))
+                return self._person(session, time_from_ms(stored.began_ms))
 
     def _person(self, session: PersonSession, signed_in_at: datetime) -> Caller | None:
-        """The person of a session, with the roles that the config gives them now; None if it gives none any more."""
+        """Returns the person of a session, with their current roles; None if the config gives them no role any more."""
         openid = self.openid
         if openid is None or openid.issuer != session.issuer:
             return None
         roles = roles_of(session.values, openid.roles, openid.default_role)
         return person(session.subject, session.name, roles, signed_in_at) if roles else None
 
-    async def _why_not_now(self, key: str, needed: tuple[KeyScope, ...]) -> str | None:
+    async def _why_no_longer(self, key: str, needed: tuple[KeyScope, ...]) -> str | None:
         try:
             caller = await self._find(key)
         except StateUnavailableError:
@@ -163,17 +163,20 @@ class RequireApiKey:
 
 
 def is_guarded(path: str) -> bool:
-    """True if a path takes a key."""
+    """Returns True if a path needs a key."""
     return path not in OPEN_TO_ALL and (path.startswith(_BELOW) or path in GUARDED)
 
 
 def _key_of(scope: Scope) -> str:
-    """The key as it was sent; empty if it was not sent as a bearer's, or as Anthropic's SDKs do."""
+    """Returns the key that a request was sent with, in `Authorization: Bearer` or, as Anthropic's SDKs do, `x-api-key`.
+
+    Empty if `Authorization` has another scheme. Raises RequestError: 401, there is no key.
+    """
     header = next((value for name, value in scope["headers"] if name == b"authorization"), None)
     if header is None:
-        own = next((value for name, value in scope["headers"] if name == b"x-api-key"), None)
-        if own is not None and is_openai(scope["path"]):
-            return own.decode("latin-1").strip()
+        sdk_header = next((value for name, value in scope["headers"] if name == b"x-api-key"), None)
+        if sdk_header is not None and is_openai(scope["path"]):
+            return sdk_header.decode("latin-1").strip()
         raise _unauthorized("an API key is needed: send the header `Authorization: Bearer bw_…`")
     scheme, _, key = header.decode("latin-1").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""

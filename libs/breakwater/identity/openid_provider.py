@@ -1,8 +1,8 @@
-"""The OpenID provider: its metadata, the codes that it redeems, and the ID tokens that it issues, checked.
+"""The client of the OpenID provider: reads its metadata, redeems its codes and verifies its ID tokens.
 
-Its answers are bounded in time and size, and no redirect is followed. Endpoints on other hosts than the issuer's have
-to be at public addresses, unless the config allows a network: so its metadata causes no request to addresses that
-only this machine can reach.
+Responses are limited in time and size, and redirects are not followed. Endpoints on other hosts than the issuer's must
+be at public addresses, unless the config allows a network. So the provider's metadata can't cause requests to addresses
+that only this machine can reach.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from breakwater.kernel.surrogates import whole_value
 from breakwater.kernel.types import Event
 
 TIMEOUT_S = 5.0
-"""For each request."""
+"""Time limit of each request."""
 COMPLETE_WITHIN_S = 12.0
-"""For all requests of a sign-in: the console waits for 15 s."""
-KEPT_S = 3_600.0
-"""Time for which the provider's metadata and keys are used without asking again."""
+"""Time limit of all requests of a sign-in. The console waits for 15 s."""
+REUSE_S = 3_600.0
+"""Time for which the provider's metadata and keys are used before they are read again."""
 LOGOUT_S = 600
-"""The highest age of a logout token."""
+"""The greatest age of a logout token."""
 KEYS_AGAIN_S = 30.0
-"""Time until its keys are read again for a logout token of another key, which needs no key to send."""
+"""Interval at which logout tokens with an unknown key may cause the keys to be read again: anybody can send them."""
 LEEWAY_S = 60
-"""The largest difference of its clock and ours."""
+"""The largest accepted difference between the provider's clock and ours."""
 MAX_AT_ONCE = 20
-"""Codes that are redeemed at the same time. The beginning of a sign-in takes no place."""
+"""The most codes that are redeemed at the same time. Beginning a sign-in is not limited."""
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
-"""Signatures with a key pair. Never `none`, and none by a shared secret."""
+"""Accepted signatures, all of them with a key pair: never `none`, never with a shared secret."""
 
 _Endpoint = Annotated[str, AfterValidator(secure_url)]
 _LOGOUT_EVENT = "http://schemas.openid.net/event/backchannel-logout"
@@ -59,7 +59,7 @@ _CODE = re.compile(r"[a-z_]{1,64}\Z")
 
 
 class ProviderMetadata(Event):
-    """The used part of a provider's metadata."""
+    """The fields of a provider's metadata that are used."""
 
     issuer: str
     authorization_endpoint: _Endpoint
@@ -82,7 +82,7 @@ class SignedIn:
 
     id_token: str
     claims: Mapping[str, Any]
-    """Of the ID token, and those of userinfo that it lacks."""
+    """The claims of the ID token, and those of userinfo that it lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +91,19 @@ class SignedOut:
 
     token_id: str
     subject: str | None
-    """All sessions of the person; None if only the provider's session is named."""
+    """The person, all of whose sessions end; None if only the provider's session is named."""
     session: str | None
-    """The provider's session, and those here that have come from it; None for all of the person."""
+    """The provider's session, whose sessions here end; None if the person's are to end."""
 
 
 class OpenIdProvider:
     """The client of one provider. Its methods raise RequestError, whose text is for the person who signs in.
 
     Args:
-        settings: of the config.
-        secret: the client's; None for a public client.
-        redirect_uri: to which the provider sends browsers back.
-        now: seconds since the epoch.
+        settings: the config's OpenID settings.
+        secret: the client's secret; None for a public client.
+        redirect_uri: the URL to which the provider sends browsers back.
+        now: the clock, in seconds since the epoch.
     """
 
     def __init__(
@@ -119,12 +119,12 @@ class OpenIdProvider:
         self._keys: tuple[float, KeySet] | None = None
         self._reading = asyncio.Lock()
         self._failed: tuple[float, RequestError] | None = None
-        """The last failure to read its metadata, and its time."""
+        """The time and the error of the last failure to read the metadata."""
 
     async def authorization_url(self, flow: SignInFlow) -> str:
-        """The URL at which a browser begins to sign in."""
+        """Returns the URL at which a browser begins to sign in."""
         metadata = await self._read_metadata()
-        asked = {
+        query = {
             "response_type": "code",
             "client_id": self._settings.client_id,
             "redirect_uri": self._redirect_uri,
@@ -134,10 +134,16 @@ class OpenIdProvider:
             "code_challenge": flow.challenge,
             "code_challenge_method": "S256",
         }
-        return str(URL(metadata.authorization_endpoint).update_query(asked))
+        return str(URL(metadata.authorization_endpoint).update_query(query))
 
     async def redeem(self, flow: SignInFlow, code: str, issuer: str | None) -> SignedIn:
-        """Redeems the code that a browser has brought back. `issuer`: its parameter `iss` (RFC 9207)."""
+        """Redeems the code that a browser has brought back.
+
+        Args:
+            flow: the sign-in.
+            code: the code.
+            issuer: the parameter `iss` (RFC 9207); None without it.
+        """
         async with self._bounded():
             metadata = await self._read_metadata()
             if issuer != metadata.issuer and (issuer or metadata.authorization_response_iss_parameter_supported):
@@ -145,11 +151,11 @@ class OpenIdProvider:
             tokens = await self._redeem(metadata, flow, code)
             claims = await self._verified(metadata, tokens.id_token, flow)
             completed = await self._completed(metadata, claims, tokens.access_token)
-            # A name that its provider has cut off may end in half of a surrogate pair, which no session can hold.
+            # A name that the provider has cut may end in half of a surrogate pair, which a session can't store.
             return SignedIn(tokens.id_token, whole_value(completed))
 
     async def end_session_url(self, id_token: str | None, then: str) -> str | None:
-        """The URL at which a browser signs out of the provider, too; None if there is none, or no response."""
+        """Returns the URL at which a browser signs out of the provider, too; None if there is none or it is unknown."""
         try:
             metadata = await self._read_metadata()
         except RequestError:
@@ -160,8 +166,8 @@ class OpenIdProvider:
         hint = {} if id_token is None else {"id_token_hint": id_token}
         return str(URL(metadata.end_session_endpoint).update_query({**hint, **query}))
 
-    async def signed_out(self, logout_token: str) -> SignedOut:
-        """The person of a logout token. Raises RequestError: 400, it is not valid."""
+    async def read_logout_token(self, logout_token: str) -> SignedOut:
+        """Returns the person or the session that a logout token names. Raises RequestError: 400, it is not valid."""
         metadata = await self._read_metadata()
         try:
             async with self._bounded():
@@ -188,12 +194,12 @@ class OpenIdProvider:
             raise self._unavailable(f"it took over {COMPLETE_WITHIN_S:g} s") from None
 
     async def _read_metadata(self) -> ProviderMetadata:
-        """One request at a time asks for it: those that wait meanwhile get the same, also a failure."""
-        came = time.monotonic()
+        """Reads the metadata, one request at a time. Requests that wait meanwhile get the same metadata or failure."""
+        started = time.monotonic()
         async with self._reading:
-            if self._metadata is not None and time.monotonic() - self._metadata[0] < KEPT_S:
+            if self._metadata is not None and time.monotonic() - self._metadata[0] < REUSE_S:
                 return self._metadata[1]
-            if self._failed is not None and self._failed[0] >= came:
+            if self._failed is not None and self._failed[0] >= started:
                 raise self._failed[1].with_traceback(None)
             try:
                 return await self._ask_metadata()
@@ -203,17 +209,19 @@ class OpenIdProvider:
 
     async def _ask_metadata(self) -> ProviderMetadata:
         url = self._settings.issuer.rstrip("/") + "/.well-known/openid-configuration"
-        _, document = await self._ask("GET", url, only=200)
+        _, document = await self._ask("GET", url, expected_status=200)
         try:
-            found = ProviderMetadata.model_validate(document)
+            metadata = ProviderMetadata.model_validate(document)
         except ValidationError as error:
             mistake = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in mistake["loc"])
             raise self._unavailable(f"its openid-configuration is invalid: {where}: {mistake['msg']}") from None
-        if found.issuer != self._settings.issuer:
-            raise self._unavailable(f"it states the issuer {found.issuer!r}, which differs from console.openid.issuer")
-        self._metadata = time.monotonic(), found
-        return found
+        if metadata.issuer != self._settings.issuer:
+            raise self._unavailable(
+                f"it states the issuer {metadata.issuer!r}, which differs from console.openid.issuer"
+            )
+        self._metadata = time.monotonic(), metadata
+        return metadata
 
     async def _redeem(self, metadata: ProviderMetadata, flow: SignInFlow, code: str) -> _Tokens:
         body = {
@@ -231,11 +239,11 @@ class OpenIdProvider:
         else:
             body |= {"client_id": client_id, "client_secret": self._secret}
         status, document = await self._ask("POST", metadata.token_endpoint, data=body, headers=headers)
-        given = cast("dict[str, object]", document) if isinstance(document, dict) else {}
+        fields = cast("dict[str, object]", document) if isinstance(document, dict) else {}
         if status != 200:
-            raise self._not_redeemed(status, str(given.get("error", "")))
+            raise self._not_redeemed(status, str(fields.get("error", "")))
         try:
-            return _Tokens.model_validate(given)
+            return _Tokens.model_validate(fields)
         except ValidationError:
             raise self._invalid("its response has no ID token") from None
 
@@ -244,20 +252,20 @@ class OpenIdProvider:
             claims = await self._signed(metadata, id_token)
             self._check(metadata, claims, flow)
         except JoseError as error:
-            # The value of a wrong claim stays out: it may name a person.
+            # The message has no values of claims, as they may name a person.
             raise self._invalid(str(error)) from None
         return claims
 
     async def _signed(self, metadata: ProviderMetadata, token: str, again_after_s: float = 0.0) -> dict[str, Any]:
-        """The claims of a token that the provider has signed. Raises JoseError, or RequestError."""
+        """Returns the claims of a token that the provider has signed. Raises JoseError, or RequestError."""
         try:
             return self._decoded(token, await self._read_keys(metadata))
         except InvalidKeyIdError:
-            # The provider has a new key. Asked once: a second time it would say the same.
+            # The provider may have a new key, so its keys are read again once.
             return self._decoded(token, await self._read_keys(metadata, kept_s=again_after_s))
 
     def _decoded(self, id_token: str, keys: KeySet) -> dict[str, Any]:
-        # Headers that the library does not know are no mistake, unless `crit` names them.
+        # Unknown headers are permitted, unless `crit` names them.
         registry = JWSRegistry(algorithms=ALGORITHMS, strict_check_header=False)
         try:
             return jwt.decode(id_token, keys, algorithms=ALGORITHMS, registry=registry).claims
@@ -286,20 +294,20 @@ class OpenIdProvider:
             if isinstance(ahead, int | float) and ahead > now + LEEWAY_S:
                 raise self._skewed(f"its ID token was issued {int(ahead) - now} s in the future") from None
             raise
-        others = isinstance(claims["aud"], list) and len(cast("list[str]", claims["aud"])) > 1
-        if claims.get("azp", None if others else client_id) != client_id:
+        has_several_audiences = isinstance(claims["aud"], list) and len(cast("list[str]", claims["aud"])) > 1
+        if claims.get("azp", None if has_several_audiences else client_id) != client_id:
             raise self._invalid("its ID token was issued to another client")
         subject = claims["sub"]
         if not (subject.isascii() and subject.isprintable() and len(subject) <= 255):
             raise self._invalid("its ID token has no usable subject: sub")
 
-    async def _read_keys(self, metadata: ProviderMetadata, *, kept_s: float = KEPT_S) -> KeySet:
+    async def _read_keys(self, metadata: ProviderMetadata, *, kept_s: float = REUSE_S) -> KeySet:
         if self._keys is not None and time.monotonic() - self._keys[0] < kept_s:
             return self._keys[1]
-        _, document = await self._ask("GET", metadata.jwks_uri, only=200)
+        _, document = await self._ask("GET", metadata.jwks_uri, expected_status=200)
         try:
-            found = TypeAdapter(dict[str, list[dict[str, Any]]]).validate_python(document)
-            signing = [key for key in found["keys"] if key.get("use", "sig") == "sig"]
+            key_set = TypeAdapter(dict[str, list[dict[str, Any]]]).validate_python(document)
+            signing = [key for key in key_set["keys"] if key.get("use", "sig") == "sig"]
             keys = KeySet.import_key_set(cast(KeySetSerialization, {"keys": signing}))
         except (ValidationError, KeyError, ValueError, JoseError):
             raise self._unavailable("its keys (jwks_uri) can't be read") from None
@@ -309,17 +317,17 @@ class OpenIdProvider:
     async def _completed(
         self, metadata: ProviderMetadata, claims: dict[str, Any], access_token: str | None
     ) -> dict[str, Any]:
-        """The claims, with those of userinfo where the ID token lacks one that is needed."""
+        """Returns the claims, completed from userinfo if the ID token lacks one that is needed."""
         roots = (self._settings.name_claim, self._settings.roles_claim)
         missing = any(name not in claims and name.partition(".")[0] not in claims for name in roots)
         if not missing or metadata.userinfo_endpoint is None or access_token is None:
             return claims
         headers = {"Authorization": f"Bearer {access_token}"}
-        _, document = await self._ask("GET", metadata.userinfo_endpoint, headers=headers, only=200)
-        more = cast("dict[str, Any]", document) if isinstance(document, dict) else {}
-        if more.get("sub") != claims["sub"]:
+        _, document = await self._ask("GET", metadata.userinfo_endpoint, headers=headers, expected_status=200)
+        userinfo = cast("dict[str, Any]", document) if isinstance(document, dict) else {}
+        if userinfo.get("sub") != claims["sub"]:
             raise self._invalid("its userinfo belongs to another person")
-        return {**more, **claims}
+        return {**userinfo, **claims}
 
     async def _ask(
         self,
@@ -328,22 +336,22 @@ class OpenIdProvider:
         *,
         data: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
-        only: int | None = None,
+        expected_status: int | None = None,
     ) -> tuple[int, object]:
-        """The status and the JSON of an answer. `only`: the one status that is no mistake."""
+        """Returns the status and the JSON of a response. Raises RequestError: its status is not `expected_status`."""
         allowed = ANYWHERE if urlsplit(url).hostname == self._host else self._settings.allow_networks
-        sent = {"Accept": "application/json", **(headers or {})}
+        request_headers = {"Accept": "application/json", **(headers or {})}
         try:
             async with (
                 guarded_session(allowed, TIMEOUT_S) as http,
-                http.request(method, url, data=data, headers=sent) as response,
+                http.request(method, url, data=data, headers=request_headers) as response,
             ):
                 status = response.status
                 body = await response.read()
             document: object = json.loads(body) if body else None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise self._unavailable(_reason(error), url=url, error=repr(error)) from error
-        if only is not None and status != only:
+        if expected_status is not None and status != expected_status:
             raise self._unavailable(f"it answers with HTTP {status}", url=url)
         return status, document
 
@@ -398,13 +406,13 @@ def _check_logout(metadata: ProviderMetadata, claims: dict[str, Any], client_id:
         raise InvalidClaimError("nonce")
     if not isinstance(claims["iat"], int | float) or claims["iat"] < now - LOGOUT_S - LEEWAY_S:
         raise InvalidClaimError("iat")
-    named = [claims[name] for name in ("jti", "sub", "sid") if name in claims]
-    if len(named) < 2 or not all(isinstance(one, str) and 0 < len(one) <= 255 for one in named):
+    ids = [claims[name] for name in ("jti", "sub", "sid") if name in claims]
+    if len(ids) < 2 or not all(isinstance(value, str) and 0 < len(value) <= 255 for value in ids):
         raise InvalidClaimError("jti, and sub or sid")
 
 
 def _reason(error: Exception) -> str:
-    """The reason why there is no answer, without addresses: the request needs no key. The log has the rest."""
+    """Returns the reason why there is no response. It has no addresses, as anybody may read it; the log has them."""
     match error:
         case RedirectError():
             return f"it answers with a redirect ({error.status})"

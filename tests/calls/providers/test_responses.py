@@ -16,7 +16,7 @@ from breakwater.calls.providers.responses import ResponsesWire
 from breakwater.calls.rules.classify import BrokenAnswer, HttpFailure, classify
 from breakwater.dialects.rules import chat_form
 from breakwater.dialects.rules.chat_chunks import Assembly
-from breakwater.dialects.rules.responses_answer import Asked, output_of
+from breakwater.dialects.rules.responses_answer import EchoedRequest, output_of
 from breakwater.dialects.rules.responses_stream import ResponseEvents
 from breakwater.jobs.contract.job import NativeRequest
 from breakwater.local.provider import SimulatedProvider
@@ -42,7 +42,7 @@ BODY: dict[str, Any] = {
     "include": ["reasoning.encrypted_content"],
     "max_output_tokens": 500,
 }
-ASKED = Asked(job_id="job-1", created_at=1_790_000_000, model="writer", body=BODY)
+ASKED = EchoedRequest(job_id="job-1", created_at=1_790_000_000, model="writer", body=BODY)
 
 
 def native(**more: Any) -> dict[str, Any]:

@@ -268,7 +268,7 @@ async def test_orders_for_jobs_that_nobody_has_seen_are_bounded_for_each_user(
 
     async def ask(job_id: str, user: str = "") -> str:
         subject = f"bw.cancel-by.{user}.{job_id}" if user else subjects.cancel(job_id)
-        answer = json.loads(await requests.answer(subject, b""))
+        answer = json.loads(await requests.response_to(subject, b""))
         return answer.get("status") or answer["error"]["code"]
 
     assert [await ask(job_id) for job_id in (*unseen, unseen[0])] == [

@@ -85,7 +85,7 @@ def _sent_at(
             assert (whole, stuck) == (True, False)
 
         stream = streams.EncodedStream(
-            inbox, asyncio.create_task(decide()), headers={}, encoder=encoder, error=lambda _: b"{}", ended=ended
+            inbox, asyncio.create_task(decide()), headers={}, encoder=encoder, error=lambda _: b"{}", close=ended
         )
         await stream({}, None, send)  # type: ignore[arg-type]
 
@@ -129,7 +129,7 @@ def test_the_log_of_a_response_is_looked_into_when_that_is_due(monkeypatch: pyte
         due_at, waited_until = clock.now + stored_responses.LOOK_S, list[float]()
         clock.now += 0.5  # what was read takes a moment to be sent
         while clock.now < due_at - EARLY_S:
-            follower._queue.stirred.clear()
+            follower._queue.changed.clear()
             await follower._wait(sender, due_at)
             waited_until.append(clock.now - due_at)
         return waited_until

@@ -164,7 +164,7 @@ async def test_each_kind_comes_under_its_name_and_filters_leave_what_is_asked_fo
 async def test_who_comes_back_goes_on_where_it_was_from_memory_and_from_the_store(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("breakwater.records.api.events.KEPT", 4)
+    monkeypatch.setattr("breakwater.records.api.events.MAX_IN_MEMORY", 4)
     monkeypatch.setattr("breakwater.records.api.events.AT_ONCE", 3)
     names = [f"e{number}" for number in range(12)]
     async with reading(api) as stays:

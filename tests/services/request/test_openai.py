@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from nats.aio.msg import Msg
 
-from breakwater.dialects.api.calls import SESSIONS
+from breakwater.dialects.api.calls import SESSION_HEADERS
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.contract.execution import ErrorInfo, Result
 from breakwater.jobs.contract.job import Job
@@ -237,7 +237,7 @@ async def test_options_come_by_headers_and_by_the_body_which_comes_first(plane: 
     assert "breakwater" not in job["params"]
 
 
-@pytest.mark.parametrize("header", SESSIONS)
+@pytest.mark.parametrize("header", SESSION_HEADERS)
 async def test_the_session_of_a_program_is_that_of_the_job(plane: Decider, header: str) -> None:
     asked = client(plane, default_headers={header: "s1"})
     await asked.chat.completions.create(model="writer", **ASK)

@@ -346,7 +346,7 @@ async def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.Monke
 
     deciding = asyncio.create_task(decide())
     stream = streams.EncodedStream(
-        inbox, deciding, headers={}, encoder=ChatEvents(with_usage=False), error=lambda _: b"", ended=ended
+        inbox, deciding, headers={}, encoder=ChatEvents(with_usage=False), error=lambda _: b"", close=ended
     )
     await stream({}, receive, send)
     await background.stop(deciding)

@@ -22,45 +22,45 @@ def step(state: str, event: Notification | None = None, attempt: int | None = No
 
 def test_that_it_is_queued_is_no_news_once_anything_is_known() -> None:
     sent = SentSteps()
-    assert sent.news(step("queued"))
-    assert not sent.news(step("queued"))
+    assert sent.take(step("queued"))
+    assert not sent.take(step("queued"))
     begun = SentSteps()
-    assert begun.news(step("dispatched"))
-    assert not begun.news(step("queued")), "the worker was faster than the API"
+    assert begun.take(step("dispatched"))
+    assert not begun.take(step("queued")), "the worker was faster than the API"
 
 
 def test_that_a_worker_has_it_may_be_news_again_but_not_from_before_what_is_recorded() -> None:
     sent = SentSteps()
-    assert sent.news(steps_of(attempt_of("j", 1, fails=True))[-1])
-    assert not sent.news(step("dispatched"), while_looking=True)
-    assert sent.news(step("dispatched")), "another worker has taken it over"
+    assert sent.take(steps_of(attempt_of("j", 1, fails=True))[-1])
+    assert not sent.take(step("dispatched"), while_looking=True)
+    assert sent.take(step("dispatched")), "another worker has taken it over"
     waiting = SentSteps()
-    assert waiting.news(step("queued"))
-    assert waiting.news(step("dispatched"), while_looking=True)
+    assert waiting.take(step("queued"))
+    assert waiting.take(step("dispatched"), while_looking=True)
 
 
 def test_an_attempt_begins_and_ends_once_in_whatever_order_that_is_heard() -> None:
     sent = SentSteps()
-    assert sent.news(steps_of(attempt_of("j", 2))[-1])
-    assert not sent.news(step("in_progress", "agent.attempt.start", 2))
-    assert not sent.news(step("in_progress", "agent.attempt.error", 2)), "it has one end only"
-    assert sent.news(step("in_progress", "agent.attempt.start", 3))
-    assert not sent.news(step("in_progress", "agent.attempt.start", 3))
+    assert sent.take(steps_of(attempt_of("j", 2))[-1])
+    assert not sent.take(step("in_progress", "agent.attempt.start", 2))
+    assert not sent.take(step("in_progress", "agent.attempt.error", 2)), "it has one end only"
+    assert sent.take(step("in_progress", "agent.attempt.start", 3))
+    assert not sent.take(step("in_progress", "agent.attempt.start", 3))
 
 
 def test_what_was_not_heard_is_missing_until_it_is_reported() -> None:
     sent = SentSteps()
-    sent.news(steps_of(attempt_of("j", 1))[-1])
-    sent.news(steps_of(attempt_of("j", 3))[-1])
+    sent.take(steps_of(attempt_of("j", 1))[-1])
+    sent.take(steps_of(attempt_of("j", 3))[-1])
     assert sent.complete_to == 1
-    sent.news(steps_of(attempt_of("j", 2))[-1])
+    sent.take(steps_of(attempt_of("j", 2))[-1])
     assert sent.complete_to == 3
 
 
 def test_waits_and_handovers_are_reported_as_often_as_they_are_and_the_end_once() -> None:
     sent = SentSteps()
-    assert [sent.news(step("waiting")) for _ in range(2)] == [True, True]
-    assert [sent.news(step("succeeded")) for _ in range(2)] == [True, False]
+    assert [sent.take(step("waiting")) for _ in range(2)] == [True, True]
+    assert [sent.take(step("succeeded")) for _ in range(2)] == [True, False]
 
 
 @pytest.mark.parametrize("checkpoint", [None, "{", '{"later_version": 1}'])
@@ -118,4 +118,4 @@ def test_a_refusal_has_its_own_name_also_for_who_joins_late() -> None:
     assert {step.parent_execution_id for step in (refusal, ended)} == {"parent"}
     assert "$" not in f"{refusal.json_bytes()}"
     sent = SentSteps()
-    assert [sent.news(step) for step in (refusal, ended, refusal, ended)] == [True, True, False, False]
+    assert [sent.take(step) for step in (refusal, ended, refusal, ended)] == [True, True, False, False]

@@ -63,7 +63,7 @@ async def test_an_agent_that_programs_have_brought_over_its_share_is_named_once(
 
 async def test_what_others_have_published_counts_by_its_size(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
     jetstream, shares = api.bus.jetstream(), QueueQuota(SHARE, Lookup(lambda: api.bus))
-    monkeypatch.setattr(job_queue, "LARGEST", 400_000)
+    monkeypatch.setattr(job_queue, "MAX_MESSAGE_BYTES", 400_000)
     for _ in range(6):
         await jetstream.publish("bw.jobs.writer", bytes(400_000))
         for _ in range(6):

@@ -107,10 +107,10 @@ async def test_an_answer_serves_everybody_for_a_second_and_no_longer(api: HttpAp
     assert asked_once > 0
     assert others == [first] * 19
     await put(api.bus, subjects.job("writer"), 1)
-    seconds += KEPT_S * 0.9
+    seconds += REUSE_S * 0.9
     assert await ask() == first
     assert connections == asked_once
-    seconds += KEPT_S * 0.2
+    seconds += REUSE_S * 0.2
     assert (await ask()).agents[0].waiting == 1
     assert connections == 2 * asked_once
 

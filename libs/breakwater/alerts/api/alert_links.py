@@ -1,8 +1,8 @@
 """`/alerts/{incident_id}`: the page of a signed link in a message, for people without an API key.
 
-A GET changes nothing, as mail scanners and link previews follow links, too; only submitting the form does. The form
-needs no CSRF token: there are no cookies, the signature in the URL is the whole permission, and a foreign page that
-knew it could act without the form.
+A GET changes nothing, because mail scanners and link previews follow links, too; only submitting the form does. The
+form needs no CSRF token: there are no cookies, and the signature in the URL is the whole permission. A foreign page
+that knew the signature could act without the form.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.alerts.api.alerts import decided
+from breakwater.alerts.api.alerts import apply_to_incident
 from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules.alert_rules import began_with, highest_severity
 from breakwater.alerts.rules.incidents import acknowledge, resolve
@@ -48,7 +48,7 @@ _STATE = {
     "resolved": "Resolved",
 }
 _ACTIONS = {"acknowledged": ("resolve",), "resolved": ()}
-"""Possible actions by status; both for any other."""
+"""Possible actions by status; for any other status, both."""
 _LABELS = {"name": "Your name", "reason": "Reason", "action": "What to do"}
 
 
@@ -79,38 +79,40 @@ class LinkRoutes:
         self._pages = _Pages()
 
     async def show(self, request: Request) -> Response:
-        """GET: 200 with the incident."""
+        """Responds to a GET with 200 and the incident."""
         if (objection := self._objection(request)) is not None:
             return objection
         try:
-            known = await self._log.catch_up()
-            return self._pages.incident(_linked(known, request))
+            incidents = await self._log.catch_up()
+            return self._pages.incident(_linked_incident(incidents, request))
         except (RequestError, BusError) as error:
-            return self._trouble(error)
+            return self._error_page(error)
 
     async def act(self, request: Request) -> Response:
-        """POST: 303 to the page once it is done; 200 if there was nothing to do."""
+        """Responds to a POST with 303 to the page once the action is done, or with 200 if there was nothing to do."""
         if (objection := self._objection(request)) is not None:
             return objection
         try:
             return await self._act(request, _fields(await read_open_body(request)))
         except (RequestError, BusError) as error:
-            return self._trouble(error)
+            return self._error_page(error)
 
-    async def _act(self, request: Request, given: dict[str, str]) -> Response:
+    async def _act(self, request: Request, fields: dict[str, str]) -> Response:
         try:
-            form = LinkForm.model_validate(given)
+            form = LinkForm.model_validate(fields)
         except ValidationError as error:
-            alert = _linked(await self._log.catch_up(), request)
-            return self._pages.incident(alert, status=422, wrong=_in_words(error), given=given)
+            alert = _linked_incident(await self._log.catch_up(), request)
+            return self._pages.incident(alert, status=422, problem=_explanation(error), fields=fields)
         name = self._redactor.text(form.name)
         by = f"{name} (by link)"
         why = self._redactor.text(form.reason) or None
-        step = acknowledge if form.action == "acknowledge" else resolve
+        change = acknowledge if form.action == "acknowledge" else resolve
         details = {"incident_id": request.path_params["incident_id"]}
         async with self._audit.action(f"{form.action}_incident", Actor(name, "link"), details, why):
-            alert, changed = await decided(
-                self._log, lambda known: _linked(known, request), lambda alert: step(alert, by, why, self._now())
+            alert, changed = await apply_to_incident(
+                self._log,
+                lambda incidents: _linked_incident(incidents, request),
+                lambda alert: change(alert, by, why, self._now()),
             )
         structlog.get_logger().info(
             "incident_acted_on_by_link",
@@ -121,49 +123,49 @@ class LinkRoutes:
             changed=changed,
         )
         if not changed:
-            return self._pages.incident(alert, wrong="Nothing was changed: it is already in this state.")
-        # Relative, as a proxy may serve us below a path of its own; and of the query, only what is signed.
+            return self._pages.incident(alert, problem="Nothing was changed: it is already in this state.")
+        # The URL is relative, as a proxy may serve us below a path of its own. Only the signed parameters are kept.
         signed = {name: request.query_params.get(name, "") for name in ("expires", "signature")}
-        return self._pages.seen(f"?{urlencode(signed)}")
+        return self._pages.see_other(f"?{urlencode(signed)}")
 
     def _objection(self, request: Request) -> Response | None:
-        """Checks the signature before anything is read or looked up: a request without one costs nothing."""
-        asked = request.query_params
+        """Checks the signature before anything is read or looked up, so that a request without one costs nothing."""
+        query = request.query_params
         why = link_objection(
             self._secret,
             request.path_params["incident_id"],
-            asked.get("expires", ""),
-            asked.get("signature", ""),
+            query.get("expires", ""),
+            query.get("signature", ""),
             self._now(),
         )
         return None if why is None else self._pages.message("This link is not valid", why, 403)
 
-    def _trouble(self, error: RequestError | BusError) -> Response:
+    def _error_page(self, error: RequestError | BusError) -> Response:
         if isinstance(error, RequestError):
             return self._pages.message("This was not done", error.message, error.status, error.headers)
         why = f"it is unknown whether it was done: {error}; reload this page"
         return self._pages.message("Breakwater can't respond now", why, 503, {"Retry-After": "1"})
 
 
-def _linked(known: Incidents, request: Request) -> Alert:
-    """The incident of a link, whose whole id is signed. Raises RequestError: it is not known."""
-    alert = known.get(request.path_params["incident_id"])
+def _linked_incident(incidents: Incidents, request: Request) -> Alert:
+    """Returns the incident of a link, whose whole id is signed. Raises RequestError: it is not known."""
+    alert = incidents.get(request.path_params["incident_id"])
     if alert is None:
         raise RequestError(404, "unknown_incident", "this incident is no longer known: it was resolved long ago")
     return alert
 
 
 def _fields(body: bytes) -> dict[str, str]:
-    """The fields of a form. Raises RequestError: the body is none."""
+    """Parses the fields of a form. Raises RequestError: the body is not a form."""
     try:
         return dict(parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
     except ValueError as error:
         raise RequestError(400, "not_a_form", "this request does not come from the form on this page") from error
 
 
-def _in_words(error: ValidationError) -> str:
-    found = problems(error, LinkForm)
-    return "; ".join(f"{_LABELS.get(problem.path, problem.path)}: {problem.message}" for problem in found) + "."
+def _explanation(error: ValidationError) -> str:
+    field_errors = problems(error, LinkForm)
+    return "; ".join(f"{_LABELS.get(problem.path, problem.path)}: {problem.message}" for problem in field_errors) + "."
 
 
 class _Pages:
@@ -177,42 +179,42 @@ class _Pages:
         self._style = (folder / "page.css").read_text("utf-8")
         digest = base64.b64encode(hashlib.sha256(self._style.encode()).digest()).decode()
         self._headers = {
-            # Nothing is loaded and nothing runs, whatever a title contains: only this style and our own form.
+            # Whatever a title contains, the page loads and runs nothing but this style and our own form.
             "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{digest}'; form-action 'self'; "
             "base-uri 'none'; frame-ancestors 'none'",
             "X-Frame-Options": "DENY",
             "X-Content-Type-Options": "nosniff",
-            # The URL is the permission: no referrer, no cache.
+            # The URL is the permission, so it must reach neither other sites nor caches.
             "Referrer-Policy": "no-referrer",
             "Cache-Control": "no-store",
             "X-Robots-Tag": "noindex",
         }
 
     def incident(
-        self, alert: Alert, *, status: int = 200, wrong: str | None = None, given: Mapping[str, str] | None = None
+        self, alert: Alert, *, status: int = 200, problem: str | None = None, fields: Mapping[str, str] | None = None
     ) -> Response:
-        """An incident, with a form for the possible actions.
+        """Returns the page of an incident, with a form for the possible actions.
 
         Args:
-            alert: the newest of the incident.
-            status: of the answer.
-            wrong: why nothing was done, in words.
-            given: the fields that were sent, to be corrected.
+            alert: the newest alert of the incident.
+            status: the HTTP status.
+            problem: the reason why nothing was done, in words.
+            fields: the fields that were sent, to be corrected.
         """
-        known = {
+        context = {
             "colour": "good" if alert.status == "resolved" else alert.severity,
             "state": f"{_STATE[alert.status]} · {highest_severity(alert)} · {began_with(alert).replace('_', ' ')}",
             "actions": _ACTIONS.get(alert.status, ("acknowledge", "resolve")),
             "last_action": last_action(alert),
         }
-        return self._page(alert.title, status, None, alert=alert, wrong=wrong, given=given or {}, **known)
+        return self._page(alert.title, status, None, alert=alert, problem=problem, fields=fields or {}, **context)
 
     def message(self, title: str, text: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
-        """A page that says why there is nothing else."""
+        """Returns a page that only says why there is no incident on it."""
         return self._page(title, status, headers, text=sentence(text))
 
-    def seen(self, location: str) -> Response:
-        """303: to the page, by GET, so that loading it again does nothing again."""
+    def see_other(self, location: str) -> Response:
+        """Returns a 303 to the page: the browser gets it by GET, and reloading it repeats no action."""
         return Response(status_code=303, headers={**self._headers, "Location": location})
 
     def _page(self, title: str, status: int, headers: Mapping[str, str] | None, **content: object) -> Response:
@@ -221,7 +223,7 @@ class _Pages:
 
 
 def last_action(alert: Alert) -> str | None:
-    """The last action on an incident, with its actor and time; None if there was none."""
+    """Describes the last action on an incident, with its actor and time; None if there was none."""
     why = f": {alert.reason}" if alert.reason else ""
     if alert.status == "resolved" and alert.resolved_at is not None:
         by = f" by {alert.resolved_by}" if alert.resolved_by else ", by itself,"
@@ -232,5 +234,5 @@ def last_action(alert: Alert) -> str | None:
 
 
 def _with_code(text: str) -> Markup:
-    """Escaped text, with everything between backticks as code."""
+    """Escapes a text and marks everything between backticks as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704  is escaped

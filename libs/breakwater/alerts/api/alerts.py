@@ -42,18 +42,18 @@ from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.types import Event, Message
 from breakwater.kernel.validation import FieldError
 
-LEAST_OF_ID = len("inc_") + 6
-"""The shortest prefix that names an incident."""
+MIN_ID_PREFIX = len("inc_") + 6
+"""The length of the shortest prefix that names an incident."""
 
 TEST_TIMEOUT_S = 20.0
 MAX_DEAD_LETTERS = 1_000
-"""Dead letters that one request to replay looks at: it is answered within seconds, however many there are."""
+"""The most dead letters that one replay request looks at, so that it is answered within seconds."""
 
 DEAD_LETTERS = "bw.dlq.undeliverable.>"
 EVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 IncidentAction = Callable[[Alert, str, "str | None", datetime], "Alert | None"]
-"""An operator action on an incident: by whom, why and when. It returns None if there is nothing to do."""
+"""An operator action. It takes the incident, the actor, the reason and the time; None means there is nothing to do."""
 
 UNKNOWN_INCIDENT = {
     404: "No such incident is known (`unknown_incident`).",
@@ -82,17 +82,17 @@ class IncidentRoutes:
         errors={404: "The agent is not known (`unknown_agent`).", 503: NATS_UNAVAILABLE},
     )
     async def list_incidents(self, request: ApiRequest[AlertQuery]) -> AlertList:
-        """The incidents that match, the latest opened first."""
-        wanted = request.input
-        known = (await self.log.catch_up()).all()
-        if wanted.agent is not None:
-            agents = {*self.agents, *(alert.agent for alert in known if alert.agent is not None)}
-            if wanted.agent not in agents:
-                message = f"no agent {wanted.agent!r} is known{suggestion(wanted.agent, agents)}"
+        """Lists the incidents that match, the latest opened first."""
+        query = request.input
+        alerts = (await self.log.catch_up()).all()
+        if query.agent is not None:
+            agents = {*self.agents, *(alert.agent for alert in alerts if alert.agent is not None)}
+            if query.agent not in agents:
+                message = f"no agent {query.agent!r} is known{suggestion(query.agent, agents)}"
                 raise RequestError(404, "unknown_agent", message, [FieldError(path="agent", message=message)])
-        newest = sorted(known, key=lambda alert: alert.opened_at, reverse=True)
-        found = tuple(islice((alert for alert in newest if _is_wanted(alert, wanted)), wanted.limit + 1))
-        return AlertList(alerts=found[: wanted.limit], more=len(found) > wanted.limit, channels=len(self.channels))
+        newest = sorted(alerts, key=lambda alert: alert.opened_at, reverse=True)
+        matching = tuple(islice((alert for alert in newest if _matches(alert, query)), query.limit + 1))
+        return AlertList(alerts=matching[: query.limit], more=len(matching) > query.limit, channels=len(self.channels))
 
     @operation(
         "GET",
@@ -104,8 +104,8 @@ class IncidentRoutes:
         errors={**UNKNOWN_INCIDENT, 503: NATS_UNAVAILABLE},
     )
     async def show_incident(self, request: ApiRequest[Message]) -> Alert:
-        """The newest alert of an incident."""
-        return named(await self.log.catch_up(), request.path["incident_id"])
+        """Shows the newest alert of an incident."""
+        return incident_named(await self.log.catch_up(), request.path["incident_id"])
 
     @operation(
         "POST",
@@ -118,7 +118,7 @@ class IncidentRoutes:
         errors={**UNKNOWN_INCIDENT, 503: f"{NATS_UNAVAILABLE} {PERHAPS_DONE}"},
     )
     async def acknowledge_incident(self, request: ApiRequest[AlertRequest]) -> UnchangedAlert | Alert:
-        """Acknowledges an incident, and publishes that."""
+        """Acknowledges an incident and publishes the change."""
         return await self._act(request, "incident_acknowledged", acknowledge)
 
     @operation(
@@ -132,41 +132,41 @@ class IncidentRoutes:
         errors={**UNKNOWN_INCIDENT, 503: f"{NATS_UNAVAILABLE} {PERHAPS_DONE}"},
     )
     async def resolve_incident(self, request: ApiRequest[AlertRequest]) -> UnchangedAlert | Alert:
-        """Resolves an incident, and publishes that."""
+        """Resolves an incident and publishes the change."""
         return await self._act(request, "incident_resolved", resolve)
 
-    async def _act(self, request: ApiRequest[AlertRequest], what: str, act: IncidentAction) -> Alert:
-        alert, changed = await decided(
+    async def _act(self, request: ApiRequest[AlertRequest], log_event: str, act: IncidentAction) -> Alert:
+        alert, changed = await apply_to_incident(
             self.log,
-            lambda known: named(known, request.input.incident_id),
+            lambda incidents: incident_named(incidents, request.input.incident_id),
             lambda alert: act(alert, request.by, request.why or None, self.now()),
         )
-        request.log(what, incident_id=alert.incident_id, changed=changed)
+        request.log(log_event, incident_id=alert.incident_id, changed=changed)
         return alert if changed else UnchangedAlert.model_validate({**alert.model_dump(), "unchanged": True})
 
 
-async def decided(
-    log: IncidentLog, which: Callable[[Incidents], Alert], act: Callable[[Alert], Alert | None]
+async def apply_to_incident(
+    log: IncidentLog, pick: Callable[[Incidents], Alert], act: Callable[[Alert], Alert | None]
 ) -> tuple[Alert, bool]:
     """Applies an operator action to an incident.
 
     Args:
-        log: of all incidents.
-        which: picks the incident; its errors are raised here.
-        act: the action. It may be called repeatedly, if others decide at the same time.
+        log: the log of all incidents.
+        pick: picks the incident; its errors are raised here.
+        act: the action. It is called again whenever somebody else changes the incident at the same time.
 
     Returns:
-        The incident as it is then, and True if this call changed it.
+        The incident after the action, and True if this call changed it.
 
     Raises:
-        BusError: it may be done or not; doing it again does no harm.
+        BusError: the action may be done or not; repeating it is safe.
     """
-    incident_id = which(await log.catch_up()).incident_id
+    incident_id = pick(await log.catch_up()).incident_id
     current: Alert | None = None
 
-    def decide(known: Incidents) -> Alert | None:
+    def decide(incidents: Incidents) -> Alert | None:
         nonlocal current
-        current = known.get(incident_id) or which(known)
+        current = incidents.get(incident_id) or pick(incidents)
         return act(current)
 
     alert = await log.decide(decide)
@@ -176,19 +176,19 @@ async def decided(
     return current, False
 
 
-def named(known: Incidents, name: str) -> Alert:
-    """The incident of an id or its prefix. Raises RequestError: there is none, or more than one."""
-    if (alert := known.get(name)) is not None:
+def incident_named(incidents: Incidents, name: str) -> Alert:
+    """Returns the incident with an id or a prefix of it. Raises RequestError: there is none, or more than one."""
+    if (alert := incidents.get(name)) is not None:
         return alert
-    long_enough = len(name) >= LEAST_OF_ID
-    begin_so = [alert for alert in known.all() if alert.incident_id.startswith(name)] if long_enough else []
-    if len(begin_so) == 1:
-        return begin_so[0]
-    if begin_so:
+    long_enough = len(name) >= MIN_ID_PREFIX
+    matches = [alert for alert in incidents.all() if alert.incident_id.startswith(name)] if long_enough else []
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         details = [
-            FieldError(path="incident_id", message=f"{alert.incident_id} is {alert.title!r}") for alert in begin_so[:20]
+            FieldError(path="incident_id", message=f"{alert.incident_id} is {alert.title!r}") for alert in matches[:20]
         ]
-        message = f"{len(begin_so)} incidents begin with {name!r}; use a longer prefix"
+        message = f"{len(matches)} incidents begin with {name!r}; use a longer prefix"
         raise RequestError(409, "ambiguous_incident", message, details)
     hint = (
         "incidents resolved long ago are only in ClickHouse; `breakwater alerts list --status all` lists the others"
@@ -198,12 +198,12 @@ def named(known: Incidents, name: str) -> Alert:
     raise unknown("incident", f"no incident {name!r} is known", "incident_id", hint)
 
 
-def _is_wanted(alert: Alert, wanted: AlertQuery) -> bool:
-    unresolved = wanted.status == "unresolved" and alert.status != "resolved"
+def _matches(alert: Alert, query: AlertQuery) -> bool:
+    unresolved = query.status == "unresolved" and alert.status != "resolved"
     return (
-        (wanted.status == "all" or unresolved or wanted.status == alert.status)
-        and (wanted.event is None or wanted.event in (alert.event, began_with(alert)))
-        and (wanted.agent is None or wanted.agent == alert.agent)
+        (query.status == "all" or unresolved or query.status == alert.status)
+        and (query.event is None or query.event in (alert.event, began_with(alert)))
+        and (query.agent is None or query.agent == alert.agent)
     )
 
 
@@ -230,9 +230,9 @@ class ChannelRoutes:
         },
     )
     async def test_channel(self, request: ApiRequest[ChannelRequest]) -> ChannelTest:
-        """Has an alerter send a test message; the result says if it arrived."""
+        """Has an alerter send a test message. The result says whether it arrived."""
         channel = request.input.channel
-        self._check(channel)
+        self._check_channel(channel)
         try:
             answer = await ask(self.connection, subjects.channel_test(channel), b"", TEST_TIMEOUT_S)
         except NoRespondersError as error:
@@ -254,22 +254,24 @@ class ChannelRoutes:
         errors={503: NATS_UNAVAILABLE},
     )
     async def list_undelivered_alerts(self, request: ApiRequest[UndeliveredQuery]) -> UndeliveredList:
-        """The alerts that were given up, the latest first."""
-        wanted = request.input
+        """Lists the alerts that no channel could deliver, the latest first."""
+        query = request.input
 
-        def shown(found: Found) -> UndeliveredAlert | None:
-            kept = read_dead_letter(found)
-            if kept is None or kept.channel is None or wanted.channel not in (None, kept.channel):
+        def undelivered_alert(message: Found) -> UndeliveredAlert | None:
+            stored = read_dead_letter(message)
+            if stored is None or stored.channel is None or query.channel not in (None, stored.channel):
                 return None
-            return _shown(kept.channel, kept)
+            return _undelivered_alert(stored.channel, stored)
 
-        async def with_replay(one: UndeliveredAlert) -> UndeliveredAlert:
-            replay = await self.lookup.last(Stream.ALERTER, subjects.alert_replay(one.channel, one.dead_letter_id))
-            return one.model_copy(update={"replayed": replay is not None})
+        async def with_replay(alert: UndeliveredAlert) -> UndeliveredAlert:
+            replay = await self.lookup.last(Stream.ALERTER, subjects.alert_replay(alert.channel, alert.dead_letter_id))
+            return alert.model_copy(update={"replayed": replay is not None})
 
-        latest = await self.lookup.newest(Stream.DLQ, DEAD_LETTERS, most=wanted.limit + 1, since=EVER, read=shown)
-        undelivered = await asyncio.gather(*map(with_replay, latest[: wanted.limit]))
-        more = len(latest) > wanted.limit
+        latest = await self.lookup.newest(
+            Stream.DLQ, DEAD_LETTERS, most=query.limit + 1, since=EVER, read=undelivered_alert
+        )
+        undelivered = await asyncio.gather(*map(with_replay, latest[: query.limit]))
+        more = len(latest) > query.limit
         channels = len(self.channels)
         return UndeliveredList(undelivered=tuple(undelivered), more=more, channels=channels)
 
@@ -289,54 +291,54 @@ class ChannelRoutes:
     )
     async def replay_alerts(self, request: ApiRequest[ReplayAlertsRequest]) -> AlertReplays:
         """Has the channels send undelivered alerts again."""
-        form = request.input
-        if form.channel is not None:
-            self._check(form.channel)
-        replays = await (self._replay_all(form) if form.dead_letter_id is None else self._replay_one(form))
+        request_body = request.input
+        if request_body.channel is not None:
+            self._check_channel(request_body.channel)
+        replay = self._replay_all if request_body.dead_letter_id is None else self._replay_one
+        replays = await replay(request_body)
         request.log("alerts_replayed", replayed=replays.replayed, channels=replays.channels)
         return replays
 
-    async def _replay_one(self, wanted: ReplayAlertsRequest) -> AlertReplays:
-        number = wanted.dead_letter_id or 0
-        found = await self.lookup.next(Stream.DLQ, DEAD_LETTERS, number)
-        kept = None if found is None or found.sequence != number else read_dead_letter(found)
-        if kept is None or kept.channel is None or wanted.channel not in (None, kept.channel):
+    async def _replay_one(self, request: ReplayAlertsRequest) -> AlertReplays:
+        number = request.dead_letter_id or 0
+        message = await self.lookup.next(Stream.DLQ, DEAD_LETTERS, number)
+        stored = None if message is None or message.sequence != number else read_dead_letter(message)
+        if stored is None or stored.channel is None or request.channel not in (None, stored.channel):
             hint = "`breakwater alerts undelivered` lists them"
-            message = (
-                f"there is no dead letter {number} of an alert{f' for {wanted.channel}' if wanted.channel else ''}"
-            )
+            for_channel = f" for {request.channel}" if request.channel else ""
+            problem = f"there is no dead letter {number} of an alert{for_channel}"
             raise RequestError(
-                404, "unknown_dead_letter", f"{message}; {hint}", [FieldError(path="dead_letter_id", message=hint)]
+                404, "unknown_dead_letter", f"{problem}; {hint}", [FieldError(path="dead_letter_id", message=hint)]
             )
-        self._check(kept.channel)
-        if kept.dead_letter.omitted_bytes is not None:
+        self._check_channel(stored.channel)
+        if stored.dead_letter.omitted_bytes is not None:
             raise RequestError(
                 409, "not_kept", f"the alert of dead letter {number} was too large to be kept: see its incident"
             )
-        await self._put(kept.channel, kept, again=True)
-        return AlertReplays(replayed=1, already=0, skipped=0, channels={kept.channel: 1})
+        await self._put(stored.channel, stored, again=True)
+        return AlertReplays(replayed=1, already=0, skipped=0, channels={stored.channel: 1})
 
-    async def _replay_all(self, wanted: ReplayAlertsRequest) -> AlertReplays:
+    async def _replay_all(self, request: ReplayAlertsRequest) -> AlertReplays:
         looked_at = 0
         already = 0
         skipped = 0
-        last = wanted.after
+        last = request.after
         replayed: Counter[str] = Counter()
         continue_after: int | None = None
-        stored = self.lookup.scan(Stream.DLQ, DEAD_LETTERS, start=wanted.after + 1)
-        async with aclosing(stored):
-            async for found in stored:
-                kept = read_dead_letter(found)
-                if kept is None or (channel := kept.channel) is None or wanted.channel not in (None, channel):
+        messages = self.lookup.scan(Stream.DLQ, DEAD_LETTERS, start=request.after + 1)
+        async with aclosing(messages):
+            async for message in messages:
+                stored = read_dead_letter(message)
+                if stored is None or (channel := stored.channel) is None or request.channel not in (None, channel):
                     continue
                 if looked_at == MAX_DEAD_LETTERS:
                     continue_after = last
                     break
                 looked_at += 1
-                last = kept.number
-                if channel not in self.channels or kept.dead_letter.omitted_bytes is not None:
+                last = stored.number
+                if channel not in self.channels or stored.dead_letter.omitted_bytes is not None:
                     skipped += 1
-                elif await self._put(channel, kept, again=False):
+                elif await self._put(channel, stored, again=False):
                     replayed[channel] += 1
                 else:
                     already += 1
@@ -348,24 +350,24 @@ class ChannelRoutes:
             continue_after=continue_after,
         )
 
-    async def _put(self, channel: str, kept: StoredDeadLetter, *, again: bool) -> bool:
-        """Has a channel send an alert again; False if that was asked for before, without `again`."""
+    async def _put(self, channel: str, stored: StoredDeadLetter, *, again: bool) -> bool:
+        """Has a channel send an alert again. Returns False if it was replayed before, which `again` permits."""
         headers = {Header.CHANNEL.value: channel}
         if not again:
-            # The stream itself refuses a second one, however many requests come together.
+            # The stream itself refuses a second replay, however many requests arrive together.
             headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = "0"
         try:
-            await self.publisher.raw(subjects.alert_replay(channel, kept.number), kept.payload, headers)
+            await self.publisher.raw(subjects.alert_replay(channel, stored.number), stored.payload, headers)
         except AlreadyDecidedError:
             return False
         return True
 
-    def _check(self, channel: str) -> None:
+    def _check_channel(self, channel: str) -> None:
         if channel not in self.channels:
             if self.channels:
                 hint = suggestion(channel, self.channels).removeprefix("; ")
-                known = f"known are {', '.join(sorted(self.channels))}"
-                hint = hint if hint == known else f"{hint} {known}"
+                all_channels = f"known are {', '.join(sorted(self.channels))}"
+                hint = hint if hint == all_channels else f"{hint} {all_channels}"
             else:
                 hint = "the config has none: alerts.channels"
             raise unknown("channel", f"there is no channel {channel!r}", "channel", hint)
@@ -380,19 +382,19 @@ class _UndeliveredContent(Event):
     counts: dict[str, int] | None = None
 
 
-def _shown(channel: str, dead_letter: StoredDeadLetter) -> UndeliveredAlert:
+def _undelivered_alert(channel: str, dead_letter: StoredDeadLetter) -> UndeliveredAlert:
     try:
-        kept = _UndeliveredContent.model_validate_json(dead_letter.payload)
+        content = _UndeliveredContent.model_validate_json(dead_letter.payload)
     except ValidationError:
-        kept = _UndeliveredContent()
-    title = kept.title
-    if kept.digest_id is not None and kept.counts is not None:
-        incidents = sum(kept.counts.values())
+        content = _UndeliveredContent()
+    title = content.title
+    if content.digest_id is not None and content.counts is not None:
+        incidents = sum(content.counts.values())
         title = f"a digest of {incidents} incident{'' if incidents == 1 else 's'}"
     return UndeliveredAlert(
         dead_letter_id=dead_letter.number,
         channel=channel,
-        alert_id=kept.digest_id or kept.alert_id,
+        alert_id=content.digest_id or content.alert_id,
         title=title,
         error=dead_letter.dead_letter.error,
         at=dead_letter.dead_letter.at,

@@ -1,4 +1,4 @@
-"""Calls through the APIs of others: a request becomes one job, and its result or its chunks the response."""
+"""Calls through the APIs of providers: a request becomes one job, and its result or chunks become the response."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.surrogates import whole_escapes
 from breakwater.kernel.validation import FieldError, problems
-from services.request.observe import submitting
+from services.request.observe import traced_submission
 
 LONGEST_CALL_S = 90_000.0
-"""A call waits as long as its client does: longer than the longest `total_timeout_s`, and a wait in the queue."""
+"""Time limit of a call, longer than the longest `total_timeout_s` with a wait in the queue: the client decides."""
 
 CLIENT_LEFT: Literal["client_disconnect"] = "client_disconnect"
 
@@ -63,20 +63,20 @@ OPENAI_ERRORS: Mapping[int, str] = {
     "(`unavailable`, `refused`).",
     504: "The job's time was over (`timeout`).",
 }
-"""Errors of a call below `/v1` but for Messages, as the API document describes them."""
+"""Errors of a call below `/v1`, except for Messages, as the API document describes them."""
 
 _OPTION = "x-breakwater-"
-SESSIONS = ("x-session-id", "x-claude-code-session-id", "session-id")
-"""Headers with the session of a program: of other gateways and opencode, of Claude Code, of Codex."""
+SESSION_HEADERS = ("x-session-id", "x-claude-code-session-id", "session-id")
+"""Headers in which programs name their session: other gateways and opencode, Claude Code, and Codex."""
 _JSON_OPTIONS = frozenset({"fallback_models", "depends_on", "metadata", "breaker", "guard", "retry"})
 _REQUEST_ID = "breakwater.request_id"
 _NO_RETRY = {"x-should-retry": "false"}
-"""Breakwater has retried already, as the agent wants it: the client's own retries would come on top."""
+"""Tells the client not to retry, as Breakwater has already retried as often as the agent allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class NameRequests:
-    """ASGI middleware that names each request to OpenAI's API or Anthropic's, in a header of its response."""
+    """ASGI middleware that gives each request to OpenAI's or Anthropic's API an id, in a header of its response."""
 
     app: ASGIApp
 
@@ -89,40 +89,40 @@ class NameRequests:
         REQUEST_ID.set(scope[_REQUEST_ID])
         header = "request-id" if is_messages(scope["path"]) else "x-request-id"
 
-        async def naming(message: AsgiMessage) -> None:
+        async def send_with_id(message: AsgiMessage) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)[header] = scope[_REQUEST_ID]
             await send(message)
 
-        await self.app(scope, receive, naming)
+        await self.app(scope, receive, send_with_id)
 
 
 class ApiAnswer(Protocol):
-    """An answer to one request, in the words of its API."""
+    """Writes the answer to one request as its API has it."""
 
     def body(self, sent: Submission, result: dict[str, Any]) -> bytes:
-        """The JSON of an answer. `result`: of a job that succeeded."""
+        """Returns the JSON of the answer. `result` is that of a job that succeeded."""
         ...
 
     def encoder(self, sent: Submission) -> Encoder:
-        """The events of a streamed answer."""
+        """Returns an encoder of the events of a streamed answer."""
         ...
 
     def fails_in_stream(self, result: dict[str, Any]) -> bool:
-        """True if the API begins a stream to report this failure. `result`: of a job that failed."""
+        """Returns True if the API begins a stream to report this failure. `result` is that of a job that failed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A request as a job, and how it is answered.
+    """A request as a job, and how to answer it.
 
     Attributes:
-        job: of the request.
-        answer: how the API puts its answer.
-        accepted: called once the job is accepted, and awaited before its answer.
-        detached: responds to a request that does not wait for the job, once that is accepted; for an accepted job, and
-            whether it was sent before.
+        job: the request as a job.
+        answer: writes the answer as the API has it.
+        accepted: awaited once the job is accepted, and before its answer.
+        detached: responds to a request that does not wait for its job, once the job is accepted. It takes the request,
+            the job, and True if the job was sent before.
     """
 
     job: Job
@@ -137,16 +137,16 @@ class PendingCall:
 
     Attributes:
         sent: the job.
-        answer: how the API puts its answer.
-        accepted: called once the job is accepted, and awaited before its answer.
-        path: of the request.
-        request_id: of the request.
-        key_id: of the API key.
-        question: names the call while it is not answered; None if no other request needs to find it.
-        attaches: the request waits for an unanswered call of the same question, if there is one.
-        repeats: the client's SDK has sent it before, and got no response.
+        answer: writes the answer as the API has it.
+        accepted: awaited once the job is accepted, and before its answer.
+        path: the path of the request.
+        request_id: the id of the request.
+        key_id: the id of the API key.
+        request_key: identifies equal requests while they are in flight; None if no other request needs to find it.
+        attaches: the request waits for an equal request in flight, if there is one.
+        repeats: the client's SDK has sent the request before and got no response.
         cancels: the job ends with the last client that waits for it.
-        authorize: makes the same job with another id: one that others may have used, or else one that was made here.
+        authorize: returns the same job with another id: a chosen one, or else a generated one.
     """
 
     sent: Submission
@@ -155,7 +155,7 @@ class PendingCall:
     path: str
     request_id: str
     key_id: str
-    question: str | None
+    request_key: str | None
     attaches: bool
     repeats: bool
     cancels: bool
@@ -163,13 +163,13 @@ class PendingCall:
 
 
 class Calls:
-    """The engine of all dialects: each request is a job like any other."""
+    """The common part of all dialects: each request becomes a job like any other."""
 
     def __init__(
         self,
         config: Config,
         intake: JobIntake,
-        unanswered: InFlightRequests,
+        in_flight: InFlightRequests,
         connection: ClientGetter,
         cancels: Cancels,
     ) -> None:
@@ -177,42 +177,46 @@ class Calls:
         self._connection = connection
         self._names = ModelNameTable(config)
         self._intake = intake
-        self._unanswered = unanswered
+        self._in_flight = in_flight
         self._cancels = cancels
 
     def agent_of(self, request: Request, model: str) -> tuple[str, str | None]:
-        """The agent that `model` names, and the requested model; None for the agent's own. Raises RequestError: 404."""
+        """Returns the agent that `model` names, and the requested model; None for the agent's own model.
+
+        Raises:
+            RequestError: 404, there is no such agent or model for this key.
+        """
         return self._names.resolve(model, caller_of(request))
 
     async def read(self, request: Request) -> bytes:
-        """The body of a request. Raises RequestError: 413."""
+        """Reads the body of a request. Raises RequestError: 413."""
         return await read_body(request, self._config.limits.max_body_bytes)
 
     async def respond(self, request: Request, parse: Callable[[Request, bytes], Awaitable[ParsedCall]]) -> Response:
-        """The response to a request, once its job has ended, however long that takes.
+        """Responds to a request once its job has ended, however long that takes.
 
         Args:
-            request: whose body is not read yet.
-            parse: reads the body. It may raise RequestError, or ValidationError of the job that it makes.
+            request: the request, whose body is not read yet.
+            parse: parses the body. It may raise RequestError, or ValidationError if the job is invalid.
         """
         path = request.url.path
-        with submitting(request, path) as trace:
+        with traced_submission(request, path) as trace:
             body = await self.read(request)
             try:
                 parsed = await parse(request, body)
             except ValidationError as error:
                 raise invalid_job(problems(error)) from None
             call = await self.begin(request, parsed)
-            trace.of(call.sent.job.agent, call.sent.job_id)
+            trace.set_job(call.sent.job.agent, call.sent.job_id)
             if parsed.detached is not None:
                 response = await self._detached(request, call, trace.traceparent, parsed.detached)
             else:
-                respond = self._stream if parsed.job.stream else self._whole
+                respond = self._stream if parsed.job.stream else self._respond_when_done
                 response = await respond(request, call, trace.traceparent)
-            trace.answered(response.status_code)
+            trace.set_status(response.status_code)
         return response
 
-    async def _whole(self, request: Request, call: PendingCall, traceparent: str | None) -> Response:
+    async def _respond_when_done(self, request: Request, call: PendingCall, traceparent: str | None) -> Response:
         sent = call.sent
         try:
             async with self._intake.follow(request, sent, traceparent, LONGEST_CALL_S) as followed:
@@ -229,8 +233,8 @@ class Calls:
             raise _stopping(sent.shown_id)
         result = await self._cancels.lookup.explained(caller_of(request), result)
         response = self._response(call, orjson.loads(result))
-        if call.question is not None and not has_left:
-            response.background = BackgroundTask(self._answered, call)
+        if call.request_key is not None and not has_left:
+            response.background = BackgroundTask(self._forget, call)
         return response
 
     async def _detached(
@@ -249,77 +253,77 @@ class Calls:
         except BaseException:
             await self._leave(call, cancels=False)
             raise
-        # Of a stream, the call is found until it expires.
-        response.background = BackgroundTask(self._answered, call)
-        response.headers.update(_named({"execution-id": call.sent.shown_id}, ()))
+        # Equal requests find this call until its response is sent; the call of a stream they find until it expires.
+        response.background = BackgroundTask(self._forget, call)
+        response.headers.update(_option_headers({"execution-id": call.sent.shown_id}, ()))
         return response
 
     async def _stream(self, request: Request, call: PendingCall, traceparent: str | None) -> Response:
-        """The response once the answer has begun, or the job is decided: until then an error is one by its status."""
+        """Responds once the answer has begun or the job is decided. Until then, an error is a response of its own."""
         sent = call.sent
         inbox = ChunkInbox()
-        held = AsyncExitStack()
+        resources = AsyncExitStack()
         followed: FollowedJob | None = None
 
-        async def ended(whole: bool, stuck: bool = False) -> None:
+        async def close(all_sent: bool, stuck: bool = False) -> None:
             has_left = stuck or (followed is not None and followed.disconnection.done())
             deciding = None if followed is None or not followed.deciding.done() else followed.deciding
             has_result = (
                 deciding is not None and not (deciding.cancelled() or deciding.exception()) and deciding.result()
             )
             cancels = call.cancels and has_left and not has_result
-            await held.aclose()
-            await (self._answered(call) if whole else self._leave(call, cancels=cancels))
+            await resources.aclose()
+            await (self._forget(call) if all_sent else self._leave(call, cancels=cancels))
 
         def error(result: dict[str, Any] | None) -> bytes:
             stopping = _stopping(sent.shown_id).response(call.path)
             return bytes((stopping if result is None else self._response(call, result)).body)
 
         try:
-            # The job goes out over the same connection, after the subscription.
+            # The subscription comes first, on the same connection, so that no chunk of the job is missed.
             chunks = hearing(self._connection, subjects.chunks(sent.job.agent, sent.job_id), inbox.put, confirmed=False)
-            await held.enter_async_context(chunks)
+            await resources.enter_async_context(chunks)
             following = self._intake.follow(request, sent, traceparent, LONGEST_CALL_S)
-            followed = await held.enter_async_context(following)
+            followed = await resources.enter_async_context(following)
             if call.accepted is not None:
                 await call.accepted(sent)
             await inbox.wait_nonempty(followed.deciding, self._config.agents[sent.job.agent].keepalive_before_answer_s)
             begins_early = inbox.first is None and not followed.deciding.done()
-            found = followed.deciding.result() if inbox.first is None and not begins_early else None
-        except BusUnavailableError as unsent:
-            await ended(False)
-            raise unavailable("unavailable", f"the job was not accepted: {unsent}") from unsent
+            decided = followed.deciding.result() if inbox.first is None and not begins_early else None
+        except BusUnavailableError as outage:
+            await close(False)
+            raise unavailable("unavailable", f"the job was not accepted: {outage}") from outage
         except BaseException:
-            await ended(False)
+            await close(False)
             raise
         if (first := inbox.first) is not None:
             model = str(first["model"])
-            known = {"execution-id": sent.shown_id, "model": model, "attempts": str(first["attempt"]), "cache": "miss"}
-            headers = _named(known, self._dropped(sent, model, first.get("dropped_params") or ()))
+            values = {"execution-id": sent.shown_id, "model": model, "attempts": str(first["attempt"]), "cache": "miss"}
+            headers = _option_headers(values, self._dropped(sent, model, first.get("dropped_params") or ()))
         elif begins_early:
-            headers = _named({"execution-id": sent.shown_id}, ())
-        elif found is None:
-            await ended(False)
+            headers = _option_headers({"execution-id": sent.shown_id}, ())
+        elif decided is None:
+            await close(False)
             raise _stopping(sent.shown_id)
         else:
-            result: dict[str, Any] = orjson.loads(await self._cancels.lookup.explained(caller_of(request), found))
-            shown = with_error_as_answer(result)
-            if shown["status"] != "succeeded" and not call.answer.fails_in_stream(result):
-                await ended(True)
+            result: dict[str, Any] = orjson.loads(await self._cancels.lookup.explained(caller_of(request), decided))
+            answered_result = with_error_as_answer(result)
+            if answered_result["status"] != "succeeded" and not call.answer.fails_in_stream(result):
+                await close(True)
                 if call.repeats and (result.get("cancellation") or {}).get("by") == CLIENT_LEFT:
-                    # It is the client of this one that has left, and has come back: the same as a call of its own.
-                    anew = replace(call, sent=call.authorize(None, call.request_id), repeats=False)
-                    return await self._stream(request, await self._begin(anew), traceparent)
+                    # The client that left is the client of this request, and has come back: it gets a call of its own.
+                    own_call = replace(call, sent=call.authorize(None, call.request_id), repeats=False)
+                    return await self._stream(request, await self._begin(own_call), traceparent)
                 return self._response(call, result)
             headers = self._headers(sent, result)
         encoder = call.answer.encoder(sent)
-        return EncodedStream(inbox, followed.deciding, headers=headers, encoder=encoder, error=error, ended=ended)
+        return EncodedStream(inbox, followed.deciding, headers=headers, encoder=encoder, error=error, close=close)
 
     async def begin(self, request: Request, parsed: ParsedCall) -> PendingCall:
-        """The call that a request waits for, its own or the one that it repeats, compared and admitted.
+        """Returns the call that a request waits for, compared and admitted: its own, or an equal one in flight.
 
         Raises:
-            RequestError: its job is not accepted.
+            RequestError: the job is not accepted.
         """
         return await self._begin(self._call(request, parsed))
 
@@ -338,7 +342,8 @@ class Calls:
             and parsed.detached is None
             and ends_with_client(self._config.agents[job.agent].on_disconnect, has_key=has_key)
         )
-        # A key attaches by itself. Other clients of its job matter only if the job ends with its clients.
+        # Requests with an idempotency key share a job by its id. They must find each other only if the job is to end
+        # with the last of them.
         recorded = cancels if has_key else retries is not None
         return PendingCall(
             sent=sent,
@@ -347,7 +352,7 @@ class Calls:
             path=request.url.path,
             request_id=request_id,
             key_id=caller.id,
-            question=":".join((caller.id, sent.digest, idempotency_key or "")) if recorded else None,
+            request_key=":".join((caller.id, sent.digest, idempotency_key or "")) if recorded else None,
             attaches=has_key or retries not in {None, "0"},
             repeats=retries not in {None, "0"},
             cancels=cancels,
@@ -355,7 +360,7 @@ class Calls:
         )
 
     async def _begin(self, call: PendingCall) -> PendingCall:
-        call = await self._attached(call)
+        call = await self._attach(call)
         try:
             sent = await self._intake.compare(call.sent)
             await self._intake.admit(sent)
@@ -364,42 +369,42 @@ class Calls:
             raise
         return replace(call, sent=sent)
 
-    async def _attached(self, call: PendingCall) -> PendingCall:
-        if call.question is None:
+    async def _attach(self, call: PendingCall) -> PendingCall:
+        if call.request_key is None:
             return call
         job = call.sent.job
         longest_s = job.total_timeout_s or self._config.agents[job.agent].total_timeout_s
         try:
-            job_id = await self._unanswered.begin(
-                call.question, call.request_id, call.sent.job_id, attaches=call.attaches, longest_s=longest_s
+            job_id = await self._in_flight.begin(
+                call.request_key, call.request_id, call.sent.job_id, attaches=call.attaches, longest_s=longest_s
             )
         except StateUnavailableError:
-            # Without Redis a retry is a call of its own; other users of Redis log the outage.
-            return replace(call, question=None)
+            # Without Redis, a retry is a call of its own. Other users of Redis log the outage.
+            return replace(call, request_key=None)
         return (
             call if job_id == call.sent.job_id else replace(call, sent=call.authorize(shown(job_id), call.request_id))
         )
 
-    async def _answered(self, call: PendingCall) -> None:
-        """Forgets a call whose response is sent."""
-        if call.question is not None:
+    async def _forget(self, call: PendingCall) -> None:
+        """Forgets a call in flight once its response is sent."""
+        if call.request_key is not None:
             with suppress(StateUnavailableError):  # it expires
-                await self._unanswered.end(call.question, call.sent.job_id)
+                await self._in_flight.end(call.request_key, call.sent.job_id)
 
     async def _leave(self, call: PendingCall, *, cancels: bool) -> None:
-        """Waits no longer for a call without a response.
+        """Stops waiting for a call that has no response.
 
         Args:
-            call: of the request.
-            cancels: it ends, unless another request waits for it. A retry is then a call of its own.
+            call: the call.
+            cancels: cancel its job, unless another request waits for it. A retry is then a call of its own.
         """
         job_id = call.sent.job_id
         agent = call.sent.job.agent
         try:
-            if call.question is not None:
-                alone = await self._unanswered.leave(call.question, call.request_id, job_id, cancels=cancels)
+            if call.request_key is not None:
+                alone = await self._in_flight.leave(call.request_key, call.request_id, job_id, cancels=cancels)
                 cancels = cancels and alone
-            # Requests may wait for the job by its id, too.
+            # Other requests may wait for the job by its id.
             if cancels and not self._cancels.lookup.waiters.waits_for(subjects.result(job_id)):
                 by = Cancellation(by=CLIENT_LEFT, key_id=call.key_id, at=datetime.now(UTC))
                 await self._cancels.request(PendingCancel(execution_id=job_id, cancellation=by, agents=(agent,)))
@@ -428,12 +433,12 @@ class Calls:
         return problem.response(call.path)
 
     def _headers(self, sent: Submission, result: dict[str, Any]) -> dict[str, str]:
-        """Headers of the known figures of the execution."""
+        """Returns the headers with the known figures of the execution."""
         model = cast(str | None, result.get("chosen_model"))
         error = cast(dict[str, Any] | None, result.get("error"))
-        refused = next((one.get("dropped_params") or () for one in reversed(result["attempts"])), ())
-        dropped = () if model is None else self._dropped(sent, model, refused)
-        known = {
+        refused_params = next((attempt.get("dropped_params") or () for attempt in reversed(result["attempts"])), ())
+        dropped = () if model is None else self._dropped(sent, model, refused_params)
+        values = {
             "execution-id": sent.shown_id,
             "model": model,
             "attempts": str(result["attempts_count"]),
@@ -441,66 +446,70 @@ class Calls:
             "cache": "hit" if result["cache_hit"] else "miss",
             "error": None if error is None else error["class"],
         }
-        return _named(known, dropped)
+        return _option_headers(values, dropped)
 
-    def _dropped(self, sent: Submission, model: str, refused: Iterable[str]) -> tuple[str, ...]:
-        """The fields of a request that a model was not sent: what has no counterpart, and what it refuses."""
+    def _dropped(self, sent: Submission, model: str, refused_params: Iterable[str]) -> tuple[str, ...]:
+        """Returns the fields of a request that a model was not sent: it refuses them, or has no counterpart."""
         agent = self._config.agents[sent.job.agent]
         provider = self._config.provider_name(agent, model)
         settings = None if provider is None else self._config.providers.get(provider)
         request = sent.job.api_request
         form = None if request is None else chat_form(request)
-        own = own_params(params_of(sent.job), () if request is None else request.body).intersection(refused)
-        left_out = own if form is None else {form.names.get(name, name) for name in own}
+        refused_names = own_params(params_of(sent.job), () if request is None else request.body).intersection(
+            refused_params
+        )
+        left_out = refused_names if form is None else {form.names.get(name, name) for name in refused_names}
         if settings is None or (request is not None and self._config.speaks(provider, request.api)):
             return tuple(sorted(left_out))
         left_out = left_out.union(settings.dropped(params_of(sent.job)))
         return tuple(sorted(left_out if request is None else left_out | dropped_fields(request)))
 
 
-def _named(known: Mapping[str, str | None], dropped: Iterable[str]) -> dict[str, str]:
-    """Headers by their names, without unknown ones."""
-    known = {**known, "dropped-params": ", ".join(dropped) or None}
-    if (model := known.get("model")) is not None:
-        known["model"] = quote(model, safe="/:@+ ")
-    return {f"{_OPTION}{name}": value for name, value in known.items() if value is not None}
+def _option_headers(values: Mapping[str, str | None], dropped: Iterable[str]) -> dict[str, str]:
+    """Returns values as `x-breakwater-…` headers, without those that are None."""
+    values = {**values, "dropped-params": ", ".join(dropped) or None}
+    if (model := values.get("model")) is not None:
+        values["model"] = quote(model, safe="/:@+ ")
+    return {f"{_OPTION}{name}": value for name, value in values.items() if value is not None}
 
 
 def _stopping(job_id: str) -> RequestError:
-    """503. Seen by the client only where the process stops. The same request again, as the SDK sends it, attaches."""
+    """Returns 503 for a client whose process stops. If its SDK repeats the request, it attaches to the job."""
     problem = unavailable("unavailable", "this process stops, and the job goes on; send the same request again")
     problem.headers["x-breakwater-execution-id"] = job_id
     return problem
 
 
-def options_of(headers: Headers, given: CallOptions | None) -> CallOptions:
-    """The options of a call: those of its headers, and over them those of its body.
+def options_of(headers: Headers, body_options: CallOptions | None) -> CallOptions:
+    """Returns the options of a call. Those of its body take precedence over those of its headers.
 
     Args:
-        headers: `x-breakwater-tenant`, `x-breakwater-task-id`, …; JSON for an option that is no text. Also those by
-            which programs name their sessions.
-        given: `breakwater` of the body.
+        headers: `x-breakwater-tenant`, `x-breakwater-task-id`, …, whose values are JSON if the option is not a text;
+            and the headers in which programs name their sessions.
+        body_options: the field `breakwater` of the body.
 
     Raises:
-        RequestError: 422, a header is no option, or its value is wrong.
+        RequestError: 422, a header names no option, or its value is invalid.
     """
-    session_id = next((headers[name] for name in SESSIONS if name in headers), None)
-    found: dict[str, Any] = {} if session_id is None else {"session_id": session_id}
+    session_id = next((headers[name] for name in SESSION_HEADERS if name in headers), None)
+    header_options: dict[str, Any] = {} if session_id is None else {"session_id": session_id}
     for header, value in headers.items():
         if header.startswith(_OPTION):
             name = header.removeprefix(_OPTION).replace("-", "_")
-            found[name] = _json(header, value) if name in _JSON_OPTIONS else value
+            header_options[name] = _json(header, value) if name in _JSON_OPTIONS else value
     try:
-        # Headers are texts.
-        options = CallOptions.model_validate(found, strict=False)
+        # Headers are texts, so numbers and booleans need to be converted.
+        options = CallOptions.model_validate(header_options, strict=False)
     except ValidationError as error:
-        wrong = problems(error, CallOptions, found)
+        field_errors = problems(error, CallOptions, header_options)
         details = list[FieldError]()
-        for one in wrong:
-            name, dot, rest = one.path.partition(".")
-            details.append(FieldError(path=f"{_OPTION}{name.replace('_', '-')}{dot}{rest}", message=one.message))
+        for field_error in field_errors:
+            name, dot, subfield = field_error.path.partition(".")
+            details.append(
+                FieldError(path=f"{_OPTION}{name.replace('_', '-')}{dot}{subfield}", message=field_error.message)
+            )
         raise invalid_job(details) from None
-    return options if given is None else options.model_copy(update=given.model_dump(exclude_unset=True))
+    return options if body_options is None else options.model_copy(update=body_options.model_dump(exclude_unset=True))
 
 
 def _json(header: str, value: str) -> Any:

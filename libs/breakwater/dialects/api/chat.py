@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from breakwater.dialects.api.calls import OPENAI_ERRORS, Calls, ParsedCall, options_of
 from breakwater.dialects.contract.openai import ChatCompletion, ChatCompletionRequest
-from breakwater.dialects.rules.chat_chunks import OBJECT, Assembly, rest_of
+from breakwater.dialects.rules.chat_chunks import OBJECT, Assembly, missing_chunks_of
 from breakwater.dialects.rules.chat_completions import completion_of, is_usage, job_of
 from breakwater.jobs.api.submission import Submission
 from breakwater.kernel.http.operations import operation
@@ -20,8 +20,8 @@ from breakwater.kernel.http.parsing import read_command
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.validation import FieldError
 
-_OF_ALL = ("id", "created", "model", "system_fingerprint")
-"""Fields of a chunk that are the same in the whole answer."""
+_SHARED_FIELDS = ("id", "created", "model", "system_fingerprint")
+"""Fields that all chunks of an answer have in common."""
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -59,19 +59,19 @@ class ChatRoutes:
         },
     )
     async def create_chat_completion(self, request: Request) -> Response:
-        """The chat completion, once the job has ended, however long that takes."""
-        return await self._calls.respond(request, self._parsed)
+        """Responds with the chat completion once the job has ended, however long that takes."""
+        return await self._calls.respond(request, self._parse)
 
-    async def _parsed(self, request: Request, body: bytes) -> ParsedCall:
-        completion = read_command(body, ChatCompletionRequest)
-        options = completion.stream_options
-        if options is not None and not completion.stream:
+    async def _parse(self, request: Request, body: bytes) -> ParsedCall:
+        parsed = read_command(body, ChatCompletionRequest)
+        options = parsed.stream_options
+        if options is not None and not parsed.stream:
             message = "stream_options: is only allowed when `stream` is true"
             raise RequestError(
                 400, "invalid_request", message, [FieldError(path="stream_options", message="needs `stream`")]
             )
-        agent, model = self._calls.agent_of(request, completion.model)
-        job = job_of(completion, options_of(request.headers, completion.breakwater), agent, model)
+        agent, model = self._calls.agent_of(request, parsed.model)
+        job = job_of(parsed, options_of(request.headers, parsed.breakwater), agent, model)
         return ParsedCall(job, _ChatAnswer(with_usage=options is not None and bool(options.include_usage)))
 
 
@@ -80,15 +80,15 @@ class _ChatAnswer:
     with_usage: bool
 
     def body(self, sent: Submission, result: dict[str, Any]) -> bytes:  # noqa: ARG002  its id is the provider's
-        """A `chat.completion`."""
+        """Writes a `chat.completion`."""
         return orjson.dumps(completion_of(result))
 
     def encoder(self, sent: Submission) -> ChatEvents:  # noqa: ARG002
-        """Encodes chunks."""
+        """Returns an encoder of chunks."""
         return ChatEvents(with_usage=self.with_usage)
 
     def fails_in_stream(self, result: dict[str, Any]) -> bool:  # noqa: ARG002
-        """False: an error before the answer is one by its status."""
+        """Returns False: before the answer has begun, an error is a response with the error's status."""
         return False
 
 
@@ -101,20 +101,20 @@ class ChatEvents:
         self._with_usage = with_usage
         self._sent = Assembly()
         self._usage_sent = False
-        self._first: dict[str, Any] = {}
+        self._shared: dict[str, Any] = {}
 
     def events(self, chunks: Iterable[dict[str, Any]]) -> bytes:
-        """The chunks themselves."""
-        return b"".join(b"data: %b\n\n" % orjson.dumps(chunk) for chunk in chunks if self._taken(chunk))
+        """Writes the chunks themselves."""
+        return b"".join(b"data: %b\n\n" % orjson.dumps(chunk) for chunk in chunks if self._accept(chunk))
 
-    def _taken(self, chunk: dict[str, Any]) -> bool:
-        """Notes a chunk. False for one that the client has not asked for."""
-        if self._first and chunk.get("id") != self._first.get("id"):
-            # Of another attempt, which continues the answer. For the client it is one.
-            chunk |= self._first
+    def _accept(self, chunk: dict[str, Any]) -> bool:
+        """Adapts a chunk and records it as sent. Returns False if the client has not asked for it."""
+        if self._shared and chunk.get("id") != self._shared.get("id"):
+            # The chunk is from another attempt, which continues the answer. The client sees one answer.
+            chunk |= self._shared
         chunk["object"] = OBJECT  # clients skip an object that is not a chunk
         self._sent.add(chunk)
-        self._first = self._first or {name: chunk[name] for name in _OF_ALL if name in chunk}
+        self._shared = self._shared or {name: chunk[name] for name in _SHARED_FIELDS if name in chunk}
         if self._with_usage:
             if (usage := chunk.get("usage")) is not None:
                 if is_usage(usage):
@@ -127,20 +127,20 @@ class ChatEvents:
         return True
 
     def end(
-        self, result: dict[str, Any] | None, *, whole: bool, error: Callable[[dict[str, Any] | None], bytes]
+        self, result: dict[str, Any] | None, *, complete: bool, error: Callable[[dict[str, Any] | None], bytes]
     ) -> bytes:
-        """The rest of the answer, the usage, and `[DONE]`; or an error."""
+        """Writes the rest of the answer, the usage, and `[DONE]`; or an error."""
         if result is None or result["status"] != "succeeded":
             return _data(error(result))
         completion = completion_of(result)
-        rest = [] if whole and self._sent.finished else rest_of(completion, self._sent)
-        if rest is None:
-            # Another answer decided the job than the one that was begun here.
+        missing_chunks = [] if complete and self._sent.finished else missing_chunks_of(completion, self._sent)
+        if missing_chunks is None:
+            # The job was decided by another answer than the one that was begun here.
             return _data(error(None))
         if self._with_usage and not self._usage_sent and completion.get("usage") is not None:
             head = {name: completion.get(name) for name in ("id", "created", "model")} | dict(self._sent.head)
-            rest.append({**head, "object": OBJECT, "choices": [], "usage": completion["usage"]})
-        return self.events(rest) + _DONE
+            missing_chunks.append({**head, "object": OBJECT, "choices": [], "usage": completion["usage"]})
+        return self.events(missing_chunks) + _DONE
 
 
 def _data(body: bytes) -> bytes:

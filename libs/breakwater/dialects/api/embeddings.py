@@ -20,7 +20,7 @@ from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.kernel.http.operations import operation
 from breakwater.kernel.http.parsing import read_command
 
-_OF_THE_PLANE = {"model", "breakwater", "stream", "stream_options"}
+_PLANE_FIELDS = {"model", "breakwater", "stream", "stream_options"}
 
 
 class EmbeddingsRoutes:
@@ -57,38 +57,39 @@ class EmbeddingsRoutes:
         },
     )
     async def create_embeddings(self, request: Request) -> Response:
-        """The embeddings, once the job has ended, however long that takes."""
-        return await self._calls.respond(request, self._parsed)
+        """Responds with the embeddings once the job has ended, however long that takes."""
+        return await self._calls.respond(request, self._parse)
 
-    async def _parsed(self, request: Request, body: bytes) -> ParsedCall:
-        asked = read_command(body, EmbeddingsRequest)
-        agent, model = self._calls.agent_of(request, asked.model)
-        options = options_of(request.headers, asked.breakwater).model_dump(exclude_unset=True)
-        native = asked.model_dump(mode="json", exclude_unset=True, exclude=_OF_THE_PLANE)
+    async def _parse(self, request: Request, body: bytes) -> ParsedCall:
+        parsed = read_command(body, EmbeddingsRequest)
+        agent, model = self._calls.agent_of(request, parsed.model)
+        options = options_of(request.headers, parsed.breakwater).model_dump(exclude_unset=True)
+        native = parsed.model_dump(mode="json", exclude_unset=True, exclude=_PLANE_FIELDS)
         if model is not None:
             options["model"] = model
-            if model != (own := self._config.agents[agent]).model:
-                # The agent's own fallback models may be those of a chat.
-                options.setdefault("fallback_models", self._config.embeds_like(own, model))
+            settings = self._config.agents[agent]
+            if model != settings.model:
+                # The agent's own fallback models may be chat models.
+                options.setdefault("fallback_models", self._config.embeds_like(settings, model))
         job = Job(agent=agent, api_request=NativeRequest(api="embeddings", body=native), **options)
-        return ParsedCall(job, _EmbeddingsAnswer(asked.encoding_format))
+        return ParsedCall(job, _EmbeddingsAnswer(parsed.encoding_format))
 
 
 @dataclass(frozen=True, slots=True)
 class _EmbeddingsAnswer:
-    form: JsonValue
+    encoding_format: JsonValue
 
     def body(self, sent: Submission, result: dict[str, Any]) -> bytes:
-        """The provider's own list; of a dry run an empty one, with the plan."""
+        """Writes the provider's own list; for a dry run an empty list with the plan."""
         if result["dry_run"]:
             plan = {"object": "list", "data": [], "model": sent.job.agent, "breakwater": result["output"]}
             return orjson.dumps(plan)
-        return orjson.dumps(answer_of(result["response"], self.form))
+        return orjson.dumps(answer_of(result["response"], self.encoding_format))
 
     def encoder(self, sent: Submission) -> Encoder:
-        """Embeddings come whole."""
+        """Raises NotImplementedError: embeddings are never streamed."""
         raise NotImplementedError
 
     def fails_in_stream(self, result: dict[str, Any]) -> bool:  # noqa: ARG002
-        """False: an error before the answer is one by its status."""
+        """Returns False: an error is a response with the error's status."""
         return False

@@ -72,19 +72,19 @@ class MessageRoutes:
         },
     )
     async def create_message(self, request: Request) -> Response:
-        """The message, once the job has ended, however long that takes."""
-        return await self._calls.respond(request, self._parsed)
+        """Responds with the message once the job has ended, however long that takes."""
+        return await self._calls.respond(request, self._parse)
 
-    async def _parsed(self, request: Request, body: bytes) -> ParsedCall:
-        asked = read_command(body, MessagesRequest)
-        agent, model = self._calls.agent_of(request, asked.model)
-        options = options_of(request.headers, asked.breakwater).model_dump(exclude_unset=True)
-        if asked.stream:
+    async def _parse(self, request: Request, body: bytes) -> ParsedCall:
+        parsed = read_command(body, MessagesRequest)
+        agent, model = self._calls.agent_of(request, parsed.model)
+        options = options_of(request.headers, parsed.breakwater).model_dump(exclude_unset=True)
+        if parsed.stream:
             options["stream"] = True
         beta = request.headers.getlist(_BETA)
-        native = NativeRequest(api="messages", body=_body_of(asked), headers={_BETA: ",".join(beta)} if beta else {})
-        named = {} if model is None else {"model": model}
-        job = Job(agent=agent, api_request=native, include_response=True, **named, **options)
+        native = NativeRequest(api="messages", body=_body_of(parsed), headers={_BETA: ",".join(beta)} if beta else {})
+        model_option = {} if model is None else {"model": model}
+        job = Job(agent=agent, api_request=native, include_response=True, **model_option, **options)
         return ParsedCall(job, _MessageAnswer())
 
     @operation(
@@ -99,42 +99,42 @@ class MessageRoutes:
         errors={404: "There is no such agent or model for this key (`not_found_error`)."},
     )
     async def count_message_tokens(self, request: Request) -> Response:
-        """The estimated number. Raises RequestError."""
-        asked = read_command(await self._calls.read(request), CountTokensRequest)
-        self._calls.agent_of(request, asked.model)
+        """Responds with the estimated number of tokens. Raises RequestError."""
+        parsed = read_command(await self._calls.read(request), CountTokensRequest)
+        self._calls.agent_of(request, parsed.model)
         try:
-            tokens = _estimated_input(NativeRequest(api="messages", body=_body_of(asked)))
+            tokens = _estimated_input(NativeRequest(api="messages", body=_body_of(parsed)))
         except InvalidBodyError as error:
             raise invalid_job([error.problem]) from None
         return Response(InputTokenCount(input_tokens=tokens).json_bytes(), 200, media_type="application/json")
 
 
-def _body_of(asked: CountTokensRequest) -> dict[str, Any]:
-    """The body as the client wrote it, without what is not Anthropic's, or has a place in the job."""
-    given = {name: getattr(asked, name) for name in asked.model_fields_set if name in type(asked).model_fields}
-    more = {**given, **(asked.model_extra or {})}
-    return {name: value for name, value in more.items() if name not in (*SENT_BY_PLANE, "breakwater")}
+def _body_of(parsed: CountTokensRequest) -> dict[str, Any]:
+    """Returns the body as the client wrote it, without fields that are not Anthropic's or that the plane sends."""
+    declared = {name: getattr(parsed, name) for name in parsed.model_fields_set if name in type(parsed).model_fields}
+    body = {**declared, **(parsed.model_extra or {})}
+    return {name: value for name, value in body.items() if name not in (*SENT_BY_PLANE, "breakwater")}
 
 
 def _estimated_input(request: NativeRequest) -> int:
-    """The tokens that a request probably has. Raises InvalidBodyError."""
+    """Estimates the input tokens of a request. Raises InvalidBodyError."""
     form = chat_form(request)
     return likely_input_tokens(size_of_messages(form.messages) + size_of_params(form.params))
 
 
 class _MessageAnswer:
     def body(self, sent: Submission, result: dict[str, Any]) -> bytes:  # noqa: ARG002  the result has its id
-        """A `message`."""
+        """Writes a `message`."""
         return encoded(message_of(result))
 
     def encoder(self, sent: Submission) -> MessagesEncoder:
-        """Encodes chunks."""
+        """Returns an encoder of chunks."""
         request = sent.job.api_request
         assert request is not None
         return MessagesEncoder(MessageStream(sent.job_id, partial(_estimated_input, request)))
 
     def fails_in_stream(self, result: dict[str, Any]) -> bool:  # noqa: ARG002
-        """False: an error before the answer is one by its status."""
+        """Returns False: before the answer has begun, an error is a response with the error's status."""
         return False
 
 
@@ -147,22 +147,24 @@ class MessagesEncoder:
     stream: MessageStream
 
     def events(self, chunks: Iterable[dict[str, Any]]) -> bytes:
-        """The events that chunks mean."""
+        """Writes the events of chunks."""
         return event_bytes(self.stream.feed(chunks))
 
     def end(
         self,
         result: dict[str, Any] | None,
         *,
-        whole: bool,  # noqa: ARG002  what was missed is found by what was sent
+        complete: bool,  # noqa: ARG002  the stream compares the result with what it has sent
         error: Callable[[dict[str, Any] | None], bytes],
     ) -> bytes:
-        """The rest of the message; or an error."""
+        """Writes the rest of the message, or an error."""
         if result is None or result["status"] != "succeeded":
             return _error(error(result))
-        rest = self.stream.end(result)
-        # Another answer decided the job than the one that was begun here.
-        return _error(error(None)) if rest is None else event_bytes(rest)
+        missing_events = self.stream.end(result)
+        if missing_events is None:
+            # The job was decided by another answer than the one that was begun here.
+            return _error(error(None))
+        return event_bytes(missing_events)
 
 
 def _error(body: bytes) -> bytes:

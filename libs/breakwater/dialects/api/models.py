@@ -16,17 +16,17 @@ from breakwater.kernel.validation import FieldError
 
 
 class ModelNameTable:
-    """The names that a config gives."""
+    """The agents and models that a config names."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._longest_first = sorted(config.agents, key=len, reverse=True)
 
     def resolve(self, name: str, caller: Caller) -> tuple[str, str | None]:
-        """The agent, and the requested model; None for its own.
+        """Returns the agent and the requested model that a name means; None for the agent's own model.
 
-        For a key that is bound to one agent, a model that the agent lists comes before `agent/model`, and one that it
-        only allows by `*` after it.
+        If the key is bound to one agent, a model that the agent lists takes precedence over `agent/model`, and
+        `agent/model` takes precedence over a model that the agent allows only by `*`.
 
         Args:
             name: `agent`, `agent/model`, or a model of the agent that the key is bound to. A model is named by its id,
@@ -40,21 +40,21 @@ class ModelNameTable:
         if name in usable:
             return name, None
         bound = caller.agents[0] if len(caller.agents) == 1 and usable else None
-        if bound is not None and (model := self._listed(bound, name)) is not None:
+        if bound is not None and (model := self._listed_model(bound, name)) is not None:
             return bound, model
         for agent in (agent for agent in self._longest_first if agent in usable and name.startswith(f"{agent}/")):
-            asked = name.removeprefix(f"{agent}/")
-            if (model := self._listed(agent, asked) or self._by_star(agent, asked)) is not None:
+            model_name = name.removeprefix(f"{agent}/")
+            if (model := self._listed_model(agent, model_name) or self._by_wildcard(agent, model_name)) is not None:
                 return agent, model
-        if bound is not None and (model := self._by_star(bound, name)) is not None:
+        if bound is not None and (model := self._by_wildcard(bound, name)) is not None:
             return bound, model
         raise self._not_found(name, caller)
 
-    def listed(self, caller: Caller) -> Iterator[str]:
-        """Each name that a caller may use, but for models that are allowed by `*` only."""
+    def names_for(self, caller: Caller) -> Iterator[str]:
+        """Yields each name that a caller may use, except models that are only allowed by `*`."""
         for agent in self._usable(caller):
             yield agent
-            for model in _listed(self._config.agents[agent]):
+            for model in _listed_models(self._config.agents[agent]):
                 yield f"{agent}/{model}"
                 if len(caller.agents) == 1:
                     yield model
@@ -62,34 +62,34 @@ class ModelNameTable:
     def _usable(self, caller: Caller) -> list[str]:
         return [agent for agent in self._config.agents if not caller.agents or agent in caller.agents]
 
-    def _listed(self, name: str, asked: str) -> str | None:
-        """The model of an agent with this id, else the first that its provider calls so."""
-        agent = self._config.agents[name]
-        models = _listed(agent)
-        if asked in models:
-            return asked
-        return next((model for model in models if self._name_at_provider(agent, model) == asked), None)
+    def _listed_model(self, agent_name: str, model_name: str) -> str | None:
+        """Returns the agent's model with this id, else its first model that the provider calls so."""
+        agent = self._config.agents[agent_name]
+        models = _listed_models(agent)
+        if model_name in models:
+            return model_name
+        return next((model for model in models if self._name_at_provider(agent, model) == model_name), None)
 
-    def _by_star(self, name: str, asked: str) -> str | None:
-        agent = self._config.agents[name]
-        provider = self._config.provider_name(agent, asked)
-        known = provider in self._config.providers and not self._config.is_local(provider)
-        return asked if "*" in agent.allowed_models and known else None
+    def _by_wildcard(self, agent_name: str, model_name: str) -> str | None:
+        agent = self._config.agents[agent_name]
+        provider = self._config.provider_name(agent, model_name)
+        is_known = provider in self._config.providers and not self._config.is_local(provider)
+        return model_name if "*" in agent.allowed_models and is_known else None
 
     def _name_at_provider(self, agent: Agent, model: str) -> str | None:
         provider = self._config.provider_name(agent, model)
         return None if provider is None else self._config.name_at_provider(provider, model)
 
     def _not_found(self, name: str, caller: Caller) -> RequestError:
-        known = list(dict.fromkeys(self.listed(caller)))
+        names = list(dict.fromkeys(self.names_for(caller)))
         message = (
             f"the model {name!r} does not exist, or this API key may not use it: `model` is an agent, `agent/model`, "
-            f"or any model of the agent that the key is bound to{suggestion(name, known)}"
+            f"or any model of the agent that the key is bound to{suggestion(name, names)}"
         )
         return RequestError(404, "model_not_found", message, [FieldError(path="model", message="is not known")])
 
 
-def _listed(agent: Agent) -> list[str]:
+def _listed_models(agent: Agent) -> list[str]:
     return [model for model in dict.fromkeys((*agent.chain, *agent.allowed_models)) if model != "*"]
 
 
@@ -110,8 +110,8 @@ class ModelRoutes:
         result="Those that the key may use.",
     )
     async def list_models(self, request: ApiRequest[Message]) -> ModelNames:
-        """The values of `model` for this key."""
-        models = tuple(map(self._model, dict.fromkeys(self._names.listed(request.caller))))
+        """Lists the values of `model` for this key."""
+        models = tuple(map(self._model, dict.fromkeys(self._names.names_for(request.caller))))
         return ModelNames(
             data=models, first_id=models[0].id if models else None, last_id=models[-1].id if models else None
         )
@@ -125,7 +125,7 @@ class ModelRoutes:
         errors={404: "There is no such agent or model for this key (`model_not_found`)."},
     )
     async def show_model(self, request: ApiRequest[Message]) -> ModelName:
-        """One value of `model`. Raises RequestError: 404."""
+        """Shows one value of `model`. Raises RequestError: 404."""
         name = request.path["model"]
         self._names.resolve(name, request.caller)
         return self._model(name)

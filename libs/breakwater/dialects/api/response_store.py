@@ -1,4 +1,4 @@
-"""Stored responses: what is kept of a request, the conversation that it continues, and the response as it is now."""
+"""Stored responses: the request, the conversation that it continues, and the response as it is now."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from breakwater.config import Config
 from breakwater.dialects.contract.stored_response import StoredResponse
 from breakwater.dialects.rules.chat_completions import with_error_as_answer
 from breakwater.dialects.rules.responses_answer import (
-    Asked,
+    EchoedRequest,
     Item,
     item_id,
     job_id_of,
@@ -44,16 +44,16 @@ from breakwater.kernel.types import is_full_id
 from breakwater.kernel.validation import FieldError
 
 MAX_TURNS = 1_000
-"""Responses that a conversation of stored responses may have."""
+"""The most responses in a conversation of stored responses."""
 
 MAX_ENDED = 50
-"""Responses that have ended and are still noted as under way, of which one request removes the notes."""
+"""The most responses whose notes one request removes because they have ended without their workers saying so."""
 
 STORED_BYTES = 1_000
-"""The bytes of a stored request in addition to its body."""
+"""The bytes that a stored request takes in addition to its body."""
 
 _TEXTS = frozenset({"input", "instructions", "prompt", "tools", "text"})
-"""Fields of a request that are not kept for an agent that keeps no prompts."""
+"""Fields of a request that are not stored if its agent keeps no prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class EarlierItems:
     """The conversation that a response continues.
 
     Attributes:
-        items: all of it.
-        executions: that it consists of, the oldest first.
+        items: all items, the oldest first.
+        executions: the executions that they come from, the oldest first.
     """
 
     items: list[JsonValue]
@@ -81,11 +81,11 @@ class ResponseStore:
     room: ResponseRoom
 
     async def take_room(self, share: str, size: int) -> None:
-        """Takes room in RESPONSES for a request. While Redis does not answer, there is room for all.
+        """Reserves room in RESPONSES for a request. While Redis does not answer, there is room for all.
 
         Args:
-            share: whose share it takes (`store_share`).
-            size: of the request, in bytes.
+            share: the share that the request counts against (`store_share`).
+            size: the size of the request, in bytes.
 
         Raises:
             RequestError: 429, the owner has used its share; 503, the stream would drop a response that is under way.
@@ -98,7 +98,7 @@ class ResponseStore:
                     return
                 if refused.oldest is None or await self._is_under_way(refused.oldest):
                     raise _no_room(refused, max_bytes)
-                # It has ended without its worker saying so.
+                # The oldest response has ended without its worker saying so.
                 await self.room.finish(refused.oldest)
             except StateUnavailableError:
                 return
@@ -114,7 +114,7 @@ class ResponseStore:
         return await self.log.find(execution_id) is not None or (await self.log.end(execution_id))[1] > 0
 
     def check_background(self, agent: str) -> None:
-        """Raises RequestError: 400, the answer of an agent without stored texts could not be kept."""
+        """Checks that a background answer of an agent can be stored. Raises RequestError: 400."""
         if not self.config.agents[agent].keeps_error_texts and not self.cipher.key_ids:
             message = (
                 f"the agent {agent!r} stores no texts in plain (persist_prompts, persist_responses), and there is no "
@@ -122,97 +122,104 @@ class ResponseStore:
             )
             raise _wrong("background", message)
 
-    async def keep(self, sent: Submission, asked: Asked, previous: tuple[str, ...] = ()) -> StoredResponse:
-        """Stores the request of an accepted job. Returns what is stored, perhaps by an earlier request.
+    async def keep(self, sent: Submission, echoed: EchoedRequest, previous: tuple[str, ...] = ()) -> StoredResponse:
+        """Stores the request of an accepted job. Returns the stored response, which an earlier request may have stored.
 
         Args:
             sent: the job.
-            asked: its request, whose body has the input of this response alone.
+            echoed: its request, whose body has only the input of this response.
             previous: the executions that it continues.
 
         Raises:
-            BusUnavailableError: it is not stored for sure; the same request again stores it.
+            BusUnavailableError: the request may not be stored; repeating the request stores it.
         """
         agent = self.config.agents[sent.job.agent]
-        keeps = agent.persist_prompts
+        keeps_prompts = agent.persist_prompts
         response = StoredResponse(
             execution_id=sent.job_id,
             agent=sent.job.agent,
             tenant=sent.job.tenant,
             owner=sent.owner,
-            model=asked.model,
-            created_at=datetime.fromtimestamp(asked.created_at, UTC),
-            background=asked.background,
-            body={name: value for name, value in asked.body.items() if keeps or name not in _TEXTS},
-            keeps_input=keeps,
-            previous_response_id=asked.previous_response_id,
+            model=echoed.model,
+            created_at=datetime.fromtimestamp(echoed.created_at, UTC),
+            background=echoed.background,
+            body={name: value for name, value in echoed.body.items() if keeps_prompts or name not in _TEXTS},
+            keeps_input=keeps_prompts,
+            previous_response_id=echoed.previous_response_id,
             previous=previous,
         )
         return await self.log.keep(response, private=not agent.keeps_error_texts)
 
-    async def keep_if_possible(self, sent: Submission, asked: Asked, previous: tuple[str, ...], size: int) -> None:
-        """Stores the request of a job whose client waits for the answer, which it gets in any case.
+    async def keep_if_possible(
+        self, sent: Submission, echoed: EchoedRequest, previous: tuple[str, ...], size: int
+    ) -> None:
+        """Stores the request of a job whose client waits for the answer, and only logs if that fails.
 
         Args:
             sent: the job.
-            asked: its request.
+            echoed: its request.
             previous: the executions that it continues.
-            size: of the request, in bytes.
+            size: the size of the request, in bytes.
         """
         try:
             await self.take_room(store_share(sent.owner, sent.job.tenant), size)
-            await self.keep(sent, asked, previous)
+            await self.keep(sent, echoed, previous)
         except (BusError, DecryptionError, RequestError) as error:
             structlog.get_logger().warning("response_not_stored", execution_id=sent.job_id, error=str(error))
 
     async def find(self, caller: Caller, response_id: str) -> StoredResponse:
-        """A stored response of a caller. Raises RequestError: 404, also for one of another caller."""
-        given = job_id_of(response_id)
-        for name in names_of(caller, given) if given and is_full_id(given) else ():
-            found = await self.log.find(name)
-            if found is not None and may_see(caller, agent=found.agent, tenant=found.tenant, owner=found.owner):
-                return found
+        """Finds a stored response of a caller. Raises RequestError: 404, also for a response of another caller."""
+        job_id = job_id_of(response_id)
+        for name in names_of(caller, job_id) if job_id and is_full_id(job_id) else ():
+            stored = await self.log.find(name)
+            if stored is not None and may_see(caller, agent=stored.agent, tenant=stored.tenant, owner=stored.owner):
+                return stored
         message = f"there is no response {response_id!r}: it was never stored, has expired, or was deleted"
         raise RequestError(404, "response_not_found", message)
 
-    async def conversation(self, caller: Caller, response_id: str, more: int = 0) -> EarlierItems:
-        """The conversation up to and including a response.
+    async def conversation(self, caller: Caller, response_id: str, request_bytes: int = 0) -> EarlierItems:
+        """Reads the conversation up to and including a response.
 
         Args:
-            caller: of the request.
-            response_id: of the response.
-            more: bytes of the request that continues it.
+            caller: the sender of the request.
+            response_id: the response.
+            request_bytes: the size of the request that continues it.
 
         Raises:
             RequestError: 404, there is no such response; 400, it can't be continued; 413, it is too large.
         """
-        with answered(not_read):
+        with outages_as(not_read):
             try:
-                found = await self.find(caller, response_id)
+                stored = await self.find(caller, response_id)
             except RequestError as error:
                 raise _wrong("previous_response_id", error.message, 404, "previous_response_not_found") from None
-            executions = (*found.previous, found.execution_id)
+            executions = (*stored.previous, stored.execution_id)
             if len(executions) > MAX_TURNS:
                 raise _wrong("previous_response_id", f"the conversation has more than {MAX_TURNS} responses")
-            items = await self._items_of(executions)
-        if (size := len(encoded(items)) + more) > (most := self.config.limits.max_body_bytes):
-            message = f"the conversation has {size} bytes with this request, over limits.max_body_bytes ({most})"
+            items = await self._read_items(executions)
+        size = len(encoded(items)) + request_bytes
+        limit = self.config.limits.max_body_bytes
+        if size > limit:
+            message = f"the conversation has {size} bytes with this request, over limits.max_body_bytes ({limit})"
             raise _wrong("previous_response_id", message, 413, "body_too_large")
         return EarlierItems(items, executions)
 
     async def input_items(self, stored: StoredResponse) -> list[JsonValue]:
-        """All items that a response answers. Raises RequestError: 400, some of them are not kept."""
+        """Reads all items that a response answers. Raises RequestError: 400, some of them are not stored."""
         try:
-            return await self._items_of((*stored.previous, stored.execution_id), last_result=False)
+            return await self._read_items((*stored.previous, stored.execution_id), last_result=False)
         except RequestError as error:
             raise RequestError(error.status, error.code, error.message.partition(": ")[2]) from None
 
-    async def _items_of(self, executions: tuple[str, ...], *, last_result: bool = True) -> list[JsonValue]:
-        """The items of a conversation. Raises RequestError: 400, some of it is missing.
+    async def _read_items(self, executions: tuple[str, ...], *, last_result: bool = True) -> list[JsonValue]:
+        """Reads the items of a conversation.
 
         Args:
-            executions: the oldest first.
-            last_result: with the output of the last one.
+            executions: its executions, the oldest first.
+            last_result: include the output of the last execution.
+
+        Raises:
+            RequestError: 400, some items are missing.
         """
         stored = await self.log.find_all(executions)
         results = await self._results(executions if last_result else executions[:-1])
@@ -220,13 +227,13 @@ class ResponseStore:
         for number, execution_id in enumerate(executions, 1):
             response = stored.get(execution_id)
             result = results.get(execution_id)
-            called = f"resp_{shown(execution_id)}"
+            response_name = f"resp_{shown(execution_id)}"
             if response is None or response.deleted:
-                raise _not_continued(f"{called} of the conversation has expired or was deleted")
+                raise _not_continued(f"{response_name} of the conversation has expired or was deleted")
             if not response.keeps_input or response.encrypted is not None:
                 raise _not_continued(
-                    f"the agent {response.agent!r} keeps no prompts (persist_prompts: false), so the input of {called} "
-                    "is not kept; send all items in `input`"
+                    f"the agent {response.agent!r} keeps no prompts (persist_prompts: false), so the input of "
+                    f"{response_name} is not kept; send all items in `input`"
                 )
             items += input_of(response.body)
             if number == len(executions) and not last_result:
@@ -234,71 +241,71 @@ class ResponseStore:
             agent = self.config.agents.get(response.agent)
             if agent is not None and not agent.persist_responses:
                 raise _not_continued(
-                    f"the agent {response.agent!r} keeps no answers (persist_responses: false), so that of {called} is "
-                    "not kept; send all items in `input`"
+                    f"the agent {response.agent!r} keeps no answers (persist_responses: false), so that of "
+                    f"{response_name} is not kept; send all items in `input`"
                 )
             if result is None:
-                raise _not_continued(f"{called} has no answer yet, or it has expired (limits.results_max_age_h)")
+                raise _not_continued(f"{response_name} has no answer yet, or it has expired (limits.results_max_age_h)")
             if result["status"] != "succeeded":
-                raise _not_continued(f"{called} has no answer: it is {result['status']}")
+                raise _not_continued(f"{response_name} has no answer: it is {result['status']}")
             items += output_of(shown(execution_id), result)  # type: ignore[arg-type]
         return items
 
     async def _results(self, executions: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """The results of those that have one, by execution."""
-        found: dict[str, dict[str, Any]] = {}
-        wanted = list(map(subjects.result, executions))
-        async with aclosing(Lookup(self.connection).last_on(Stream.RESULTS, wanted)) as stored:
-            async for message in stored:
+        """Returns the results of those executions that have one, by execution."""
+        results: dict[str, dict[str, Any]] = {}
+        result_subjects = list(map(subjects.result, executions))
+        async with aclosing(Lookup(self.connection).last_on(Stream.RESULTS, result_subjects)) as messages:
+            async for message in messages:
                 result = with_error_as_answer(orjson.loads(self.cipher.decrypt_document(message.data)))
-                found[result["execution_id"]] = result
-        return found
+                results[result["execution_id"]] = result
+        return results
 
     async def result(self, stored: StoredResponse) -> dict[str, Any] | None:
-        """The result of a response; None while there is none. Raises RequestError: 404, it has expired."""
+        """Reads the result of a response; None while there is none. Raises RequestError: 404, it has expired."""
         lookup = Lookup(self.connection, self.cipher)
         subject = subjects.result(stored.execution_id)
-        found = await lookup.last(Stream.RESULTS, subject)
-        if found is None:
+        message = await lookup.last(Stream.RESULTS, subject)
+        if message is None:
             if await self.lookup.results.decided(stored.execution_id) is None:
                 return None
-            # It has come just now, which the leader knows, or has expired before the execution's record.
-            found = await lookup.newest_on(Stream.RESULTS, subject)
-        if found is None or not is_result_of(found.data, stored.execution_id):
-            message = "the answer has expired (limits.results_max_age_h); the execution is still on record"
-            raise RequestError(404, "response_not_found", message)
-        return readable(orjson.loads(self.cipher.decrypt_document(found.data)))
+            # Either the result has come just now, and only the leader has it, or it has expired before the record.
+            message = await lookup.newest_on(Stream.RESULTS, subject)
+        if message is None or not is_result_of(message.data, stored.execution_id):
+            problem = "the answer has expired (limits.results_max_age_h); the execution is still on record"
+            raise RequestError(404, "response_not_found", problem)
+        return readable(orjson.loads(self.cipher.decrypt_document(message.data)))
 
     async def response(self, stored: StoredResponse) -> dict[str, Any]:
-        """The Response object as it is now. Raises RequestError: 404, it has expired."""
-        asked = asked_of(stored)
+        """Returns the Response object as it is now. Raises RequestError: 404, it has expired."""
+        echoed = echoed_request_of(stored)
         if (result := await self.result(stored)) is not None:
             if not stored.background:
-                # As its client got it, with the result.
-                asked = replace(asked, created_at=int(datetime.fromisoformat(result["queued_at"]).timestamp()))
-            return response_of(asked, result)
+                # The client that waited for the result got it with this time.
+                echoed = replace(echoed, created_at=int(datetime.fromisoformat(result["queued_at"]).timestamp()))
+            return response_of(echoed, result)
         status = await self.lookup.accepted.status(stored.execution_id, just_now=False)
-        return pending_response(asked, "in_progress" if status is not None and status.taken else "queued")
+        return pending_response(echoed, "in_progress" if status is not None and status.taken else "queued")
 
     @asynccontextmanager
     async def hearing(self, stored: StoredResponse, hear: Callable[[bytes], None]) -> AsyncGenerator[None]:
-        """Hears the chunks of a response while the block runs. Raises BusUnavailableError."""
+        """Passes the chunks of a response to `hear` while the block runs. Raises BusUnavailableError."""
         async with hearing(self.connection, subjects.chunks(stored.agent, stored.execution_id), hear):
             yield
 
 
 @contextmanager
-def answered(problem: Callable[[Exception], RequestError]) -> Generator[None]:
-    """Turns an outage of NATS or Redis into the error response that `problem` makes of it."""
+def outages_as(problem: Callable[[Exception], RequestError]) -> Generator[None]:
+    """Turns an outage of NATS or Redis in the block into the RequestError that `problem` returns."""
     try:
         yield
     except (BusError, StateUnavailableError) as error:
         raise problem(error) from error
 
 
-def asked_of(stored: StoredResponse) -> Asked:
-    """The request of a stored response, as its Response objects repeat it."""
-    return Asked(
+def echoed_request_of(stored: StoredResponse) -> EchoedRequest:
+    """Returns the request of a stored response as its Response objects repeat it."""
+    return EchoedRequest(
         job_id=shown(stored.execution_id),
         created_at=int(stored.created_at.timestamp()),
         model=stored.model,
@@ -309,18 +316,18 @@ def asked_of(stored: StoredResponse) -> Asked:
 
 
 def input_of(body: Mapping[str, JsonValue]) -> list[JsonValue]:
-    """The input of a request as items."""
-    given = body.get("input")
-    if isinstance(given, str):
-        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
-    return given if isinstance(given, list) else []
+    """Returns the input of a request as items."""
+    request_input = body.get("input")
+    if isinstance(request_input, str):
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": request_input}]}]
+    return request_input if isinstance(request_input, list) else []
 
 
 def listed_items(job_id: str, items: Sequence[JsonValue]) -> list[Item]:
-    """Items of an input as they are listed: each with an id and a type."""
+    """Returns items of an input as they are listed: each with an id and a type."""
     listed: list[Item] = []
-    for number, given in enumerate(items):
-        item: Item = {"type": "message", **fields(given)}
+    for number, input_item in enumerate(items):
+        item: Item = {"type": "message", **fields(input_item)}
         content = item.get("content")
         if item["type"] == "message" and isinstance(content, str):
             kind = "output_text" if item.get("role") == "assistant" else "input_text"
@@ -335,7 +342,7 @@ def listed_items(job_id: str, items: Sequence[JsonValue]) -> list[Item]:
 
 
 def readable(result: dict[str, Any]) -> dict[str, Any]:
-    """A result whose texts are there. Raises RequestError: 503, they could not be encrypted and were left out."""
+    """Returns a result as its client may read it. Raises RequestError: 503, its texts could not be encrypted."""
     result = with_error_as_answer(result)
     if result["status"] == "succeeded" and (why := result.get("encrypted")) is not None:
         raise unavailable("undecryptable", f"the text of the answer was {why}")

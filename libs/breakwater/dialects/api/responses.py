@@ -18,7 +18,7 @@ from breakwater.dialects.api.response_store import input_of
 from breakwater.dialects.api.stored_responses import StoredResponseRoutes
 from breakwater.dialects.contract.openai import ResponseObject, ResponsesRequest
 from breakwater.dialects.rules.chat_completions import is_overflow
-from breakwater.dialects.rules.responses_answer import Asked, response_of
+from breakwater.dialects.rules.responses_answer import EchoedRequest, response_of
 from breakwater.dialects.rules.responses_stream import ContradictionError, ResponseEvents, event_bytes
 from breakwater.identity.auth import caller_of
 from breakwater.jobs.api.submission import Submission
@@ -30,10 +30,10 @@ from breakwater.kernel.http.parsing import read_command
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.validation import FieldError
 
-OF_PLANE = frozenset(
+PLANE_FIELDS = frozenset(
     {"background", "breakwater", "conversation", "model", "previous_response_id", "stream", "stream_options"}
 )
-"""Fields that the plane answers for; all others are of the provider's request."""
+"""Fields that the plane handles itself. All others belong to the provider's request."""
 
 
 class ResponsesRoutes:
@@ -72,53 +72,55 @@ class ResponsesRoutes:
         },
     )
     async def create_response(self, request: Request) -> Response:
-        """The response, once the job has ended, however long that takes."""
-        return await self._calls.respond(request, self._parsed)
+        """Responds once the job has ended, however long that takes, or immediately to a background request."""
+        return await self._calls.respond(request, self._parse)
 
-    async def _parsed(self, request: Request, body: bytes) -> ParsedCall:
-        asked = read_command(body, ResponsesRequest)
-        if asked.conversation is not None:
+    async def _parse(self, request: Request, body: bytes) -> ParsedCall:
+        parsed = read_command(body, ResponsesRequest)
+        if parsed.conversation is not None:
             raise _refused("conversation", "conversations are not kept here; send the items, or previous_response_id")
-        background = bool(asked.background)
-        previous_id = asked.previous_response_id
-        agent, model = self._calls.agent_of(request, asked.model)
+        background = bool(parsed.background)
+        previous_id = parsed.previous_response_id
+        agent, model = self._calls.agent_of(request, parsed.model)
         if background:
-            if asked.store is False:
+            if parsed.store is False:
                 raise _refused("background", "needs `store`: the answer is read from the store")
             self._stored.store.check_background(agent)
-        options = options_of(request.headers, asked.breakwater).model_dump(exclude_unset=True)
-        native = asked.model_dump(mode="json", exclude_unset=True, exclude=set(OF_PLANE))
-        named: dict[str, Any] = {} if model is None else {"model": model}
-        if asked.stream or background:
-            named["stream"] = True
+        options = options_of(request.headers, parsed.breakwater).model_dump(exclude_unset=True)
+        native = parsed.model_dump(mode="json", exclude_unset=True, exclude=set(PLANE_FIELDS))
+        job_fields: dict[str, Any] = {} if model is None else {"model": model}
+        if parsed.stream or background:
+            job_fields["stream"] = True
         if background:
-            named["keep_chunks"] = True
-        whole = native
-        previous = ()
+            job_fields["keep_chunks"] = True
+        full_body = native
+        previous_executions = ()
         if previous_id is not None:
             earlier = await self._stored.store.conversation(caller_of(request), previous_id, len(body))
-            whole = {**native, "input": [*earlier.items, *input_of(native)]}
-            previous = earlier.executions
+            full_body = {**native, "input": [*earlier.items, *input_of(native)]}
+            previous_executions = earlier.executions
         job = Job(
             agent=agent,
-            api_request=NativeRequest(api="responses", body=whole),
+            api_request=NativeRequest(api="responses", body=full_body),
             include_response=True,
-            **named,
+            **job_fields,
             **options,
         )
         answer = ResponseAnswer(
-            asked.model,
+            parsed.model,
             native,
             background=background,
-            store=asked.store is not False,
+            store=parsed.store is not False,
             previous_response_id=previous_id,
         )
-        size = len(body) + sum(map(len, previous))
+        size = len(body) + sum(map(len, previous_executions))
         if background:
             caller = caller_of(request)
             share = store_share(owner_of(caller), for_own_tenant(caller, job).tenant)
             await self._stored.store.take_room(share, size)
-        return self._stored.call(job, answer, answer.asked, previous, streams=bool(asked.stream), size=size)
+        return self._stored.parsed_call(
+            job, answer, answer.echoed_request, previous_executions, streams=bool(parsed.stream), size=size
+        )
 
 
 def _refused(param: str, why: str) -> RequestError:
@@ -127,15 +129,15 @@ def _refused(param: str, why: str) -> RequestError:
 
 @dataclass(frozen=True, slots=True)
 class ResponseAnswer:
-    """A Response object, or its events.
+    """The response to a request: a Response object, or its events.
 
     Attributes:
-        model: that was asked for, in the client's words.
+        model: the requested model, as the client named it.
         native: the body of the request.
-        background: it does not end with its client.
-        store: it can be read later.
+        background: the response does not end with its client.
+        store: the response can be read later.
         previous_response_id: the response that it continues.
-        created_at: seconds since the epoch.
+        created_at: the time in seconds since the epoch.
     """
 
     model: str
@@ -145,9 +147,9 @@ class ResponseAnswer:
     previous_response_id: str | None = None
     created_at: int = field(default_factory=lambda: int(time.time()))
 
-    def asked(self, sent: Submission, created_at: int | None = None) -> Asked:
-        """The request, as the response repeats it."""
-        return Asked(
+    def echoed_request(self, sent: Submission, created_at: int | None = None) -> EchoedRequest:
+        """Returns the request as the response repeats it."""
+        return EchoedRequest(
             job_id=sent.shown_id,
             created_at=created_at or self.created_at,
             model=self.model,
@@ -158,16 +160,19 @@ class ResponseAnswer:
         )
 
     def body(self, sent: Submission, result: dict[str, Any]) -> bytes:
-        """A `response`. The same job has the same one for every request."""
+        """Writes a `response`. All requests for the same job get the same one."""
         created_at = int(datetime.fromisoformat(result["queued_at"]).timestamp())
-        return encoded(response_of(self.asked(sent, created_at), result))
+        return encoded(response_of(self.echoed_request(sent, created_at), result))
 
     def encoder(self, sent: Submission) -> ResponseEncoder:
-        """Encodes chunks."""
-        return ResponseEncoder(self.asked(sent))
+        """Returns an encoder of chunks."""
+        return ResponseEncoder(self.echoed_request(sent))
 
     def fails_in_stream(self, result: dict[str, Any]) -> bool:
-        """True for a request that is too long: Codex shortens its conversation only at the event `response.failed`."""
+        """Returns True for a request that is too long.
+
+        Codex shortens its conversation only after the event `response.failed`.
+        """
         return is_overflow(result)
 
 
@@ -176,28 +181,28 @@ class ResponseEncoder:
 
     keep_alive: ClassVar[bytes] = b": still here\n\n"
 
-    def __init__(self, asked: Asked) -> None:
-        self._events = ResponseEvents(asked)
+    def __init__(self, echoed_request: EchoedRequest) -> None:
+        self._events = ResponseEvents(echoed_request)
         self._begun = False
 
     def events(self, chunks: Iterable[dict[str, Any]]) -> bytes:
-        """The events that chunks mean, after those of the beginning."""
-        found = self._begin()
+        """Writes the events of chunks, after those that begin the response."""
+        events = self._begin()
         for chunk in chunks:
-            found += self._events.add(chunk)
-        return b"".join(map(event_bytes, found))
+            events += self._events.add(chunk)
+        return b"".join(map(event_bytes, events))
 
     def end(
-        self, result: dict[str, Any] | None, *, whole: bool, error: Callable[[dict[str, Any] | None], bytes]
+        self, result: dict[str, Any] | None, *, complete: bool, error: Callable[[dict[str, Any] | None], bytes]
     ) -> bytes:
-        """The rest of the answer, and its last event: `error` where the process stops."""
-        found = self._begin()
+        """Writes the rest of the answer, and its last event, which is `error` if the process stops."""
+        events = self._begin()
         try:
-            found += self._stopped(error) if result is None else self._events.end(result, whole=whole)
+            events += self._stopped(error) if result is None else self._events.end(result, complete=complete)
         except ContradictionError:
-            # Another answer decided the job than the one that was begun here.
-            found += self._stopped(error)
-        return b"".join(map(event_bytes, found))
+            # The job was decided by another answer than the one that was begun here.
+            events += self._stopped(error)
+        return b"".join(map(event_bytes, events))
 
     def _begin(self) -> list[dict[str, Any]]:
         if self._begun:
@@ -206,5 +211,5 @@ class ResponseEncoder:
         return self._events.begin()
 
     def _stopped(self, error: Callable[[dict[str, Any] | None], bytes]) -> list[dict[str, Any]]:
-        said = orjson.loads(error(None))["error"]
-        return self._events.error(said["code"], said["message"])
+        problem = orjson.loads(error(None))["error"]
+        return self._events.error(problem["code"], problem["message"])

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 import orjson
@@ -18,10 +19,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.dialects.api.calls import ApiAnswer, ParsedCall
-from breakwater.dialects.api.response_store import ResponseStore, answered, asked_of, listed_items, readable
+from breakwater.dialects.api.response_store import ResponseStore, outages_as, echoed_request_of, listed_items, readable
 from breakwater.dialects.contract.openai import ResponseObject
 from breakwater.dialects.contract.stored_response import StoredResponse
-from breakwater.dialects.rules.responses_answer import Asked, pending_response, response_of
+from breakwater.dialects.rules.responses_answer import EchoedRequest, pending_response, response_of
 from breakwater.dialects.rules.responses_stream import ContradictionError, ResponseEvent, ResponseEvents, event_bytes
 from breakwater.dialects.store.response_log import DELETED
 from breakwater.identity.audit import AuditLog, actor_of
@@ -44,22 +45,22 @@ from breakwater.kernel.security.encryption import DecryptionError
 from breakwater.kernel.types import Event, Message
 
 CANCEL_WAIT_S = 5.0
-"""A call under way is aborted within a second."""
+"""Time for which a cancel waits for the result. A call under way is aborted within a second."""
 
 LOOK_S = 5.0
-"""Interval of looks into the log while nothing comes: a lost connection loses live messages."""
+"""Interval at which the log is read while no live messages come, as a lost connection loses them."""
 
 RETRY_S = 0.5
 """Interval at which a reader asks NATS again while it does not answer."""
 
 MAX_FOLLOWED = 5_000
-"""Streams of responses in one process."""
+"""The most streams of responses in one process."""
 
 MAX_UNREAD = 1_000
-"""Messages that a reader may be behind. Beyond, it reads them in the log."""
+"""The most messages that a reader may be behind. Beyond that, it reads them in the log."""
 
 _IGNORED = ("include", "include[]")
-"""Parameters that ask for more: all that is stored is returned."""
+"""Parameters that ask for more fields. They have no effect, as everything stored is returned."""
 
 NOT_FOUND = "There is no such response for this key (`response_not_found`)."
 
@@ -110,44 +111,45 @@ class StoredResponseRoutes:
     streams: OpenStreams
     audit: AuditLog
 
-    def call(
+    def parsed_call(
         self,
         job: Job,
         answer: ApiAnswer,
-        asked: Callable[[Submission], Asked],
+        echo: Callable[[Submission], EchoedRequest],
         previous: tuple[str, ...],
         *,
         streams: bool,
         size: int,
     ) -> ParsedCall:
-        """The call of a request, which stores it as it is asked for.
+        """Returns a parsed call that stores its request, if the client wants that.
 
         Args:
-            job: of the request.
-            answer: to a request that waits for it.
-            asked: the request itself, whose body has the input of this response alone.
+            job: the request as a job.
+            answer: writes the response to a request that waits for it.
+            echo: returns the request itself, whose body has only the input of this response.
             previous: the executions that it continues.
             streams: the client of a background response follows it immediately.
-            size: of the request, in bytes.
+            size: the size of the request, in bytes.
         """
 
-        async def keep(sent: Submission) -> None:
-            if (request := asked(sent)).store:
-                await self.store.keep_if_possible(sent, request, previous, size)
+        async def save(sent: Submission) -> None:
+            echoed = echo(sent)
+            if echoed.store:
+                await self.store.keep_if_possible(sent, echoed, previous, size)
 
         async def respond(request: Request, sent: Submission, duplicate: bool) -> Response:
             if not duplicate:
                 await self.store.begin(sent)
-            stored = await self.store.keep(sent, asked(sent), previous)
+            stored = await self.store.keep(sent, echo(sent), previous)
             if stored.deleted:
                 raise RequestError(409, "id_conflict", "the response with this id was deleted; choose another id")
             if streams:
                 return self.follow(request, stored)
-            return _json(
-                await self.store.response(stored) if duplicate else pending_response(asked_of(stored), "queued")
-            )
+            if duplicate:
+                return _json(await self.store.response(stored))
+            return _json(pending_response(echoed_request_of(stored), "queued"))
 
-        return ParsedCall(job, answer, detached=respond) if job.keep_chunks else ParsedCall(job, answer, accepted=keep)
+        return ParsedCall(job, answer, detached=respond) if job.keep_chunks else ParsedCall(job, answer, accepted=save)
 
     @operation(
         "GET",
@@ -168,9 +170,9 @@ class StoredResponseRoutes:
         },
     )
     async def get_response(self, request: Request) -> Response:
-        """The response, or its stream."""
+        """Responds with the response, or with its stream."""
         query = read_query(request, ResponseQuery, _IGNORED)
-        with answered(not_read):
+        with outages_as(not_read):
             stored = await self._find(request)
             if not query.stream:
                 if query.starting_after is not None:
@@ -179,11 +181,11 @@ class StoredResponseRoutes:
             if not stored.background:
                 message = "stream: only a response that was created with `background` can be followed"
                 raise RequestError(400, "invalid_request", message)
-            await self.store.result(stored)  # 404 where it has expired
+            await self.store.result(stored)  # raises 404 if it has expired
         return self.follow(request, stored, query.starting_after)
 
     def follow(self, request: Request, stored: StoredResponse, starting_after: int | None = None) -> Response:
-        """The events of a response, from the one after a number on."""
+        """Streams the events of a response after a sequence number, or from the first one."""
         return _ResponseFollower(self.streams, self.store, request, stored, starting_after)
 
     @operation(
@@ -202,18 +204,18 @@ class StoredResponseRoutes:
         },
     )
     async def cancel_response(self, request: Request) -> Response:
-        """The response, which has ended."""
-        with answered(not_done):
+        """Cancels a response, and responds with it."""
+        with outages_as(not_done):
             stored = await self._find(request)
             if not stored.background:
                 message = "only a response that was created with `background` can be cancelled"
                 raise RequestError(400, "invalid_request", message)
-            async with self._recorded(request, "cancel_job", stored):
+            async with self._audited(request, "cancel_job", stored):
                 result = await self.store.result(stored)
                 if result is None:
                     result = await self._cancel(caller_of(request), stored, wait_s=CANCEL_WAIT_S)
-        asked = asked_of(stored)
-        return _json(pending_response(asked, "in_progress") if result is None else response_of(asked, result))
+        echoed = echoed_request_of(stored)
+        return _json(pending_response(echoed, "in_progress") if result is None else response_of(echoed, result))
 
     @operation(
         "DELETE",
@@ -226,10 +228,10 @@ class StoredResponseRoutes:
         errors={404: NOT_FOUND, 503: "NATS or Redis is unavailable (`unavailable`). Repeating the request is safe."},
     )
     async def delete_response(self, request: Request) -> Response:
-        """200 once it is deleted."""
-        with answered(not_done):
+        """Responds with 200 once the response is deleted."""
+        with outages_as(not_done):
             stored = await self._find(request)
-            async with self._recorded(request, "delete_response", stored):
+            async with self._audited(request, "delete_response", stored):
                 if await self._undecided(stored):
                     await self._cancel(caller_of(request), stored, wait_s=0.0)
                 await self.store.log.delete(stored)
@@ -246,21 +248,21 @@ class StoredResponseRoutes:
         errors={400: "The agent keeps no prompts, or a parameter is wrong (`invalid_request`).", 404: NOT_FOUND},
     )
     async def list_input_items(self, request: Request) -> Response:
-        """A page of items."""
+        """Lists a page of items."""
         query = read_query(request, InputItemsQuery, _IGNORED)
-        with answered(not_read):
+        with outages_as(not_read):
             stored = await self._find(request)
-            found = await self.store.input_items(stored)
-        items = listed_items(shown(stored.execution_id), found)
+            input_items = await self.store.input_items(stored)
+        items = listed_items(shown(stored.execution_id), input_items)
         if query.order == "desc":
             items.reverse()
-        for name, given in (("after", query.after), ("before", query.before)):
-            if given is None:
+        for name, item_id in (("after", query.after), ("before", query.before)):
+            if item_id is None:
                 continue
-            at = next((number for number, item in enumerate(items) if item["id"] == given), None)
-            if at is None:
-                raise RequestError(400, "invalid_request", f"{name}: {given!r} is not an item of this response")
-            items = items[at + 1 :] if name == "after" else items[:at]
+            place = next((number for number, item in enumerate(items) if item["id"] == item_id), None)
+            if place is None:
+                raise RequestError(400, "invalid_request", f"{name}: {item_id!r} is not an item of this response")
+            items = items[place + 1 :] if name == "after" else items[:place]
         page = items[: query.limit]
         ends = (page[0]["id"], page[-1]["id"]) if page else (None, None)
         more = len(items) > len(page)
@@ -273,8 +275,8 @@ class StoredResponseRoutes:
         return await self.store.lookup.results.decided(stored.execution_id) is None
 
     @asynccontextmanager
-    async def _recorded(self, request: Request, action: str, stored: StoredResponse) -> AsyncGenerator[None]:
-        """Records what an operator does; who cancelled a program's own job is in its record."""
+    async def _audited(self, request: Request, action: str, stored: StoredResponse) -> AsyncGenerator[None]:
+        """Records an operator's action. If a program cancels its own job, the job's record says so."""
         caller = caller_of(request)
         async with AsyncExitStack() as stack:
             if caller.may(("operate",)):
@@ -283,11 +285,11 @@ class StoredResponseRoutes:
             yield
 
     async def _cancel(self, caller: Caller, stored: StoredResponse, *, wait_s: float) -> dict[str, Any] | None:
-        """Cancels the job of a response; its result if it ends in time."""
+        """Cancels the job of a response. Returns its result if it ends within `wait_s`."""
         is_person = caller.kind == "person"
         job_id = stored.execution_id
         lookup = self.store.lookup
-        by = Cancellation(
+        cancellation = Cancellation(
             by="person" if is_person else "api_key",
             name=caller.name,
             key_id=None if is_person else caller.id,
@@ -295,41 +297,41 @@ class StoredResponseRoutes:
         )
         async with lookup.waiters.listening(subjects.result(job_id)) as received:
             await self.cancels.request(
-                PendingCancel(execution_id=job_id, cancellation=by, agents=caller.agents or (stored.agent,))
+                PendingCancel(execution_id=job_id, cancellation=cancellation, agents=caller.agents or (stored.agent,))
             )
             if not wait_s:
                 return None
-            never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            no_disconnection: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             deadline = time.monotonic() + wait_s
-            decided = await lookup.results.wait(job_id, received, never, deadline, check_first=True)
+            decided = await lookup.results.wait(job_id, received, no_disconnection, deadline, check_first=True)
         return None if decided is None else orjson.loads(decided)
 
 
 class _ChunkQueue:
-    """Messages of chunks that were received live and are not read yet. Never waits."""
+    """Messages of chunks that were received live and are not read yet. Putting one never waits."""
 
     def __init__(self) -> None:
-        self.stirred = asyncio.Event()
+        self.changed = asyncio.Event()
         self._messages: deque[dict[str, Any]] = deque(maxlen=MAX_UNREAD)
 
     def put(self, data: bytes) -> None:
-        """Takes a received message."""
+        """Adds a received message."""
         self._messages.append(orjson.loads(data))
-        self.stirred.set()
+        self.changed.set()
 
     def after(self, number: int) -> list[dict[str, Any]] | None:
-        """The messages that follow one with a number; None if some were missed."""
+        """Returns the messages after the one with a number; None if some were missed."""
         while self._messages and self._messages[0]["number"] <= number:
             self._messages.popleft()
-        found = list(self._messages)
-        if any(message["number"] != at for at, message in enumerate(found, number + 1)):
+        messages = list(self._messages)
+        if any(message["number"] != expected for expected, message in enumerate(messages, number + 1)):
             return None
         self._messages.clear()
-        return found
+        return messages
 
 
 class _ResponseFollower(FollowedStream):
-    """The stream of a background response: from the log first, then live, and from the log what was missed live."""
+    """The stream of a background response: first from the log, then live, with missed messages from the log."""
 
     def __init__(
         self,
@@ -344,9 +346,9 @@ class _ResponseFollower(FollowedStream):
         self._stored = stored
         self._after = -1 if starting_after is None else starting_after
         self._queue = _ChunkQueue()
-        self._encoder = ResponseEvents(asked_of(stored))
+        self._encoder = ResponseEvents(echoed_request_of(stored))
         self._number = self._sequence = 0
-        """The last message that was read: its number, and its place in the log as far as that is known."""
+        """The number of the last message that was read, and its sequence in the log, as far as that is known."""
 
     @asynccontextmanager
     async def opened(self, ending: Ending) -> AsyncGenerator[Callable[[Sender], Coroutine[Any, Any, None]]]:
@@ -360,38 +362,38 @@ class _ResponseFollower(FollowedStream):
             yield partial(self._write, received)
 
     async def _write(self, received: ReceivedResult, sender: Sender) -> None:
-        never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        no_disconnection: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._store.lookup.results.wait(
-            self._stored.execution_id, received, never, float("inf"), check_first=True
+            self._stored.execution_id, received, no_disconnection, float("inf"), check_first=True
         )
         deciding = asyncio.create_task(waiting)
-        deciding.add_done_callback(lambda _: self._queue.stirred.set())
+        deciding.add_done_callback(lambda _: self._queue.changed.set())
         try:
             await self._emit(sender, self._encoder.begin())
-            # What is stored comes first: the result may be there, and the live messages begin later.
+            # The log is read first: the result may be stored, and live messages continue what is stored.
             look_at = 0.0
             while True:
-                self._queue.stirred.clear()
+                self._queue.changed.clear()
                 decided = deciding.done()
-                looks = decided or time.monotonic() >= look_at
-                live = None if looks else self._queue.after(self._number)
+                reads_log = decided or time.monotonic() >= look_at
+                live = None if reads_log else self._queue.after(self._number)
                 try:
                     messages = await self._from_log(whole=decided) if live is None else live
                 except BusUnavailableError:
                     await asyncio.sleep(RETRY_S)
                     await sender.send_due_comment()
                     continue
-                if messages or looks:
+                if messages or reads_log:
                     look_at = time.monotonic() + LOOK_S
-                await self._emit(sender, (event for one in self._read(messages) for event in one))
+                await self._emit(sender, chain.from_iterable(self._read(messages)))
                 if decided:
                     break
                 await self._wait(sender, look_at)
-            found = deciding.result()
-            if found is None:
+            result = deciding.result()
+            if result is None:
                 await sender.send(comment("the service stops; follow the response again"), more=False)
                 return
-            await self._emit(sender, self._encoder.end(readable(orjson.loads(found))), more=False)
+            await self._emit(sender, self._encoder.end(readable(orjson.loads(result))), more=False)
         except (_ExpiredError, ContradictionError, DecryptionError, RequestError) as error:
             code = "undecryptable" if isinstance(error, DecryptionError | RequestError) else "unavailable"
             message = str(error) or "the stored chunks are those of another answer; read the response"
@@ -419,11 +421,11 @@ class _ResponseFollower(FollowedStream):
             yield from map(self._encoder.add, message["chunks"])
 
     async def _wait(self, sender: Sender, look_at: float) -> None:
-        """Until there is something to read, or time to look for what was missed live."""
+        """Waits until there is something to read, or it is time to read the log for missed messages."""
         due_s = min(max(look_at - time.monotonic(), 0.0), sender.silence.comment_due_s())
-        timer = asyncio.get_running_loop().call_later(due_s, self._queue.stirred.set)
+        timer = asyncio.get_running_loop().call_later(due_s, self._queue.changed.set)
         try:
-            await self._queue.stirred.wait()
+            await self._queue.changed.wait()
         finally:
             timer.cancel()
         await sender.send_due_comment()

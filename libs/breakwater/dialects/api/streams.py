@@ -1,4 +1,4 @@
-"""An answer as server-sent events: the worker's chunks, and any missed rest from the result."""
+"""An answer as server-sent events: the worker's chunks, and from the result the rest that was missed."""
 
 from __future__ import annotations
 
@@ -15,84 +15,84 @@ from breakwater.kernel.http import event_stream
 from breakwater.kernel.http.event_stream import EventStream, send_part
 
 MAX_UNSENT = 1_000
-"""Messages that a client may be behind. Beyond, it gets the rest with the result."""
+"""The most messages that a client may be behind. Beyond that, it gets the rest with the result."""
 
 _LIMIT_EVERY_S = 5.0
-"""Interval at which the limit of sending is moved on."""
+"""Interval at which the time limit of sending is extended."""
 
 
 class ChunkInbox:
-    """The messages of a job's answer, as they come. Never waits.
+    """The received messages of a job's answer. Putting one never waits.
 
     Attributes:
-        whole: none was missed. After a gap, no more are taken: they can't be sent.
+        whole: True while no message was missed. After a gap, no more are taken, as they can't be sent.
     """
 
     def __init__(self) -> None:
-        self.whole = True
+        self.is_complete = True
         self._messages: deque[dict[str, Any]] = deque()
         self._next = 1
-        self._stirred = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def put(self, data: bytes) -> None:
-        """Takes a received message."""
+        """Adds a received message."""
         message: dict[str, Any] = orjson.loads(data)
-        if self.whole and (message["number"] != self._next or len(self._messages) >= MAX_UNSENT):
-            self.whole = False
-        if self.whole:
+        if self.is_complete and (message["number"] != self._next or len(self._messages) >= MAX_UNSENT):
+            self.is_complete = False
+        if self.is_complete:
             self._next += 1
             self._messages.append(message)
-            self._stirred.set()
+            self._changed.set()
 
     @property
     def first(self) -> Mapping[str, Any] | None:
-        """The next message."""
+        """The next message; None if there is none."""
         return self._messages[0] if self._messages else None
 
     def take(self) -> list[dict[str, Any]]:
-        """The chunks that have come since the last time."""
+        """Returns the chunks that have come since the last call."""
         chunks = [chunk for message in self._messages for chunk in message["chunks"]]
         self._messages.clear()
         return chunks
 
     async def wait_nonempty(self, deciding: asyncio.Task[bytes | None], timeout_s: float | None = None) -> None:
         """Waits until there is a message, the job is decided, or the time is up."""
-        self._stirred.clear()
+        self._changed.clear()
         if self._messages or deciding.done():
             return
         deciding.add_done_callback(self._wake)
-        # `asyncio.timeout` costs as much as all else that is done for a message.
-        timer = None if timeout_s is None else asyncio.get_running_loop().call_later(timeout_s, self._stirred.set)
+        # `asyncio.timeout` would cost as much as everything else that is done for a message.
+        timer = None if timeout_s is None else asyncio.get_running_loop().call_later(timeout_s, self._changed.set)
         try:
-            await self._stirred.wait()
+            await self._changed.wait()
         finally:
             deciding.remove_done_callback(self._wake)
             if timer is not None:
                 timer.cancel()
 
     def _wake(self, _: asyncio.Task[bytes | None]) -> None:
-        self._stirred.set()
+        self._changed.set()
 
 
 class Encoder(Protocol):
-    """The events of one answer in the words of one API. It keeps in mind what was sent."""
+    """Writes the events of one answer as one API has them. It remembers what was sent."""
 
     keep_alive: ClassVar[bytes]
-    """Sent while nothing comes."""
+    """Sent while no chunks come."""
 
     def events(self, chunks: Iterable[dict[str, Any]]) -> bytes:
-        """The events that a job's chunks mean, in their order."""
+        """Writes the events of a job's chunks, in order."""
         ...
 
     def end(
-        self, result: dict[str, Any] | None, *, whole: bool, error: Callable[[dict[str, Any] | None], bytes]
+        self, result: dict[str, Any] | None, *, complete: bool, error: Callable[[dict[str, Any] | None], bytes]
     ) -> bytes:
-        """The last events.
+        """Writes the last events.
 
         Args:
-            result: of the job; None if the process stops.
-            whole: no chunk was missed.
-            error: the JSON of an error response: for a result without an answer, or for None.
+            result: the job's result; None if the process stops.
+            complete: no chunk was missed.
+            error: returns the JSON of an error response, for a result without an answer or for None.
         """
         ...
 
@@ -108,41 +108,47 @@ class EncodedStream(EventStream):
         headers: Mapping[str, str],
         encoder: Encoder,
         error: Callable[[dict[str, Any] | None], bytes],
-        ended: Callable[[bool, bool], Awaitable[None]],
+        close: Callable[[bool, bool], Awaitable[None]],
     ) -> None:
-        """Prepares it.
+        """Prepares the response.
 
         Args:
             inbox: the received messages.
-            deciding: gives the result; None if the client has left, or the process stops.
-            headers: of the response.
-            encoder: of the API.
-            error: makes the body of an error from a result, or from None: the process stops.
-            ended: called at the end with two flags: all was sent; the client takes nothing any more. Closes everything
-                that is open for the stream.
+            deciding: returns the result; None if the client has left, or the process stops.
+            headers: the headers of the response.
+            encoder: writes the API's events.
+            error: returns the body of an error, for a result or, if the process stops, for None.
+            close: closes everything that is open for the stream. It takes two flags: all was sent; the client takes
+                nothing any more.
         """
         super().__init__(headers)
         self._inbox = inbox
         self._deciding = deciding
         self._encoder = encoder
         self._error = error
-        self._ended = ended
+        self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream until the answer is whole, it has failed, the client leaves, or the process stops."""
         del scope, receive
-        whole = stuck = False
+        all_sent = stuck = False
         try:
             await self.begin(send)
             async with asyncio.timeout(event_stream.SEND_TIMEOUT_S) as limit:
-                whole = await self._write(send, limit)
+                all_sent = await self._write(send, limit)
         except TimeoutError:
             stuck = True
         finally:
-            await self._ended(whole, stuck)
+            await self._close(all_sent, stuck)
 
     async def _write(self, send: Send, limit: asyncio.Timeout) -> bool:
-        """Sends all of it. `limit`: entered; a timeout of its own for each message would cost more than the sending."""
+        """Sends the whole answer. Returns True if all was sent.
+
+        Args:
+            send: the ASGI function.
+            limit: the entered timeout, which is extended as data is sent: a timeout for each message would cost more
+                than sending it.
+        """
         inbox = self._inbox
         deciding = self._deciding
         loop = asyncio.get_running_loop()
@@ -157,7 +163,7 @@ class EncodedStream(EventStream):
                 limited_at = now
             if chunks := inbox.take():
                 has_begun = True
-                # What a model is asked not to show has no events.
+                # Chunks that the client has not asked for have no events.
                 if events := self._encoder.events(chunks):
                     await send_part(send, events)
                     silence.end()
@@ -168,11 +174,11 @@ class EncodedStream(EventStream):
             else:
                 await send_part(send, self._encoder.keep_alive)
                 silence.end()
-        found = deciding.result()
-        result = None if found is None else orjson.loads(found)
+        document = deciding.result()
+        result = None if document is None else orjson.loads(document)
         if result is not None and not has_begun:
-            # Behind a part of an answer, an error is one.
+            # Only before an answer has begun can an error take its place.
             result = with_error_as_answer(result)
-        last = self._encoder.end(result, whole=inbox.whole, error=self._error)
+        last = self._encoder.end(result, complete=inbox.is_complete, error=self._error)
         await send_part(send, last, more=False)
-        return found is not None
+        return document is not None

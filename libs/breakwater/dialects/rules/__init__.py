@@ -1,4 +1,4 @@
-"""Bodies of other APIs: their chat forms, and the bodies that providers of the same API get. One file per API."""
+"""Requests of other APIs: their chat forms, and the bodies for providers of the same API. One file per API."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ DIALECTS: Mapping[RequestApi, Dialect] = {"embeddings": embeddings, "messages": 
 
 
 def chat_form(request: NativeRequest) -> ChatForm:
-    """The chat form of a request, computed once. Raises InvalidBodyError."""
-    return request.derived(lambda one: DIALECTS[one.api].chat_form(one.body))
+    """Returns the chat form of a request, which is computed once. Raises InvalidBodyError."""
+    return request.derived(lambda native: DIALECTS[native.api].chat_form(native.body))
 
 
 def conversation_of(job: Job) -> list[dict[str, JsonValue]]:
-    """The conversation of a job in OpenAI's chat format; empty for a job with `input`."""
+    """Returns the conversation of a job in OpenAI's chat format; empty for a job with `input`."""
     return job.chat_messages() if job.api_request is None else chat_form(job.api_request).messages
 
 
 def params_of(job: Job) -> dict[str, JsonValue]:
-    """The params of a job, in the words of a chat."""
+    """Returns the params of a job, with the names that a chat has for them."""
     return job.params if job.api_request is None else chat_form(job.api_request).params
 
 
 def input_of(job: Job) -> JsonValue:
-    """The input of a job as its record has it, before redaction; None for a conversation."""
+    """Returns the input of a job as its record has it, before redaction; None for a conversation."""
     if job.api_request is None or job.api_request.api != "embeddings":
         return job.input
     return embeddings.recorded_input(job.api_request.body)
@@ -57,7 +57,7 @@ def for_chat(
     conversation: Sequence[Mapping[str, JsonValue]],
     params: Mapping[str, JsonValue],
 ) -> tuple[Sequence[Mapping[str, JsonValue]], Mapping[str, JsonValue]]:
-    """The conversation and the params of a job for providers of chat completions, before `for_author`."""
+    """Returns the conversation and the params of a job for providers of chat completions, before `for_author`."""
     if job.api not in ("messages", "responses"):
         return conversation, params
     if job.api == "messages":
@@ -68,14 +68,14 @@ def for_chat(
 def repaired_body(
     api: CallApi, body: Mapping[str, JsonValue], repairs: Collection[StateRepair]
 ) -> Mapping[str, JsonValue]:
-    """The body for a provider of the same API that has refused the state of its conversation."""
+    """Returns the body for a provider of the same API that has refused the state in its conversation."""
     if api == "messages":
         return messages.repaired_body(body, repairs)
     return responses.repaired_body(body, repairs) if api == "responses" else body
 
 
 def dropped_fields(request: NativeRequest) -> set[str]:
-    """The fields of a request that its chat form leaves out by a rule."""
+    """Returns the fields of a request that its chat form leaves out on purpose."""
     if request.api == "responses":
         return responses.dropped_fields(request.body)
     return messages.dropped_fields(request.body) if request.api == "messages" else set()

@@ -1,4 +1,4 @@
-"""Streamed answers: OpenAI's chunks put together, the rest of a whole answer, and seams of answers that broke off."""
+"""Streamed answers: assembling OpenAI's chunks, sending the missing rest, and joining an answer that was cut off."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from breakwater.jobs.rules.chat_messages import (
     arguments_text,
     call_id,
     finish_reason,
+    generated_call_id,
     is_end,
     known_reason,
-    made_call_id,
     objects,
     parts_of,
 )
@@ -34,23 +34,23 @@ _NOT_MORE = frozenset({"index", "delta", "message"})
 _PIECE = frozenset({"index", "function"})
 _OF_CALL = frozenset({"index", "id", "type", "function", "name", "arguments"})
 _GROWING = frozenset({"arguments", "data", "input", "transcript"})
-"""Texts in parts of a delta that come in pieces, of which two may be equal. Other texts are only repeated."""
+"""Texts in parts of a delta that arrive in pieces, of which two may be equal. Other equal texts are repetitions."""
 _TEXTS = frozenset({"content", "refusal", "reasoning", THOUGHT})
 _THOUGHTS = (THOUGHT, "reasoning")
 _SPOKEN = {THOUGHT: 0, "reasoning": 0, "content": 1, "refusal": 2, "tool_calls": 3}
-"""Fields of a message by their default order."""
+"""Ranks of a message's fields in the default order."""
 
 
 class Assembly:
-    """The chunks of an answer so far, of any shape.
+    """Assembles the chunks of an answer, whatever their shape.
 
     Attributes:
-        chunks: how many of them had content.
-        length: characters of what was said.
+        chunks: the number of chunks that had content.
+        length: the number of characters so far.
     """
 
     def __init__(self, seed: str = "") -> None:
-        """Begins one. `seed`: of the ids of tool calls that come without, see `made_call_id`."""
+        """Begins an answer. `seed` is the execution's id, for tool calls without ids (see `generated_call_id`)."""
         self.chunks = 0
         self.length = 0
         self._seed = seed
@@ -58,10 +58,10 @@ class Assembly:
         self._choices: dict[int, _ChoiceSoFar] = {}
 
     def add(self, chunk: Chunk) -> Chunk:
-        """Takes the next chunk. Returns it as a client is sent it: itself, where nothing is odd about it.
+        """Takes the next chunk. Returns it as clients get it; the same object if nothing needs to change.
 
-        Sent are choices with an index and a delta each, texts as texts, and of each tool call an index of its own, id
-        and name once, and the arguments as text. That an answer is no good is no end of it.
+        Clients get choices with an index and a delta each, and texts as texts. Of each tool call they get an index of
+        its own, its id and name once, and its arguments as text. A finish reason for an unusable answer is left out.
         """
         head = self._head
         choices = self._choices
@@ -71,8 +71,8 @@ class Assembly:
                 head[name] = value
         if (usage := chunk.get("usage")) is not None:
             head["usage"] = highest(head.get("usage"), usage)
-        given: Any = chunk.get("choices")
-        parts: list[dict[str, Any]] = given if isinstance(given, list) else []
+        reported: Any = chunk.get("choices")
+        parts: list[dict[str, Any]] = reported if isinstance(reported, list) else []
         sent: list[dict[str, Any]] = []
         for part in parts:
             if type(part) is not dict:
@@ -82,36 +82,36 @@ class Assembly:
             choice = choices.get(number)
             if choice is None:
                 choice = choices[number] = _ChoiceSoFar(self._seed, number)
-            said = choice.length
-            shown = choice.add(part)
-            self.length += choice.length - said
-            sent.append(shown if index is number else {**shown, "index": number})
+            length_before = choice.length
+            client_choice = choice.add(part)
+            self.length += choice.length - length_before
+            sent.append(client_choice if index is number else {**client_choice, "index": number})
         if self.length > before:
             self.chunks += 1
-        return chunk if sent == given else {**chunk, "choices": sent}
+        return chunk if sent == reported else {**chunk, "choices": sent}
 
     @property
     def finished(self) -> bool:
-        """True if each choice has said why it ended."""
+        """True if each choice has a finish reason."""
         return bool(self._choices) and all(choice.finish_reason is not None for choice in self._choices.values())
 
     @property
     def head(self) -> Mapping[str, Any]:
-        """Fields of a chunk other than its choices: id, model and more."""
+        """The fields of the chunks other than their choices, such as id and model."""
         return self._head
 
     @property
     def usage(self) -> Mapping[str, Any] | None:
-        """The usage as it was reported."""
+        """The usage as it was reported; None without one."""
         usage = self._head.get("usage")
         return cast(Mapping[str, Any], usage) if isinstance(usage, dict) else None
 
     def messages(self) -> dict[int, dict[str, Any]]:
-        """The message of each choice, as far as it was said."""
+        """Returns the message of each choice, as far as it has arrived."""
         return {index: choice.message() for index, choice in sorted(self._choices.items())}
 
     def completion(self) -> dict[str, Any]:
-        """The `chat.completion` that the chunks come to."""
+        """Returns the chunks as one `chat.completion`."""
         choices = [
             {
                 "index": index,
@@ -125,7 +125,7 @@ class Assembly:
         return {**self._head, "object": "chat.completion", "choices": choices}
 
     def finish_reason(self, index: int) -> str | None:
-        """The reason why a choice ended."""
+        """Returns the reason why a choice ended; None if it has not."""
         return self._choices[index].finish_reason if index in self._choices else None
 
 
@@ -139,22 +139,22 @@ class _ChoiceSoFar:
         self._texts: dict[str, list[str]] = {}
         self._fields: dict[str, Any] = {}
         self._calls: list[_ToolCall] = []
-        self._known: dict[Any, _ToolCall] = {}
-        """The latest call at each index; and each by its index, or none, and its ids."""
+        self._call_by_key: dict[Any, _ToolCall] = {}
+        """The latest call at each index; and each call by each of its ids, with and without its index."""
         self._ids: set[str] = set()
         self._last = ""
         self._thought_in: str | None = None
         self._turns: list[tuple[str, int]] = []
         self._counted: dict[str, tuple[int, int]] = {}
-        """By text: how many of its pieces are counted, and their characters."""
+        """By field: the number of its pieces whose characters are counted, and their characters."""
 
-    def add(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Takes a choice of a chunk. Returns it as a client is sent it."""
-        delta: dict[str, Any] = given.get("delta", {})
-        if type(delta) is not dict or "delta" not in given:
-            # Some answer whole, in one event.
-            delta = objects([given.get("message"), {}])[0]
-            given = {**given, "delta": delta}
+    def add(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Takes a choice of a chunk. Returns it as clients get it."""
+        delta: dict[str, Any] = choice.get("delta", {})
+        if type(delta) is not dict or "delta" not in choice:
+            # Some servers send the whole answer in one event.
+            delta = objects([choice.get("message"), {}])[0]
+            choice = {**choice, "delta": delta}
         for name, value in delta.items():
             if value is None or name == "role":
                 continue
@@ -162,9 +162,9 @@ class _ChoiceSoFar:
                 if name != self._last and value and not self._is_copy(name, delta):
                     self._turn_to(name)
                 self._say(name, value)
-            elif (shown := self._add_other(name, value)) is not None:
-                given = {**given, "delta": _in_place(given["delta"], name, shown)}
-        for name, value in given.items():
+            elif (replacement := self._add_other(name, value)) is not None:
+                choice = {**choice, "delta": _replaced(choice["delta"], name, replacement)}
+        for name, value in choice.items():
             if value is None or name in _NOT_MORE:
                 continue
             if name != "finish_reason":
@@ -172,33 +172,35 @@ class _ChoiceSoFar:
                 continue
             if is_end(value):
                 self.finish_reason = value
-            known = None if finish_reason(value) in INTERRUPTED else known_reason(value, called=bool(self._calls))
-            if known != value:
-                given = {**given, name: known}
-        return given
+            client_reason = (
+                None if finish_reason(value) in INTERRUPTED else known_reason(value, called=bool(self._calls))
+            )
+            if client_reason != value:
+                choice = {**choice, name: client_reason}
+        return choice
 
     def _add_other(self, name: str, value: Any) -> dict[str, Any] | None:
-        """Takes a field of a delta that is no text. Returns what a client is sent instead; None for the same."""
+        """Takes a field of a delta that is not a text. Returns the fields that replace it for clients; None if none."""
         if name == "tool_calls":
             calls = [self._add_call(number, call) for number, call in enumerate(objects(value))]
             return None if calls == value else {name: calls}
         if name not in _TEXTS:
             if value:
-                self._keep(name, value)
+                self._merge_field(name, value)
             return None
-        text, thought, others = parts_of(value)
+        text, thought, other_parts = parts_of(value)
         if name != "content":
             text = thought + text
             thought = ""
-        shown: dict[str, Any] = {**({THOUGHT: thought} if thought else {}), name: text}
-        for field_name, said in shown.items():
-            if said and field_name != self._last:
+        replacement: dict[str, Any] = {**({THOUGHT: thought} if thought else {}), name: text}
+        for field_name, field_text in replacement.items():
+            if field_text and field_name != self._last:
                 self._turn_to(field_name)
-            self._say(field_name, said)
-        if others:
-            self._keep(OTHERS, others)
-            shown[OTHERS] = others
-        return shown
+            self._say(field_name, field_text)
+        if other_parts:
+            self._merge_field(OTHERS, other_parts)
+            replacement[OTHERS] = other_parts
+        return replacement
 
     def _say(self, name: str, text: str) -> None:
         texts = self._texts.get(name)
@@ -208,11 +210,11 @@ class _ChoiceSoFar:
         self.length += len(text)
 
     def _is_copy(self, name: str, delta: Mapping[str, Any]) -> bool:
-        """True for thinking that some servers send under both of its names."""
+        """Returns True for a second copy of thinking, which some servers send under both of its names."""
         return name == "reasoning" and self._thought_in != name and delta[name] == delta.get(THOUGHT)
 
     def _turn_to(self, name: str) -> None:
-        """Notes that something else is said now."""
+        """Notes that another field of the message continues from here on."""
         if name in _THOUGHTS:
             self._thought_in = self._thought_in or name
         if name not in _SPOKEN or (name in _THOUGHTS and name != self._thought_in):
@@ -221,114 +223,116 @@ class _ChoiceSoFar:
             start = len(self._calls)
         else:
             pieces, characters = self._counted.get(name, (0, 0))
-            said = self._texts.get(name, [])
-            start = characters + sum(map(len, said[pieces:]))
-            self._counted[name] = (len(said), start)
+            texts = self._texts.get(name, [])
+            start = characters + sum(map(len, texts[pieces:]))
+            self._counted[name] = (len(texts), start)
         self._turns.append((name, start))
         self._last = name
 
     def order(self) -> dict[str, Any]:
-        """The order in which the message was said, where it is not the default one."""
+        """Returns the order in which the model wrote the message; empty for the default order."""
         ranks = [_SPOKEN[name] for name, _ in self._turns]
         is_default = ranks == sorted(set(ranks)) and not all(self._texts.get(name) for name in _THOUGHTS)
         return {} if is_default else {ORDER: [list(turn) for turn in self._turns]}
 
-    def _keep(self, name: str, value: Any) -> None:
+    def _merge_field(self, name: str, value: Any) -> None:
         self._fields[name] = _merged(self._fields.get(name), value)
         self.length += 1
 
-    def _add_call(self, position: int, given: dict[str, Any]) -> dict[str, Any]:
-        """Takes a piece of a tool call. Returns it as a client is sent it."""
-        function: Any = given.get("function")
+    def _add_call(self, position: int, piece: dict[str, Any]) -> dict[str, Any]:
+        """Takes a piece of a tool call. Returns it as clients get it."""
+        function: Any = piece.get("function")
         if not isinstance(function, dict):
-            function = {} if given.get("custom") is not None else given
+            function = {} if piece.get("custom") is not None else piece
         name = function.get("name")
         arguments = function.get("arguments")
         name = name if isinstance(name, str) and name else None
         text = arguments_text(arguments)
-        call = self._call_of(position, given, name, text)
-        begins = call is None
+        call = self._open_call(position, piece, name, text)
+        is_new = call is None
         if call is None:
-            call = self._begin(position, given)
-        elif name is None and given.keys() <= _PIECE and given.get("index") == call.number and arguments is text:
+            call = self._begin(position, piece)
+        elif name is None and piece.keys() <= _PIECE and piece.get("index") == call.number and arguments is text:
             call.arguments.append(text)
             self.length += len(text)
-            return given
-        more = {key: value for key, value in given.items() if key not in _OF_CALL}
-        shown: dict[str, Any] = {"index": call.number, **more}
-        if begins:
-            shown |= {"id": self._own_id(call), "type": call.type}
-        said: dict[str, Any] = {"arguments": text}
+            return piece
+        extra = {key: value for key, value in piece.items() if key not in _OF_CALL}
+        client_piece: dict[str, Any] = {"index": call.number, **extra}
+        if is_new:
+            client_piece |= {"id": self._client_id(call), "type": call.type}
+        client_function: dict[str, Any] = {"arguments": text}
         if call.name is None and name is not None:
-            call.name = said["name"] = name
-        if "custom" not in given:
-            shown["function"] = said
-        for key, value in more.items():
+            call.name = client_function["name"] = name
+        if "custom" not in piece:
+            client_piece["function"] = client_function
+        for key, value in extra.items():
             call.more[key] = _merged(call.more.get(key), value)
         if arguments not in (None, ""):
             call.arguments.append(arguments)
-        self.length += len(text) + len(said.get("name", "")) + bool(more)
-        return shown
+        self.length += len(text) + len(client_function.get("name", "")) + bool(extra)
+        return client_piece
 
-    def _call_of(self, position: int, given: dict[str, Any], name: str | None, text: str) -> _ToolCall | None:
-        """The call that a piece is of; None for one that begins.
+    def _open_call(self, position: int, piece: dict[str, Any], name: str | None, text: str) -> _ToolCall | None:
+        """Returns the call that a piece continues; None if the piece begins a call.
 
-        Some makers number all parallel calls 0, some repeat a call's name with each piece, some change its id.
+        Some providers number all parallel calls 0, some repeat a call's name in each piece, and some change its id.
         """
-        index = given.get("index")
-        own = call_id(given.get("id"))
+        index = piece.get("index")
+        piece_id = call_id(piece.get("id"))
         index = index if isinstance(index, int) else None
-        call = None if own is None else self._known.get((index, own))
-        call = call or self._known.get(position if index is None else index)
+        call = None if piece_id is None else self._call_by_key.get((index, piece_id))
+        call = call or self._call_by_key.get(position if index is None else index)
         if call is None:
             return None
         if name is not None and call.name is not None:
-            known = call_id(call.id) or call.late_id
-            if (own is not None and known is not None and own != known) or name != call.name:
+            known_id = call_id(call.id) or call.late_id
+            if (piece_id is not None and known_id is not None and piece_id != known_id) or name != call.name:
                 return None
             if text.startswith("{") and call.is_whole:
                 return None
         if call.id is None:
-            # The client has the one that was made of it.
-            call.late_id = own
-        if own is not None:
-            self._known[index, own] = self._known[None, own] = call
+            # The client has a generated id already.
+            call.late_id = piece_id
+        if piece_id is not None:
+            self._call_by_key[index, piece_id] = self._call_by_key[None, piece_id] = call
         return call
 
-    def _begin(self, position: int, given: dict[str, Any]) -> _ToolCall:
-        index = given.get("index")
-        own = call_id(given.get("id"))
+    def _begin(self, position: int, piece: dict[str, Any]) -> _ToolCall:
+        index = piece.get("index")
+        piece_id = call_id(piece.get("id"))
         index = index if isinstance(index, int) else None
         if self._last != "tool_calls":
             self._turn_to("tool_calls")
-        kind = given.get("type")
-        call = _ToolCall(len(self._calls), given.get("id"), kind if isinstance(kind, str) and kind else "function")
+        kind = piece.get("type")
+        call = _ToolCall(len(self._calls), piece.get("id"), kind if isinstance(kind, str) and kind else "function")
         self._calls.append(call)
-        self._known[position if index is None else index] = call
-        if own is not None:
-            self._known[index, own] = self._known[None, own] = call
+        self._call_by_key[position if index is None else index] = call
+        if piece_id is not None:
+            self._call_by_key[index, piece_id] = self._call_by_key[None, piece_id] = call
         return call
 
-    def _own_id(self, call: _ToolCall) -> str:
-        own = call_id(call.id)
-        if own is None or own in self._ids:
-            own = made_call_id(self._seed, self._index, call.number)
-        self._ids.add(own)
-        return own
+    def _client_id(self, call: _ToolCall) -> str:
+        client_id = call_id(call.id)
+        if client_id is None or client_id in self._ids:
+            client_id = generated_call_id(self._seed, self._index, call.number)
+        self._ids.add(client_id)
+        return client_id
 
     def message(self) -> dict[str, Any]:
         texts = {name: "".join(parts) for name, parts in self._texts.items()}
         message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, **texts, **self._fields}
         if self._calls:
             message["content"] = message["content"] or None
-            message["tool_calls"] = [call.whole() for call in self._calls]
+            message["tool_calls"] = [call.to_json() for call in self._calls]
         return message
 
 
-def _in_place(delta: Mapping[str, Any], name: str, shown: Mapping[str, Any]) -> dict[str, Any]:
-    """A delta with other fields in the place of one: their order says what came first."""
+def _replaced(delta: Mapping[str, Any], name: str, replacements: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a delta with other fields in the place of one, as the order of fields says what came first."""
     return {
-        key: one for given, value in delta.items() for key, one in (shown if given == name else {given: value}).items()
+        key: field_value
+        for field_name, value in delta.items()
+        for key, field_value in (replacements if field_name == name else {field_name: value}).items()
     }
 
 
@@ -344,102 +348,111 @@ class _ToolCall:
 
     @property
     def is_whole(self) -> bool:
-        """True if its arguments are an object already. A text in them may have `}{`, too."""
+        """True if the arguments are a complete object. Searching for `}{` would not do, as texts may contain it."""
         text = "".join(map(arguments_text, self.arguments))
         try:
             return isinstance(orjson.loads(whole_escapes(text)), dict)
         except orjson.JSONDecodeError:
             return False
 
-    def whole(self) -> dict[str, Any]:
-        """The call, with its arguments as they came."""
+    def to_json(self) -> dict[str, Any]:
+        """Returns the call, with its arguments as they were sent."""
         call = {**({} if self.id is None else {"id": self.id}), "type": self.type, **self.more}
         if call.get("custom") is not None and self.name is None:
             return call
-        call.pop("custom", None)  # of a function: some servers write all fields
+        call.pop("custom", None)  # some servers write all fields, even for a function
         parts = self.arguments
         arguments = parts[0] if len(parts) == 1 else "".join(map(arguments_text, parts))
-        named = {} if self.name is None else {"name": self.name}
-        return {**call, "function": {**named, "arguments": arguments}}
+        name_field = {} if self.name is None else {"name": self.name}
+        return {**call, "function": {**name_field, "arguments": arguments}}
 
 
-def _merged(known: Any, value: Any, name: str = "") -> Any:
-    """Two parts of a value that is neither text nor a tool call: audio, log probabilities, details of reasoning."""
-    if isinstance(known, list) and isinstance(value, list):
-        return cast(list[Any], known) + cast(list[Any], value)
-    if isinstance(known, dict) and isinstance(value, dict):
-        both = cast(dict[str, Any], known)
-        more = cast(dict[str, Any], value)
-        return {**both, **{key: _merged(both.get(key), one, key) for key, one in more.items()}}
-    if isinstance(known, str) and isinstance(value, str) and (known != value or name in _GROWING):
-        return known + value
-    return known if value is None else value
+def _merged(merged: Any, value: Any, name: str = "") -> Any:
+    """Merges two parts of a value such as audio, log probabilities or details of reasoning."""
+    if isinstance(merged, list) and isinstance(value, list):
+        return cast(list[Any], merged) + cast(list[Any], value)
+    if isinstance(merged, dict) and isinstance(value, dict):
+        merged_fields = cast(dict[str, Any], merged)
+        new_fields = cast(dict[str, Any], value)
+        return {
+            **merged_fields,
+            **{key: _merged(merged_fields.get(key), new_value, key) for key, new_value in new_fields.items()},
+        }
+    if isinstance(merged, str) and isinstance(value, str) and (merged != value or name in _GROWING):
+        return merged + value
+    return merged if value is None else value
 
 
-def rest_of(completion: Mapping[str, Any], sent: Assembly) -> list[dict[str, Any]] | None:
-    """The chunks that are still to be sent of a whole answer; None where something else was said.
+def missing_chunks_of(completion: Mapping[str, Any], sent: Assembly) -> list[dict[str, Any]] | None:
+    """Returns the chunks of a whole answer that are still to be sent; None if another answer was sent.
 
     Args:
-        completion: the whole.
-        sent: the chunks that were sent; nothing, for an answer that was not streamed.
+        completion: the whole answer.
+        sent: the chunks that were sent; an empty assembly for an answer that was not streamed.
     """
     head = {name: value for name, value in completion.items() if name not in {"choices", "object", "usage"}}
     head = {**head, **{name: value for name, value in sent.head.items() if name != "usage"}, "object": OBJECT}
-    said = sent.messages()
+    sent_messages = sent.messages()
     chunks = list[dict[str, Any]]()
     for choice in cast(Sequence[dict[str, Any]], completion["choices"]):
         index = int(choice.get("index") or 0)
-        delta = _missing(choice["message"], said.get(index))
+        delta = _missing(choice["message"], sent_messages.get(index))
         if delta is None:
             return None
-        more = {} if index in said else {"logprobs": choice.get("logprobs")}
+        logprobs_field = {} if index in sent_messages else {"logprobs": choice.get("logprobs")}
         if delta:
-            chunks.append({**head, "choices": [{"index": index, "delta": delta, "finish_reason": None, **more}]})
+            chunks.append(
+                {**head, "choices": [{"index": index, "delta": delta, "finish_reason": None, **logprobs_field}]}
+            )
         if sent.finish_reason(index) is None:
             reason = choice.get("finish_reason") or "stop"
             chunks.append({**head, "choices": [{"index": index, "delta": {}, "finish_reason": reason}]})
     return chunks
 
 
-def _missing(whole: Mapping[str, Any], said: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The part of a message that is not said yet, as a delta; None where another one was begun."""
-    if said is None:
-        calls = _numbered(whole.get("tool_calls") or (), 0)
-        return {**whole, **({"tool_calls": calls} if calls else {})}
+def _missing(final_message: Mapping[str, Any], sent_message: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Returns the part of a message that was not sent yet, as a delta; None if another message was begun."""
+    if sent_message is None:
+        calls = _numbered(final_message.get("tool_calls") or (), 0)
+        return {**final_message, **({"tool_calls": calls} if calls else {})}
     delta: dict[str, Any] = {}
-    for name in whole.keys() | said.keys():
-        wanted = whole.get(name)
-        known = said.get(name)
-        if wanted == known or name == "role":
+    for name in final_message.keys() | sent_message.keys():
+        final = final_message.get(name)
+        sent_value = sent_message.get(name)
+        if final == sent_value or name == "role":
             continue
         if name == "tool_calls":
-            calls = _missing_calls(wanted or (), known or ())
+            calls = _missing_calls(final or (), sent_value or ())
             if calls is None:
                 return None
             delta[name] = calls
-        elif isinstance(wanted, str) and wanted.startswith(known or ""):
-            delta[name] = wanted[len(known or "") :]
-        elif known:
+        elif isinstance(final, str) and final.startswith(sent_value or ""):
+            delta[name] = final[len(sent_value or "") :]
+        elif sent_value:
             return None
-        elif wanted is not None:
-            delta[name] = wanted
+        elif final is not None:
+            delta[name] = final
     return delta
 
 
-def _missing_calls(whole: Sequence[dict[str, Any]], said: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    if len(said) > len(whole):
+def _missing_calls(
+    final_calls: Sequence[dict[str, Any]], sent_calls: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]] | None:
+    if len(sent_calls) > len(final_calls):
         return None
-    found: list[dict[str, Any]] = []
-    for index, (wanted, known) in enumerate(zip(whole, said, strict=False)):
-        whole_function = wanted.get("function", {})
-        function = known.get("function", {})
-        arguments = whole_function.get("arguments", "")
-        begun = function.get("arguments", "")
-        if whole_function.get("name", "") != function.get("name", "") or not arguments.startswith(begun):
+    missing: list[dict[str, Any]] = []
+    for index, (final_call, sent_call) in enumerate(zip(final_calls, sent_calls, strict=False)):
+        final_function = final_call.get("function", {})
+        sent_function = sent_call.get("function", {})
+        final_arguments = final_function.get("arguments", "")
+        sent_arguments = sent_function.get("arguments", "")
+        if final_function.get("name", "") != sent_function.get("name", "") or not final_arguments.startswith(
+            sent_arguments
+        ):
             return None
-        if arguments != begun:
-            found.append({"index": index, "function": {"arguments": arguments[len(begun) :]}})
-    return [*found, *_numbered(whole[len(said) :], len(said))]
+        if final_arguments != sent_arguments:
+            missing.append({"index": index, "function": {"arguments": final_arguments[len(sent_arguments) :]}})
+    return [*missing, *_numbered(final_calls[len(sent_calls) :], len(sent_calls))]
 
 
 def _numbered(calls: Iterable[dict[str, Any]], first: int) -> list[dict[str, Any]]:
@@ -447,9 +460,9 @@ def _numbered(calls: Iterable[dict[str, Any]], first: int) -> list[dict[str, Any
 
 
 MIN_OVERLAP = 8
-"""Characters. A shorter repetition is as likely the text's own: `the the` may be meant, and two line breaks are.
+"""The fewest characters that count as a repetition. A shorter one is often part of the text, such as two line breaks.
 
-Unless it is all that was said: then the model has begun again.
+If the whole text is shorter, its repetition counts: the model has begun again.
 """
 
 CONTINUE = (
@@ -459,31 +472,32 @@ CONTINUE = (
 
 
 class Join:
-    """The beginning of a continuation, held back for as long as it may be a repetition of the end of what was said.
+    """Joins a continuation to a text without repeating it.
 
-    Models are asked to go on, and often begin with the last words again, or with the whole answer.
+    A model that is asked to continue often repeats the last words first, or the whole answer. So the beginning of the
+    continuation is held back for as long as it may be a repetition of the end of the text.
     """
 
-    def __init__(self, said: str) -> None:
-        self._said = said
-        self._held: str | None = ""
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._held_text: str | None = ""
 
     def feed(self, text: str) -> str:
-        """Takes the next piece of the continuation. Returns what of it is new; what may be a repetition is held."""
-        if self._held is None:
+        """Takes the next piece of the continuation. Returns what is certainly new, and holds back the rest."""
+        if self._held_text is None:
             return text
-        self._held += text
-        # Where in what was said the text so far may be a quotation that goes on to its end.
-        at = self._said.find(self._held)
-        if at >= 0 and at + len(self._held) < len(self._said):
+        self._held_text += text
+        # The held text may repeat the end of the text only if it occurs in it and does not reach its end yet.
+        at = self._text.find(self._held_text)
+        if at >= 0 and at + len(self._held_text) < len(self._text):
             return ""
         return self.end()
 
     def end(self) -> str:
-        """The held text that is new, once nothing more comes or it is clear."""
-        held = self._held or ""
-        self._held = None
-        longest = min(len(held), len(self._said))
-        shortest = min(MIN_OVERLAP, len(self._said))
-        overlap = next((n for n in range(longest, shortest - 1, -1) if self._said.endswith(held[:n])), 0)
-        return held[overlap:]
+        """Returns the new part of the held text, once nothing more comes or the repetition is over."""
+        held_text = self._held_text or ""
+        self._held_text = None
+        longest = min(len(held_text), len(self._text))
+        shortest = min(MIN_OVERLAP, len(self._text))
+        overlap = next((n for n in range(longest, shortest - 1, -1) if self._text.endswith(held_text[:n])), 0)
+        return held_text[overlap:]

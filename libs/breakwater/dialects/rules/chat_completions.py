@@ -23,12 +23,12 @@ class ChatError:
     """An error in place of a chat completion.
 
     Attributes:
-        status: HTTP's.
-        code: as OpenAI's clients know it, where they do.
-        message: for people.
-        param: the field of the request at fault, where one is.
-        retry_after_s: when a call may succeed, in seconds; None where that is not known.
-        may_retry: whether the client's own retry is of use: Breakwater has retried whatever may be retried.
+        status: the HTTP status.
+        code: the code, if possible one that OpenAI's clients know.
+        message: the message, for people.
+        param: the field of the request at fault; None if there is none.
+        retry_after_s: the seconds until a call may succeed; None if unknown.
+        may_retry: True if a retry by the client may help. Breakwater has retried whatever it may retry.
     """
 
     status: int
@@ -40,7 +40,7 @@ class ChatError:
 
 
 OVERFLOW = "context_length_exceeded"
-"""The code of a request that is too long for its model: programs that read it shorten their conversation."""
+"""The code of a request that is too long for its model. Programs that know it shorten their conversation."""
 _ERRORS: Mapping[str, tuple[int, str]] = {
     "budget_exceeded": (429, "insufficient_quota"),
     "rate_limited": (429, "rate_limit_exceeded"),
@@ -61,30 +61,36 @@ _ERRORS: Mapping[str, tuple[int, str]] = {
     "dependency_failed": (409, "dependency_failed"),
     "cancelled": (409, "cancelled"),
 }
-"""Statuses and codes by why a job ended; where that is `error`, by the kind of the error that explains it."""
+"""Statuses and codes by the reason why a job ended; if that is `error`, by the kind of the error."""
 
 _OF_THE_PLANE = frozenset({401, 402, 403, 407})
-"""Statuses about the plane's own key: the client's is not the one at fault."""
+"""Statuses about the plane's own key at the provider: the client's key is not at fault."""
 _OVERLOADED = frozenset({503, 529})
 
 _OF_ANSWERS: Mapping[str, tuple[int, str]] = {
     "ContentFilteredError": (400, "content_filter"),
     "OutputLimitError": (400, "max_tokens_reached"),
 }
-"""Statuses and codes of answers that OpenAI has codes of its own for, by the error's class."""
+"""Statuses and codes of unusable answers for which OpenAI has codes of its own, by the error's class."""
 
 _FINISH_REASONS = frozenset({"stop", "length", "content_filter"})
-"""Finish reasons that OpenAI's clients know; whether tools are called, the message says."""
+"""Finish reasons that OpenAI's clients know, besides `tool_calls`, which follows from the message."""
 
 
 def job_of(request: ChatCompletionRequest, options: CallOptions, agent: str, model: str | None) -> Job:
-    """The job that a request asks for.
+    """Returns the job of a request.
 
-    All its other fields are params, but for those that are null, and a `service_tier` of `auto`: both ask for what
-    leaving them out does.
+    All further fields of the request are params, except nulls and a `service_tier` of `auto`, which mean the same as
+    leaving the field out.
+
+    Args:
+        request: the request.
+        options: the call's options, which become fields of the job.
+        agent: the agent that `model` names.
+        model: the requested model; None for the agent's own.
 
     Raises:
-        ValidationError: the fields are no job together.
+        ValidationError: the fields do not make a valid job.
     """
     params = {name: value for name, value in (request.model_extra or {}).items() if value is not None}
     if params.get("service_tier") == "auto":
@@ -97,9 +103,9 @@ def job_of(request: ChatCompletionRequest, options: CallOptions, agent: str, mod
 
 
 def error_of(result: Mapping[str, Any]) -> ChatError:
-    """The error of a job that ended without an answer.
+    """Returns the error of a job that ended without an answer.
 
-    What a provider said of a request passes with its status, unless it is about the plane's own key.
+    A provider's error about a request keeps its status, unless it is about the plane's own key.
 
     Args:
         result: a `Result`, as JSON.
@@ -112,7 +118,7 @@ def error_of(result: Mapping[str, Any]) -> ChatError:
     retry_after_s = None if wait is None else max(1, math.ceil(wait))
     status_code = error.get("status_code")
     if reason == "timeout" and (kind == "rate_limit" or wait is not None):
-        # It has ended with the failure, as there was no time for the wait that would have followed.
+        # There was no time to wait for a retry, so the job has ended with this failure rather than a timeout.
         reason = "error"
     if reason != "error" or kind != "client":
         status, code = _ERRORS.get(kind if reason == "error" else reason, (502, "provider_error"))
@@ -123,13 +129,13 @@ def error_of(result: Mapping[str, Any]) -> ChatError:
         api: CallApi = result.get("api") or "chat"
         place = "input" if api in {"responses", "embeddings"} else "messages"
         if code == OVERFLOW:
-            # Anthropic's refusal names no place, and programs read how it begins.
+            # Programs read the beginning of Anthropic's message, so no field must be named before it.
             param = None if api == "messages" else place
             return ChatError(status, code, overflow_message(message, api), param)
         of_conversation = kind == "orphan_tool_calls" and status == 400
         return ChatError(status, code, message, place if of_conversation else None, retry_after_s)
-    if (known := _OF_ANSWERS.get(str(error.get("class")))) is not None:
-        return ChatError(*known, message)
+    if (answer_error := _OF_ANSWERS.get(str(error.get("class")))) is not None:
+        return ChatError(*answer_error, message)
     if not isinstance(status_code, int) or not 400 <= status_code < 500 or status_code in _OF_THE_PLANE:
         return ChatError(502, "provider_error", message)
     code = "model_not_found" if status_code == 404 else "invalid_request"
@@ -137,28 +143,28 @@ def error_of(result: Mapping[str, Any]) -> ChatError:
 
 
 def is_overflow(result: Mapping[str, Any]) -> bool:
-    """True if a job failed as its request is too long for its model."""
+    """Returns True if a job failed because its request is too long for its model."""
     return result["status"] == "dead_lettered" and error_of(result).code == OVERFLOW
 
 
 def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The chat completion of a job that succeeded: the provider's own object, or one made of the result.
+    """Returns the chat completion of a job that succeeded: the provider's own object, or one made from the result.
 
-    Its messages are such as OpenAI's clients know, whatever came.
+    OpenAI's clients can read its messages, whatever the provider has sent.
 
     Args:
         result: a `Result`, as JSON.
     """
     response = cast(dict[str, Any], result.get("response") or {})
     choice_of = partial(_completed, str(result["execution_id"]))
-    # A message of Anthropic's has content itself; what else it may have is none of ours.
+    # A message of Anthropic's has `content`; if it has `choices`, too, they mean nothing here.
     if isinstance(response.get("choices"), list) and "content" not in response:
         if not is_usage(response.get("usage")):
             response = {name: value for name, value in response.items() if name != "usage"}
         return {
             **response,
             "object": "chat.completion",
-            "choices": [choice_of(number, one) for number, one in enumerate(objects(response["choices"]))],
+            "choices": [choice_of(number, choice) for number, choice in enumerate(objects(response["choices"]))],
         }
     choices = cast(list[Mapping[str, Any]], result.get("choices") or [{"index": 0, **result}])
     usage = _usage(result)
@@ -173,9 +179,9 @@ def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def with_error_as_answer(result: dict[str, Any]) -> dict[str, Any]:
-    """A failed job of an agent with `on_error: message` as one that was answered with that message.
+    """Returns the result of a failed job whose agent has `on_error: message` as if it was answered with that message.
 
-    Of other results it returns the same. Vectors can't say what went wrong: embeddings fail with an error.
+    Other results are returned as they are, as are those of embeddings, whose vectors can't contain a message.
 
     Args:
         result: a `Result`, as JSON.
@@ -188,20 +194,20 @@ def with_error_as_answer(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def first_choice(completion: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The choice that an API with one answer gives, whole and streamed; empty where there is none."""
+    """Returns the choice for APIs that have only one answer; an empty one if there is none."""
     choices = objects(completion.get("choices") or [])
-    return next((one for one in choices if not one.get("index")), choices[0] if choices else {})
+    return next((choice for choice in choices if not choice.get("index")), choices[0] if choices else {})
 
 
-def is_usage(given: Any) -> bool:
-    """True for a usage that has figures."""
-    return isinstance(given, dict) and any(value is not None for value in cast(dict[str, Any], given).values())
+def is_usage(usage: Any) -> bool:
+    """Returns True for a usage that has figures."""
+    return isinstance(usage, dict) and any(value is not None for value in cast(dict[str, Any], usage).values())
 
 
 def _completed(execution_id: str, number: int, choice: Mapping[str, Any]) -> dict[str, Any]:
-    given = choice.get("index")
+    reported_index = choice.get("index")
     message = choice.get("message")
-    index = given if isinstance(given, int) else number
+    index = reported_index if isinstance(reported_index, int) else number
     message = normalized(cast(dict[str, Any], message) if isinstance(message, dict) else {}, execution_id, index)
     called = bool(message.get("tool_calls"))
     reason = known_reason(choice.get("finish_reason"), called=called) or finish_reason_of(None, called=called)
@@ -215,25 +221,26 @@ def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def finish_reason_of(reason: str | None, *, called: bool) -> str:
-    """A `finish_reason` that OpenAI's clients know. `called`: tools were called."""
+    """Returns a `finish_reason` that OpenAI's clients know. `called` is True if the answer calls tools."""
     if called:
         return "tool_calls"
     return reason if reason in _FINISH_REASONS else "stop"
 
 
 def _message(output: Any) -> dict[str, Any]:
-    """The assistant's message; JSON that is neither a text nor a message becomes a text."""
-    if isinstance(output, dict) and (said := cast(dict[str, Any], output)).get("role") == "assistant":
-        return said
+    """Returns an output as a message of the assistant. JSON that is neither a text nor a message becomes a text."""
+    message = cast(dict[str, Any], output) if isinstance(output, dict) else {}
+    if message.get("role") == "assistant":
+        return message
     return {"content": output if output is None or isinstance(output, str) else json.dumps(output, ensure_ascii=False)}
 
 
 def _usage(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The tokens of the call that gave the answer; None where they are not known, or nothing was called."""
-    called = [attempt for attempt in result.get("attempts", ()) if attempt["outcome"] == "success"]
-    if not called or called[-1].get("input_tokens") is None or called[-1].get("output_tokens") is None:
+    """Returns the tokens of the call that gave the answer; None if they are unknown, or no call was made."""
+    successes = [attempt for attempt in result.get("attempts", ()) if attempt["outcome"] == "success"]
+    if not successes or successes[-1].get("input_tokens") is None or successes[-1].get("output_tokens") is None:
         return None
-    last = called[-1]
+    last = successes[-1]
     prompt = last["input_tokens"]
     completion = last["output_tokens"]
     usage: dict[str, Any] = {

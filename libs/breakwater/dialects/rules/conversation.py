@@ -1,7 +1,7 @@
-"""Mends conversations that a provider refuses: torn tool calls are taken out, and too long ones are shortened.
+"""Repairs of conversations that a provider refuses: removing unpaired tool calls and results, and shortening.
 
-Messages are plain JSON in OpenAI's chat format. Its older function calls and Anthropic's content blocks are understood,
-too: a provider may take them, and a torn pair of them is refused in the same way.
+Messages are plain JSON in OpenAI's chat format. OpenAI's older function calls and Anthropic's content blocks count,
+too, as some providers accept them and refuse unpaired ones in the same way.
 """
 
 from __future__ import annotations
@@ -17,52 +17,53 @@ from breakwater.jobs.rules.chat_messages import fields
 JsonMessage = Mapping[str, JsonValue]
 
 _Key = tuple[str, str] | None
-"""The form and the id that a call and its result have in common. None belongs to nothing."""
+"""The form and the id that a call and its result have in common. None has no counterpart."""
 PartPlace = tuple[int, int]
-"""A call or a result: the message's index, and the how-manieth one in it.
+"""The place of a call or a result: the index of its message, and its number in that message.
 
-A message's calls are those of `tool_calls`, then its `tool_use` blocks, then its `function_call`; its results are
-itself, or its `tool_result` blocks.
+A message's calls are those of `tool_calls`, then its `tool_use` blocks, then its `function_call`. Its results are the
+message itself, or its `tool_result` blocks.
 """
 
 
 def prune_orphans(messages: Sequence[JsonMessage]) -> tuple[list[JsonMessage], int]:
-    """Takes out tool calls that have no result and results that have no call.
+    """Removes tool calls that have no result and results that have no call.
 
-    A result counts if it follows its call with nothing but other results in between, as providers demand; of several
-    results for one call, the first. A message of which nothing is left goes too.
+    A result counts if only other results stand between it and its call, as providers demand. Of several results for one
+    call, the first counts. A message of which nothing is left is removed, too.
 
     Returns:
-        The conversation, and how many calls and results were taken out. Nothing that was given is changed.
+        The conversation, and the number of calls and results that were removed. The arguments are not changed.
     """
     paired = tool_pairs(messages)
-    kept: list[JsonMessage] = []
+    pruned: list[JsonMessage] = []
     count = 0
     for index, message in enumerate(messages):
         parts = len(_calls(message)) + len(_results(message))
         lost = parts - sum((index, part) in paired for part in range(parts))
         count += lost
-        rest = message if not lost else _without(message, lambda part, index=index: (index, part) not in paired)
-        if rest is not None:
-            kept.append(rest)
-    return kept, count
+        remaining = message if not lost else _without(message, lambda part, index=index: (index, part) not in paired)
+        if remaining is not None:
+            pruned.append(remaining)
+    return pruned, count
 
 
 def tool_pairs(messages: Sequence[JsonMessage]) -> dict[PartPlace, PartPlace]:
-    """The calls that have a result and the results that have a call, each to its other; by `prune_orphans`'s rule."""
+    """Maps each call to its result and each result to its call, by the rule of `prune_orphans`."""
     paired: dict[PartPlace, PartPlace] = {}
     waiting: dict[_Key, list[PartPlace]] = {}
     for index, message in enumerate(messages):
-        answered = False
+        has_answer = False
         results = _results(message)
         for part, key in enumerate(results):
             if key is not None and waiting.get(key):
                 call = waiting[key].pop(0)
                 result = (index, part)
                 paired |= {call: result, result: call}
-                answered = True
-        if not answered and not (results and _is_only_results(message)):
-            # Something else follows: what has no result by now gets none. A message of orphans alone will be gone.
+                has_answer = True
+        if not has_answer and not (results and _is_only_results(message)):
+            # Another message follows, so calls without a result by now get none. A message that has nothing but
+            # orphaned results does not count, as it will be removed.
             waiting = {}
         for part, key in enumerate(_calls(message)):
             waiting.setdefault(key, []).append((index, part))
@@ -100,43 +101,45 @@ def _is_only_results(message: JsonMessage) -> bool:
 
 
 def _without(message: JsonMessage, is_lost: Callable[[int], bool]) -> JsonMessage | None:
-    """The message without its lost calls and results; None where it then says nothing."""
+    """Returns a message without its unpaired calls and results; None if nothing is left."""
     if message.get("role") in {"tool", "function"}:
         return None
-    rest = dict(message)
+    remaining = dict(message)
     parts = iter(range(len(_calls(message)) + len(_results(message))))
     if isinstance(calls := message.get("tool_calls"), list):
-        rest["tool_calls"] = [call for call in calls if not is_lost(next(parts))]
-        if calls and not rest["tool_calls"]:
-            del rest["tool_calls"]  # providers refuse an empty list
+        remaining["tool_calls"] = [call for call in calls if not is_lost(next(parts))]
+        if calls and not remaining["tool_calls"]:
+            del remaining["tool_calls"]  # providers refuse an empty list
     if isinstance(content := message.get("content"), list):
         kind = "tool_use" if message.get("role") == "assistant" else "tool_result"
-        rest["content"] = [block for block in content if fields(block).get("type") != kind or not is_lost(next(parts))]
+        remaining["content"] = [
+            block for block in content if fields(block).get("type") != kind or not is_lost(next(parts))
+        ]
     if message.get("role") == "assistant" and message.get("function_call") and is_lost(next(parts)):
-        del rest["function_call"]
-    return rest if _says_something(rest) else None
+        del remaining["function_call"]
+    return remaining if _says_something(remaining) else None
 
 
 def _says_something(message: JsonMessage) -> bool:
     content = message.get("content")
     if isinstance(content, list):
-        # A model's thoughts alone are no message: Anthropic refuses them without what they led to.
+        # Thinking alone is not a message: Anthropic refuses it without the text or call that follows it.
         content = [block for block in content if fields(block).get("type") not in {"thinking", "redacted_thinking"}]
     return any((content, *(message.get(name) for name in ("tool_calls", "function_call", "refusal", "audio"))))
 
 
 def trim(messages: Sequence[JsonMessage], keep_ratio: float) -> tuple[list[JsonMessage], int]:
-    """Drops the oldest turns until no more than a part of the conversation is left.
+    """Drops the oldest turns until at most a fraction of the conversation is left.
 
-    A turn is a user's message and all up to the next one. System messages stay, and so does the last turn; where that
-    alone is too long, its older tool calls go, each with all its results. No call is parted from its results.
+    A turn is a user's message with everything up to the next one. System messages and the last turn stay. If the last
+    turn alone is too long, its older tool calls are dropped, each with all its results.
 
     Args:
         messages: the conversation.
-        keep_ratio: how much may be left, as a part of the bytes of all but the system messages.
+        keep_ratio: the fraction that may be left, of the bytes of all messages except system messages.
 
     Returns:
-        The conversation, and how many messages were dropped: 0 where nothing may be. Nothing given is changed.
+        The conversation, and the number of dropped messages: 0 if none may be dropped. The arguments are not changed.
     """
     texts = (json.dumps(message, ensure_ascii=False, separators=(",", ":")) for message in messages)
     sizes = [
@@ -154,7 +157,7 @@ def trim(messages: Sequence[JsonMessage], keep_ratio: float) -> tuple[list[JsonM
 
 
 def _droppable(messages: Sequence[JsonMessage]) -> Iterator[list[int]]:
-    """Indexes of messages that may be dropped together, the first to go first."""
+    """Yields groups of indexes of messages that may be dropped together, in the order in which to drop them."""
     indexes = [index for index, message in enumerate(messages) if not _is_system(message)]
     starts = [
         place
@@ -175,7 +178,7 @@ def _droppable(messages: Sequence[JsonMessage]) -> Iterator[list[int]]:
             group.append(index)
         else:
             group = None
-    # The last one is what the model has just learnt: without it, it would only call again.
+    # The last exchange stays: without what the model has just learnt, it would only repeat the call.
     for exchange in exchanges[:-1]:
         if len(exchange) > 1 and all(_is_only_results(messages[index]) for index in exchange[1:]):
             yield exchange

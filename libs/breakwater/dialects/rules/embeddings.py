@@ -1,8 +1,8 @@
-"""OpenAI's embeddings: requests measured and checked, answers put in order, and vectors packed for the way.
+"""OpenAI's embeddings: checks and sizes of requests, the order of answers, and a compact form of their vectors.
 
-A vector as JSON is long, and slow to copy. Between a provider and the client each is one text: the base64 of
-the provider, as it is; or that of the numbers, in 32 bits each where they are exactly that, and else in 64. So a client
-gets the numbers that the provider wrote, double for double.
+A vector as JSON is long, and slow to copy. Between the provider and the client, each vector is one text: the provider's
+base64 unchanged, or the base64 of its numbers, in 32 bits each if that is exact, and otherwise in 64. So a client gets
+exactly the numbers that the provider wrote.
 """
 
 from __future__ import annotations
@@ -28,40 +28,39 @@ PARAMS = frozenset(
         "output_dtype", "prompt_name", "task", "truncate", "truncate_prompt_tokens", "truncation", "user",
     }
 )  # fmt: skip
-"""Fields of OpenAI, and of makers and servers whose API is compatible, that cost tokens alone."""
+"""Fields of OpenAI, and of makers and servers with a compatible API, that cost nothing but tokens."""
 _ONCE = PARAMS - {"input_type", "instruction", "prompt_name", "task"}
-"""Those of them that say nothing to the model."""
+"""Those of them that put no text in front of each input."""
 PROMPT_TOKENS = 32
-"""Tokens of a prompt that a request only names, such as "Represent the query for retrieving documents"."""
+"""The most tokens of a prompt that a request only names, such as "Represent the query for retrieving documents"."""
 INHERITED = PARAMS - {"encoding_format"}
-"""Params of an agent that its requests get. The form of the vectors is for the client to choose, which reads them."""
+"""Params of an agent that its requests get. The client chooses the encoding of the vectors, as it reads them."""
 
 MAX_VECTOR_BYTES = 5_500_000
-"""The size limit of an answer's vectors as they are stored, which may be encrypted. The NATS servers take messages of
-up to 8 MB."""
+"""The size limit of an answer's packed vectors. NATS servers accept messages of 8 MB, and encryption adds a third."""
 
 MAX_BATCHES = 100
-"""The most calls of one job. Each is an attempt of its result, which has room for the vectors, too."""
+"""The most calls of one job. Each is an attempt in its result, which must have room for the vectors, too."""
 
 _FLOAT32 = "float32"
 _FLOAT64 = "float64"
 _CODES = {_FLOAT32: "f", _FLOAT64: "d"}
-_LOOK = 8
-"""Numbers of a vector that are tried first in 32 bits."""
+_TRIED_FIRST = 8
+"""The numbers of a vector that are tried in 32 bits before the others."""
 _FORMS = ("float", "base64")
 _INPUT = "must be a text, a list of texts, a list of token ids, or a list of lists of token ids"
 
 
 class BrokenEmbeddingsError(BreakwaterError):
-    """An answer that can't be used; the text says why, in words of ours."""
+    """An answer can't be used. The message says why, without the provider's text."""
 
 
 class EmbeddingsTooLargeError(BrokenEmbeddingsError):
-    """An answer with more vectors than can be stored."""
+    """An answer has more vectors than can be stored."""
 
 
 def chat_form(body: Body) -> ChatForm:
-    """The request without a conversation: no chat can be made of it. Raises InvalidBodyError."""
+    """Returns the form of a request that can't become a chat. Raises InvalidBodyError."""
     if (problem := request_objection(body)) is not None:
         raise InvalidBodyError(problem)
     params = {name: value for name, value in body.items() if name != "input"}
@@ -70,47 +69,50 @@ def chat_form(body: Body) -> ChatForm:
 
 
 def native_body(body: Body, *, params: Body, max_tokens: int = 0, system_prompt: str | None = None) -> Body:
-    """The body that a provider gets, without its model."""
+    """Returns the body for a provider, without its model."""
     del max_tokens, system_prompt
     return {name: value for name, value in params.items() if name in INHERITED} | dict(body)
 
 
 def request_objection(body: Body) -> FieldError | None:
-    """The reason why a request can't be made; None where it can."""
-    given = body.get("input")
-    if given is None:
+    """Returns why a request is invalid; None if it is valid."""
+    request_input = body.get("input")
+    if request_input is None:
         return FieldError("input", "is missing")
-    if given in ([], {}):
+    if request_input in ([], {}):
         return FieldError("input", "is empty")
-    if not isinstance(given, str) and (not isinstance(given, list) or _kind(given) is None):
+    if not isinstance(request_input, str) and (not isinstance(request_input, list) or _kind(request_input) is None):
         return FieldError("input", _INPUT)
-    asked = body.get("dimensions")
-    if asked is not None and (not isinstance(asked, int) or isinstance(asked, bool) or asked < 1):
+    dimensions = body.get("dimensions")
+    if dimensions is not None and (not isinstance(dimensions, int) or isinstance(dimensions, bool) or dimensions < 1):
         return FieldError("dimensions", "must be a whole number from 1")
-    form = body.get("encoding_format")
-    if form is not None and form not in _FORMS:
+    encoding_format = body.get("encoding_format")
+    if encoding_format is not None and encoding_format not in _FORMS:
         return FieldError("encoding_format", "must be `float` or `base64`")
     return None
 
 
-def _kind(given: Sequence[Any]) -> type | None:
-    """The type of all items of a list that is an input: `str`, `int` for token ids, `list` for lists of them."""
-    kinds = set(map(type, given))
+def _kind(items: Sequence[Any]) -> type | None:
+    """Returns the type of all items of an input: `str`, `int` for token ids, or `list` for lists of token ids.
+
+    None if the items are of any other type, or of several.
+    """
+    kinds = set(map(type, items))
     if kinds in ({str}, {int}):
         return kinds.pop()
-    return list if kinds == {list} and all(set(map(type, one)) == {int} for one in given) else None
+    return list if kinds == {list} and all(set(map(type, item)) == {int} for item in items) else None
 
 
 def inputs_of(body: Body) -> list[str | list[int]]:
-    """The inputs of a valid request, each a text or a list of token ids. There is an embedding of each."""
-    given = cast(Any, body["input"])
-    return [given] if isinstance(given, str) or isinstance(given[0], int) else given
+    """Returns the inputs of a valid request, each a text or a list of token ids. Each gets an embedding."""
+    request_input = cast(Any, body["input"])
+    return [request_input] if isinstance(request_input, str) or isinstance(request_input[0], int) else request_input
 
 
 def size_of(body: Body) -> InputSize:
-    """Size of what a valid request sends.
+    """Returns the size of what a valid request sends.
 
-    A server may write an instruction, or a prompt that the request names, before each of the inputs.
+    A server may put an instruction, or a prompt that the request names, in front of each input.
     """
     inputs = inputs_of(body)
     prompts = {name: value for name, value in body.items() if name != "input" and name not in _ONCE}
@@ -122,15 +124,15 @@ def size_of(body: Body) -> InputSize:
 
 
 def of_floats(body: Body) -> bool:
-    """True if the vectors are of numbers, and not quantized to bytes or bits, as Voyage's `output_dtype` asks."""
+    """Returns True if the vectors are floats, and not quantized to bytes or bits by Voyage's `output_dtype`."""
     return body.get("output_dtype") in {None, "float"}
 
 
 def fallback_objection(lengths: Mapping[str, int | None]) -> str | None:
-    """The reason why models can't stand in for one another; None where they can, or there is only one.
+    """Returns why models can't stand in for one another; None if they can, or there is only one.
 
     Args:
-        lengths: the declared dimensions of each model of a chain.
+        lengths: the declared dimensions of each model of a chain; None for a model that declares none.
     """
     if len(lengths) < 2:
         return None
@@ -144,57 +146,60 @@ def fallback_objection(lengths: Mapping[str, int | None]) -> str | None:
 
 
 def recorded_input(body: Body) -> JsonValue:
-    """The inputs as a record has them, before redaction: token ids are only counted, as no rule would find a text."""
-    given = inputs_of(body)
-    texts: list[JsonValue] = [one if isinstance(one, str) else f"{len(one)} token ids" for one in given]
+    """Returns the inputs as a record has them, before redaction.
+
+    Token ids are replaced by their number, as no redaction rule would find the text in them.
+    """
+    inputs = inputs_of(body)
+    texts: list[JsonValue] = [item if isinstance(item, str) else f"{len(item)} token ids" for item in inputs]
     return texts[0] if isinstance(body["input"], str) else texts
 
 
 def dimensions_of(body: Body, declared: int | None) -> int | None:
-    """The dimensions that vectors must have: those asked for, or else those declared for the model.
+    """Returns the dimensions that vectors must have: those of the request, or else those declared for the model.
 
-    None where neither is known, or where the vectors are quantized.
+    None if neither is known, or the vectors are quantized.
     """
     return (cast(int | None, body.get("dimensions")) or declared) if of_floats(body) else None
 
 
 def too_many(body: Body, declared: int | None) -> FieldError | None:
-    """The reason why the answer to a request would be too large; None where it would not, or that is not known.
+    """Returns why the answer to a request would be too large; None if it would not, or that is unknown.
 
     Args:
-        body: of the request.
-        declared: the dimensions of the model.
+        body: the body of the request.
+        declared: the declared dimensions of the model.
     """
     dimensions = dimensions_of(body, declared)
     bytes_each = 4 if body.get("encoding_format") == "base64" else 8
-    most = None if dimensions is None else MAX_VECTOR_BYTES // _base64_length(dimensions * bytes_each)
-    if most is None or (count := len(inputs_of(body))) <= most:
+    max_vectors = None if dimensions is None else MAX_VECTOR_BYTES // _base64_length(dimensions * bytes_each)
+    if max_vectors is None or (count := len(inputs_of(body))) <= max_vectors:
         return None
-    words = f"has {count} inputs; at most {most} vectors of {dimensions} dimensions fit into an answer"
-    return FieldError("input", f"{words}: send fewer in a request")
+    problem = f"has {count} inputs; at most {max_vectors} vectors of {dimensions} dimensions fit into an answer"
+    return FieldError("input", f"{problem}: send fewer in a request")
 
 
 def too_many_batches(body: Body, max_inputs: int | None) -> FieldError | None:
-    """The reason why a request needs too many calls; None where it does not.
+    """Returns why a request needs too many calls; None if it does not.
 
     Args:
-        body: of the request.
-        max_inputs: of one call.
+        body: the body of the request.
+        max_inputs: the most inputs of one call.
     """
     if max_inputs is None or (count := len(inputs_of(body))) <= max_inputs * MAX_BATCHES:
         return None
-    words = f"has {count} inputs; at most {max_inputs * MAX_BATCHES} can be embedded, {max_inputs} in each call"
-    return FieldError("input", f"{words}: send fewer in a request")
+    problem = f"has {count} inputs; at most {max_inputs * MAX_BATCHES} can be embedded, {max_inputs} in each call"
+    return FieldError("input", f"{problem}: send fewer in a request")
 
 
 def form_refused(body: Body, status: int | None, param: str | None, text: str) -> bool:
-    """True if a provider refuses a request for the form of the vectors, which can be translated.
+    """Returns True if a provider refuses a request for the encoding of the vectors, which can be translated.
 
     Args:
-        body: of the request.
-        status: of the error.
-        param: the field at fault, where the provider names it.
-        text: of the error.
+        body: the body of the request.
+        status: the HTTP status of the error.
+        param: the field at fault; None if the provider does not name it.
+        text: the text of the error.
     """
     if status not in {400, 415, 422} or body.get("encoding_format") is None:
         return False
@@ -212,20 +217,20 @@ def _base64_length(size: int) -> int:
 
 
 def packed(answer: Mapping[str, Any], body: Body) -> dict[str, Any]:
-    """An answer with its embeddings in the order of the inputs, and their vectors packed.
+    """Returns an answer with its embeddings in the order of the inputs, and their vectors packed.
 
     Args:
-        answer: as the provider sent it.
-        body: of the request.
+        answer: the answer as the provider sent it.
+        body: the body of the request.
 
     Raises:
-        BrokenEmbeddingsError: it lacks embeddings, or has some that are no vectors.
+        BrokenEmbeddingsError: embeddings are missing, or are not vectors.
     """
     data = answer.get("data")
     count = len(inputs_of(body))
     if not isinstance(data, list) or not data:
         raise BrokenEmbeddingsError("the answer has no embeddings")
-    items = [dict(fields(one)) for one in cast(list[Any], data)]
+    items = [dict(fields(item)) for item in cast(list[Any], data)]
     if len(items) != count:
         raise BrokenEmbeddingsError(f"the answer has {len(items)} embeddings for {count} inputs")
     if any(item.get("index") is not None for item in items):
@@ -237,12 +242,12 @@ def packed(answer: Mapping[str, Any], body: Body) -> dict[str, Any]:
         vector = _packed(item.get("embedding"), f"the embedding of input {index} ", body)
         item.update(object="embedding", index=index, embedding=vector)
     check_together(items)
-    rest = {name: value for name, value in answer.items() if name != "usage" or value is not None}
-    return {"object": "list", **rest, "data": items}
+    answer_fields = {name: value for name, value in answer.items() if name != "usage" or value is not None}
+    return {"object": "list", **answer_fields, "data": items}
 
 
 def check_together(items: Iterable[Mapping[str, Any]]) -> None:
-    """Raises BrokenEmbeddingsError where packed vectors have several lengths, or too many bytes for a result."""
+    """Checks that packed vectors have the same length and fit into a result. Raises BrokenEmbeddingsError."""
     size = 0
     lengths = set[int]()
     for item in items:
@@ -256,7 +261,7 @@ def check_together(items: Iterable[Mapping[str, Any]]) -> None:
 
 
 def usage_of_all(usages: Iterable[Any]) -> dict[str, int] | None:
-    """The sum of the usages of several answers; None where one of them has none."""
+    """Returns the sum of the usages of several answers; None if one of them has none."""
     total: dict[str, int] = {}
     for usage in map(fields, usages):
         counts = {name: usage.get(name) for name in ("prompt_tokens", "total_tokens")}
@@ -268,7 +273,7 @@ def usage_of_all(usages: Iterable[Any]) -> dict[str, int] | None:
 
 
 def _packed(vector: Any, broken: str, body: Body) -> Any:
-    """A vector as a base64 text, as `{"float32": …}` or `{"float64": …}`; one of whole numbers remains a list."""
+    """Packs a vector as a base64 text, `{"float32": …}` or `{"float64": …}`. A vector of integers stays a list."""
     if isinstance(vector, str) and vector:
         try:
             raw = binascii.a2b_base64(vector, strict_mode=True)
@@ -286,10 +291,10 @@ def _packed(vector: Any, broken: str, body: Body) -> Any:
         if not math.isfinite(total) and not all(map(math.isfinite, numbers)):
             raise BrokenEmbeddingsError(f"{broken}has a value that is no number")
         if body.get("encoding_format") == "base64":
-            return _base64(_bytes(_FLOAT32, numbers))  # of a provider that knows floats alone
+            return _base64(_bytes(_FLOAT32, numbers))  # the provider only has floats
         if type(total) is int and set(map(type, numbers)) == {int}:
             return numbers
-        if _in_32_bits(numbers[:_LOOK]) is not None and (raw := _in_32_bits(numbers)) is not None:
+        if _in_32_bits(numbers[:_TRIED_FIRST]) is not None and (raw := _in_32_bits(numbers)) is not None:
             return {_FLOAT32: _base64(raw)}
         return {_FLOAT64: _base64(_bytes(_FLOAT64, numbers))}
     except (TypeError, struct.error):
@@ -299,7 +304,7 @@ def _packed(vector: Any, broken: str, body: Body) -> Any:
 
 
 def _in_32_bits(numbers: Sequence[float]) -> bytes | None:
-    """Numbers in 32 bits each; None where that makes others of them."""
+    """Packs numbers into 32 bits each; None if that would change them."""
     try:
         raw = _bytes(_FLOAT32, numbers)
     except OverflowError:
@@ -321,7 +326,7 @@ def _base64(raw: bytes) -> str:
 
 
 def _text_of(vector: Any) -> tuple[str, str]:
-    """The base64 of a packed vector, and the kind of its numbers."""
+    """Returns the base64 of a packed vector, and the type of its numbers."""
     for kind, text in fields(vector).items():
         return text, kind
     return vector, _FLOAT32
@@ -339,19 +344,19 @@ def _stored_bytes(vector: Any) -> int:
 
 
 def summary(answer: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """The output of a job, from its packed answer: how many embeddings there are, and of how many dimensions."""
+    """Returns the output of a job from its packed answer: the number of embeddings, and their dimensions."""
     return {"embeddings": len(answer["data"]), "dimensions": _length(answer["data"][0]["embedding"])}
 
 
-def answer_of(packed_answer: Mapping[str, Any], form: JsonValue) -> dict[str, Any]:
-    """An answer as its client reads it.
+def answer_of(packed_answer: Mapping[str, Any], encoding_format: JsonValue) -> dict[str, Any]:
+    """Returns an answer as its client reads it.
 
     Args:
-        packed_answer: of the job.
-        form: `encoding_format` of the request.
+        packed_answer: the packed answer of the job.
+        encoding_format: the field of the request.
     """
     data = packed_answer["data"]
-    if form != "base64":
+    if encoding_format != "base64":
         data = [{**item, "embedding": _as_floats(item["embedding"])} for item in data]
     return {**packed_answer, "data": data}
 

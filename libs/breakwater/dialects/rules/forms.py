@@ -1,4 +1,4 @@
-"""Forms of another API's request: as a chat, and as a provider of the same API gets it."""
+"""The forms of another API's request: as a chat, and as a provider of the same API gets it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Body = Mapping[str, JsonValue]
 
 
 EMPTY = "has no content that can be translated to a chat"
-"""Of a conversation without a message in its chat form."""
+"""The loss of a conversation whose chat form has no message."""
 
 
 class InvalidBodyError(BreakwaterError):
-    """A body can't be read as a request of its API. `problem` names the field in the body's own words."""
+    """A body can't be read as a request of its API. `problem` names the field as the body does."""
 
     def __init__(self, problem: FieldError) -> None:
         super().__init__(f"{problem.path}: {problem.message}")
@@ -34,10 +34,10 @@ class ChatForm:
 
     Attributes:
         messages: the conversation in OpenAI's chat format.
-        params: of the chat, such as `max_completion_tokens` and `tools`.
-        losses: fields that a chat can't express: a translated call is refused for the first of them.
-        unpriced: fields that may cost more than their own tokens: refused where a cap has to hold.
-        names: fields of the body that messages and params come from, where those are called otherwise.
+        params: the chat's params, such as `max_completion_tokens` and `tools`.
+        losses: fields that a chat can't express. A translated call is refused for the first of them.
+        unpriced: fields that may cost more than their own tokens. They are refused where a hard cap applies.
+        names: the body's names for messages and params that it calls something else.
     """
 
     messages: list[dict[str, JsonValue]]
@@ -47,7 +47,7 @@ class ChatForm:
     names: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def in_body(self, path: str) -> str:
-        """The field of the body that a place in messages or params comes from."""
+        """Returns the field of the body that a place in messages or params comes from."""
         return self.names.get(re.split(r"[.\[]", path)[0], path)
 
 
@@ -55,22 +55,22 @@ class Dialect(Protocol):
     """The pure rules of one API's requests."""
 
     def chat_form(self, body: Body) -> ChatForm:
-        """The body as a chat. Raises InvalidBodyError."""
+        """Returns the body as a chat. Raises InvalidBodyError."""
         ...
 
     def native_body(
         self, body: Body, *, params: Body, max_tokens: int, system_prompt: str | None
     ) -> Mapping[str, JsonValue]:
-        """The body that a provider of the same API gets, without its model.
+        """Returns the body for a provider of the same API, without its model.
 
         Args:
-            body: as the client wrote it.
-            params: of the agent, for those that the body lacks.
-            max_tokens: the most output; the body's own limit where that is lower.
-            system_prompt: of the agent, for a body without one.
+            body: the body as the client wrote it.
+            params: the agent's params, for those that the body lacks.
+            max_tokens: the limit of output tokens; the body's own limit applies if it is lower.
+            system_prompt: the agent's system prompt, for a body without one.
         """
         ...
 
     def size_of(self, body: Body) -> InputSize:
-        """Size of all that a valid body sends, as `native_body` makes it."""
+        """Returns the size of everything that a valid body sends, as `native_body` makes it."""
         ...

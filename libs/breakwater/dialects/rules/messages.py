@@ -1,7 +1,7 @@
 """Anthropic's Messages: requests as conversations in OpenAI's chat format, and results as messages.
 
-A provider that speaks Messages gets the body as it is (`native_body`). Any other gets the chat form in its own words
-(`for_chat`): what these two leave out is in `DROPPED`, and all else that a chat can't express is a loss.
+A provider that speaks Messages gets the body as it is (`native_body`). Any other gets the chat form, translated by
+`for_chat`. What both leave out on purpose is in `DROPPED`; everything else that a chat can't express is a loss.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from breakwater.dialects.rules.provider_state import (
     StateRepair,
     is_token,
     lacks_thinking,
-    opened,
-    own_id,
+    open_token,
+    original_id,
     plain_id,
     state_of_calls,
     token_of,
@@ -66,7 +66,7 @@ DROPPED: Mapping[str, str] = {
     "eager_input_streaming": "it sets how a tool's input is streamed",
     "output_config of a message": "the effort of the request holds",
 }
-"""Fields of a request that a chat does not get, and why it means the same without them."""
+"""Fields of a request that its chat form leaves out, and why it means the same without them."""
 
 _UNPRICED = "may cost more than tokens"
 _KNOWN = words(
@@ -76,7 +76,7 @@ _KNOWN = words(
     """
 )
 _SAME = ("max_tokens", "temperature", "top_p", "top_k", "thinking")
-"""Fields that are params of the same name and meaning; `for_chat` drops `thinking`, which estimates need."""
+"""Fields that a chat has under the same name. `thinking` is only for estimates: `for_chat` drops it."""
 _NAMES: Mapping[str, str] = {
     "max_completion_tokens": "max_tokens",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
@@ -84,18 +84,18 @@ _NAMES: Mapping[str, str] = {
     "response_format": "output_config.format",
     "stop": "stop_sequences",
 }
-"""Params of a chat that have another name in the body."""
+"""The body's names for params of a chat."""
 _OF_AGENT = words(
     "context_management metadata output_config stop_sequences temperature thinking tool_choice tools top_k top_p"
 )
-"""Params of an agent that Anthropic knows by the same name."""
+"""Params of an agent that Anthropic has under the same name."""
 _TOOL = words(
     """
     allowed_callers cache_control defer_loading description eager_input_streaming input_schema name strict type
     """
 )
 _OF_TOKENS = words("compaction document image mcp_tool_use search_result server_tool_use text tool_reference")
-"""Types of blocks that cost tokens alone, as do results of tools."""
+"""Types of blocks that cost nothing but tokens, like results of tools."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 _TYPES: Mapping[str, tuple[Any, str]] = {
@@ -107,39 +107,39 @@ _TYPES: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(("service_tier", "speed"), (str, "must be a string")),
     "system": ((str, list), "must be a text or a list of blocks"),
 }
-"""Types of fields whose content is read here: one of another type would be left out."""
+"""Types of fields whose content is read here, and what an error says of another type."""
 
 
 # Requests
 
 
 def dropped_fields(body: Body) -> set[str]:
-    """The fields of a body, but for those of its messages and tools, that a chat does not get."""
-    found = {
+    """Returns the fields of a body that its chat form leaves out, except those of messages and tools."""
+    dropped = {
         name for name in _KNOWN & DROPPED.keys() if body.get(name) not in (None, "auto", "standard_only", "standard")
     }
-    return found - {"thinking"} if fields(body.get("thinking")).get("type") == "disabled" else found
+    return dropped - {"thinking"} if fields(body.get("thinking")).get("type") == "disabled" else dropped
 
 
 def chat_form(body: Body) -> ChatForm:
-    """The body as a chat. Raises InvalidBodyError."""
-    given = body.get("messages")
-    if not isinstance(given, list) or not given:
+    """Returns the body as a chat. Raises InvalidBodyError."""
+    turns = body.get("messages")
+    if not isinstance(turns, list) or not turns:
         raise InvalidBodyError(FieldError("messages", "must be a list of at least one message"))
     if body.get("thread") is not None:
-        wrong = (
+        problem = (
             "a conversation that Anthropic keeps can't be retried, limited or recorded: send all of it, without this"
         )
-        raise InvalidBodyError(FieldError("thread", wrong))
-    for name, (kinds, wanted) in _TYPES.items():
+        raise InvalidBodyError(FieldError("thread", problem))
+    for name, (kinds, requirement) in _TYPES.items():
         if body.get(name) is not None and not isinstance(body[name], kinds):
-            raise InvalidBodyError(FieldError(name, wanted))
+            raise InvalidBodyError(FieldError(name, requirement))
     form = _Form()
     form.take_system(body.get("system"), "system")
-    for index, message in enumerate(given):
+    for index, message in enumerate(turns):
         form.take_message(message, f"messages[{index}]")
-    if fields(given[-1]).get("role") == "assistant":
-        form.lose(f"messages[{len(given) - 1}]", "the beginning of an answer can't be continued in chat completions")
+    if fields(turns[-1]).get("role") == "assistant":
+        form.lose(f"messages[{len(turns) - 1}]", "the beginning of an answer can't be continued in chat completions")
     form.take_params(body)
     if not form.messages and not form.losses:
         form.lose("messages", EMPTY)
@@ -147,7 +147,7 @@ def chat_form(body: Body) -> ChatForm:
 
 
 class _Form:
-    """A chat form in the making."""
+    """Builds a chat form."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, JsonValue]] = []
@@ -164,13 +164,13 @@ class _Form:
 
     # Messages
 
-    def take_system(self, given: Any, at: str) -> None:
-        parts = [part for block, place in _blocks(given, at) for part in self._parts(block, place)]
+    def take_system(self, content: Any, at: str) -> None:
+        parts = [part for block, place in _blocks(content, at) for part in self._parts(block, place)]
         if parts:
             self.messages.append({"role": "system", **_content(parts)})
 
-    def take_message(self, given: Any, at: str) -> None:
-        message = fields(given)
+    def take_message(self, value: Any, at: str) -> None:
+        message = fields(value)
         content = message.get("content")
         place = f"{at}.content"
         if content is not None and not isinstance(content, str | list):
@@ -203,18 +203,18 @@ class _Form:
             self.messages.append({"role": "user", **_content(parts)})
 
     def _result(self, block: Block, at: str) -> tuple[dict[str, JsonValue], list[Block]]:
-        """The message of a tool's result, and files of it, which a chat has in messages of the user only."""
+        """Returns the message of a tool's result, and its files, which a chat allows only in messages of the user."""
         texts = list[Block]()
         files = list[Block]()
-        called = _own_id(block.get("tool_use_id"))
+        tool_call_id = _original_id(block.get("tool_use_id"))
         for part, place in _blocks(block.get("content"), f"{at}.content"):
-            for one in self._parts(part, place):
-                if one.get("type") in ("image_url", "file"):
-                    files += [{"type": "text", "text": f"A file in the result of {called}:"}, one]
+            for chat_part in self._parts(part, place):
+                if chat_part.get("type") in ("image_url", "file"):
+                    files += [{"type": "text", "text": f"A file in the result of {tool_call_id}:"}, chat_part]
                 else:
-                    texts.append(one)
-        more = {name: block[name] for name in ("is_error", "cache_control") if block.get(name)}
-        return {"role": "tool", "tool_call_id": called, **({"content": ""} | _content(texts)), **more}, files
+                    texts.append(chat_part)
+        marks = {name: block[name] for name in ("is_error", "cache_control") if block.get(name)}
+        return {"role": "tool", "tool_call_id": tool_call_id, **({"content": ""} | _content(texts)), **marks}, files
 
     def _take_assistant(self, content: Any, at: str) -> None:
         parts = list[Block]()
@@ -228,7 +228,7 @@ class _Form:
                 case "thinking" | "redacted_thinking":
                     if not is_token(token := _token_in(block)):
                         thinking.append(block)
-                    elif (state := opened(token, block.get("thinking"))) is not None:
+                    elif (state := open_token(token, block.get("thinking"))) is not None:
                         states.append(state)
                 case "tool_use":
                     if fields(block.get("caller")).get("type", "direct") != "direct":
@@ -236,19 +236,24 @@ class _Form:
                             f"{place}.caller", "a tool that was not called by the model itself has no counterpart"
                         )
                     function = {"name": block.get("name"), "arguments": arguments_text(block.get("input") or {})}
-                    calls.append({"id": _own_id(block.get("id")), "type": "function", "function": function})
+                    calls.append({"id": _original_id(block.get("id")), "type": "function", "function": function})
                 case _:
                     parts += self._parts(block, place)
         texts = [part.get("text") for part in parts]
         only_text = all(part.get("type") == "text" for part in parts)
-        said: Any = ("".join(map(str, texts)) or None) if only_text else parts
-        named = (("thinking_blocks", thinking), ("tool_calls", calls), ("cache_control", mark), (STATE, states))
-        more: dict[str, Any] = {name: value for name, value in named if value}
-        if more.keys() - {STATE} or said:
-            self.messages.append({"role": "assistant", "content": said, **more})
+        chat_content: Any = ("".join(map(str, texts)) or None) if only_text else parts
+        optional_fields = (
+            ("thinking_blocks", thinking),
+            ("tool_calls", calls),
+            ("cache_control", mark),
+            (STATE, states),
+        )
+        extra: dict[str, Any] = {name: value for name, value in optional_fields if value}
+        if extra.keys() - {STATE} or chat_content:
+            self.messages.append({"role": "assistant", "content": chat_content, **extra})
 
     def _parts(self, block: Block, at: str) -> list[Block]:
-        """The parts of a chat that a block is; one that has none is left as it is, and a loss."""
+        """Returns the parts of a chat for a block. A block without a counterpart stays as it is, and is a loss."""
         kind = block.get("type")
         mark = {name: block[name] for name in ("cache_control",) if block.get(name)}
         match kind:
@@ -269,17 +274,17 @@ class _Form:
         title = block.get("title")
         if fields(block.get("citations")).get("enabled"):
             self.lose(f"{at}.citations", "citations have no counterpart in chat completions")
-        about = [{"type": "text", "text": text} for name in ("title", "context") if (text := block.get(name))]
+        heading = [{"type": "text", "text": text} for name in ("title", "context") if (text := block.get(name))]
         match source.get("type"):
             case "text":
-                return [*about, {"type": "text", "text": str(source.get("data")), **mark}]
+                return [*heading, {"type": "text", "text": str(source.get("data")), **mark}]
             case "content":
-                inner = [part for one, place in _blocks(source.get("content"), f"{at}.source.content")
-                         for part in self._parts(one, place)]  # fmt: skip
-                return [*about, *inner]
+                inner = [part for inner_block, place in _blocks(source.get("content"), f"{at}.source.content")
+                         for part in self._parts(inner_block, place)]  # fmt: skip
+                return [*heading, *inner]
             case "base64":
                 file = {"filename": str(title or "document.pdf"), "file_data": _url(source)}
-                return [*about, {"type": "file", "file": file, **mark}]
+                return [*heading, {"type": "file", "file": file, **mark}]
             case kind:
                 self.lose(f"{at}.source.type", f"a document from a {kind!r} has no counterpart in chat completions")
                 return [block]
@@ -330,7 +335,7 @@ class _Form:
             (self.lose if is_run_by_client(kind) else self._lose_priced)(f"{at}.type", message)
             return None
         for name in sorted(tool.keys() - _TOOL):
-            # Not in the chat form, and so not in an estimate.
+            # The chat form lacks this field, so an estimate of the cost would lack it, too.
             self._lose_priced(f"{at}.{name}", "has no counterpart in chat completions")
         if tool.get("allowed_callers") not in (None, ["direct"]):
             self._lose_priced(f"{at}.allowed_callers", "has no counterpart in chat completions")
@@ -354,7 +359,7 @@ class _Form:
 
 
 def _blocks(content: Any, at: str) -> Iterator[tuple[Block, str]]:
-    """The blocks of a content, each with its path. Raises InvalidBodyError."""
+    """Yields the blocks of a content, each with its path. Raises InvalidBodyError."""
     if isinstance(content, str):
         yield {"type": "text", "text": content}, at
         return
@@ -365,52 +370,52 @@ def _blocks(content: Any, at: str) -> Iterator[tuple[Block, str]]:
 
 
 def _content(parts: list[Block]) -> dict[str, JsonValue]:
-    """The content of a message: a text where it is one. Empty for no parts."""
+    """Returns the content of a message, with the fields of its only text if it has one part; empty without parts."""
     if len(parts) == 1 and parts[0].get("type") == "text":
         return {("content" if name == "text" else name): value for name, value in parts[0].items() if name != "type"}
     return {"content": cast(JsonValue, parts)} if parts else {}
 
 
-def _own_id(tool_use_id: Any) -> Any:
-    return own_id(tool_use_id) if isinstance(tool_use_id, str) else tool_use_id
+def _original_id(tool_use_id: Any) -> Any:
+    return original_id(tool_use_id) if isinstance(tool_use_id, str) else tool_use_id
 
 
 def _token_in(block: Block) -> Any:
-    """The field of a block of thinking that names its author."""
+    """Returns the field of a thinking block that may contain a token."""
     return block.get("signature") if block.get("type") == "thinking" else block.get("data")
 
 
 def _url(source: Any) -> str | None:
-    given = fields(source)
-    if given.get("type") == "base64":
-        return f"data:{given.get('media_type')};base64,{given.get('data')}"
-    return url if given.get("type") == "url" and isinstance(url := given.get("url"), str) else None
+    source_fields = fields(source)
+    if source_fields.get("type") == "base64":
+        return f"data:{source_fields.get('media_type')};base64,{source_fields.get('data')}"
+    return url if source_fields.get("type") == "url" and isinstance(url := source_fields.get("url"), str) else None
 
 
 def for_chat(
     messages: Sequence[Mapping[str, JsonValue]], params: Mapping[str, JsonValue]
 ) -> tuple[list[dict[str, JsonValue]], dict[str, JsonValue]]:
-    """The conversation and the params of a chat form for a provider of chat completions, as `DROPPED` says.
+    """Returns a chat form without the fields that only Anthropic knows, for a provider of chat completions.
 
     Args:
-        messages: of the chat form, perhaps repaired.
-        params: the same with those of the agent.
+        messages: the messages of the chat form, perhaps repaired.
+        params: its params, with those of the agent.
     """
-    shown = {name: value for name, value in params.items() if name != "thinking"}
-    if isinstance(tools := shown.get("tools"), list):
-        shown["tools"] = [_unmarked(tool) for tool in objects(tools)]
-    sent: list[dict[str, JsonValue]] = []
+    chat_params = {name: value for name, value in params.items() if name != "thinking"}
+    if isinstance(tools := chat_params.get("tools"), list):
+        chat_params["tools"] = [_unmarked(tool) for tool in objects(tools)]
+    chat_messages: list[dict[str, JsonValue]] = []
     for message in messages:
-        plain = {name: value for name, value in message.items() if name not in _OWN}
-        if isinstance(content := plain.get("content"), list):
-            plain["content"] = [_unmarked(part) for part in objects(content)]
-        if plain.get("content") is not None or plain.get("tool_calls"):
-            sent.append(plain)
-    return sent, shown
+        chat_message = {name: value for name, value in message.items() if name not in _OWN}
+        if isinstance(content := chat_message.get("content"), list):
+            chat_message["content"] = [_unmarked(part) for part in objects(content)]
+        if chat_message.get("content") is not None or chat_message.get("tool_calls"):
+            chat_messages.append(chat_message)
+    return chat_messages, chat_params
 
 
 _OWN = frozenset({"cache_control", "is_error", "thinking_blocks"})
-"""Fields of messages in a chat form that only Anthropic knows."""
+"""Fields of a chat form's messages that only Anthropic knows."""
 
 
 def _unmarked(part: Block) -> JsonValue:
@@ -418,43 +423,47 @@ def _unmarked(part: Block) -> JsonValue:
 
 
 def native_body(body: Body, *, params: Body, max_tokens: int, system_prompt: str | None) -> Mapping[str, JsonValue]:
-    """The body for a provider that speaks Messages, without its model.
+    """Returns the body for a provider that speaks Messages, without its model.
+
+    Thinking that Anthropic has not signed is left out, and ids of tool calls become ids that Anthropic accepts.
 
     Args:
-        body: as the client wrote it; thinking that Anthropic has not signed is left out, and ids of tools are such as
-            it takes.
-        params: of the agent, for those that the body lacks.
-        max_tokens: the most output; the body's own limit where that is lower.
-        system_prompt: of the agent, for a body without one.
+        body: the body as the client wrote it.
+        params: the agent's params, for those that the body lacks.
+        max_tokens: the limit of output tokens; the body's own limit applies if it is lower.
+        system_prompt: the agent's system prompt, for a body without one.
     """
-    agents = {name: value for name, value in params.items() if name in _OF_AGENT}
+    agent_fields = {name: value for name, value in params.items() if name in _OF_AGENT}
     if (stop := params.get("stop")) is not None:
-        agents.setdefault("stop_sequences", [stop] if isinstance(stop, str) else stop)
+        agent_fields.setdefault("stop_sequences", [stop] if isinstance(stop, str) else stop)
     if (effort := params.get("reasoning_effort")) is not None:
-        agents.setdefault("output_config", {"effort": effort})
-    if isinstance(tools := agents.get("tools"), list):
-        agents["tools"] = [anthropic_tool(tool) for tool in objects(tools)]
+        agent_fields.setdefault("output_config", {"effort": effort})
+    if isinstance(tools := agent_fields.get("tools"), list):
+        agent_fields["tools"] = [anthropic_tool(tool) for tool in objects(tools)]
     if system_prompt is not None:
-        agents["system"] = system_prompt
+        agent_fields["system"] = system_prompt
     asked_tokens = figure(body.get("max_tokens"))
     turns = _signed(body.get("messages"))
-    most = max_tokens if asked_tokens is None else min(asked_tokens, max_tokens)
-    native = {**agents, **body, "max_tokens": most, "messages": turns}
-    # What a client asks of Anthropic in a conversation with it alone is its own.
+    token_limit = max_tokens if asked_tokens is None else min(asked_tokens, max_tokens)
+    native = {**agent_fields, **body, "max_tokens": token_limit, "messages": turns}
+    # If only Anthropic has written this conversation, the client itself decides about `thinking`.
     is_own = "thinking" in body and turns is body.get("messages")
     return native if is_own else without_lone_thinking(native)
 
 
 def size_of(body: Body) -> InputSize:
-    """Size of all that a valid body sends to a provider that speaks Messages."""
+    """Returns the size of everything that a valid body sends to a provider that speaks Messages."""
     system = body.get("system")
     messages = cast(list[Any], body["messages"])
-    more = {name: value for name, value in body.items() if name not in ("system", "messages")}
-    return size_of_messages([system]) + size_of_messages(messages) + size_of_params(more)
+    params = {name: value for name, value in body.items() if name not in ("system", "messages")}
+    return size_of_messages([system]) + size_of_messages(messages) + size_of_params(params)
 
 
 def _signed(messages: JsonValue) -> JsonValue:
-    """The messages without thinking of other providers' models, and with ids that Anthropic takes; else the same."""
+    """Returns messages without the thinking of other providers' models, and with ids that Anthropic accepts.
+
+    The same object is returned if nothing has changed.
+    """
     turns: list[JsonValue] = []
     changed = False
     for message in cast(list[Any], messages) if isinstance(messages, list) else ():
@@ -478,10 +487,14 @@ def _is_of_plane(block: Any) -> bool:
 
 
 def _plain(block: Any) -> Any:
-    """A block with an id of a tool's use that Anthropic takes; the same where it has none, or such a one."""
+    """Returns a block whose tool use has an id that Anthropic accepts; the same object if nothing has changed."""
     name = _IDS.get(str(fields(block).get("type")))
-    own = None if name is None else block.get(name)
-    return {**block, name: plain_id(own)} if isinstance(own, str) and plain_id(own) != own else block
+    tool_use_id = None if name is None else block.get(name)
+    return (
+        {**block, name: plain_id(tool_use_id)}
+        if isinstance(tool_use_id, str) and plain_id(tool_use_id) != tool_use_id
+        else block
+    )
 
 
 _THINKING = ("thinking", "redacted_thinking")
@@ -489,7 +502,7 @@ _IDS: Mapping[str, str] = {"tool_use": "id", "tool_result": "tool_use_id"}
 
 
 def repaired_body(body: Body, repairs: Collection[StateRepair]) -> Mapping[str, JsonValue]:
-    """The body for a provider of Messages that has refused the thinking in it: without all of it."""
+    """Returns a body without any thinking, for a provider of Messages that has refused the thinking in it."""
     if "foreign" not in repairs or not isinstance(turns := body.get("messages"), list):
         return body
     plain: list[JsonValue] = []
@@ -504,13 +517,13 @@ def repaired_body(body: Body, repairs: Collection[StateRepair]) -> Mapping[str, 
 
 
 def without_lone_thinking(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A body for Anthropic, without `thinking` where the conversation has turns of tools that began without."""
+    """Returns a body for Anthropic, without `thinking` if a turn of tools in it has begun without thinking."""
     enabled = fields(body.get("thinking")).get("type") == "enabled"
     return without_thinking(body) if enabled and lacks_thinking(objects(body.get("messages"))) else body
 
 
 def without_thinking(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A body for Anthropic without `thinking`, and without what needs it."""
+    """Returns a body for Anthropic without `thinking` and the settings that need it."""
     plain = {name: value for name, value in body.items() if name != "thinking"}
     management = fields(plain.pop("context_management", None))
     edits = [edit for edit in objects(management.get("edits") or ()) if not _is_of_thinking(edit)]
@@ -524,7 +537,7 @@ def _is_of_thinking(edit: Block) -> bool:
 # Answers
 
 ARGUMENTS = "partial_json"
-"""Field of a block in which a stored answer has the input of a tool as it was written."""
+"""The field of a block in which a stored answer has the input of a tool as the model wrote it."""
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _KNOWN_STOPS = words(
@@ -534,13 +547,13 @@ _WITH_INPUT = ("tool_use", "server_tool_use", "mcp_tool_use")
 
 
 def message_of(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The message of a job that succeeded, such as Anthropic's SDKs can read, whatever came.
+    """Returns the message of a job that succeeded, which Anthropic's SDKs can read whatever the provider sent.
 
     Args:
         result: a `Result`, as JSON.
     """
-    message = written(result)
-    return {**message, "content": [_read(with_fields(block)) for block in message["content"]]}
+    message = unparsed_message_of(result)
+    return {**message, "content": [_with_parsed_input(with_fields(block)) for block in message["content"]]}
 
 
 _FIELDS: Mapping[str, Block] = {
@@ -554,29 +567,29 @@ _USAGE_FIELDS = dict.fromkeys(
         "server_tool_use service_tier"
     )
 )
-"""The same of a usage."""
+"""Fields of a usage that Anthropic's answers always have."""
 
 
 def with_fields(block: Block) -> Block:
-    """A block with all fields that clients may expect."""
+    """Returns a block with all fields that clients may expect."""
     return {**_FIELDS.get(block["type"], {}), **block}
 
 
-def _read(block: Block) -> Block:
+def _with_parsed_input(block: Block) -> Block:
     if ARGUMENTS not in block:
         return block
-    rest = {name: value for name, value in block.items() if name != ARGUMENTS}
-    return {**rest, "input": input_of(block[ARGUMENTS])}
+    block_fields = {name: value for name, value in block.items() if name != ARGUMENTS}
+    return {**block_fields, "input": input_of(block[ARGUMENTS])}
 
 
-def written(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The same message; its tools' inputs are texts, in `partial_json`."""
+def unparsed_message_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the message of a job that succeeded, with the inputs of its tools as texts in `partial_json`."""
     response = fields(result.get("response"))
     seed = str(result["execution_id"])
     if isinstance(response.get("content"), list) and "choices" not in response:
         head = response
         reason = response.get("stop_reason")
-        own = response.get("id")
+        provider_id = response.get("id")
         content = blocks_of(response["content"], seed)
         usage = usage_of(response.get("usage"))
         if not usage:
@@ -585,37 +598,37 @@ def written(result: Mapping[str, Any]) -> dict[str, Any]:
     else:
         head = completion_of(result)
         sequence = None
-        own = None
+        provider_id = None
         choice = first_choice(head)
         author = response.get(AUTHOR)
-        content = _said(choice, seed, author)
+        content = _blocks_of_choice(choice, seed, author)
         reason = choice.get("finish_reason")
         usage = _usage(head)
-    called = any(block["type"] == "tool_use" for block in content)
-    more = {name: value for name, value in head.items() if name in _OF_MESSAGE and value is not None}
+    calls_tool = any(block["type"] == "tool_use" for block in content)
+    message_fields = {name: value for name, value in head.items() if name in _OF_MESSAGE and value is not None}
     return {
-        **start_of(seed, head.get("model"), own),
-        **more,
+        **start_of(seed, head.get("model"), provider_id),
+        **message_fields,
         "content": content,
-        "stop_reason": stop_reason(reason, called=called),
+        "stop_reason": stop_reason(reason, called=calls_tool),
         "stop_sequence": sequence if isinstance(sequence, str) else None,
         "usage": full_usage(usage),
     }
 
 
-def full_usage(known: Mapping[str, Any]) -> dict[str, Any]:
-    """A usage with all fields that clients may expect."""
-    return {**_USAGE_FIELDS, "input_tokens": 0, "output_tokens": 0, **known}
+def full_usage(reported: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a usage with all fields that clients may expect."""
+    return {**_USAGE_FIELDS, "input_tokens": 0, "output_tokens": 0, **reported}
 
 
 _OF_MESSAGE = ("container", "context_management", "stop_details")
 """Further fields of a message."""
 
 
-def start_of(execution_id: str, model: Any, own_id: Any) -> dict[str, Any]:
-    """A message that nothing is said in yet. `own_id`: of its provider, which may know it by that later."""
+def start_of(execution_id: str, model: Any, original_id: Any) -> dict[str, Any]:
+    """Returns an empty message. It keeps the provider's id, by which the provider may know it later."""
     return {
-        "id": own_id if isinstance(own_id, str) and own_id else f"msg_{shown(execution_id)}",
+        "id": original_id if isinstance(original_id, str) and original_id else f"msg_{shown(execution_id)}",
         "type": "message",
         "role": "assistant",
         "model": model if isinstance(model, str) else "",
@@ -629,52 +642,52 @@ def start_of(execution_id: str, model: Any, own_id: Any) -> dict[str, Any]:
 
 
 def stop_reason(reason: Any, *, called: bool) -> str:
-    """A `stop_reason` that Anthropic's SDKs know. `called`: the answer calls a tool."""
+    """Returns a `stop_reason` that Anthropic's SDKs know. `called` is True if the answer calls a tool."""
     if isinstance(reason, str) and reason in _KNOWN_STOPS and not (called and reason == "end_turn"):
         return reason
-    known = _STOP_REASONS.get(finish_reason(reason) or "", "end_turn") if is_end(reason) else "end_turn"
-    return "tool_use" if called and known == "end_turn" else known
+    chat_reason = _STOP_REASONS.get(finish_reason(reason) or "", "end_turn") if is_end(reason) else "end_turn"
+    return "tool_use" if called and chat_reason == "end_turn" else chat_reason
 
 
 def blocks_of(content: Any, seed: str) -> list[Block]:
-    """The blocks of an answer in Anthropic's dialect that an SDK can read, tools' inputs as texts."""
+    """Returns the blocks of an answer in Anthropic's dialect as SDKs can read them, with tools' inputs as texts."""
     ids = set[str]()
-    return [block for given in objects(content) if (block := block_of(given, ids, seed)) is not None]
+    return [block for reported in objects(content) if (block := block_of(reported, ids, seed)) is not None]
 
 
-def block_of(given: Block, ids: set[str], seed: str) -> Block | None:
-    """One of these blocks; None for one without content.
+def block_of(reported: Block, ids: set[str], seed: str) -> Block | None:
+    """Returns a block as SDKs can read it; None for a block without a type.
 
     Args:
-        given: as it came.
-        ids: of the tools before it; that of this one is added.
-        seed: the id of the execution, see `made_call_id`.
+        reported: the block as the provider sent it.
+        ids: the ids of the tool uses before it, to which its own is added.
+        seed: the id of the execution, see `generated_call_id`.
     """
-    kind = given.get("type")
+    kind = reported.get("type")
     if kind not in _WITH_INPUT:
-        given = _without(given, ARGUMENTS)
+        reported = _without(reported, ARGUMENTS)
     match kind:
         case "text":
-            block = {**given, "text": text if isinstance(text := given.get("text"), str) else ""}
+            block = {**reported, "text": text if isinstance(text := reported.get("text"), str) else ""}
             return block if isinstance(block.get("citations"), list) else _without(block, "citations")
         case "thinking":
-            texts = {name: given.get(name) for name in ("thinking", "signature")}
-            return {**given, **{name: text if isinstance(text, str) else "" for name, text in texts.items()}}
+            texts = {name: reported.get(name) for name in ("thinking", "signature")}
+            return {**reported, **{name: text if isinstance(text, str) else "" for name, text in texts.items()}}
         case "redacted_thinking":
-            return {**given, "data": str(given.get("data") or "")}
+            return {**reported, "data": str(reported.get("data") or "")}
         case "compaction":
-            return {**given, "content": text if isinstance(text := given.get("content"), str) else ""}
+            return {**reported, "content": text if isinstance(text := reported.get("content"), str) else ""}
         case str() if kind in _WITH_INPUT:
-            arguments = given.get(ARGUMENTS) or given.get("input") or ""
-            name = given.get("name")
+            arguments = reported.get(ARGUMENTS) or reported.get("input") or ""
+            name = reported.get("name")
             return {
-                **_without(given, "input"),
-                "id": _tool_id(call_id(given.get("id")), ids, seed),
+                **_without(reported, "input"),
+                "id": _tool_id(call_id(reported.get("id")), ids, seed),
                 "name": name if isinstance(name, str) else "",
                 ARGUMENTS: readable(arguments_text(arguments)),
             }
         case str() if kind:
-            return given
+            return reported
         case _:
             return None
 
@@ -683,42 +696,45 @@ def _without(block: Block, name: str) -> Block:
     return {key: value for key, value in block.items() if key != name}
 
 
-def _tool_id(own: str | None, ids: set[str], seed: str) -> str:
-    """The id of a tool's use; Anthropic would refuse one with other signs in the next request."""
-    if own is None or own in ids:
-        own = made_call_id(seed, 0, len(ids))
-    ids.add(own)
-    return plain_id(own)
+def _tool_id(tool_use_id: str | None, ids: set[str], seed: str) -> str:
+    """Returns the id of a tool use in the characters that Anthropic accepts in the next request."""
+    if tool_use_id is None or tool_use_id in ids:
+        tool_use_id = generated_call_id(seed, 0, len(ids))
+    ids.add(tool_use_id)
+    return plain_id(tool_use_id)
 
 
 SPOKEN: Mapping[str, str] = {THOUGHT: "thinking", "reasoning": "thinking", "content": "text", "refusal": "text"}
-"""Fields of a chat's message, and the blocks that they are."""
+"""The types of blocks, by the fields of a chat's message that become them."""
 
 
 def signature_of(author: Any, thought_in: str) -> str:
-    """The signature of thinking of a chat: a token, by which its author gets it back.
+    """Returns the signature of a chat's thinking: a token by which its author gets it back.
 
     Args:
-        author: None where it is not known.
-        thought_in: the field of the chat's message that it is of.
+        author: the author; None if it is unknown.
+        thought_in: the field of the chat's message that has the thinking.
     """
     return token_of(author, thought_in=thought_in) if isinstance(author, str) else UNSIGNED
 
 
-def _said(choice: Mapping[str, Any], seed: str, author: Any) -> list[Block]:
-    """The blocks of a chat's choice in the order in which they were said; before tools what their author wants."""
+def _blocks_of_choice(choice: Mapping[str, Any], seed: str, author: Any) -> list[Block]:
+    """Returns the blocks of a chat's choice in the order in which the model wrote them.
+
+    Before tool uses comes a block with the state that their author needs back.
+    """
     message = fields(choice.get("message"))
     blocks = list[Block]()
     signed = blocks_of(message.get("thinking_blocks") or (), seed)
     thought = THOUGHT if message.get(THOUGHT) else "reasoning"
     order = choice.get(ORDER) or [(name, 0) for name in (thought, "content", "refusal", "tool_calls")]
     for number, (name, start) in enumerate(order):
-        end = next((begins for other, begins in order[number + 1 :] if other == name), None)
+        end = next((later_start for later_name, later_start in order[number + 1 :] if later_name == name), None)
         if name == "tool_calls":
             if not start and (token := state_of_calls(author, message, plain_id)) is not None:
                 blocks.append(state_block(token))
-            blocks += map(_used, objects(message.get(name) or ())[start:end])
-        elif isinstance(said := message.get(name), str) and (text := said[start:end]):
+            blocks += map(_tool_use, objects(message.get(name) or ())[start:end])
+        elif isinstance(value := message.get(name), str) and (text := value[start:end]):
             kind = SPOKEN[name]
             if signed and kind == "thinking":
                 continue
@@ -731,62 +747,65 @@ def _said(choice: Mapping[str, Any], seed: str, author: Any) -> list[Block]:
 
 
 def state_block(token: str) -> Block:
-    """A block with a token: clients send it back unread."""
+    """Returns a block with a token. Clients send it back without reading it."""
     return {"type": "redacted_thinking", "data": token}
 
 
-def _used(call: Block) -> Block:
+def _tool_use(call: Block) -> Block:
     function = fields(call.get("function"))
-    used = {"type": "tool_use", "id": plain_id(str(call.get("id"))), "name": str(function.get("name") or "")}
-    return {**used, ARGUMENTS: readable(arguments_text(function.get("arguments")))}
+    tool_use = {"type": "tool_use", "id": plain_id(str(call.get("id"))), "name": str(function.get("name") or "")}
+    return {**tool_use, ARGUMENTS: readable(arguments_text(function.get("arguments")))}
 
 
 def usage_of(reported: Any) -> dict[str, Any]:
-    """A usage in Anthropic's dialect, with both its figures; empty where there is none."""
-    given = {name: value for name, value in fields(reported).items() if value is not None}
-    tokens = {name: figure(given.get(name)) for name in ("input_tokens", "output_tokens")}
-    return {**given, **{name: count or 0 for name, count in tokens.items()}} if any(tokens.values()) else {}
+    """Returns a usage in Anthropic's dialect with input and output tokens; empty if neither is reported."""
+    usage = {name: value for name, value in fields(reported).items() if value is not None}
+    tokens = {name: figure(usage.get(name)) for name in ("input_tokens", "output_tokens")}
+    return {**usage, **{name: count or 0 for name, count in tokens.items()}} if any(tokens.values()) else {}
 
 
 def _usage(completion: Mapping[str, Any]) -> dict[str, Any]:
-    """The usage of a chat completion in Anthropic's words, which count what is cached apart."""
-    used = of_completion(completion)
-    if used is None or used.input_tokens is None:
+    """Returns the usage of a chat completion as Anthropic has it, which counts cached tokens separately."""
+    usage = of_completion(completion)
+    if usage is None or usage.input_tokens is None:
         return {}
-    aside = {"cache_read_input_tokens": used.cached_tokens, "cache_creation_input_tokens": used.cache_write_tokens}
-    cached = {name: tokens for name, tokens in aside.items() if tokens is not None}
+    cache_counts = {
+        "cache_read_input_tokens": usage.cached_tokens,
+        "cache_creation_input_tokens": usage.cache_write_tokens,
+    }
+    known_cache_counts = {name: tokens for name, tokens in cache_counts.items() if tokens is not None}
     return {
-        "input_tokens": max(0, used.input_tokens - sum(cached.values())),
-        **cached,
-        "output_tokens": used.output_tokens or 0,
-        **({"output_tokens_details": {"thinking_tokens": thought}} if (thought := used.reasoning_tokens) else {}),
+        "input_tokens": max(0, usage.input_tokens - sum(known_cache_counts.values())),
+        **known_cache_counts,
+        "output_tokens": usage.output_tokens or 0,
+        **({"output_tokens_details": {"thinking_tokens": thought}} if (thought := usage.reasoning_tokens) else {}),
         **({ESTIMATED: True} if is_estimated(completion) else {}),
     }
 
 
-# Inputs of tools: SDKs parse them while they come, and fail at what is no JSON
+# Inputs of tools: SDKs parse them while they are streamed, and fail if they are not JSON
 
 
 def input_of(arguments: str) -> dict[str, Any]:
-    """The input of a tool, of a text that `readable` has given; of one that is cut off what it says."""
+    """Parses the input of a tool from a text that `readable` has returned, even if that is cut off."""
     return from_json(arguments, allow_partial=True, allow_inf_nan=False) if arguments.strip(_SPACE) else {}
 
 
 def readable(arguments: str) -> str:
-    """The longest beginning of a tool's arguments that is an object of JSON, or the beginning of one."""
+    """Returns the longest beginning of a tool's arguments that is a JSON object, or the beginning of one."""
     arguments = whole_escapes(arguments)
     if is_readable(arguments):
         return arguments
-    least = 0
-    most = len(arguments)
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (middle, most) if is_readable(arguments[:middle]) else (least, middle)
-    return arguments[:least]
+    low = 0
+    high = len(arguments)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_readable(arguments[:middle]) else (low, middle)
+    return arguments[:low]
 
 
 def is_readable(arguments: str) -> bool:
-    """True for an object of JSON, or its beginning."""
+    """Returns True for a JSON object, or the beginning of one."""
     text = arguments.lstrip(_SPACE)
     if not text.startswith("{"):
         return not text
@@ -798,7 +817,7 @@ def is_readable(arguments: str) -> bool:
 
 
 def is_whole(arguments: str) -> bool:
-    """True for a whole object of JSON."""
+    """Returns True for a complete JSON object."""
     try:
         return isinstance(orjson.loads(whole_escapes(arguments)), dict)
     except orjson.JSONDecodeError:

@@ -1,7 +1,7 @@
-"""A streamed answer as Anthropic's events: those of its provider, or such as are made of OpenAI's chunks.
+"""A streamed answer as Anthropic's events: those of its provider, or events made from OpenAI's chunks.
 
-Texts, thinking and the inputs of tools are sent while they come. The end of the message is made of the result of the
-job, and so is what was missed: what an SDK puts together of the events is the stored message.
+Texts, thinking and the inputs of tools are sent as they arrive. The end of the message, and anything that was missed,
+comes from the result of the job. So the message that an SDK assembles from the events is the stored one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from breakwater.dialects.rules.messages import (
     signature_of,
     start_of,
     state_block,
+    unparsed_message_of,
     usage_of,
     with_fields,
-    written,
 )
 from breakwater.dialects.rules.provider_state import AUTHOR, CarriedState, is_token, plain_id
 from breakwater.jobs.rules.chat_messages import THOUGHT, arguments_text, fields, objects
@@ -46,34 +46,34 @@ _DELTAS = {
 }
 _GROWS = {delta: name for name, delta in _DELTAS.items()}
 _TEXTS = {"text": "text", "thinking": "thinking", "compaction": "content"}
-"""Fields of blocks that come in pieces, but for inputs of tools."""
-_OTHERS = ("signature_delta", "citations_delta")
+"""The fields of blocks that arrive in pieces, by the type of block. Inputs of tools arrive in pieces, too."""
+_WHOLE_DELTAS = ("signature_delta", "citations_delta")
 _OF_BLOCKS = ("content_block_start", "content_block_delta", "content_block_stop")
 _PART = 0.03
-"""Part of a tool's input that is worth an event of its own."""
+"""The fraction by which a tool's input must have grown to be worth another event."""
 
 
 def event_bytes(events: Iterable[MessageEvent]) -> bytes:
-    """The events as a client is sent them."""
+    """Writes events as server-sent events."""
     return b"".join(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event)) for event in events)
 
 
 @dataclass(slots=True)
 class _SentBlock:
-    """A block as far as it is sent.
+    """The part of a block that was sent.
 
     Attributes:
-        given: the block as it was begun, without what comes in pieces.
-        grows: its field that comes in pieces; None for a block that comes whole.
-        text: the pieces that were sent.
-        signature: of thinking.
-        citations: of a text.
-        closed: nothing more can be sent of it.
-        unsigned: thinking of a chat, which has no signature.
-        received: the pieces that were received of a tool's input.
+        start: the block as it was begun, without the field that arrives in pieces.
+        grows: the field that arrives in pieces; None for a block that arrives whole.
+        text: the pieces that were sent, joined.
+        signature: the signature of thinking.
+        citations: the citations of a text.
+        closed: the block has ended.
+        unsigned: it is the thinking of a chat, which has no signature.
+        received: the pieces of a tool's input that were received.
     """
 
-    given: Block
+    start: Block
     grows: str | None
     text: str = ""
     signature: str = ""
@@ -85,12 +85,12 @@ class _SentBlock:
 
 @dataclass(slots=True)
 class _Turn:
-    """A part of a chat's answer, as far as it has come. Its kind is the field that grows."""
+    """A part of a chat's answer that is arriving. Its kind is the field that grows."""
 
     kind: str
     call: int | None = None
     pieces: list[str] = field(default_factory=list[str])
-    """Pieces that have come: all of a tool's input, and otherwise those that are not sent."""
+    """The received pieces: all of them for a tool's input, and otherwise those that are not sent yet."""
     id: str | None = None
     name: str | None = None
 
@@ -104,15 +104,15 @@ class _Turn:
 
 
 class MessageStream:
-    """The events of one message: a function of the job, its chunks and its result."""
+    """The events of one message, which depend only on the job, its chunks and its result."""
 
     def __init__(self, execution_id: str, estimated_input: Callable[[], int] | None = None) -> None:
         """Begins the stream of a job.
 
         Args:
-            execution_id: of the job.
-            estimated_input: estimates the input tokens, for a provider that reports them at the end only: clients show
-                those of the first event until then.
+            execution_id: the id of the job.
+            estimated_input: estimates the input tokens, for a provider that reports them only at the end: until then,
+                clients show those of the first event.
         """
         self.started = False
         self._estimated_input = estimated_input
@@ -121,49 +121,49 @@ class MessageStream:
         self._sent: list[_SentBlock] = []
         self._events: list[MessageEvent] = []
         self._pending: list[str] = []
-        """Text of the last block that is still to be sent: pieces that came together are sent together."""
+        """Text of the last block that is still to be sent, so that pieces that arrive together are sent together."""
         self._index: Any = None
-        """Of the provider's block that is sent, or was the last."""
+        """The index of the provider's block that is being sent, or was sent last."""
         self._waiting: list[Mapping[str, Any]] = []
-        """Events of blocks that began before the end of that one."""
+        """Events of blocks that have begun before that block has ended."""
         self._turns: list[_Turn] = []
         self._author: Any = None
         self._state = CarriedState()
         self._thought: str | None = None
-        """The field that has the thinking of this answer: some write it into two."""
+        """The field that has the thinking of this answer. Some servers write it into two fields."""
         self._begun = 0
-        """Number of turns that were begun to be sent: the next one is when the one before it is whole."""
+        """The number of turns that are sent or being sent. The next turn begins when the one before is complete."""
 
     def feed(self, chunks: Iterable[Chunk]) -> list[MessageEvent]:
-        """Takes chunks that have come together. Returns their events."""
+        """Takes chunks that have arrived together. Returns their events."""
         for chunk in chunks:
             if event := fields(chunk.get("event")):
                 self._pass_on(event, chunk)
             else:
                 self._take(chunk)
-        self._say_turns()
+        self._send_turns()
         if (last := self._last) is not None and last.received:
-            self._say_input(_joined(last.received))
+            self._send_input(_joined(last.received))
         return self._flushed()
 
     def end(self, result: Mapping[str, Any]) -> list[MessageEvent] | None:
-        """The rest of the message of a job that succeeded; None where another answer was begun than it has.
+        """Returns the events of the rest of the message; None if the stream has begun another answer.
 
         Args:
             result: a `Result`, as JSON.
         """
-        message = written(result)
+        message = unparsed_message_of(result)
         self._author = self._author or fields(result.get("response")).get(AUTHOR)
         self._start({**message, "usage": {**message["usage"], "output_tokens": 0}})
         if not self._complete(message["content"]):
             return None
-        ended = {name: message[name] for name in ("container", "stop_details", "stop_reason", "stop_sequence")}
-        more = {name: message[name] for name in ("context_management",) if name in message}
-        self._emit({"type": "message_delta", "delta": ended, "usage": message["usage"], **more})
+        final_fields = {name: message[name] for name in ("container", "stop_details", "stop_reason", "stop_sequence")}
+        optional_fields = {name: message[name] for name in ("context_management",) if name in message}
+        self._emit({"type": "message_delta", "delta": final_fields, "usage": message["usage"], **optional_fields})
         self._emit({"type": "message_stop"})
         return self._flushed()
 
-    # A chunk of OpenAI's
+    # Chunks of OpenAI's
 
     def _take(self, chunk: Chunk) -> None:
         self._start(chunk)
@@ -177,11 +177,11 @@ class MessageStream:
             for name, value in delta.items():
                 if name == "tool_calls":
                     for piece in objects(value or ()):
-                        self._note_call(piece)
+                        self._take_call(piece)
                 elif isinstance(value, str) and value and name in SPOKEN:
-                    self._hear(name, value)
+                    self._take_text(name, value)
 
-    def _hear(self, name: str, text: str) -> None:
+    def _take_text(self, name: str, text: str) -> None:
         kind = SPOKEN[name]
         if kind == "thinking":
             self._thought = self._thought or name
@@ -191,55 +191,55 @@ class MessageStream:
             self._turns.append(_Turn(kind))
         self._turns[-1].pieces.append(text)
 
-    def _note_call(self, piece: Block) -> None:
+    def _take_call(self, piece: Block) -> None:
         number = piece.get("index")
         function = fields(piece.get("function"))
         call = next((turn for turn in self._turns if turn.kind == ARGUMENTS and turn.call == number), None)
         if call is None:
             call = _Turn(ARGUMENTS, number)
             self._turns.append(call)
-        call.id = call.id or (own if isinstance(own := piece.get("id"), str) else None)
+        call.id = call.id or (piece_id if isinstance(piece_id := piece.get("id"), str) else None)
         call.name = call.name or (name if isinstance(name := function.get("name"), str) else None)
         call.pieces.append(arguments_text(function.get("arguments")))
 
-    def _say_turns(self) -> None:
-        """Sends what has come of the turns, one after the other."""
+    def _send_turns(self) -> None:
+        """Sends the received parts of the turns, one turn after the other."""
         while self._turns:
             if self._begun:
                 current = self._turns[self._begun - 1]
-                if not self._say(current) or self._begun == len(self._turns) or not current.is_whole:
+                if not self._send_turn(current) or self._begun == len(self._turns) or not current.is_whole:
                     return
-            following = self._turns[self._begun]
-            if not following.may_begin:
+            next_turn = self._turns[self._begun]
+            if not next_turn.may_begin:
                 return
             self._begun += 1
-            if following.kind == ARGUMENTS:
+            if next_turn.kind == ARGUMENTS:
                 if not any(block.grows == ARGUMENTS for block in self._sent):
-                    self._carry()
-                used = {"type": "tool_use", "id": plain_id(following.id or ""), "name": following.name}
-                self._begin_block({**used, ARGUMENTS: ""})
-                self._sent[-1].received = following.pieces
-            elif self._last is None or self._last.closed or self._last.grows != following.kind:
-                self._begin_block({"type": following.kind, following.kind: "", **_unsigned(following.kind)})
-            self._sent[-1].unsigned = following.kind == "thinking"
+                    self._send_state()
+                tool_use = {"type": "tool_use", "id": plain_id(next_turn.id or ""), "name": next_turn.name}
+                self._begin_block({**tool_use, ARGUMENTS: ""})
+                self._sent[-1].received = next_turn.pieces
+            elif self._last is None or self._last.closed or self._last.grows != next_turn.kind:
+                self._begin_block({"type": next_turn.kind, next_turn.kind: "", **_unsigned(next_turn.kind)})
+            self._sent[-1].unsigned = next_turn.kind == "thinking"
 
-    def _carry(self) -> None:
-        """Sends what the author of the tools wants back with them, as far as it has come."""
+    def _send_state(self) -> None:
+        """Sends the state that the author of the tool uses needs back with them, as far as it has arrived."""
         if (token := self._state.token(self._author, plain_id)) is not None:
             self._begin_block(state_block(token))
 
-    def _say(self, turn: _Turn) -> bool:
-        """Sends what is new of a turn. False for a tool's input that is no beginning of an object."""
+    def _send_turn(self, turn: _Turn) -> bool:
+        """Sends the new part of a turn. Returns False for a tool's input that is not the beginning of an object."""
         if turn.kind == ARGUMENTS:
-            return self._say_input(_joined(turn.pieces))
+            return self._send_input(_joined(turn.pieces))
         self._pending += turn.pieces
         turn.pieces.clear()
         self._send_pending()
         return True
 
-    def _say_input(self, received: str) -> bool:
-        """Sends what is new of a tool's input. False where it is no beginning of an object."""
-        # All of it is parsed each time: so what is new of a long one waits until there is more.
+    def _send_input(self, received: str) -> bool:
+        """Sends the new part of a tool's input. Returns False if it is not the beginning of an object."""
+        # The whole input is parsed each time, so the new part of a long input waits until it has grown enough.
         received = whole_escapes(received, is_last=False)
         if (block := self._last) is None or len(received) - len(block.text) <= len(block.text) * _PART:
             return True
@@ -249,7 +249,7 @@ class MessageStream:
         self._send_pending()
         return True
 
-    # An event of the provider's
+    # Events of the provider
 
     def _pass_on(self, event: Mapping[str, Any], chunk: Chunk) -> None:
         kind = event.get("type")
@@ -260,7 +260,7 @@ class MessageStream:
             self._place(event)
 
     def _place(self, event: Mapping[str, Any]) -> None:
-        """Takes an event of a block. One of another block than the open one waits for the end of that."""
+        """Takes an event of a block. If another block is open, the event waits for its end."""
         kind = event["type"]
         is_free = self._last is None or self._last.closed
         if kind == "content_block_start" and is_free:
@@ -274,26 +274,26 @@ class MessageStream:
             self._close()
             waiting = self._waiting
             self._waiting = []
-            for one in waiting:
-                self._place(one)
+            for waiting_event in waiting:
+                self._place(waiting_event)
 
-    def _begin(self, given: Mapping[str, Any]) -> None:
-        block = block_of(dict(given), self._ids, self._seed)
+    def _begin(self, reported: Mapping[str, Any]) -> None:
+        block = block_of(dict(reported), self._ids, self._seed)
         if block is None:
-            self._close()  # and what comes of it is of no block
+            self._close()  # the rest of the unreadable block then belongs to no open block, and is skipped
         else:
             self._begin_block(block)
 
     def _begin_block(self, block: Block) -> None:
-        """Begins a block; what it has already of what comes in pieces is its first piece."""
+        """Begins a block. If its growing field has content already, that is its first piece."""
         match block["type"]:
             case kind if kind in _TEXTS:
                 begun: Block = {name: [] if name == "citations" else value for name, value in block.items()}
                 empty: Block = {_TEXTS[kind]: ""} | _unsigned(kind)
-                self._say_more(self._open(begun | empty, _TEXTS[kind]), block)
+                self._send_missing(self._open(begun | empty, _TEXTS[kind]), block)
             case _ if ARGUMENTS in block:
                 begun = {name: value for name, value in block.items() if name != ARGUMENTS}
-                self._say_more(self._open({**begun, "input": {}}, ARGUMENTS), block)
+                self._send_missing(self._open({**begun, "input": {}}, ARGUMENTS), block)
             case _:
                 self._open(block, None)
 
@@ -312,14 +312,14 @@ class MessageStream:
             self._sign(block, str(delta.get("signature") or ""))
         elif kind == "citations_delta" and block.grows == "text":
             self._cite(block, [delta.get("citation")])
-        elif kind not in _OTHERS:
+        elif kind not in _WHOLE_DELTAS:
             self._send_pending()
             self._delta(dict(delta))
 
-    # The rest, of the result
+    # The rest, from the result
 
     def _complete(self, content: Sequence[Block]) -> bool:
-        """Sends what is missing of a message. False where something else was sent."""
+        """Sends what is missing of a message. Returns False if something else was sent before."""
         self._send_pending()
         return self._complete_blocks(content) or self._complete_kinds(content)
 
@@ -327,58 +327,58 @@ class MessageStream:
         if len(self._sent) > len(content) or not all(map(_is_begun, self._sent, content)):
             return False
         if self._sent:
-            self._say_more(self._sent[-1], content[len(self._sent) - 1])
+            self._send_missing(self._sent[-1], content[len(self._sent) - 1])
         for block in content[len(self._sent) :]:
             self._begin_block(block)
         self._close()
         return True
 
     def _complete_kinds(self, content: Sequence[Block]) -> bool:
-        """The same where texts and thinking took turns: a stored chat has all of each in one piece."""
-        known = ("text", "thinking", ARGUMENTS)
-        sent = [block.given for block in self._sent if is_token(block.given.get("data"))]
-        states = [block for block in content if is_token(block.get("data")) and block not in sent]
+        """Does the same for texts and thinking that alternated: a stored chat has one piece of each."""
+        kinds = ("text", "thinking", ARGUMENTS)
+        sent_states = [block.start for block in self._sent if is_token(block.start.get("data"))]
+        states = [block for block in content if is_token(block.get("data")) and block not in sent_states]
         tools = [block for block in content if ARGUMENTS in block]
-        called = [block for block in self._sent if block.grows == ARGUMENTS]
-        if any(block.grows not in known and block.given not in sent for block in self._sent) or len(called) > len(
-            tools
-        ):
+        sent_tools = [block for block in self._sent if block.grows == ARGUMENTS]
+        if any(block.grows not in kinds and block.start not in sent_states for block in self._sent) or len(
+            sent_tools
+        ) > len(tools):
             return False
-        thought, text = (self._rest_of(kind, content) for kind in ("thinking", "text"))
-        if text is None or not all(map(_is_begun, called, tools)):
+        thinking, text = (self._unsent(kind, content) for kind in ("thinking", "text"))
+        if text is None or not all(map(_is_begun, sent_tools, tools)):
             return False
         if self._last is not None and self._last.grows == ARGUMENTS:
-            self._say_more(self._last, tools[len(called) - 1])
-        if thought:
-            self._continue({"type": "thinking", "thinking": thought, "signature": ""})
+            self._send_missing(self._last, tools[len(sent_tools) - 1])
+        if thinking:
+            self._continue({"type": "thinking", "thinking": thinking, "signature": ""})
             self._sent[-1].unsigned = True
         if text:
             self._continue({"type": "text", "text": text})
-        for block in (*tools[len(called) :], *states):
+        for block in (*tools[len(sent_tools) :], *states):
             self._begin_block(block)
         self._close()
         return True
 
-    def _rest_of(self, kind: str, content: Sequence[Block]) -> str | None:
-        """The part of all texts, or of all thinking, that was not sent; None where it is another."""
-        whole = "".join(block[kind] for block in content if block["type"] == kind)
-        said = "".join(block.text for block in self._sent if block.grows == kind)
-        return whole[len(said) :] if whole.startswith(said) else None
+    def _unsent(self, kind: str, content: Sequence[Block]) -> str | None:
+        """Returns the part of all texts, or of all thinking, that was not sent; None if another text was sent."""
+        full_text = "".join(block[kind] for block in content if block["type"] == kind)
+        sent_text = "".join(block.text for block in self._sent if block.grows == kind)
+        return full_text[len(sent_text) :] if full_text.startswith(sent_text) else None
 
     def _continue(self, block: Block) -> None:
-        """Sends the rest of one kind, in the last block where it is of that kind."""
+        """Sends the rest of one kind of text, in the last block if that is open and of this kind."""
         kind = block["type"]
         if self._last is None or self._last.closed or self._last.grows != kind:
             self._begin_block(block)
         else:
             self._pending.append(block[kind])
 
-    def _say_more(self, sent: _SentBlock, block: Block) -> None:
-        """Sends what a block has in addition to what was sent of it."""
+    def _send_missing(self, sent: _SentBlock, block: Block) -> None:
+        """Sends the part of a block that was not sent yet."""
         if sent.grows is None or sent.closed:
             return
-        if rest := (block.get(sent.grows) or "")[len(sent.text) :]:
-            self._pending.append(rest)
+        if missing_text := (block.get(sent.grows) or "")[len(sent.text) :]:
+            self._pending.append(missing_text)
             self._send_pending()
         self._cite(sent, _cited(block)[len(sent.citations) :])
         if (signature := block.get("signature", "")) and signature != sent.signature and sent.grows == "thinking":
@@ -390,23 +390,23 @@ class MessageStream:
     def _last(self) -> _SentBlock | None:
         return self._sent[-1] if self._sent else None
 
-    def _start(self, of: Mapping[str, Any]) -> None:
-        """Begins the message, of a chunk or of a message."""
+    def _start(self, source: Mapping[str, Any]) -> None:
+        """Begins the message, with the id and model of a chunk or a message, unless it has begun."""
         if self.started:
             return
         self.started = True
-        message = start_of(self._seed, of.get("model"), None if "choices" in of else of.get("id"))
-        if usage := usage_of(of.get("usage") if "choices" not in of else None):
+        message = start_of(self._seed, source.get("model"), None if "choices" in source else source.get("id"))
+        if usage := usage_of(source.get("usage") if "choices" not in source else None):
             message["usage"] = full_usage(usage)
         elif self._estimated_input is not None:
             message["usage"] = full_usage({"input_tokens": self._estimated_input()})
         self._emit({"type": "message_start", "message": message})
 
-    def _open(self, given: Block, grows: str | None) -> _SentBlock:
+    def _open(self, start: Block, grows: str | None) -> _SentBlock:
         self._close()
-        block = _SentBlock(given, grows)
+        block = _SentBlock(start, grows)
         self._sent.append(block)
-        self._emit({"type": "content_block_start", "index": len(self._sent) - 1, "content_block": with_fields(given)})
+        self._emit({"type": "content_block_start", "index": len(self._sent) - 1, "content_block": with_fields(start)})
         return block
 
     def _close(self) -> None:
@@ -415,9 +415,9 @@ class MessageStream:
         if block is None or block.closed:
             return
         if block.grows == ARGUMENTS and block.received:
-            # What could not be sent yet may have been the beginning of an object all the same.
-            rest = readable(_joined(block.received))[len(block.text) :]
-            self._pending += [rest] if rest else []
+            # The input may have become readable with its last piece, or be readable in part.
+            missing_text = readable(_joined(block.received))[len(block.text) :]
+            self._pending += [missing_text] if missing_text else []
             self._send_pending()
         if block.unsigned and not block.signature:
             self._sign(block, signature_of(self._author, self._thought or THOUGHT))
@@ -458,27 +458,28 @@ class MessageStream:
 
 
 def _is_begun(sent: _SentBlock, block: Block) -> bool:
-    """True if a block of the result can be what a block that was sent is, or is to be."""
-    if sent.given["type"] != block["type"]:
+    """Returns True if a block that was sent, perhaps in part, can be a block of the result."""
+    if sent.start["type"] != block["type"]:
         return False
     match sent.grows:
         case None:
-            return sent.given == block
+            return sent.start == block
         case "text" | "thinking" | "content":
-            whole = block.get(sent.grows) or ""
+            full_text = block.get(sent.grows) or ""
             signature = block.get("signature", "")
-            if sent.closed and (whole != sent.text or (sent.signature and sent.signature != signature)):
+            if sent.closed and (full_text != sent.text or (sent.signature and sent.signature != signature)):
                 return False
             cited = _cited(block)[: len(sent.citations)]
-            return whole.startswith(sent.text) and cited == sent.citations
+            return full_text.startswith(sent.text) and cited == sent.citations
         case _:
-            whole = block[ARGUMENTS]
-            same = sent.given.get("name") == block["name"]
-            return same and (input_of(whole) == input_of(sent.text) if sent.closed else whole.startswith(sent.text))
+            final_input = block[ARGUMENTS]
+            if sent.start.get("name") != block["name"]:
+                return False
+            return input_of(final_input) == input_of(sent.text) if sent.closed else final_input.startswith(sent.text)
 
 
 def _joined(pieces: list[str]) -> str:
-    """The text of pieces, which are one piece from then on."""
+    """Joins pieces in place, and returns their text."""
     pieces[:] = ["".join(pieces)]
     return pieces[0]
 

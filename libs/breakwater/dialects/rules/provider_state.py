@@ -1,9 +1,9 @@
 """The state of a provider in a conversation, for which clients of another API have no field.
 
 Thinking models write reasoning, signatures and ids that only they can read, and refuse the next turn without them. A
-client of another API gets them as an opaque token, where that API has one: the signature of a thinking block, or the
-`encrypted_content` of a reasoning item. The token names its author, and no other model gets what is in it. Nothing is
-stored.
+client of another API gets them as an opaque token in a field that its API has for one: the signature of a thinking
+block, or the `encrypted_content` of a reasoning item. The token names its author, and only the author gets its content
+back. Nothing is stored.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from breakwater.kernel.formats import words
 from breakwater.kernel.json_values import is_too_deep
 
 StateRepair = str
-"""A change of the state in a request that a provider refused.
+"""A change to the state in a request that a provider has refused.
 
-- `foreign`: without what only its author can read;
-- `-` and the name of a field: without that, which the provider does not know;
-- `reasoning`, `signature`: with a substitute where the provider demands its own;
-- `thinking`: without the parameter, as Anthropic demands thinking in each turn where it is set;
-- `ids`: with ids of tool calls that every provider takes.
+- `foreign`: leave out everything that only its author can read;
+- `-` and the name of a field: leave out that field, which the provider does not know;
+- `reasoning`, `signature`: add a substitute where the provider demands its own;
+- `thinking`: leave out the parameter, as Anthropic then demands thinking in each turn;
+- `ids`: use ids of tool calls that every provider accepts.
 """
 
 AUTHOR = "breakwater_author"
 """The field of an answer that names its author, on its way to a client of another API."""
 STATE = "provider_state"
-"""The field of an assistant's message in a chat form that has the opened tokens of its turn. No provider gets it."""
+"""The field of an assistant's message in a chat form with the decoded tokens of its turn. No provider gets it."""
 UNSIGNED = "breakwater:unsigned"
-"""The signature of thinking whose author is not known: SDKs need one."""
+"""The signature of thinking whose author is unknown, as SDKs need a signature."""
 
 _PREFIX = "breakwater:"
 _TOKEN = "breakwater:1:"  # noqa: S105  no secret
@@ -52,18 +52,18 @@ _STANDARD = _OF_CHAT | _SPOKEN
 _PRIVATE = _SPOKEN | words(
     "reasoning_details thinking thinking_blocks extra_content provider_specific_fields signature thought_signature"
 )
-"""Fields of messages and parts that no client has written."""
+"""Fields of messages and parts that only providers write."""
 _SUBSTITUTES = frozenset({"reasoning", "signature", "ids"})
-"""Repairs that put something else in place."""
+"""Repairs that add a substitute."""
 _THOUGHT_PARTS = words("thinking redacted_thinking reasoning")
 _SUBSTITUTE = " "
-"""Of reasoning: some providers take an empty text for none."""
+"""The substitute for reasoning. It is not empty, as some providers take an empty text for none."""
 _SKIP = {"google": {"thought_signature": "skip_thought_signature_validator"}}
 """The signature that Google documents for calls of other models."""
 
 
 def author_of(deployment: str) -> str:
-    """Short name of a deployment, which says nothing about it."""
+    """Returns a short name of a deployment that reveals nothing about it."""
     return hashlib.blake2b(deployment.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
@@ -76,13 +76,13 @@ def token_of(
     calls: Mapping[str, Mapping[str, Any]] | None = None,
     thought_in: str | None = None,
 ) -> str:
-    """A token for a client.
+    """Returns a token for a client.
 
     Args:
-        author: see `author_of`.
+        author: the author, see `author_of`.
         message: fields of the assistant's message.
         calls: further fields of its tool calls, by the ids that the client has.
-        thought_in: the field that the text of the thinking block with this token belongs to.
+        thought_in: the field of the message that has the text of the thinking block with this token.
     """
     state = {"author": author, "message": message, "calls": calls, "thought_in": thought_in}
     content = encoded({name: value for name, value in state.items() if value})
@@ -90,16 +90,16 @@ def token_of(
 
 
 def is_token(value: Any) -> bool:
-    """True for what a provider can't read, as the plane has made it."""
+    """Returns True for a value that the plane has made, and that no provider can read."""
     return isinstance(value, str) and value.startswith(_PREFIX)
 
 
-def opened(token: Any, thinking: Any = None) -> dict[str, Any] | None:
-    """The state in a token; None for one that is none, or was cut or changed on its way.
+def open_token(token: Any, thinking: Any = None) -> dict[str, Any] | None:
+    """Decodes the state in a token; None if it is not a token, or was cut or changed.
 
     Args:
-        token: as the client sent it.
-        thinking: the text of its block.
+        token: the value that the client sent.
+        thinking: the text of the token's block.
     """
     if not isinstance(token, str) or not token.startswith(_TOKEN):
         return None
@@ -113,63 +113,65 @@ def opened(token: Any, thinking: Any = None) -> dict[str, Any] | None:
     calls = fields(state).get("calls")
     if not isinstance(author, str) or is_too_deep(state):
         return None
-    whole = {
+    message_fields = {
         name: value
         for name, value in fields(message).items()
         if name not in _OF_CHAT and (name not in _SPOKEN or isinstance(value, str))
     }
     thought_in = state.get("thought_in")
     if isinstance(thought_in, str) and thought_in in _SPOKEN and isinstance(thinking, str):
-        whole[thought_in] = thinking
+        message_fields[thought_in] = thinking
     return {
         "author": author,
-        "message": whole,
+        "message": message_fields,
         "calls": {name: dict(fields(extra)) for name, extra in fields(calls).items()},
     }
 
 
-def state_of_calls(author: Any, message: Mapping[str, Any], shown: Callable[[str], str] = str) -> str | None:
-    """The token of the fields of a message other than its tool calls, texts and thinking; None without any.
+def state_of_calls(author: Any, message: Mapping[str, Any], client_id: Callable[[str], str] = str) -> str | None:
+    """Returns a token with the fields of a message that a chat does not have; None if there are none.
 
     Args:
-        author: see `author_of`; None where it is not known.
-        message: of the assistant, in a chat's format.
-        shown: the id of a tool call as the client has it.
+        author: the author, see `author_of`; None if it is unknown.
+        message: the message of the assistant, in a chat's format.
+        client_id: returns the id by which the client knows a tool call.
     """
     written = objects(message.get("tool_calls") or ())
     if not isinstance(author, str) or not written:
         return None
-    more = {name: value for name, value in message.items() if value and name not in _STANDARD}
+    message_fields = {name: value for name, value in message.items() if value and name not in _STANDARD}
     calls: dict[str, dict[str, Any]] = {}
     for call in written:
         extra = {name: value for name, value in call.items() if value and name not in _OF_CALL}
-        own = str(call.get("id"))
-        if own_id(shown(own)) != own:
-            extra["id"] = own
+        provider_id = str(call.get("id"))
+        if original_id(client_id(provider_id)) != provider_id:
+            extra["id"] = provider_id
         if extra:
-            calls[shown(own)] = extra
-    return token_of(author, more, calls) if more or calls else None
+            calls[client_id(provider_id)] = extra
+    return token_of(author, message_fields, calls) if message_fields or calls else None
 
 
 class CarriedState:
-    """The content of `state_of_calls` for a streamed message, while it arrives."""
+    """Collects the fields for `state_of_calls` while a message is streamed."""
 
     def __init__(self) -> None:
-        self._said = Assembly()
+        self._assembly = Assembly()
         self._begun = False
 
     def add(self, delta: Mapping[str, Any]) -> None:
-        """Takes a delta; most have nothing of it."""
-        more = {name: delta[name] for name in delta.keys() - _STANDARD if delta[name]}
+        """Takes a delta. Most deltas have no such fields."""
+        message_fields = {name: delta[name] for name in delta.keys() - _STANDARD if delta[name]}
         pieces = objects(delta["tool_calls"] or ()) if "tool_calls" in delta else ()
         calls = [call for call in pieces if call.keys() - _PIECE]
-        if calls or more:
+        if calls or message_fields:
             self._begun = True
-            self._said.add({"choices": [{"index": 0, "delta": {**more, **({"tool_calls": calls} if calls else {})}}]})
+            self._assembly.add(
+                {"choices": [{"index": 0, "delta": {**message_fields, **({"tool_calls": calls} if calls else {})}}]}
+            )
 
-    def token(self, author: Any, shown: Callable[[str], str] = str) -> str | None:
-        """The token of what has come, see `state_of_calls`."""
-        return state_of_calls(author, self._said.messages()[0], shown) if self._begun else None
+    def token(self, author: Any, client_id: Callable[[str], str] = str) -> str | None:
+        """Returns the token of the fields that have arrived, see `state_of_calls`."""
+        return state_of_calls(author, self._assembly.messages()[0], client_id) if self._begun else None
 
 
 # Ids of tool calls
@@ -177,34 +179,34 @@ class CarriedState:
 _PLAIN_ID = re.compile(r"[A-Za-z0-9_-]+")
 _CODED = "call_bw_"
 _MAX_ID = 64
-"""Characters of an id, at OpenAI."""
+"""The most characters of an id at OpenAI."""
 _SHORT_ID = 9
-"""Characters of an id, at Mistral."""
+"""The characters of an id at Mistral."""
 
 
-def plain_id(own: str) -> str:
-    """The id itself where Anthropic takes it; else one that `own_id` turns back, or a hash where that is too long."""
-    if _PLAIN_ID.fullmatch(own):
-        return own
-    coded = _CODED + base64.urlsafe_b64encode(own.encode(errors="surrogatepass")).rstrip(b"=").decode()
-    return coded if len(coded) <= _MAX_ID else f"call_{_digest(own)[:24]}"
+def plain_id(tool_call_id: str) -> str:
+    """Returns an id that Anthropic accepts: the same, else one that `original_id` can decode, else a hash."""
+    if _PLAIN_ID.fullmatch(tool_call_id):
+        return tool_call_id
+    coded = _CODED + base64.urlsafe_b64encode(tool_call_id.encode(errors="surrogatepass")).rstrip(b"=").decode()
+    return coded if len(coded) <= _MAX_ID else f"call_{_digest(tool_call_id)[:24]}"
 
 
-def own_id(shown: str) -> str:
-    """The id that `plain_id` has made another one of; any other is left as it is."""
-    if not shown.startswith(_CODED):
-        return shown
-    content = shown[len(_CODED) :]
+def original_id(client_id: str) -> str:
+    """Returns the id that `plain_id` has encoded; any other id is returned as it is."""
+    if not client_id.startswith(_CODED):
+        return client_id
+    content = client_id[len(_CODED) :]
     try:
-        own = base64.b64decode(content + "=" * (-len(content) % 4), altchars=b"-_", validate=True).decode()
+        decoded_id = base64.b64decode(content + "=" * (-len(content) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
-        return shown
-    return own if plain_id(own) == shown else shown
+        return client_id
+    return decoded_id if plain_id(decoded_id) == client_id else client_id
 
 
-def short_id(own: str) -> str:
-    """An id of at most 64 characters, made of a longer one."""
-    return own if len(own) <= _MAX_ID else f"call_{_digest(own)[:24]}"
+def short_id(tool_call_id: str) -> str:
+    """Returns an id of at most 64 characters: the same, or a hash of a longer one."""
+    return tool_call_id if len(tool_call_id) <= _MAX_ID else f"call_{_digest(tool_call_id)[:24]}"
 
 
 def _digest(text: str) -> str:
@@ -217,12 +219,14 @@ def _digest(text: str) -> str:
 def for_author(
     messages: Sequence[JsonMessage], author: str, repairs: Collection[StateRepair] = ()
 ) -> Sequence[JsonMessage]:
-    """The messages as one provider gets them: with its own state, and without that of others; the same without any.
+    """Returns the messages for one provider, with its own state and without that of others.
+
+    The same object is returned if there is no state and nothing to repair.
 
     Args:
-        messages: in a chat's format, perhaps with `STATE`.
+        messages: the messages in a chat's format, perhaps with `STATE`.
         author: the deployment that is called, see `author_of`.
-        repairs: what it refused before.
+        repairs: the repairs after its refusals.
     """
     if not repairs and not any(STATE in message for message in messages):
         return messages
@@ -238,8 +242,8 @@ def for_author(
                     message = _restored(message, state, ids, demands)
             if dropped := _PRIVATE if "foreign" in repairs else unknown:
                 message = _without(message, dropped)
-        elif (own := ids.get(str(message.get("tool_call_id")))) is not None:
-            message["tool_call_id"] = own
+        elif (provider_id := ids.get(str(message.get("tool_call_id")))) is not None:
+            message["tool_call_id"] = provider_id
         restored.append(message)
     if THOUGHT in unknown:
         demands.discard("reasoning")
@@ -249,7 +253,10 @@ def for_author(
 def _restored(
     message: dict[str, JsonValue], state: Mapping[str, Any], ids: dict[str, str], demands: set[str]
 ) -> dict[str, JsonValue]:
-    """A message with the fields of a state. A provider that has written some wants them in other turns, too."""
+    """Returns a message with the fields of a state.
+
+    A provider that has written reasoning or signatures demands them in all turns, which is added to `demands`.
+    """
     for name, value in fields(state.get("message")).items():
         before = message.get(name)
         message[name] = before + value if name in _SPOKEN and isinstance(before, str) else value
@@ -259,18 +266,18 @@ def _restored(
     known_calls = list[dict[str, JsonValue]]()
     for call in objects(message.get("tool_calls") or ()):
         extra = fields(calls.get(str(call.get("id"))))
-        more = {name: value for name, value in extra.items() if name not in _OF_CALL}
-        if isinstance(own := extra.get("id"), str):
-            ids[str(call.get("id"))] = own
-            more["id"] = own
-        if _is_signed(more):
+        extra_fields = {name: value for name, value in extra.items() if name not in _OF_CALL}
+        if isinstance(provider_id := extra.get("id"), str):
+            ids[str(call.get("id"))] = provider_id
+            extra_fields["id"] = provider_id
+        if _is_signed(extra_fields):
             demands.add("signature")
-        known_calls.append({**call, **more})
+        known_calls.append({**call, **extra_fields})
     return {**message, **({"tool_calls": cast(JsonValue, known_calls)} if known_calls else {})}
 
 
 def _substituted(message: dict[str, JsonValue], demands: Collection[str]) -> dict[str, JsonValue]:
-    """A message with substitutes for what a provider demands of each turn, and another model has not written."""
+    """Returns a message with substitutes for what a provider demands in each turn and another model left out."""
     calls = objects(message.get("tool_calls") or ())
     if message.get("role") == "assistant":
         if "reasoning" in demands and not message.get(THOUGHT):
@@ -289,7 +296,7 @@ def _substituted(message: dict[str, JsonValue], demands: Collection[str]) -> dic
 
 
 def substitutes_in(messages: Iterable[JsonMessage], repairs: Collection[StateRepair]) -> list[JsonMessage]:
-    """At least what `for_author` adds to messages: an estimate counts it."""
+    """Returns at least the substitutes that `for_author` adds to messages, for estimates."""
     turns = [message for message in messages if message.get("role") == "assistant"]
     if not _SUBSTITUTES.intersection(repairs) and not any(STATE in turn for turn in turns):
         return []
@@ -301,7 +308,7 @@ def _is_signed(call: Mapping[str, Any]) -> bool:
 
 
 def _without(message: Mapping[str, JsonValue], names: Collection[str]) -> dict[str, JsonValue]:
-    """A message without fields of those names, in itself, its parts and its calls."""
+    """Returns a message without fields of some names, also in its parts and calls."""
     plain = {name: value for name, value in message.items() if name not in names}
     if isinstance(content := plain.get("content"), list):
         parts = [part for part in content if names is not _PRIVATE or fields(part).get("type") not in _THOUGHT_PARTS]
@@ -315,10 +322,10 @@ def _without(message: Mapping[str, JsonValue], names: Collection[str]) -> dict[s
 
 
 def lacks_thinking(turns: Sequence[Mapping[str, Any]]) -> bool:
-    """True if Anthropic would refuse thinking, as a turn of tools since the user's last words begins without.
+    """Returns True if Anthropic would refuse `thinking`: a turn of tools since the user's last text has begun without.
 
     Args:
-        turns: messages in Anthropic's format.
+        turns: the messages in Anthropic's format.
     """
     for turn in reversed(turns):
         blocks = objects(turn.get("content")) if isinstance(turn.get("content"), list) else []
@@ -388,18 +395,18 @@ _REPAIR_OF: Mapping[str, StateRepair] = {
     UNKNOWN_FIELD: "foreign",
 }
 STATE_ERRORS = frozenset(_REPAIR_OF)
-"""Classes of refusals of a conversation for the state in it."""
+"""The classes of errors with which providers refuse the state in a conversation."""
 _OF_CONVERSATION = frozenset({UNREADABLE, "MissingThinkingError"})
 _PRIVATE_NAME = re.compile(
     r"\b(reasoning(_content|_details)?|extra_content|thinking_blocks|provider_specific_fields)\b", re.I
 )
-_READ = 8_000
-"""Characters of a provider's text that are looked at."""
+_MAX_READ = 8_000
+"""The characters of a provider's text that are searched."""
 
 
 def state_error(code: str | None, param: str | None, text: str) -> tuple[str, str | None] | None:
-    """The class of a refusal of the state in a conversation, and the field at fault; None for another refusal."""
-    words_of_error = f"{code}\n{param}\n{text[:_READ]}"
+    """Returns the class of a refusal of the state in a conversation, and the field at fault; None for other errors."""
+    words_of_error = f"{code}\n{param}\n{text[:_MAX_READ]}"
     class_name = next((name for name, pattern in _STATE_WORDS if pattern.search(words_of_error)), None)
     if class_name is None:
         return None
@@ -408,10 +415,10 @@ def state_error(code: str | None, param: str | None, text: str) -> tuple[str, st
 
 
 def state_repair(class_name: str, param: str | None) -> StateRepair | None:
-    """The repair for such a refusal. `param`: the field at fault."""
+    """Returns the repair for a refusal of state; `param` is the field at fault. None for other classes."""
     return f"-{param}" if class_name == UNKNOWN_FIELD and param in _PRIVATE else _REPAIR_OF.get(class_name)
 
 
 def is_of_model(class_name: str) -> bool:
-    """True if the model would refuse each conversation so, and not just this one."""
+    """Returns True if the model would refuse any conversation in this way, and not just the current one."""
     return class_name in STATE_ERRORS - _OF_CONVERSATION

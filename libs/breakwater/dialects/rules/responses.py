@@ -1,4 +1,4 @@
-"""OpenAI's Responses: requests as chats, and as the bodies that a provider of the same API gets."""
+"""OpenAI's Responses: requests as chats, and as bodies for a provider of the same API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from breakwater.dialects.rules.forms import EMPTY, Body, ChatForm, InvalidBodyError
-from breakwater.dialects.rules.provider_state import STATE, StateRepair, is_token, opened, short_id
+from breakwater.dialects.rules.provider_state import STATE, StateRepair, is_token, open_token, short_id
 from breakwater.dialects.rules.responses_answer import OWN_ITEM
 from breakwater.dialects.rules.tool_schemas import portable_tool
 from breakwater.jobs.rules.chat_messages import arguments_text, fields, objects
@@ -39,7 +39,7 @@ DROPPED: Mapping[str, str] = {
     "tools[].strict, where it is not given": "chat's default takes its place",
     "role developer": "it becomes `system`, which every server knows",
 }
-"""Fields that a translated call goes without: the same question is asked without them."""
+"""Fields that a translated call leaves out, and why it asks for the same without them."""
 
 _TRANSLATED = words(
     "include input instructions max_output_tokens reasoning text tool_choice tools top_logprobs truncation"
@@ -55,7 +55,7 @@ _NAMES: Mapping[str, str] = {
     "response_format": "text.format",
     "verbosity": "text.verbosity",
 }
-"""Names of a chat's fields in a request for a response."""
+"""The body's names for the fields of a chat."""
 
 _OF_PLANE = ("background", "conversation", "previous_response_id")
 _NOT_IN_JOB = "can't be in a job's request: the plane keeps conversations itself, for clients of POST /v1/responses"
@@ -71,15 +71,15 @@ _ITEMS = words(
     web_search_call
     """
 )
-"""Types of items that a chat lacks, and that cost their tokens: they say what was done before."""
+"""Types of items that a chat lacks and that cost nothing but tokens, as they report what was done before."""
 _PARTS = frozenset({"input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"})
-"""Types of parts that are texts, also where their text is missing."""
+"""Types of text parts, which cost nothing but tokens even if their text is missing."""
 _OF_FUNCTION = frozenset({"type", "name", "description", "parameters", "strict"})
 _OF_CUSTOM = frozenset({"type", "name", "description", "format"})
 
 
 def chat_form(body: Body) -> ChatForm:
-    """The request as a chat. Raises InvalidBodyError."""
+    """Returns the request as a chat. Raises InvalidBodyError."""
     for name in _OF_PLANE:
         if body.get(name):
             raise InvalidBodyError(FieldError(name, _NOT_IN_JOB))
@@ -94,22 +94,22 @@ def chat_form(body: Body) -> ChatForm:
 
 
 def dropped_fields(body: Body) -> set[str]:
-    """The fields of a body, but for those of its items and tools, that a chat does not get."""
-    found = {name for name in _LEFT_OUT if body.get(name) is not None}
+    """Returns the fields of a body that its chat form leaves out, except those of items and tools."""
+    dropped = {name for name in _LEFT_OUT if body.get(name) is not None}
     summary = {f"reasoning.{name}" for name in ("summary", "generate_summary")}
-    return found | {path for path in summary if fields(body.get("reasoning")).get(path.partition(".")[2]) is not None}
+    return dropped | {path for path in summary if fields(body.get("reasoning")).get(path.partition(".")[2]) is not None}
 
 
-def _run_by_provider(tool: Mapping[str, Any], place: str) -> Iterator[FieldError]:
-    """The tools that the provider runs itself: this one, or those that it is made of."""
+def _tools_run_by_provider(tool: Mapping[str, Any], place: str) -> Iterator[FieldError]:
+    """Yields a problem if the provider runs a tool itself, or for each tool of a namespace that it runs."""
     match tool:
         case {"type": "function" | "custom" | "apply_patch" | "computer" | "computer_use_preview" | "local_shell"}:
             return
         case {"type": "tool_search", "execution": "client"}:
             return
         case {"type": "namespace", "tools": list(tools)}:
-            for number, one in enumerate(objects(tools)):
-                yield from _run_by_provider(one, f"{place}.tools[{number}]")
+            for number, nested_tool in enumerate(objects(tools)):
+                yield from _tools_run_by_provider(nested_tool, f"{place}.tools[{number}]")
         case _:
             yield FieldError(f"{place}.type", f"{tool.get('type')!r}: {_RUN_BY_PROVIDER}")
 
@@ -125,24 +125,24 @@ class _Translation:
     def params(self, body: Body) -> dict[str, JsonValue]:
         params: dict[str, JsonValue] = {name: body[name] for name in _SAME if body.get(name) is not None}
         if params.get("service_tier") == "auto":
-            del params["service_tier"]  # asks for what leaving it out does
+            del params["service_tier"]  # means the same as leaving it out
         for name, value in body.items():
             if name not in _KNOWN and value is not None:
                 self.lose(name)
                 self.unpriced.append(FieldError(name, _UNKNOWN))
-        if (most := body.get("max_output_tokens")) is not None:
-            params["max_tokens"] = most
-        if (several := body.get("top_logprobs")) is not None:
-            params |= {"top_logprobs": several, "logprobs": True} if several else {}
-        for number, wanted in enumerate(_list(body, "include")):
-            if wanted == "message.output_text.logprobs":
+        if (max_output_tokens := body.get("max_output_tokens")) is not None:
+            params["max_tokens"] = max_output_tokens
+        if (top_logprobs := body.get("top_logprobs")) is not None:
+            params |= {"top_logprobs": top_logprobs, "logprobs": True} if top_logprobs else {}
+        for number, included in enumerate(_list(body, "include")):
+            if included == "message.output_text.logprobs":
                 params["logprobs"] = True
-            elif wanted != "reasoning.encrypted_content":
+            elif included != "reasoning.encrypted_content":
                 self.lose(f"include[{number}]")
         if body.get("truncation") not in (None, "disabled"):
             self.lose("truncation", "only `disabled` can be translated; `on_context_overflow: trim` of the agent trims")
-        self._reasoning(_given_object(body, "reasoning"), params)
-        self._text(_given_object(body, "text"), params)
+        self._reasoning(_optional_object(body, "reasoning"), params)
+        self._text(_optional_object(body, "text"), params)
         self._tools(body, params)
         return params
 
@@ -162,7 +162,7 @@ class _Translation:
             elif name != "format":
                 self.lose(f"text.{name}")
             elif (kind := fields(value).get("type")) == "json_schema":
-                schema = {name: one for name, one in fields(value).items() if name != "type"}
+                schema = {name: field_value for name, field_value in fields(value).items() if name != "type"}
                 params["response_format"] = {"type": "json_schema", "json_schema": schema}
             elif kind == "json_object":
                 params["response_format"] = {"type": "json_object"}
@@ -180,9 +180,9 @@ class _Translation:
                 tools[_key(tool)] = translated
         kind = choice if isinstance(choice, str) or choice is None else fields(choice).get("type")
         if kind == "allowed_tools":
-            # Which of them may be called is said by leaving the others out, which every server understands.
-            allowed = [_key(one) for one in objects(fields(choice).get("tools"))]
-            if missing := [one for one in allowed if one not in tools]:
+            # The other tools are left out, which every server understands.
+            allowed = [_key(allowed_tool) for allowed_tool in objects(fields(choice).get("tools"))]
+            if missing := [key for key in allowed if key not in tools]:
                 self.lose("tool_choice.tools", f"{missing[0][1] or missing[0][0]!r} is none of the tools")
             tools = {key: tool for key, tool in tools.items() if key in allowed}
             choice = fields(choice).get("mode")
@@ -201,17 +201,19 @@ class _Translation:
         kind = tool.get("type")
         if kind not in ("function", "custom"):
             self.lose(f"{place}.type", f"{kind!r} {_NOT_IN_CHAT}")
-            self.unpriced += _run_by_provider(tool, place)
+            self.unpriced += _tools_run_by_provider(tool, place)
             return None
-        known = _OF_FUNCTION if kind == "function" else _OF_CUSTOM
+        known_fields = _OF_FUNCTION if kind == "function" else _OF_CUSTOM
         for name, value in tool.items():
-            if name not in known and value not in (None, False):
+            if name not in known_fields and value not in (None, False):
                 self.lose(f"{place}.{name}")
-        said = {name: value for name, value in tool.items() if name in known - {"type"} and value is not None}
-        if kind == "custom" and (form := fields(said.get("format"))).get("type") == "grammar":
-            grammar = {name: value for name, value in form.items() if name != "type"}
-            said["format"] = {"type": "grammar", "grammar": grammar}
-        return {"type": kind, kind: said}
+        translated = {
+            name: value for name, value in tool.items() if name in known_fields - {"type"} and value is not None
+        }
+        if kind == "custom" and (text_format := fields(translated.get("format"))).get("type") == "grammar":
+            grammar = {name: value for name, value in text_format.items() if name != "type"}
+            translated["format"] = {"type": "grammar", "grammar": grammar}
+        return {"type": kind, kind: translated}
 
     def messages(self, body: Body) -> list[dict[str, JsonValue]]:
         conversation = _Conversation()
@@ -222,24 +224,24 @@ class _Translation:
             raise InvalidBodyError(FieldError("instructions", "must be a string"))
         elif instructions:
             conversation.say("system", instructions)
-        given = body.get("input")
-        if isinstance(given, str):
-            conversation.say("user", given)
-        elif isinstance(given, list):
-            self._items(given, "input", conversation)
-        elif given is not None or body.get("prompt") is None:
-            wrong = "is required" if given is None else "must be a string or a list of items"
-            raise InvalidBodyError(FieldError("input", wrong))
+        request_input = body.get("input")
+        if isinstance(request_input, str):
+            conversation.say("user", request_input)
+        elif isinstance(request_input, list):
+            self._items(request_input, "input", conversation)
+        elif request_input is not None or body.get("prompt") is None:
+            problem = "is required" if request_input is None else "must be a string or a list of items"
+            raise InvalidBodyError(FieldError("input", problem))
         conversation.end_results()
         return conversation.messages
 
     def _items(self, items: Iterable[Any], name: str, conversation: _Conversation) -> None:
-        for number, one in enumerate(items):
+        for number, value in enumerate(items):
             place = f"{name}[{number}]"
-            item = _object(one, place)
+            item = _object(value, place)
             if item.get("tools") and item.get("type") != "mcp_list_tools":
                 for index, tool in enumerate(objects(item["tools"])):
-                    self.unpriced += _run_by_provider(tool, f"{place}.tools[{index}]")
+                    self.unpriced += _tools_run_by_provider(tool, f"{place}.tools[{index}]")
             match item.get("type", "message"):
                 case "message":
                     role = item.get("role")
@@ -259,7 +261,7 @@ class _Translation:
                     output = self._content(item.get("output"), f"{place}.output")
                     conversation.results(self._required(item, place, "call_id"), output)
                 case "reasoning":
-                    if (state := opened(item.get("encrypted_content"))) is not None:
+                    if (state := open_token(item.get("encrypted_content"))) is not None:
                         conversation.recall(state)
                 case kind:
                     self.lose(f"{place}.type", f"{kind!r} {_NOT_IN_CHAT}")
@@ -267,10 +269,10 @@ class _Translation:
                         self.unpriced.append(FieldError(f"{place}.type", f"{kind!r} {_UNKNOWN}"))
 
     def _call(
-        self, item: Mapping[str, Any], place: str, kind: str, name: str, given: Any, conversation: _Conversation
+        self, item: Mapping[str, Any], place: str, kind: str, name: str, arguments: Any, conversation: _Conversation
     ) -> None:
-        called = {"name": self._required(item, place, "name"), name: given}
-        conversation.calls({"id": self._required(item, place, "call_id"), "type": kind, kind: called})
+        function = {"name": self._required(item, place, "name"), name: arguments}
+        conversation.calls({"id": self._required(item, place, "call_id"), "type": kind, kind: function})
 
     def _required(self, item: Mapping[str, Any], place: str, name: str) -> Any:
         if not isinstance(item.get(name), str):
@@ -278,13 +280,17 @@ class _Translation:
         return item.get(name)
 
     def _content(self, content: Any, place: str) -> Any:
-        """A text, or chat's parts; one text alone is no list, which more servers understand."""
+        """Returns a text or a list of a chat's parts. A single text is never a list, as more servers take a text."""
         if content is None or isinstance(content, str):
             return content or ""
         if not isinstance(content, list):
             raise InvalidBodyError(FieldError(place, "must be a string or a list of parts"))
-        places = ((one, f"{place}[{number}]") for number, one in enumerate(cast(list[Any], content)))
-        parts = [part for one, at in places if (part := self._part(_object(one, at), at)) is not None]
+        parts = list[dict[str, Any]]()
+        for number, item in enumerate(cast(list[Any], content)):
+            at = f"{place}[{number}]"
+            part = self._part(_object(item, at), at)
+            if part is not None:
+                parts.append(part)
         return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
     def _part(self, part: Mapping[str, Any], place: str) -> dict[str, Any] | None:
@@ -297,13 +303,16 @@ class _Translation:
                 detail = part.get("detail")
                 return {"type": "image_url", "image_url": {"url": url, **({"detail": detail} if detail else {})}}
             case {"type": "input_file", "file_data": str()} | {"type": "input_file", "file_id": str()}:
-                kept = ("file_data", "file_id", "filename")
-                return {"type": "file", "file": {name: part[name] for name in kept if part.get(name) is not None}}
+                file_fields = ("file_data", "file_id", "filename")
+                return {
+                    "type": "file",
+                    "file": {name: part[name] for name in file_fields if part.get(name) is not None},
+                }
             case {"type": "input_audio", "input_audio": sound}:
                 return {"type": "input_audio", "input_audio": sound}
             case {"type": "input_image" | "input_file" | "input_audio"}:
-                given = next((name for name in ("file_url", "file_id") if part.get(name) is not None), "type")
-                self.lose(f"{place}.{given}")
+                reference = next((name for name in ("file_url", "file_id") if part.get(name) is not None), "type")
+                self.lose(f"{place}.{reference}")
             case _:
                 kind = part.get("type")
                 self.lose(f"{place}.type", f"{kind!r} {_NOT_IN_CHAT}")
@@ -314,18 +323,18 @@ class _Translation:
 
 @dataclass(slots=True)
 class _Conversation:
-    """Messages of a chat: the items of one turn of the assistant become one message, as chat wants it."""
+    """Builds the messages of a chat. All items of one turn of the assistant become one message, as a chat demands."""
 
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     _files: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Files of the latest results: chats have them in messages of the user only, and those follow all results."""
+    """Files of the latest results. A chat allows them only in a message of the user, which must follow all results."""
     _recalled: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """States of the turn that begins."""
+    """States of the turn that is about to begin."""
 
     def recall(self, state: dict[str, Any]) -> None:
-        """Takes what the author of a turn wants back: it is of the turn that has begun, or of the one that follows."""
+        """Takes the state that the author of a turn needs back. It belongs to the current turn, or to the next one."""
         turn = self.messages[-1] if self.messages else {}
-        if state["calls"]:  # which may have their results by now
+        if state["calls"]:  # their turn may be over, as they may have results by now
             turns = (message for message in reversed(self.messages) if _call_ids(message) & state["calls"].keys())
             turn = next(turns, turn)
         if turn.get("role") == "assistant":
@@ -347,7 +356,7 @@ class _Conversation:
         if role != "assistant" or not last.get("tool_calls"):
             self._begin(role, content)
         else:
-            # Nothing may stand between calls and their results.
+            # No message may stand between calls and their results, so the text joins the message of the calls.
             before = _parts(last.get("content"))
             more = _parts(content)
             last["content"] = [*before, *more] if before else content
@@ -358,15 +367,15 @@ class _Conversation:
             self._begin("assistant", None)
         self.messages[-1].setdefault("tool_calls", []).append(call)
 
-    def results(self, of_call: Any, content: Any) -> None:
+    def results(self, tool_call_id: Any, content: Any) -> None:
         if isinstance(content, list):
             parts = objects(cast(Any, content))
             texts = [part for part in parts if part.get("type") == "text"]
             for part in parts:
                 if part.get("type") != "text":
-                    self._files += [{"type": "text", "text": f"A file in the result of {of_call}:"}, part]
+                    self._files += [{"type": "text", "text": f"A file in the result of {tool_call_id}:"}, part]
             content = texts[0]["text"] if len(texts) == 1 else texts or ""
-        self.messages.append({"role": "tool", "tool_call_id": of_call, "content": content})
+        self.messages.append({"role": "tool", "tool_call_id": tool_call_id, "content": content})
 
     def end_results(self) -> None:
         if self._files:
@@ -385,7 +394,7 @@ def _parts(content: Any) -> list[Any]:
 
 
 def _key(tool: Mapping[str, Any]) -> tuple[str, str]:
-    """Type and name of a tool, which nothing but texts has."""
+    """Returns the type and the name of a tool."""
     return str(tool.get("type") or ""), str(tool.get("name") or "")
 
 
@@ -395,7 +404,7 @@ def _object(value: Any, place: str) -> Mapping[str, Any]:
     return cast(dict[str, Any], value)
 
 
-def _given_object(body: Body, name: str) -> Mapping[str, Any]:
+def _optional_object(body: Body, name: str) -> Mapping[str, Any]:
     return {} if (value := body.get(name)) is None else _object(value, name)
 
 
@@ -407,25 +416,25 @@ def _list(body: Body, name: str) -> Sequence[Any]:
 
 
 def native_body(body: Body, *, params: Body, max_tokens: int, system_prompt: str | None) -> Mapping[str, JsonValue]:
-    """The body for a provider that speaks Responses.
+    """Returns the body for a provider that speaks Responses.
 
-    Reasoning that the plane made of another dialect's answer is left out: no provider knows it. Ids of calls are such
-    as OpenAI takes.
+    Reasoning that the plane has made from another dialect's answer is left out, as no provider knows it. Ids of calls
+    become ids that OpenAI accepts.
 
     Args:
-        body: as the client wrote it.
-        params: of the agent, in a chat's words, for what the body lacks. What Responses calls otherwise is translated.
-        max_tokens: the most output.
-        system_prompt: of the agent, for a body without one.
+        body: the body as the client wrote it.
+        params: the agent's params, with a chat's names, for fields that the body lacks.
+        max_tokens: the limit of output tokens.
+        system_prompt: the agent's system prompt, for a body without one.
     """
     native: dict[str, Any] = {**body, "max_output_tokens": max_tokens}
-    given = body.get("input")
-    if isinstance(given, list):
-        native["input"] = [_with_short_id(item) for item in given if not _is_own_reasoning(item)]
-    instructed = body.get("instructions") or any(
-        item.get("role") in ("system", "developer") for item in objects(given or [])
+    request_input = body.get("input")
+    if isinstance(request_input, list):
+        native["input"] = [_with_short_id(item) for item in request_input if not _is_own_reasoning(item)]
+    has_instructions = body.get("instructions") or any(
+        item.get("role") in ("system", "developer") for item in objects(request_input or [])
     )
-    if system_prompt is not None and not instructed:
+    if system_prompt is not None and not has_instructions:
         native["instructions"] = system_prompt
     for name, value in params.items():
         match name:
@@ -448,7 +457,7 @@ def native_body(body: Body, *, params: Body, max_tokens: int, system_prompt: str
 
 
 def size_of(body: Body) -> InputSize:
-    """Size of all that a valid body sends to a provider that speaks Responses."""
+    """Returns the size of everything that a valid body sends to a provider that speaks Responses."""
     size = size_of_params({name: value for name, value in body.items() if name not in ("input", "instructions")})
     for conversation in (body.get("instructions"), body.get("input")):
         size += size_of_messages(cast(list[Any], conversation if isinstance(conversation, list) else [conversation]))
@@ -456,16 +465,16 @@ def size_of(body: Body) -> InputSize:
 
 
 def _with_short_id(item: JsonValue) -> JsonValue:
-    called = fields(item).get("call_id")
-    if not isinstance(called, str) or called == (shorter := short_id(called)):
+    call_id = fields(item).get("call_id")
+    if not isinstance(call_id, str) or call_id == (shorter_id := short_id(call_id)):
         return item
-    return {**fields(item), "call_id": shorter}
+    return {**fields(item), "call_id": shorter_id}
 
 
 def repaired_body(body: Body, repairs: Collection[StateRepair]) -> Mapping[str, JsonValue]:
-    """The body for a provider of Responses that has refused the reasoning in it: without all of it.
+    """Returns a body without any reasoning, for a provider of Responses that has refused the reasoning in it.
 
-    Ids of items go with it: a provider that knows one misses the reasoning next to it.
+    The ids of items are left out, too: a provider that knows an item by its id demands the reasoning next to it.
     """
     if "foreign" not in repairs or not isinstance(items := body.get("input"), list):
         return body
@@ -480,36 +489,36 @@ def _without_id(item: JsonValue) -> JsonValue:
 
 
 def text_format(response_format: Mapping[str, Any]) -> dict[str, Any]:
-    """A chat's `response_format` as `text.format`."""
+    """Returns a chat's `response_format` as `text.format`."""
     return _flat(response_format)
 
 
 def _flat(holder: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool, a choice or a format of a chat, which has its fields one level deeper."""
+    """Flattens a tool, a tool choice or a format of a chat, whose fields are one level deeper there."""
     inner = fields(holder.get(str(holder.get("type"))))
     return {"type": holder.get("type"), **inner} if inner else dict(holder)
 
 
 def input_of(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A chat's messages as items."""
+    """Returns a chat's messages as items."""
     items = list[dict[str, Any]]()
     for message in messages:
         role = message.get("role")
         content = message.get("content")
         if role == "tool":
-            called = {"type": "function_call_output", "call_id": message.get("tool_call_id")}
+            output_item = {"type": "function_call_output", "call_id": message.get("tool_call_id")}
             items.append(
-                {**called, "output": content if isinstance(content, str) else _items_of_parts(content, "input")}
+                {**output_item, "output": content if isinstance(content, str) else _items_of_parts(content, "input")}
             )
             continue
         if content:
             kind = "output" if role == "assistant" else "input"
-            given = content if isinstance(content, str) else _items_of_parts(content, kind)
-            items.append({"type": "message", "role": role, "content": given})
+            item_content = content if isinstance(content, str) else _items_of_parts(content, kind)
+            items.append({"type": "message", "role": role, "content": item_content})
         for call in objects(message.get("tool_calls") or []):
             kind = "function" if call.get("custom") is None else "custom"
-            named = "custom_tool_call" if kind == "custom" else "function_call"
-            items.append({"type": named, "call_id": call.get("id"), **fields(call.get(kind))})
+            item_type = "custom_tool_call" if kind == "custom" else "function_call"
+            items.append({"type": item_type, "call_id": call.get("id"), **fields(call.get(kind))})
     return items
 
 
@@ -522,8 +531,12 @@ def _item_of_part(part: Mapping[str, Any], kind: str) -> dict[str, Any]:
         case {"type": "text", "text": text}:
             return {"type": f"{kind}_text", "text": text}
         case {"type": "image_url", "image_url": image}:
-            said = fields(image) or {"url": image}
-            return {"type": "input_image", "image_url": said.get("url"), "detail": said.get("detail") or "auto"}
+            image_fields = fields(image) or {"url": image}
+            return {
+                "type": "input_image",
+                "image_url": image_fields.get("url"),
+                "detail": image_fields.get("detail") or "auto",
+            }
         case {"type": "file", "file": file}:
             return {"type": "input_file", **fields(file)}
         case _:
@@ -531,8 +544,8 @@ def _item_of_part(part: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _is_own_reasoning(item: Any) -> bool:
-    found = fields(item)
-    if found.get("type") != "reasoning":
+    item_fields = fields(item)
+    if item_fields.get("type") != "reasoning":
         return False
-    encrypted = found.get("encrypted_content")
-    return is_token(encrypted) or (not encrypted and str(found.get("id")).startswith(f"rs_{OWN_ITEM}"))
+    encrypted = item_fields.get("encrypted_content")
+    return is_token(encrypted) or (not encrypted and str(item_fields.get("id")).startswith(f"rs_{OWN_ITEM}"))

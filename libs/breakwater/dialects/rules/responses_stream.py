@@ -1,4 +1,4 @@
-"""The events of a streamed Response: those of its provider, and those that a chat's chunks come to, as one stream."""
+"""The events of a streamed Response, as one stream: those of its provider, and those made from a chat's chunks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from breakwater.dialects.rules.chat_chunks import Assembly, Chunk, rest_of
+from breakwater.dialects.rules.chat_chunks import Assembly, Chunk, missing_chunks_of
 from breakwater.dialects.rules.chat_completions import completion_of, first_choice, is_overflow
 from breakwater.dialects.rules.provider_state import AUTHOR, CarriedState, state_of_calls
 from breakwater.dialects.rules.responses_answer import (
     THOUGHTS,
-    Asked,
+    EchoedRequest,
     Item,
     annotation,
     call_item,
@@ -36,7 +36,7 @@ ResponseEvent = dict[str, Any]
 _LIFE = frozenset(
     f"response.{state}" for state in ("created", "queued", "in_progress", "completed", "incomplete", "failed")
 )
-"""Events about the response as a whole, which the plane says itself."""
+"""Events about the whole response. The plane sends its own instead."""
 
 _SAYS: Mapping[str, tuple[str, str]] = {
     "output_text": ("response.output_text", "text"),
@@ -46,14 +46,14 @@ _SAYS: Mapping[str, tuple[str, str]] = {
     "function_call": ("response.function_call_arguments", "arguments"),
     "custom_tool_call": ("response.custom_tool_call_input", "input"),
 }
-"""By the type of a part, or of a tool call: the beginning of its events' names, and the field with its text."""
+"""By the type of a part or tool call: the prefix of its events' names, and the field that has its text."""
 _OF_ITEM: Mapping[str, tuple[str, ...]] = {
     "message": ("output_text", "refusal"),
     "reasoning": ("reasoning_text", "summary_text"),
     "function_call": ("function_call",),
     "custom_tool_call": ("custom_tool_call",),
 }
-"""Parts of items, by their type."""
+"""The types of parts that an item may have, by the item's type."""
 _DONE = frozenset(name for name, _ in _SAYS.values())
 _INDEXED = frozenset({"output_item", "content_part", "reasoning_summary_part", *(name.split(".")[1] for name in _DONE)})
 """Kinds of events that are about an item."""
@@ -65,23 +65,23 @@ _ENDS = {"completed": "response.completed", "incomplete": "response.incomplete"}
 
 
 class ContradictionError(BreakwaterError):
-    """Another answer decided the job than the one that was begun in the stream."""
+    """The job was decided by another answer than the one that was begun in the stream."""
 
 
 def event_bytes(event: ResponseEvent) -> bytes:
-    """An event as one of a server-sent stream."""
+    """Writes an event as a server-sent event."""
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encoded(event))
 
 
 @dataclass(slots=True)
 class _Part:
-    """A text of an item, while it is said: of a message's content, of reasoning, or of a tool call."""
+    """A text of an item while it is streamed: part of a message's content, of reasoning, or of a tool call."""
 
     kind: str
     pieces: list[str] = field(default_factory=list[str])
     annotations: list[Item] = field(default_factory=list[Item])
     logprobs: list[Item] = field(default_factory=list[Item])
-    done: bool = False
+    is_done: bool = False
 
     @property
     def text(self) -> str:
@@ -89,7 +89,7 @@ class _Part:
             self.pieces = ["".join(self.pieces)]
         return self.pieces[0] if self.pieces else ""
 
-    def whole(self) -> Item:
+    def to_json(self) -> Item:
         part: Item = {"type": self.kind, _SAYS[self.kind][1]: self.text}
         if self.kind == "output_text":
             part |= {"annotations": [*self.annotations], "logprobs": [*self.logprobs]}
@@ -98,38 +98,38 @@ class _Part:
 
 @dataclass(slots=True)
 class _OpenItem:
-    """An item, while it is said. `parts`: of its content; of its summary at negative numbers from -1 on."""
+    """An item while it is streamed. Parts of its content have numbers from 0 up, those of its summary from -1 down."""
 
     number: int
     item: Item
     parts: dict[int, _Part] = field(default_factory=dict[int, _Part])
-    done: bool = False
+    is_done: bool = False
 
-    def whole(self, status: str) -> Item:
-        if self.done or not self.parts:
+    def to_json(self, status: str) -> Item:
+        if self.is_done or not self.parts:
             return self.item
         item = {**self.item, "status": status} if "status" in self.item else dict(self.item)
         if (kind := item["type"]) in _SAYS:
             return {**item, _SAYS[kind][1]: self.parts[0].text}
-        content = [part.whole() for number, part in sorted(self.parts.items()) if number >= 0]
-        summary = [part.whole() for number, part in sorted(self.parts.items(), reverse=True) if number < 0]
+        content = [part.to_json() for number, part in sorted(self.parts.items()) if number >= 0]
+        summary = [part.to_json() for number, part in sorted(self.parts.items(), reverse=True) if number < 0]
         return {**item, **({"content": content} if content else {}), **({"summary": summary} if summary else {})}
 
 
 class ResponseEvents:
     """The events of one response, numbered from 0.
 
-    The same request, chunks and result make the same events, in whatever portions the chunks come: a stream can be
-    read again from any event.
+    The same request, chunks and result make the same events, however the chunks are grouped. So a stream can be read
+    again from any event.
     """
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
+    def __init__(self, request: EchoedRequest) -> None:
+        self._request = request
         self._number = 0
         self._ended = False
         self._items: list[_OpenItem] = []
         self._of_provider: dict[int, _OpenItem] = {}
-        """Items by their index at the provider, of the attempt that sends its events."""
+        """Items by their index at the provider, for an attempt that passes on the provider's events."""
         self._reasoning: _OpenItem | None = None
         self._message: _OpenItem | None = None
         self._calls: dict[int, _OpenItem] = {}
@@ -137,117 +137,121 @@ class ResponseEvents:
         self._author: Any = None
         self._state = CarriedState()
         self._notes: list[Item] = []
-        """Annotations that came before their text."""
+        """Annotations that have come before their text."""
         self._in_progress = False
-        self._out: list[ResponseEvent] = []
+        self._events: list[ResponseEvent] = []
 
     def begin(self) -> list[ResponseEvent]:
-        """The events at the acceptance of the job."""
-        first = "queued" if self._asked.background else "in_progress"
-        self._emit({"type": "response.created", "response": pending_response(self._asked, first)})
-        if self._asked.background:
-            self._emit({"type": "response.queued", "response": pending_response(self._asked, first)})
+        """Returns the events that follow the acceptance of the job."""
+        first = "queued" if self._request.background else "in_progress"
+        self._emit({"type": "response.created", "response": pending_response(self._request, first)})
+        if self._request.background:
+            self._emit({"type": "response.queued", "response": pending_response(self._request, first)})
         else:
             self._start()
-        return self._taken()
+        return self._take_events()
 
     def add(self, chunk: Chunk) -> list[ResponseEvent]:
-        """The events of the next chunk."""
+        """Adds the next chunk. Returns its events."""
         self._start()
         self._author = chunk.get(AUTHOR) or self._author
         if event := fields(chunk.get("event")):
             self._pass_on(event)
         else:
             self._add_chunk(chunk)
-        return self._taken()
+        return self._take_events()
 
-    def end(self, result: Mapping[str, Any], *, whole: bool = True) -> list[ResponseEvent]:
-        """The missing rest of the answer, and the last event.
+    def end(self, result: Mapping[str, Any], *, complete: bool = True) -> list[ResponseEvent]:
+        """Returns the events of the missing rest of the answer, and the last event.
 
         Args:
             result: a `Result`, as JSON.
-            whole: all chunks were added.
+            complete: all chunks were added.
 
         Raises:
-            ContradictionError: the result is another answer.
+            ContradictionError: the result has another answer.
         """
         self._start()
         if result["status"] == "succeeded":
-            self._catch_up(result, whole=whole)
-        output = [item.whole("completed") for item in self._items]
-        response = response_of(self._asked, result, output)
+            self._catch_up(result, complete=complete)
+        output = [item.to_json("completed") for item in self._items]
+        response = response_of(self._request, result, output)
         if is_overflow(result):
-            # As OpenAI's stream has it: its SDKs raise the one, and Codex reads the other.
-            named = {**response["error"], "param": "input"}
-            self._emit({"type": "error", **named, "error": {"type": "invalid_request_error", **named}})
+            # OpenAI's stream has both events: its SDKs raise the error of the first, and Codex reads the second.
+            error_fields = {**response["error"], "param": "input"}
+            self._emit({"type": "error", **error_fields, "error": {"type": "invalid_request_error", **error_fields}})
         self._emit({"type": _ENDS.get(response["status"], "response.failed"), "response": response})
-        return self._taken()
+        return self._take_events()
 
     def error(self, code: str, message: str) -> list[ResponseEvent]:
-        """The last event of a stream that ends without its result.
+        """Returns the last event of a stream that ends without its result.
 
-        OpenAI's SDKs read the fields; they raise an error, as Open Responses has it, only where the event has one.
+        The event has the error twice: OpenAI's SDKs read its fields, and those of Open Responses raise its `error`.
         """
-        named = {"code": code, "message": message, "param": None}
-        self._emit({"type": "error", **named, "error": {"type": "server_error", **named}})
-        return self._taken()
+        error_fields = {"code": code, "message": message, "param": None}
+        self._emit({"type": "error", **error_fields, "error": {"type": "server_error", **error_fields}})
+        return self._take_events()
 
-    def _catch_up(self, result: Mapping[str, Any], *, whole: bool) -> None:
+    def _catch_up(self, result: Mapping[str, Any], *, complete: bool) -> None:
         if native_response(result) is not None:
-            output = output_of(self._asked.job_id, result)
+            output = output_of(self._request.job_id, result)
             if len(self._items) > len(output):
                 raise ContradictionError
             for number, item in enumerate(output):
-                known = self._items[number] if number < len(self._items) else self._open(_empty(item))
-                self._complete(known, item)
+                open_item = self._items[number] if number < len(self._items) else self._open(_empty(item))
+                self._complete(open_item, item)
             return
         completion = completion_of(result)
         self._author = self._author or fields(result.get("response")).get(AUTHOR)
-        if not (whole and self._ended):
-            rest = rest_of(completion, self._said())
-            if rest is None:
+        if not (complete and self._ended):
+            missing = missing_chunks_of(completion, self._assembled())
+            if missing is None:
                 raise ContradictionError
-            for chunk in rest:
+            for chunk in missing:
                 for choice in chunk["choices"]:
                     self._state.add(fields(choice.get("delta")))
-                self._add_chunk({**chunk, "choices": [_ordered(one) for one in chunk["choices"]]})
+                self._add_chunk({**chunk, "choices": [_ordered(chunk_choice) for chunk_choice in chunk["choices"]]})
         for item in self._items:
             self._close(item)
         token = state_of_calls(self._author, fields(first_choice(completion).get("message")))
         if token is not None and all(item.item.get("encrypted_content") != token for item in self._items):
             self._carry(token)
 
-    def _complete(self, known: _OpenItem, whole: Item) -> None:
-        """Says what is missing of an item. Raises ContradictionError: another one was begun."""
-        if known.item["type"] != whole["type"]:
+    def _complete(self, open_item: _OpenItem, final: Item) -> None:
+        """Sends what is missing of an item. Raises ContradictionError: another item was begun in its place."""
+        if open_item.item["type"] != final["type"]:
             raise ContradictionError
-        kept = {name: known.item[name] for name in ("id", "call_id") if name in known.item}
-        whole, texts = {**whole, **kept}, list(_texts_of(whole))
-        said = {at: known.parts[at].text for at, _, _ in texts if at in known.parts}
-        if len(said) < len(known.parts) or any(
-            not part[_SAYS[kind][1]].startswith(said.get(at, ""))
+        own_ids = {name: open_item.item[name] for name in ("id", "call_id") if name in open_item.item}
+        texts = list(_texts_of(final))
+        final = {**final, **own_ids}
+        sent_texts = {at: open_item.parts[at].text for at, _, _ in texts if at in open_item.parts}
+        if len(sent_texts) < len(open_item.parts) or any(
+            not part[_SAYS[kind][1]].startswith(sent_texts.get(at, ""))
             or (
-                at in said
-                and (known.parts[at].kind != kind or (known.parts[at].done and said[at] != part[_SAYS[kind][1]]))
+                at in sent_texts
+                and (
+                    open_item.parts[at].kind != kind
+                    or (open_item.parts[at].is_done and sent_texts[at] != part[_SAYS[kind][1]])
+                )
             )
             for at, kind, part in texts
         ):
             raise ContradictionError
-        if known.done:
+        if open_item.is_done:
             return
         for at, kind, part in texts:
-            so_far = self._part(known, at, kind)
+            so_far = self._part(open_item, at, kind)
             if kind == "output_text":
                 so_far.annotations = part["annotations"]
                 so_far.logprobs = part["logprobs"]
-            if rest := part[_SAYS[kind][1]][len(said.get(at, "")) :]:
-                self._say(known, at, rest)
-        self._close(known, whole)
+            if missing_text := part[_SAYS[kind][1]][len(sent_texts.get(at, "")) :]:
+                self._say(open_item, at, missing_text)
+        self._close(open_item, final)
 
     # Events of the provider
 
     def _pass_on(self, event: Mapping[str, Any]) -> None:
-        """Says what an event of the provider says, in this stream's numbers. What can't be read is left out."""
+        """Passes on an event of the provider with this stream's numbers. An unreadable event is left out."""
         kind = event.get("type")
         index = event.get("output_index")
         if not isinstance(kind, str) or not kind.startswith("response.") or kind in _LIFE:
@@ -256,59 +260,59 @@ class ResponseEvents:
             if kind.split(".")[1] not in _INDEXED:
                 self._emit({name: value for name, value in event.items() if name != "response_id"})
             return
-        known = self._of_provider.get(index)
+        open_item = self._of_provider.get(index)
         item = fields(event.get("item"))
-        if known is None:
-            given = item if "item" in event else {"id": event.get("item_id"), "type": _item_type(kind)}
-            if not isinstance(given.get("type"), str):
+        if open_item is None:
+            begun_item = item if "item" in event else {"id": event.get("item_id"), "type": _item_type(kind)}
+            if not isinstance(begun_item.get("type"), str):
                 return
-            known = self._open(_empty(normalized_item(given, self._asked.job_id, len(self._items))))
-            self._of_provider[index] = known
-        if not known.done and kind != "response.output_item.added":
-            self._pass_on_about(known, kind, event)
-        if known.item["type"] == "message":
-            self._message = None if known.done else known
-        elif known.item["type"] == "reasoning":
-            self._reasoning = None if known.done else known
+            open_item = self._open(_empty(normalized_item(begun_item, self._request.job_id, len(self._items))))
+            self._of_provider[index] = open_item
+        if not open_item.is_done and kind != "response.output_item.added":
+            self._pass_on_about(open_item, kind, event)
+        if open_item.item["type"] == "message":
+            self._message = None if open_item.is_done else open_item
+        elif open_item.item["type"] == "reasoning":
+            self._reasoning = None if open_item.is_done else open_item
 
-    def _pass_on_about(self, known: _OpenItem, kind: str, event: Mapping[str, Any]) -> None:
+    def _pass_on_about(self, open_item: _OpenItem, kind: str, event: Mapping[str, Any]) -> None:
         at = _place(event)
-        part = fields(event.get("part"))
+        event_part = fields(event.get("part"))
         name = kind.rpartition(".")[0]
         if kind == "response.output_item.done":
-            whole = normalized_item(fields(event.get("item")), self._asked.job_id, known.number)
-            if whole.get("type") == known.item["type"]:
-                with suppress(ContradictionError):  # the end of the response shows which one it is
-                    self._complete(known, whole)
-        elif (said := _OF_DELTA.get(kind)) is not None:
+            final = normalized_item(fields(event.get("item")), self._request.job_id, open_item.number)
+            if final.get("type") == open_item.item["type"]:
+                with suppress(ContradictionError):  # the end of the response shows which item is right
+                    self._complete(open_item, final)
+        elif (part_kind := _OF_DELTA.get(kind)) is not None:
             text = event.get("delta")
-            if isinstance(text, str) and text and self._fits(known, at, said):
+            if isinstance(text, str) and text and self._fits(open_item, at, part_kind):
                 logprobs = objects(event.get("logprobs") or [])
-                self._part(known, at, said).logprobs += logprobs
-                self._say(known, at, text, logprobs, event)
+                self._part(open_item, at, part_kind).logprobs += logprobs
+                self._say(open_item, at, text, logprobs, event)
         elif kind in ("response.content_part.added", "response.reasoning_summary_part.added"):
-            if self._fits(known, at, str(part.get("type"))):
-                self._part(known, at, str(part.get("type")))
+            if self._fits(open_item, at, str(event_part.get("type"))):
+                self._part(open_item, at, str(event_part.get("type")))
         elif name in _DONE or kind.endswith("_part.done"):
-            if at in known.parts:
-                self._close_part(known, at)
+            if at in open_item.parts:
+                self._close_part(open_item, at)
         elif kind == "response.output_text.annotation.added":
-            so_far = known.parts.get(at)
-            noted = fields(event.get("annotation"))
-            if noted and so_far is not None and so_far.kind == "output_text" and not so_far.done:
-                place = {**event, **self._place_of(known, at), "annotation_index": len(so_far.annotations)}
-                so_far.annotations.append(dict(noted))
+            part = open_item.parts.get(at)
+            added_annotation = fields(event.get("annotation"))
+            if added_annotation and part is not None and part.kind == "output_text" and not part.is_done:
+                place = {**event, **self._place_of(open_item, at), "annotation_index": len(part.annotations)}
+                part.annotations.append(dict(added_annotation))
                 self._emit(place)
         else:
-            self._emit({**event, "output_index": known.number, "item_id": known.item["id"]})
+            self._emit({**event, "output_index": open_item.number, "item_id": open_item.item["id"]})
 
-    def _fits(self, known: _OpenItem, at: int, kind: str) -> bool:
-        """True if an item may have a part of a type at a place, as what was begun there, or as the next one."""
-        if kind not in _OF_ITEM.get(known.item["type"], ()) or (at < 0) != (kind == "summary_text"):
+    def _fits(self, open_item: _OpenItem, at: int, kind: str) -> bool:
+        """Returns True if an item may have a part of a type at a place: the part was begun there, or comes next."""
+        if kind not in _OF_ITEM.get(open_item.item["type"], ()) or (at < 0) != (kind == "summary_text"):
             return False
-        if (part := known.parts.get(at)) is not None:
-            return part.kind == kind and not part.done
-        return at == (0 if at >= 0 else -1) or (at - 1 if at > 0 else at + 1) in known.parts
+        if (part := open_item.parts.get(at)) is not None:
+            return part.kind == kind and not part.is_done
+        return at == (0 if at >= 0 else -1) or (at - 1 if at > 0 else at + 1) in open_item.parts
 
     # Chunks of a chat
 
@@ -320,23 +324,23 @@ class ResponseEvents:
                 self._add_delta(fields(choice.get("delta")), choice.get("logprobs"))
                 self._ended = self._ended or is_end(choice.get("finish_reason"))
 
-    def _said(self) -> Assembly:
-        """All that was said, as a chat's message."""
-        said = Assembly()
+    def _assembled(self) -> Assembly:
+        """Returns everything that was streamed, as a chat's message."""
+        assembly = Assembly()
         delta = dict[str, Any]()
         calls = list[dict[str, Any]]()
         for item in self._items:
             if (kind := item.item["type"]) in _SAYS:
                 name = "function" if kind == "function_call" else "custom"
-                called = {"name": item.item["name"], _SAYS[kind][1]: item.parts[0].text if item.parts else ""}
-                calls.append({"index": len(calls), "id": item.item["call_id"], "type": name, name: called})
+                call_fields = {"name": item.item["name"], _SAYS[kind][1]: item.parts[0].text if item.parts else ""}
+                calls.append({"index": len(calls), "id": item.item["call_id"], "type": name, name: call_fields})
                 continue
             for part in item.parts.values():
                 name = _FIELDS.get(part.kind) or self._thought_in or THOUGHT
                 delta[name] = delta.get(name, "") + part.text
         if delta or calls:
-            said.add({"choices": [{"index": 0, "delta": {**delta, **({"tool_calls": calls} if calls else {})}}]})
-        return said
+            assembly.add({"choices": [{"index": 0, "delta": {**delta, **({"tool_calls": calls} if calls else {})}}]})
+        return assembly
 
     def _add_delta(self, delta: Mapping[str, Any], logprobs: Any) -> None:
         for name, value in delta.items():
@@ -345,29 +349,29 @@ class ResponseEvents:
                 continue
             if name == "content" and isinstance(value, str):
                 message, at = self._text("output_text")
-                more = log_probabilities(logprobs) if logprobs else []
-                message.parts[at].logprobs += more
-                self._say(message, at, value, more)
+                new_logprobs = log_probabilities(logprobs) if logprobs else []
+                message.parts[at].logprobs += new_logprobs
+                self._say(message, at, value, new_logprobs)
             elif name == "refusal" and isinstance(value, str):
                 self._say(*self._text("refusal"), value)
             elif name in THOUGHTS and isinstance(value, str):
                 self._think(name, value)
             elif name == "tool_calls":
                 for call in objects(value):
-                    self._call(call)
+                    self._add_call(call)
             elif name == "annotations":
-                self._notes += [note for one in objects(value) if (note := annotation(one)) is not None]
+                self._notes += [note for reported in objects(value) if (note := annotation(reported)) is not None]
         if self._notes and self._message is not None:
             self._annotate(self._message)
 
     def _text(self, kind: str) -> tuple[_OpenItem, int]:
-        """The message, and its part that goes on, or a new one."""
+        """Returns the open message and the place of its part that continues; opens what is missing."""
         message = self._message
         if message is None:
             self._close_texts()
             message = self._message = self._open(message_item(self._new_id("msg"), [], "in_progress"))
         at = len(message.parts) - 1
-        if at >= 0 and not (part := message.parts[at]).done and part.kind == kind:
+        if at >= 0 and not (part := message.parts[at]).is_done and part.kind == kind:
             return message, at
         if at >= 0:
             self._close_part(message, at)
@@ -385,29 +389,29 @@ class ResponseEvents:
         self._part(self._reasoning, at, "reasoning_text")
         self._say(self._reasoning, at, text)
 
-    def _call(self, given: Mapping[str, Any]) -> None:
-        index = given.get("index")
+    def _add_call(self, call: Mapping[str, Any]) -> None:
+        index = call.get("index")
         number = index if isinstance(index, int) else len(self._calls)
-        known = self._calls.get(number)
-        if known is None:
+        open_item = self._calls.get(number)
+        if open_item is None:
             self._close_texts()
             if not self._calls and (token := self._state.token(self._author)) is not None:
                 self._carry(token)
-            empty = call_item(_call_without_text(given), self._asked.job_id, len(self._items), "in_progress")
-            known = self._calls[number] = self._open(empty)
-        elif not known.item["name"] and (name := _called(given).get("name")):
-            known.item = {**known.item, "name": name}
-        self._part(known, 0, known.item["type"])
-        if text := _called(given).get(_SAYS[known.item["type"]][1]):
-            self._say(known, 0, str(text))
+            empty = call_item(_call_without_text(call), self._request.job_id, len(self._items), "in_progress")
+            open_item = self._calls[number] = self._open(empty)
+        elif not open_item.item["name"] and (name := _call_fields(call).get("name")):
+            open_item.item = {**open_item.item, "name": name}
+        self._part(open_item, 0, open_item.item["type"])
+        if text := _call_fields(call).get(_SAYS[open_item.item["type"]][1]):
+            self._say(open_item, 0, str(text))
 
     def _carry(self, token: str) -> None:
-        """Sends an item with what the author of the calls wants back with them."""
-        item = state_item(token, self._asked.job_id, len(self._items))
+        """Sends an item with the state that the author of the calls needs back with them."""
+        item = state_item(token, self._request.job_id, len(self._items))
         self._close(self._open(_empty(item)), item)
 
     def _annotate(self, message: _OpenItem) -> None:
-        at = next((number for number, one in reversed(message.parts.items()) if one.kind == "output_text"), None)
+        at = next((number for number, part in reversed(message.parts.items()) if part.kind == "output_text"), None)
         if at is None:
             return
         for note in self._notes:
@@ -419,7 +423,7 @@ class ResponseEvents:
         self._notes = []
 
     def _close_texts(self) -> None:
-        """Ends what is said when something else begins. Tool calls may go on until the end."""
+        """Ends the open text when something else begins. Tool calls may continue until the end."""
         for item in (self._reasoning, self._message):
             if item is not None:
                 self._close(item)
@@ -428,98 +432,103 @@ class ResponseEvents:
     # Items
 
     def _new_id(self, kind: str) -> str:
-        return item_id(self._asked.job_id, kind, len(self._items))
+        return item_id(self._request.job_id, kind, len(self._items))
 
-    def _opened(self, item: Item) -> _OpenItem:
-        known = _OpenItem(len(self._items), item)
-        self._items.append(known)
-        return known
+    def _append(self, item: Item) -> _OpenItem:
+        open_item = _OpenItem(len(self._items), item)
+        self._items.append(open_item)
+        return open_item
 
     def _open(self, item: Item) -> _OpenItem:
-        known = self._opened(item)
-        self._emit({"type": "response.output_item.added", "output_index": known.number, "item": item})
-        return known
+        open_item = self._append(item)
+        self._emit({"type": "response.output_item.added", "output_index": open_item.number, "item": item})
+        return open_item
 
-    def _place_of(self, known: _OpenItem, at: int) -> ResponseEvent:
-        place = {"item_id": known.item["id"], "output_index": known.number}
-        if known.item["type"] in _SAYS:
+    def _place_of(self, open_item: _OpenItem, at: int) -> ResponseEvent:
+        place = {"item_id": open_item.item["id"], "output_index": open_item.number}
+        if open_item.item["type"] in _SAYS:
             return place
         return place | ({"content_index": at} if at >= 0 else {"summary_index": -1 - at})
 
-    def _part(self, known: _OpenItem, at: int, kind: str) -> _Part:
-        part = known.parts.get(at)
+    def _part(self, open_item: _OpenItem, at: int, kind: str) -> _Part:
+        part = open_item.parts.get(at)
         if part is None:
-            part = known.parts[at] = _Part(kind)
+            part = open_item.parts[at] = _Part(kind)
             if kind not in ("function_call", "custom_tool_call"):
                 name = "reasoning_summary_part" if at < 0 else "content_part"
-                self._emit({"type": f"response.{name}.added", **self._place_of(known, at), "part": part.whole()})
+                self._emit({"type": f"response.{name}.added", **self._place_of(open_item, at), "part": part.to_json()})
         return part
 
     def _say(
         self,
-        known: _OpenItem,
+        open_item: _OpenItem,
         at: int,
         text: str,
         logprobs: Sequence[Item] = (),
-        given: Mapping[str, Any] | None = None,
+        source_event: Mapping[str, Any] | None = None,
     ) -> None:
-        part = known.parts[at]
+        part = open_item.parts[at]
         part.pieces.append(text)
-        event = {**(given or {}), "type": f"{_SAYS[part.kind][0]}.delta", **self._place_of(known, at), "delta": text}
+        event = {
+            **(source_event or {}),
+            "type": f"{_SAYS[part.kind][0]}.delta",
+            **self._place_of(open_item, at),
+            "delta": text,
+        }
         if part.kind == "output_text":
             event["logprobs"] = list(logprobs)
         self._emit(event)
 
-    def _close_part(self, known: _OpenItem, at: int) -> None:
-        part = known.parts[at]
-        if part.done:
+    def _close_part(self, open_item: _OpenItem, at: int) -> None:
+        part = open_item.parts[at]
+        if part.is_done:
             return
         if part.kind == "function_call" and not part.text:
-            self._say(known, at, "{}")  # clients expect JSON
-        part.done = True
+            self._say(open_item, at, "{}")  # clients expect JSON
+        part.is_done = True
         name, field_name = _SAYS[part.kind]
-        done = {"type": f"{name}.done", **self._place_of(known, at), field_name: part.text}
+        done_event = {"type": f"{name}.done", **self._place_of(open_item, at), field_name: part.text}
         if part.kind == "output_text":
-            done["logprobs"] = part.logprobs
+            done_event["logprobs"] = part.logprobs
         if part.kind == "function_call":
-            done["name"] = known.item["name"]
-        self._emit(done)
+            done_event["name"] = open_item.item["name"]
+        self._emit(done_event)
         if part.kind not in ("function_call", "custom_tool_call"):
             name = "reasoning_summary_part" if at < 0 else "content_part"
-            self._emit({"type": f"response.{name}.done", **self._place_of(known, at), "part": part.whole()})
+            self._emit({"type": f"response.{name}.done", **self._place_of(open_item, at), "part": part.to_json()})
 
-    def _close(self, known: _OpenItem, whole: Item | None = None) -> None:
-        if known.done:
+    def _close(self, open_item: _OpenItem, final: Item | None = None) -> None:
+        if open_item.is_done:
             return
-        for at in sorted(known.parts):
-            self._close_part(known, at)
-        known.item = known.whole("completed") if whole is None else whole
-        if known is self._reasoning and self._thought_in is not None and "encrypted_content" not in known.item:
-            known.item = sealed_thought(known.item, self._thought_in, self._author)
-        known.done = True
-        self._emit({"type": "response.output_item.done", "output_index": known.number, "item": known.item})
+        for at in sorted(open_item.parts):
+            self._close_part(open_item, at)
+        open_item.item = open_item.to_json("completed") if final is None else final
+        if open_item is self._reasoning and self._thought_in is not None and "encrypted_content" not in open_item.item:
+            open_item.item = sealed_thought(open_item.item, self._thought_in, self._author)
+        open_item.is_done = True
+        self._emit({"type": "response.output_item.done", "output_index": open_item.number, "item": open_item.item})
 
     def _start(self) -> None:
         if not self._in_progress:
             self._in_progress = True
-            self._emit({"type": "response.in_progress", "response": pending_response(self._asked)})
+            self._emit({"type": "response.in_progress", "response": pending_response(self._request)})
 
     def _emit(self, event: ResponseEvent) -> None:
         event["sequence_number"] = self._number
         self._number += 1
-        self._out.append(event)
+        self._events.append(event)
 
-    def _taken(self) -> list[ResponseEvent]:
-        out = self._out
-        self._out = []
-        return out
+    def _take_events(self) -> list[ResponseEvent]:
+        events = self._events
+        self._events = []
+        return events
 
 
 _ORDER = (*THOUGHTS, "content", "refusal", "annotations", "tool_calls")
 
 
 def _ordered(choice: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A choice whose delta has its fields in the order in which a model says them."""
+    """Returns a choice whose delta has its fields in the order in which models write them."""
     delta = fields(choice.get("delta"))
     return {**choice, "delta": {name: delta[name] for name in _ORDER if name in delta}}
 
@@ -533,24 +542,24 @@ def _place(event: Mapping[str, Any]) -> int:
 
 
 def _item_type(kind: str) -> str:
-    """The type of an item that was never begun, by an event about it."""
-    said = _OF_DELTA.get(kind)
-    if said in ("function_call", "custom_tool_call"):
-        return said
+    """Returns the type of an item of which the beginning was missed, from an event about it."""
+    part_kind = _OF_DELTA.get(kind)
+    if part_kind in ("function_call", "custom_tool_call"):
+        return part_kind
     return "reasoning" if "reasoning" in kind else "message"
 
 
-def _called(call: Mapping[str, Any]) -> Mapping[str, Any]:
+def _call_fields(call: Mapping[str, Any]) -> Mapping[str, Any]:
     return fields(call.get("function" if call.get("custom") is None else "custom"))
 
 
 def _call_without_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
     kind = "function" if call.get("custom") is None else "custom"
-    return {"id": call.get("id"), kind: {"name": _called(call).get("name")}}
+    return {"id": call.get("id"), kind: {"name": _call_fields(call).get("name")}}
 
 
 def _empty(item: Item) -> Item:
-    """An item as it begins."""
+    """Returns an item as it begins, without its texts."""
     begun = {**item, **({"status": "in_progress"} if "status" in item else {})}
     kind = item["type"]
     if kind in _SAYS:
@@ -563,7 +572,7 @@ _TEXTUAL = ("message", "reasoning")
 
 
 def _texts_of(item: Item) -> Iterable[tuple[int, str, Item]]:
-    """The texts of a whole item: their places, types and parts; a tool call is its own part."""
+    """Yields the place, type and part of each text of a complete item. A tool call is its own part."""
     kind = item["type"]
     if kind in _SAYS:
         yield 0, kind, item

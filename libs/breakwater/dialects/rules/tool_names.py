@@ -1,4 +1,4 @@
-"""Names of tools that are longer than providers take: shortened in a request, and long again in its answer."""
+"""Names of tools that are too long for providers: they are shortened in a request, and restored in its answer."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pydantic import JsonValue
 from breakwater.jobs.rules.chat_messages import fields, objects
 
 MAX_TOOL_NAME = 64
-"""Characters of a tool's name at OpenAI. Servers of the Model Context Protocol prefix theirs, and go beyond."""
+"""The most characters of a tool's name at OpenAI. MCP servers prefix the names of their tools, and exceed it."""
 _DIGEST = 12
 
 
 def long_names(messages: Iterable[Mapping[str, JsonValue]], params: Mapping[str, JsonValue]) -> dict[str, str]:
-    """The names in a request that are too long, each by its short form.
+    """Returns the names in a request that are too long, by their short forms.
 
     Args:
-        messages: of a conversation in OpenAI's chat format.
-        params: of the same call.
+        messages: the conversation, in OpenAI's chat format.
+        params: the params of the same call.
     """
     tools = objects(params["tools"]) if params.get("tools") else []
     for message in messages:
@@ -35,7 +35,7 @@ def long_names(messages: Iterable[Mapping[str, JsonValue]], params: Mapping[str,
 def shortened(
     messages: Sequence[Mapping[str, JsonValue]], params: Mapping[str, JsonValue], names: Mapping[str, str]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The messages and the params with short names. `names`: of `long_names`."""
+    """Returns the messages and the params with short names. `names` comes from `long_names`."""
     short_of = {name: short for short, name in names.items()}
     calling = [_with_calls(message, short_of.get) for message in messages]
     renamed: dict[str, Any] = dict(params)
@@ -47,11 +47,11 @@ def shortened(
 
 
 def with_long_names(answer: Any, names: Mapping[str, str]) -> Any:
-    """A chunk, an answer or a message of an assistant with the names that its client knows.
+    """Returns a chunk, an answer or an assistant's message with the names that the client knows.
 
     Args:
-        answer: in OpenAI's chat format or in Anthropic's; anything else is returned as it is.
-        names: of `long_names`.
+        answer: the answer in OpenAI's chat format or in Anthropic's; anything else is returned as it is.
+        names: the long names by their short forms, from `long_names`.
     """
     if not isinstance(answer, dict):
         return answer
@@ -70,7 +70,7 @@ def with_long_names(answer: Any, names: Mapping[str, str]) -> Any:
 
 
 _PARTS = ("delta", "message")
-"""Fields of a choice that call tools."""
+"""The fields of a choice that may call tools."""
 
 
 def _short(name: str) -> str:
@@ -79,7 +79,7 @@ def _short(name: str) -> str:
 
 
 def _named(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The object that has the name of a tool, of a call, or of a choice of a tool."""
+    """Returns the object that has the name of a tool, a call, or a tool choice."""
     return next((inner for kind in ("function", "custom") if (inner := fields(tool.get(kind)))), tool)
 
 

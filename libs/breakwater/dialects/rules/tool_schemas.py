@@ -1,7 +1,8 @@
-"""Tools of a translated request with input schemas that any maker's API takes, and that mean the same.
+"""Translates input schemas of tools to equivalent ones that every provider's API accepts.
 
-MCP servers describe tools in any draft of JSON Schema. OpenAI requires `type`, `properties` and the `items` of arrays;
-Anthropic requires `type` and draft 2020-12; both refuse a composition at the top, and with one tool the whole request.
+MCP servers describe tools in any draft of JSON Schema. OpenAI requires `type`, `properties` and the `items` of arrays.
+Anthropic requires `type` and draft 2020-12. Both refuse a composition at the top level, and for one bad tool they
+refuse the whole request.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from breakwater.jobs.rules.chat_messages import encoded, fields, objects
 
 _COMPOSED = ("allOf", "anyOf", "oneOf")
 _NOT_AT_TOP = (*_COMPOSED, "not", "enum", "const")
-"""Keywords that describe the arguments as a whole, which no API takes at the top of a schema."""
+"""Keywords about the arguments as a whole, which no API accepts at the top level of a schema."""
 _OF_NO_TYPE = (None, "", "any", "null", "None")
 _MAX_REFERENCES = 10
 
@@ -21,10 +22,10 @@ Schema = dict[str, Any]
 
 
 def portable_function(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A function of a chat with parameters that every API takes.
+    """Returns a function of a chat with parameters that every API accepts.
 
-    What a schema says of the arguments as a whole, such as `anyOf`, becomes a part of the description; the properties
-    of its variants are listed. A strict function keeps it: its schema is enforced, and can't be described.
+    Keywords about the arguments as a whole, such as `anyOf`, move into the description, and the properties of their
+    variants are listed. A strict function keeps them, as its schema is enforced.
     """
     schema = _valid(_resolved(function.get("parameters")))
     kind = schema.get("type")
@@ -44,7 +45,7 @@ def portable_function(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def portable_params(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Params of a chat with such tools; without any, what is said about their choice is left out, too."""
+    """Returns params of a chat with portable tools. Without tools, `tool_choice` and the like are left out, too."""
     if not isinstance(tools := params.get("tools"), list) or not tools:
         return {name: value for name, value in params.items() if name not in _NEED_TOOLS}
     return {**params, "tools": [portable_tool(fields(tool)) for tool in cast(list[Any], tools)]}
@@ -54,14 +55,14 @@ _NEED_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 
 
 def portable_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool of a chat; one that is no function stays as it is."""
+    """Returns a tool of a chat with portable parameters. A tool that is not a function stays as it is."""
     if not isinstance(tool.get("function"), dict):
         return dict(tool)
     return {**tool, "function": portable_function(tool["function"])}
 
 
 def anthropic_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool of a chat in Anthropic's words; one of Anthropic's own stays as it is."""
+    """Returns a tool of a chat in Anthropic's format. A tool of Anthropic's own stays as it is."""
     if tool.get("type") != "function":
         return dict(tool)
     function = portable_function(fields(tool.get("function")))
@@ -71,50 +72,50 @@ def anthropic_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resolved(schema: Any) -> Schema:
-    """A schema with what it refers to at its top in place; its definitions stay. Empty for one that is no object."""
-    found: Schema = dict(fields(schema))
+    """Resolves the references at the top level of a schema, and keeps its definitions. Empty if it is not an object."""
+    resolved: Schema = dict(fields(schema))
     for _ in range(_MAX_REFERENCES):
-        if not isinstance(reference := found.get("$ref"), str):
+        if not isinstance(reference := resolved.get("$ref"), str):
             break
-        target = _target(found, reference)
+        target = _target(resolved, reference)
         if target is None:
             break
-        found = {**target, **{name: value for name, value in found.items() if name != "$ref"}}
-    return found
+        resolved = {**target, **{name: value for name, value in resolved.items() if name != "$ref"}}
+    return resolved
 
 
 def _target(root: Schema, reference: str) -> Mapping[str, Any] | None:
-    """The schema that a reference within a document leads to; None for none."""
-    found: Any = root
+    """Returns the schema that a reference within a document points to; None if there is none."""
+    target: Any = root
     start, *steps = reference.split("/")
     if start != "#" or not steps:
         return None
     for step in steps:
-        found = fields(found).get(step.replace("~1", "/").replace("~0", "~"))
-    return cast(Schema, found) if isinstance(found, dict) else None
+        target = fields(target).get(step.replace("~1", "/").replace("~0", "~"))
+    return cast(Schema, target) if isinstance(target, dict) else None
 
 
 def _valid(schema: Mapping[str, Any]) -> Schema:
-    """The schema in draft 2020-12, with the keywords that older drafts leave out or write differently."""
-    found: Schema = {}
+    """Translates a schema to draft 2020-12, whose keywords differ in older drafts."""
+    result: Schema = {}
     for name, value in schema.items():
-        if (valid := _VALID.get(name)) is not None:
-            value = valid(value)
+        if (translate := _VALID.get(name)) is not None:
+            value = translate(value)
             if value is None:
                 continue
-        found[name] = value
+        result[name] = value
     for bound, limit in _BOUNDS:
-        if isinstance(found.get(bound), bool):
-            is_exclusive = found.pop(bound)
-            if is_exclusive and limit in found:
-                found[bound] = found.pop(limit)
-    if isinstance(found.get("items"), list):
-        found["prefixItems"] = found["items"]
-        found["items"] = found.pop("additionalItems", {})
-    kind = found.get("type")
-    if (kind == "array" or (isinstance(kind, list) and "array" in kind)) and "items" not in found:
-        found["items"] = {}
-    return found
+        if isinstance(result.get(bound), bool):
+            is_exclusive = result.pop(bound)
+            if is_exclusive and limit in result:
+                result[bound] = result.pop(limit)
+    if isinstance(result.get("items"), list):
+        result["prefixItems"] = result["items"]
+        result["items"] = result.pop("additionalItems", {})
+    kind = result.get("type")
+    if (kind == "array" or (isinstance(kind, list) and "array" in kind)) and "items" not in result:
+        result["items"] = {}
+    return result
 
 
 def _part(part: Any) -> Any:
@@ -127,7 +128,7 @@ def _part(part: Any) -> Any:
 
 _OF_VALUES = frozenset({"type", "title", "default", "description", "format", "minLength", "maxLength", "pattern"})
 _VALUES = ("string", "integer", "number", "boolean")
-"""Schemas of single values, which most are, have nothing to look at."""
+"""Types of single values. Most schemas are of these, and need no translation."""
 
 
 def _parts(parts: Any) -> Any:
@@ -159,15 +160,18 @@ _VALID: Mapping[str, Callable[[Any], Any]] = {
         ("additionalItems", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else"), _part
     ),
     "items": _part_or_parts,
-    "required": _list_or_nothing,  # of draft 3: the property itself says that it must be there
+    "required": _list_or_nothing,  # in draft 3, it is a boolean of the property itself
     **dict.fromkeys(("enum", "type"), _unchanged),
 }
-"""Keywords whose values are looked at; one for which nothing is returned is left out, as is null."""
+"""Translations of the values of keywords. A keyword whose value becomes None is left out."""
 _BOUNDS = (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum"))
 
 
 def _merged(schema: Schema) -> Schema:
-    """An object with the properties of all its variants, of which those are required that each of them requires."""
+    """Merges the variants of an object into one with the properties of all of them.
+
+    Required are the properties that every variant of `anyOf` or `oneOf` requires, or any variant of `allOf`.
+    """
     listed: dict[str, list[Any]] = {}
     required = _required(schema)
     for name in _COMPOSED:
@@ -182,13 +186,13 @@ def _merged(schema: Schema) -> Schema:
             together = demanded[0].union if name == "allOf" else demanded[0].intersection
             required += sorted(together(*demanded))
     new = {key: parts[0] if len(parts) == 1 else {"anyOf": parts} for key, parts in listed.items()}
-    whole = {name: value for name, value in schema.items() if name not in _NOT_AT_TOP}
-    whole["properties"] = {**new, **schema["properties"]}
-    return {**whole, "required": list(dict.fromkeys(required))} if required else whole
+    merged = {name: value for name, value in schema.items() if name not in _NOT_AT_TOP}
+    merged["properties"] = {**new, **schema["properties"]}
+    return {**merged, "required": list(dict.fromkeys(required))} if required else merged
 
 
 def _required(schema: Schema) -> list[str]:
-    """The names of the properties that a schema requires."""
+    """Returns the names of the properties that a schema requires."""
     required = schema.get("required")
     return [name for name in cast(list[Any], required) if isinstance(name, str)] if isinstance(required, list) else []
 

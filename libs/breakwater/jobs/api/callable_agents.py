@@ -19,7 +19,7 @@ class CallableAgentTable:
             self._by_subject[subjects.agents_by(f"{PROGRAM}{name}")] = _response(config, program.agents)
 
     def response(self, subject: str) -> bytes:
-        """The response to a request, whose subject names who asks."""
+        """Returns the response to a request, whose subject names the NATS user."""
         return self._by_subject.get(subject) or CallableAgents(agents=()).json_bytes()
 
 

@@ -1,7 +1,7 @@
 """Cancelling jobs: over HTTP, by a request on NATS, and when the client of a stream has left.
 
-A cancel request is kept in Redis, where every worker finds it that has the job or takes it, and sent to the workers, so
-that a call under way is aborted immediately. A job that sleeps is put back into its queue, where it ends.
+A cancel request is stored in Redis, where every worker that has or takes the job finds it. It is also sent to the
+workers, so that a call under way is aborted immediately. A sleeping job is put back into its queue, where it ends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from breakwater.kernel.types import is_full_id
 from breakwater.redaction.rules.redact import Redactor
 
 CLIENT = "client"
-"""The NATS user of all programs that have none of their own."""
+"""The NATS user of all programs that have no user of their own."""
 
 
 class Cancels:
@@ -57,29 +57,29 @@ class Cancels:
         self._publisher = publisher
         self._bus = Lookup(connection)
 
-    async def request(self, wanted: PendingCancel) -> PendingCancel:
-        """Has a job cancelled that is not decided. Returns the request that counts, which may be an earlier one.
+    async def request(self, pending: PendingCancel) -> PendingCancel:
+        """Has an undecided job cancelled. Returns the request in effect, which may be an earlier one.
 
         Raises:
-            StateUnavailableError: it may have been stored or not; ask again.
+            StateUnavailableError: the request may have been stored or not; send it again.
         """
-        kept = await self._executions.cancel(wanted)
-        job_id = wanted.execution_id
-        # The rest only makes it faster: the worker that has the job or takes it finds the request in Redis.
+        stored = await self._executions.cancel(pending)
+        job_id = pending.execution_id
+        # What follows only makes it faster: the worker that has or takes the job finds the request in Redis.
         with suppress(BusUnavailableError):
-            await self._publisher.transient(subjects.cancel_request(job_id), kept)
+            await self._publisher.transient(subjects.cancel_request(job_id), stored)
         try:
-            # Once for a request: each time puts another message of the job into its queue.
-            if kept.json_bytes() == wanted.json_bytes():
-                await wake_early(self._publisher, self._bus, job_id, wanted.agents, wanted.owner)
+            # Only for a new request, as each call puts another message of the job into its queue.
+            if stored.json_bytes() == pending.json_bytes():
+                await wake_early(self._publisher, self._bus, job_id, pending.agents, pending.owner)
         except (BusUnavailableError, PublishRefusedError) as error:
             structlog.get_logger().info("cancelled_job_not_woken", execution_id=job_id, error=str(error))
-        by = kept.cancellation
+        by = stored.cancellation
         structlog.get_logger().info("job_cancelled", execution_id=job_id, by=by.by, name=by.name)
-        return kept
+        return stored
 
     async def has_too_many(self, user: str, job_id: str) -> bool:
-        """True if a NATS user has no room for another request for an unknown job. Raises as `request`."""
+        """Returns True if a NATS user may not request more cancels of unknown jobs. Raises as `request` does."""
         if await self.lookup.accepted.status(job_id, just_now=False) is not None:
             return False
         return not await self._executions.count_unseen(user, job_id)
@@ -118,15 +118,15 @@ class CancelRoutes:
         },
     )
     async def cancel_job(self, request: Request) -> Response:
-        """200 with how the job has ended, or 202 while it is being cancelled."""
-        given = str(request.path_params["job_id"])
+        """Responds with 200 and how the job has ended, or with 202 while it is being cancelled."""
+        requested_id = str(request.path_params["job_id"])
         caller = caller_of(request)
         wait_s = wait_s_of(request.scope["query_string"])
         reason = _reason_in(await read_body(request, MAX_BYTES, A_REQUEST), self.redactor)
-        if not is_full_id(given):
+        if not is_full_id(requested_id):
             raise unknown_job(None)
         is_person = caller.kind == "person"
-        by = Cancellation(
+        cancellation = Cancellation(
             by="person" if is_person else "api_key",
             name=caller.name,
             key_id=None if is_person else caller.id,
@@ -136,35 +136,37 @@ class CancelRoutes:
         lookup = self.cancels.lookup
         try:
             async with AsyncExitStack() as stack:
-                # Who cancelled a program's own job is in its record.
+                # If a program cancels its own job, the job's record says so; operators need the audit log.
                 if caller.may(("operate",)):
-                    recording = self.audit.action("cancel_job", actor_of(caller), {"job_id": given}, reason)
+                    recording = self.audit.action("cancel_job", actor_of(caller), {"job_id": requested_id}, reason)
                     await stack.enter_async_context(recording)
-                found = await lookup.find(caller, given)
-                if found is None:
-                    raise unknown_job(given)
-                job_id, decided = found
+                found_job = await lookup.find(caller, requested_id)
+                if found_job is None:
+                    raise unknown_job(requested_id)
+                job_id, decided = found_job
                 if decided is None:
                     received = await stack.enter_async_context(lookup.waiters.listening(subjects.result(job_id)))
-                    wanted = PendingCancel(execution_id=job_id, cancellation=by, agents=caller.agents)
-                    kept = await self.cancels.request(wanted)
+                    pending = PendingCancel(execution_id=job_id, cancellation=cancellation, agents=caller.agents)
+                    stored = await self.cancels.request(pending)
                     if wait_s is not None:
-                        never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                        no_disconnection: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                         deadline = time.monotonic() + wait_s
-                        decided = await lookup.results.wait(job_id, received, never, deadline, check_first=True)
+                        decided = await lookup.results.wait(
+                            job_id, received, no_disconnection, deadline, check_first=True
+                        )
                     if decided is None:
-                        return _response(_cancelling(given, kept), 202)
-                return _response(_of_result(given, decided), 200)
+                        return _response(_pending_job(requested_id, stored), 202)
+                return _response(_cancelled_job(requested_id, decided), 200)
         except (BusError, StateUnavailableError) as error:
             raise not_done(error) from error
 
 
 MAX_AT_ONCE = 256
-"""Requests of one program that are answered at the same time. Its others are refused, so that none waits for them."""
+"""Requests of one program that are answered at the same time. Further ones are refused, so that no other waits."""
 
 
 class CancelRequests:
-    """Cancels jobs for programs: requests on `bw.cancel.<job>`, of all users at the same time."""
+    """Cancels jobs for programs, on requests to `bw.cancel.<job>`. Requests are answered concurrently."""
 
     def __init__(self, cancels: Cancels, config: Config, redactor: Redactor) -> None:
         self._cancels = cancels
@@ -172,7 +174,7 @@ class CancelRequests:
         self.reload(config, redactor)
 
     async def receive(self, subject: str, data: bytes, respond: Callable[[bytes], Awaitable[None]]) -> None:
-        """Answers a request in a task of its own; refuses it if its user has too many under way."""
+        """Answers a request in a task of its own, or refuses it if its user has too many under way."""
         user = subject.split(".")[2] if subject.count(".") > 2 else CLIENT
         tasks = self._under_way.setdefault(user, set())
         if len(tasks) >= MAX_AT_ONCE:
@@ -181,24 +183,24 @@ class CancelRequests:
             )
             return
 
-        async def answer() -> None:
-            await respond(await self.answer(subject, data))
+        async def respond_when_done() -> None:
+            await respond(await self.response_to(subject, data))
 
-        task = asyncio.create_task(answer())
+        task = asyncio.create_task(respond_when_done())
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
     async def stop(self) -> None:
-        """Answers no more."""
+        """Stops answering."""
         await background.stop(*(task for tasks in self._under_way.values() for task in tasks))
 
     def reload(self, config: Config, redactor: Redactor) -> None:
-        """Takes another config."""
+        """Uses another config."""
         self._programs = {f"{PROGRAM}{name}": program for name, program in config.programs.items()}
         self._redactor = redactor
 
-    async def answer(self, subject: str, data: bytes) -> bytes:
-        """The answer to a request: a `CancelledJob`, or an `ErrorBody`."""
+    async def response_to(self, subject: str, data: bytes) -> bytes:
+        """Returns the response to a request: a `CancelledJob`, or an `ErrorBody`."""
         try:
             return (await self._cancel(subject, data)).json_bytes()
         except RequestError as problem:
@@ -207,44 +209,44 @@ class CancelRequests:
             return _refusal(not_done(error))
 
     async def _cancel(self, subject: str, data: bytes) -> CancelledJob:
-        user, given = _user_and_job(subject)
-        job_id = scoped(given, None if user == CLIENT else scope_in(user, None))
+        user, requested_id = _user_and_job(subject)
+        job_id = scoped(requested_id, None if user == CLIENT else scope_in(user, None))
         reason = _reason_in(data, self._redactor)
         program = self._programs.get(user)
-        if program is not None and program.tenants and is_generated_id(given):
-            # Its tenant's job over HTTP, perhaps.
-            _, known = await self._cancels.lookup.status(given)
-            if known is not None and known.agent is not None and known.tenant in program.tenants:
-                job_id = given
+        if program is not None and program.tenants and is_generated_id(requested_id):
+            # A job with a generated id may have come over HTTP, for the program's tenant.
+            _, status = await self._cancels.lookup.status(requested_id)
+            if status is not None and status.agent is not None and status.tenant in program.tenants:
+                job_id = requested_id
         if not is_full_id(job_id) or (user != CLIENT and program is None):
             raise unknown_job(None)
         decided = await self._cancels.lookup.results.decided(job_id)
         if decided is not None:
             if program is not None and not _is_of(user, program, decided):
-                raise unknown_job(given)
-            return _of_result(given, decided)
-        # A job that came over NATS may be unknown yet. The request names its possible owners.
+                raise unknown_job(requested_id)
+            return _cancelled_job(requested_id, decided)
+        # A job that came over NATS may not be known yet, so the request names its possible owners.
         if await self._cancels.has_too_many(user, job_id):
             message = (
                 f"{MAX_UNSEEN:,} requests of this user for jobs that no worker has seen are pending; wait for "
                 "some to end"
             )
             raise RequestError(429, "too_many_requests", message)
-        by = Cancellation(by="program", name=user, reason=reason, at=datetime.now(UTC))
-        wanted = PendingCancel(execution_id=job_id, cancellation=by)
+        cancellation = Cancellation(by="program", name=user, reason=reason, at=datetime.now(UTC))
+        pending = PendingCancel(execution_id=job_id, cancellation=cancellation)
         if program is not None:
             owner = None if program.tenants else user
             bounds = {"agents": program.agents, "tenants": program.tenants, "owner": owner}
-            wanted = wanted.model_copy(update=bounds)
-        return _cancelling(given, await self._cancels.request(wanted))
+            pending = pending.model_copy(update=bounds)
+        return _pending_job(requested_id, await self._cancels.request(pending))
 
 
 def _is_of(user: str, program: NatsProgram, decided: bytes) -> bool:
-    """True if a job belongs to a named program, by its result: to its tenant, or to it alone."""
-    of = orjson.loads(decided)
-    if forbidden_field(program, of["agent"], of.get("tenant")) is not None:
+    """Returns True if a job belongs to a named program or to its tenant, by the job's result."""
+    result = orjson.loads(decided)
+    if forbidden_field(program, result["agent"], result.get("tenant")) is not None:
         return False
-    return bool(program.tenants) or of.get("owner") == user
+    return bool(program.tenants) or result.get("owner") == user
 
 
 def _refusal(problem: RequestError) -> bytes:
@@ -258,7 +260,7 @@ def _reason_in(body: bytes, redactor: Redactor) -> str | None:
 
 
 def _user_and_job(subject: str) -> tuple[str, str]:
-    """The user and the job of a subject of the form `CANCELS` or `CANCELS_BY_USER`."""
+    """Returns the user and the job that a subject of the form `CANCELS` or `CANCELS_BY_USER` names."""
     match subject.split("."):
         case ["bw", "cancel", job]:
             user = CLIENT
@@ -272,13 +274,13 @@ def _user_and_job(subject: str) -> tuple[str, str]:
         raise unknown_job(None) from None
 
 
-def _of_result(job_id: str, decided: bytes) -> CancelledJob:
+def _cancelled_job(job_id: str, decided: bytes) -> CancelledJob:
     fields = orjson.loads(decided)
     return CancelledJob.model_validate({**fields, "job_id": job_id, "execution_id": job_id})
 
 
-def _cancelling(job_id: str, kept: PendingCancel) -> CancelledJob:
-    return CancelledJob(job_id=job_id, execution_id=job_id, status="cancelling", cancellation=kept.cancellation)
+def _pending_job(job_id: str, pending: PendingCancel) -> CancelledJob:
+    return CancelledJob(job_id=job_id, execution_id=job_id, status="cancelling", cancellation=pending.cancellation)
 
 
 def _response(job: CancelledJob, status: int) -> Response:

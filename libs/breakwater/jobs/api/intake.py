@@ -1,6 +1,6 @@
-"""The steps by which every job is accepted: `authorize`, `compare`, `admit`, `store`, and perhaps `follow`.
+"""The steps by which every job is accepted: `authorize`, `compare`, `admit`, and `store` or `follow`.
 
-Jobs over HTTP, jobs of a plan and calls of OpenAI's dialect all take them, in this order.
+Jobs over HTTP, jobs of a plan and calls in the dialects of providers all take them, in this order.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.validation import FieldError
 
 LOOK_UP_S = 1.0
-"""Time limit of looking up a job's id. After it, only the worker can find that another job has the id."""
+"""Time limit of looking up a job's id. Beyond it, the job is accepted, and the worker checks the id."""
 
 
 class ForeignIdError(BreakwaterError):
@@ -63,7 +63,7 @@ class FollowedJob:
     deciding: asyncio.Task[bytes | None]
     """Returns the result; None if it was late, the client has disconnected, or the process stops.
 
-    Raises RequestError (409) if it is the result of another job.
+    Raises RequestError: 409, another job has the id.
     """
     disconnection: asyncio.Future[None]
     """Done when the client has disconnected."""
@@ -126,21 +126,25 @@ class JobIntake:
         return replace(sent, submitted_by=caller.name, by_operator=by_operator)
 
     async def compare(self, sent: Submission, *, required: bool = False) -> Submission:
-        """Returns the job with the status of an earlier job of its id. Raises RequestError (409) if those are two jobs.
+        """Looks up whether a job was sent before, and returns it with the status of the earlier job.
 
-        A sender must not learn that another owner has a generated id: its job then gets an id in the sender's scope.
+        If a generated id belongs to another owner's job, the sender must not learn that: its job gets an id in the
+        sender's scope instead.
 
         Args:
             sent: the job.
-            required: raise UnavailableError if the look-up fails; otherwise the job counts as unknown, and the worker
+            required: raise UnavailableError if the look-up fails. Otherwise the job counts as new, and the worker
                 compares.
+
+        Raises:
+            RequestError: 409, a different job has the id.
         """
         if sent.id_generated:
             return sent
         try:
             async with asyncio.timeout(None if required else LOOK_UP_S):
                 try:
-                    return replace(sent, known=await self._known(sent, just_now=False))
+                    return replace(sent, earlier=await self._earlier(sent, just_now=False))
                 except ForeignIdError:
                     return await self.compare(sent.with_scoped_id(), required=required)
         except (BusUnavailableError, StateUnavailableError, TimeoutError):
@@ -149,15 +153,15 @@ class JobIntake:
             return sent
 
     async def admit(self, sent: Submission) -> None:
-        """Raises RequestError (503) if no model of its agent may be called now. Known jobs are admitted."""
-        refusal = None if sent.known is not None else await self.availability.refusal(sent)
+        """Refuses a new job if no model of its agent may be called now. Raises RequestError: 503."""
+        refusal = None if sent.earlier is not None else await self.availability.refusal(sent)
         if refusal is not None and not await self.is_known_now(sent):
             raise refusal
 
     async def is_known_now(self, sent: Submission) -> bool:
-        """True if the job was sent before, also at this moment to another process."""
-        if sent.known is not None or sent.id_generated:
-            return sent.known is not None
+        """Returns True if the job was sent before, even to another process at this moment."""
+        if sent.earlier is not None or sent.id_generated:
+            return sent.earlier is not None
         try:
             _, status = await self.lookup.status(sent.job_id, just_now=True)
         except (BusUnavailableError, StateUnavailableError):
@@ -165,21 +169,31 @@ class JobIntake:
         return status is not None
 
     async def store(self, sent: Submission, traceparent: str | None, *, is_planned: bool = False) -> bool:
-        """Publishes a job, which its plan may know already (`is_planned`). Returns True if it was sent before.
+        """Publishes a job.
 
-        Raises RequestError (409, 503) if it is not accepted.
+        Args:
+            sent: the job.
+            traceparent: its W3C trace context; None without a trace.
+            is_planned: the job's plan knows it already.
+
+        Returns:
+            True if the job was sent before.
+
+        Raises:
+            RequestError: 409 or 503, the job was not accepted.
         """
         job = sent.job
-        known = sent.known
-        waits = known is not None and known.taken and job.reply_to is None
-        if not waits and (waits := await self.queue.put(sent, traceparent)):
+        earlier = sent.earlier
+        is_taken = earlier is not None and earlier.taken and job.reply_to is None
+        is_queued = not is_taken and await self.queue.put(sent, traceparent)
+        if is_queued:
             try:
-                await self._known(sent, just_now=True)
+                await self._earlier(sent, just_now=True)
             except ForeignIdError:
                 raise _id_conflict(sent) from None
             except (BusUnavailableError, StateUnavailableError) as error:
                 raise unavailable("unavailable", f"whether this is the same job cannot be read now: {error}") from error
-        duplicate = waits or known is not None
+        duplicate = is_queued or earlier is not None
         if not duplicate:
             self.queue.mark(sent)
             if job.plan_id is not None and not job.dry_run and not is_planned:
@@ -190,20 +204,20 @@ class JobIntake:
         return duplicate
 
     async def _plan(self, sent: Submission, plan_id: str, traceparent: str | None) -> None:
-        noted = NotedJob(sent.received_at, sent.job.agent, sent.job.tenant, sent.owner)
+        planned_job = NotedJob(sent.received_at, sent.job.agent, sent.job.tenant, sent.owner)
         source = PlanSource(sent.job.tenant, sent.owner, tracing.trace_id_of(traceparent), sent.job_id)
         reason = f"the job {sent.shown_id!r} was accepted"
         try:
-            await self.plans.change(plan_id, "pending", {sent.job_id: noted}, reason, source, sent.submitted_by)
+            await self.plans.change(plan_id, "pending", {sent.job_id: planned_job}, reason, source, sent.submitted_by)
         except (BusError, StateUnavailableError) as error:
-            # The job is accepted all the same, and the worker that takes it brings it into its plan.
+            # The job is accepted nevertheless, and the worker that takes it adds it to its plan.
             structlog.get_logger().info("plan_not_changed", execution_id=sent.job_id, error=str(error))
 
     @asynccontextmanager
     async def follow(
         self, request: Request, sent: Submission, traceparent: str | None, wait_s: float
     ) -> AsyncGenerator[FollowedJob]:
-        """Publishes a job and waits for its result while the block runs. Raises as `store` does."""
+        """Publishes a job and waits for its result while the block runs. Raises what `store` raises."""
         deadline = time.monotonic() + wait_s
         async with AsyncExitStack() as waiting:
             try:
@@ -223,15 +237,15 @@ class JobIntake:
     async def _decided(
         self, sent: Submission, received: ReceivedResult, disconnection: asyncio.Future[None], deadline: float
     ) -> bytes | None:
-        # The result of an id that was used before may be stored already, and is not published again.
+        # If the id was used before, the result may be stored already, and is then not published again.
         check_first = not sent.id_generated
         result = await self.lookup.results.wait(sent.job_id, received, disconnection, deadline, check_first=check_first)
         if result is not None and check_first and _is_other_job(sent, status_of(result), decided=True):
             raise _id_conflict(sent)
         return result
 
-    async def _known(self, sent: Submission, *, just_now: bool) -> JobStatus | None:
-        """Returns the status of a job that was sent before, and None for any other.
+    async def _earlier(self, sent: Submission, *, just_now: bool) -> JobStatus | None:
+        """Returns the status of an earlier sending of the same job; None if there was none.
 
         Args:
             sent: the job.
@@ -239,23 +253,23 @@ class JobIntake:
 
         Raises:
             RequestError: 409, another job has the id.
-            ForeignIdError: the id is a generated one of another owner's job.
-            BusUnavailableError: NATS can't be asked.
-            StateUnavailableError: Redis can't be asked.
+            ForeignIdError: the id was generated for another owner's job.
+            BusUnavailableError: NATS can't be read.
+            StateUnavailableError: Redis can't be read.
         """
-        decided, found = await self.lookup.status(sent.job_id, just_now=just_now)
-        if found is None or found.digest == sent.digest:
-            return found
-        is_ours = found.owner == sent.owner and (sent.owner is not None or found.tenant == sent.job.tenant)
+        decided, earlier = await self.lookup.status(sent.job_id, just_now=just_now)
+        if earlier is None or earlier.digest == sent.digest:
+            return earlier
+        is_ours = earlier.owner == sent.owner and (sent.owner is not None or earlier.tenant == sent.job.tenant)
         if sent.scope is not None and is_generated_id(sent.job_id) and not is_ours:
             raise ForeignIdError
-        if _is_other_job(sent, found, decided=decided is not None):
+        if _is_other_job(sent, earlier, decided=decided is not None):
             raise _id_conflict(sent)
-        return found
+        return earlier
 
 
 def accepted_response(sent: Submission, *, duplicate: bool) -> Response:
-    """202 with the `AcceptedJob`."""
+    """Returns 202 with an `AcceptedJob`."""
     job_id = sent.shown_id
     body = {"job_id": job_id, "execution_id": job_id, "status": "accepted", "duplicate": duplicate}
     headers = {"Location": f"/api/v1/jobs/{quote(job_id, safe='')}"}
@@ -263,25 +277,29 @@ def accepted_response(sent: Submission, *, duplicate: bool) -> Response:
 
 
 def _check_sender(caller: Caller, job: Job) -> None:
-    """Raises RequestError: 403 if the key may not send the job, 422 if its answer may not go to `reply_to`."""
-    if (wrong := forbidden_field(caller, job.agent, job.tenant)) is not None:
-        path, alone = wrong
-        message = f"the API key {caller.name!r} submits {alone}"
+    """Checks that a key may send a job.
+
+    Raises:
+        RequestError: 403, the key may not send the job; 422, the result may not be sent to `reply_to`.
+    """
+    if (forbidden := forbidden_field(caller, job.agent, job.tenant)) is not None:
+        path, restriction = forbidden
+        message = f"the API key {caller.name!r} submits {restriction}"
         raise RequestError(403, "forbidden", message, [FieldError(path=path, message="is not one of the key's")])
     if job.reply_to is None:
         return
-    own = f"{REPLIES}{subjects.encode_token(caller.name)}."
+    own_replies = f"{REPLIES}{subjects.encode_token(caller.name)}."
     if (
-        job.reply_to.startswith(REPLIES) and not job.reply_to.startswith(own) and not caller.may(("operate",))
+        job.reply_to.startswith(REPLIES) and not job.reply_to.startswith(own_replies) and not caller.may(("operate",))
     ) or not may_be_answered_at(job.reply_to, caller.name):
-        message = f"must be an inbox, not one of a program of the config, or a subject below {own[:-1]}"
+        message = f"must be an inbox, not one of a program of the config, or a subject below {own_replies[:-1]}"
         raise invalid_job([FieldError(path="reply_to", message=message)])
 
 
-def _is_other_job(sent: Submission, found: JobStatus, *, decided: bool) -> bool:
-    if found.digest is not None:
-        return found.digest != sent.digest
-    return decided and found.agent != sent.job.agent
+def _is_other_job(sent: Submission, earlier: JobStatus, *, decided: bool) -> bool:
+    if earlier.digest is not None:
+        return earlier.digest != sent.digest
+    return decided and earlier.agent != sent.job.agent
 
 
 def _id_conflict(sent: Submission) -> RequestError:

@@ -1,7 +1,7 @@
-"""Stores jobs on JOBS, those of each agent within its share of the bytes.
+"""Stores jobs on JOBS, and limits each agent to its share of the bytes.
 
-The server limits the bytes of the whole stream alone. The bytes of one agent are estimated from a few of its jobs, and
-only while JOBS holds more than half of one agent's share.
+NATS limits only the bytes of the whole stream. The bytes of one agent are estimated from a few of its jobs, and only
+while JOBS contains more than half of one agent's share.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ ACCEPT_TIMEOUT_S = 8.0
 """Time limit for the acknowledgement of a job, including a second try."""
 
 MAX_REMEMBERED = 10_000
-"""The most jobs with chosen ids whose place in JOBS this process remembers."""
+"""The most jobs with ids of their senders whose place in JOBS this process remembers."""
 
 CHECK_EVERY_S = 2.0
 IDLE_FACTOR = 5
 """Factor by which checks are rarer while JOBS seems empty."""
 
 SAMPLES = 8
-LARGEST = 8 * 1024**2
-"""The size limit of a message: an agent with a few jobs is always within its share."""
+MAX_MESSAGE_BYTES = 8 * 1024**2
+"""The size limit of a message. An agent with few jobs is within its share, whatever their sizes."""
 
 
 class JobQueue:
-    """Stores jobs on JOBS. A job is accepted when JetStream has acknowledged it, and not before."""
+    """Stores jobs on JOBS. A job is accepted once JetStream has acknowledged it."""
 
     def __init__(self, publisher: Publisher, quota: QueueQuota, accepted: Accepted) -> None:
         self._publisher = publisher
@@ -52,12 +52,12 @@ class JobQueue:
         self._stored: dict[str, tuple[str, int]] = {}
         """Subject and sequence in JOBS, by job id."""
         self._under_way: dict[str, tuple[asyncio.Lock, int]] = {}
-        """The ids that are being accepted, and by how many requests."""
+        """By job id, the lock of the requests that are accepting it, and their number."""
 
     async def put(self, sent: Submission, traceparent: str | None) -> bool:
         """Publishes a job, unless JOBS has it already.
 
-        JOBS accepts every message. If another process has stored the same job, the worker runs it once.
+        JOBS accepts the same job again from another process, and the worker then runs it once.
 
         Args:
             sent: the job.
@@ -67,7 +67,7 @@ class JobQueue:
             True if this process stored a job with this id before, and it is still queued.
 
         Raises:
-            RequestError: 503, it was not accepted.
+            RequestError: 503, the job was not accepted.
         """
         if sent.id_generated:
             await self._store(sent, traceparent)
@@ -99,14 +99,14 @@ class JobQueue:
         if not sequence:
             return False
         with suppress(BusError):
-            found = await self._quota.lookup.next(Stream.JOBS, subject, sequence)
-            message_id = None if found is None else found.headers.get(Header.MSG_ID.value, "")
+            message = await self._quota.lookup.next(Stream.JOBS, subject, sequence)
+            message_id = None if message is None else message.headers.get(Header.MSG_ID.value, "")
             return message_id is not None and message_id.rpartition("/")[2] == subjects.encode_token(job_id)
         return False
 
     @asynccontextmanager
     async def _one_at_a_time(self, job_id: str) -> AsyncGenerator[None]:
-        """Serializes jobs of one id: each sees the one before."""
+        """Serializes requests for one job id, so that each sees what the one before has stored."""
         lock, users = self._under_way.get(job_id, (asyncio.Lock(), 0))
         self._under_way[job_id] = lock, users + 1
         try:
@@ -119,8 +119,8 @@ class JobQueue:
 
     async def _store(self, sent: Submission, traceparent: str | None) -> Stored:
         if not self._quota.has_room(sent.job.agent, len(sent.payload)):
-            what = f"the jobs of agent {sent.job.agent!r} that wait take its whole share of the queue"
-            raise unavailable("refused", f"the job was not accepted: {what}; send it again when some are done")
+            reason = f"the jobs of agent {sent.job.agent!r} that wait take its whole share of the queue"
+            raise unavailable("refused", f"the job was not accepted: {reason}; send it again when some are done")
         headers = {Header.MSG_ID.value: subjects.message_id(sent.job.agent, sent.job_id)}
         if traceparent is not None:
             headers[Header.TRACEPARENT.value] = traceparent
@@ -151,69 +151,71 @@ class JobQueue:
         try:
             return await self._publisher.job(subject, payload, headers, timeout_s=PUBLISH_TIMEOUT_S)
         except BusUnavailableError:
-            # The first may be stored, if only its acknowledgement was lost: the id is not called unique any more.
-            again = {name: value for name, value in headers.items() if name != Header.UNIQUE_ID.value}
+            # If only the acknowledgement was lost, the first message is stored, so the second must not claim that its
+            # id is unique.
+            second_headers = {name: value for name, value in headers.items() if name != Header.UNIQUE_ID.value}
             left_s = begun + ACCEPT_TIMEOUT_S - time.monotonic()
-            return await self._publisher.job(subject, payload, again, timeout_s=max(left_s, 0.1))
+            return await self._publisher.job(subject, payload, second_headers, timeout_s=max(left_s, 0.1))
 
 
 class QueueQuota:
-    """The bytes of each agent in JOBS, as of the last look, and with the jobs that this process has added since."""
+    """The bytes of each agent in JOBS, as of the last check, plus the jobs that this process has added since."""
 
     def __init__(self, share: int | None, lookup: Lookup) -> None:
-        """Takes the most bytes that one agent may have; None: a quarter of the limit of JOBS."""
+        """Sets the most bytes that one agent may have; None stands for a quarter of the limit of JOBS."""
         self.set_share(share)
         self.lookup = lookup
-        self._held: Mapping[str, float] = {}
+        self._sizes: Mapping[str, float] = {}
         self._added: Counter[str] = Counter()
         self._over: set[str] = set()
         self._outage = Outage("the queue's shares")
 
     def set_share(self, share: int | None) -> None:
-        """Takes another share; None is known at the next look."""
+        """Uses another share; None takes effect at the next check."""
         self._configured = share
         self._share = float("inf") if share is None else share
 
     def has_room(self, agent: str, size: int) -> bool:
-        """True if a job of so many bytes is within its agent's share."""
-        return self._held.get(agent, 0.0) + self._added[agent] + size <= self._share
+        """Returns True if a job of `size` bytes is within its agent's share."""
+        return self._sizes.get(agent, 0.0) + self._added[agent] + size <= self._share
 
     def add(self, agent: str, size: int) -> None:
-        """Counts a job that JOBS has taken."""
+        """Counts a job that JOBS has stored."""
         self._added[agent] += size
 
     async def run(self) -> None:
-        """Looks again and again while JOBS holds anything, until cancelled."""
+        """Checks regularly until cancelled, more rarely while JOBS seems empty."""
         checks = 0
         while True:
             await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S))
             checks += 1
-            # Jobs that programs publish on NATS are seen, too, if later.
-            if self._added or self._held or checks % IDLE_FACTOR == 0:
+            # The rarer checks find the jobs that programs publish on NATS.
+            if self._added or self._sizes or checks % IDLE_FACTOR == 0:
                 await self._outage.run_logged(self.check, expected=BusError)
                 self._report()
 
     async def check(self) -> None:
         """Estimates the bytes of each agent. Raises BusError."""
-        # A job that is added meanwhile may count twice until the next look; none is left out.
-        seen = self._added.copy()
-        self._held = await self._look()
-        self._added -= seen
+        # A job that is added meanwhile may count twice until the next check, but none is missed.
+        counted = self._added.copy()
+        self._sizes = await self._estimate_sizes()
+        self._added -= counted
 
     def _report(self) -> None:
-        """Logs which agents are over their share now, as HTTP alone refuses them, or are within it again."""
-        over = {agent for agent, held in self._held.items() if held > self._share}
+        """Logs which agents are over their share now, or within it again: only HTTP refuses their jobs."""
+        over = {agent for agent, size in self._sizes.items() if size > self._share}
         for agent in over - self._over:
             effect = "refused over HTTP; programs on NATS can go on until JOBS is full"
-            held = round(self._held[agent])
+            size = round(self._sizes[agent])
             structlog.get_logger().warning(
-                "queue_share_exceeded", agent=agent, bytes=held, share=self._share, effect=effect
+                "queue_share_exceeded", agent=agent, bytes=size, share=self._share, effect=effect
             )
         for agent in self._over - over:
             structlog.get_logger().info("queue_share_kept_again", agent=agent)
         self._over = over
 
-    async def _look(self) -> dict[str, float]:
+    async def _estimate_sizes(self) -> dict[str, float]:
+        """Returns the estimated bytes by agent; none while JOBS has at most half of one agent's share."""
         facts = await self.lookup.facts(Stream.JOBS)
         if self._configured is None and facts.max_bytes > 0:
             self._share = facts.max_bytes / 4
@@ -222,20 +224,21 @@ class QueueQuota:
         counts = await self.lookup.counts(Stream.JOBS, "bw.jobs.>")
         mean = facts.bytes / max(sum(counts.values()), 1)
         estimates = {
-            subject: count * (mean if count * LARGEST <= self._share else await self._mean_size(subject, facts, mean))
+            subject: count
+            * (mean if count * MAX_MESSAGE_BYTES <= self._share else await self._mean_size(subject, facts, mean))
             for subject, count in counts.items()
         }
-        # The total is known: with one agent that has nearly all, so is what it has.
+        # The total is known exactly, so the estimate of an agent that has nearly all of it becomes exact, too.
         scale = facts.bytes / max(sum(estimates.values()), 1)
-        held: dict[str, float] = {}
+        sizes: dict[str, float] = {}
         for subject, estimate in estimates.items():
             agent = subjects.agent_of_job(subject)
-            held[agent] = held.get(agent, 0.0) + estimate * scale
-        return held
+            sizes[agent] = sizes.get(agent, 0.0) + estimate * scale
+        return sizes
 
     async def _mean_size(self, subject: str, facts: Facts, default: float) -> float:
         step = max((facts.last - facts.first) // SAMPLES, 1)
         places = range(facts.first, facts.last + 1, step)
-        found = await asyncio.gather(*(self.lookup.next(Stream.JOBS, subject, place) for place in places))
-        sizes = [len(one.data) for one in found if one is not None]
+        samples = await asyncio.gather(*(self.lookup.next(Stream.JOBS, subject, place) for place in places))
+        sizes = [len(sample.data) for sample in samples if sample is not None]
         return sum(sizes) / len(sizes) if sizes else default

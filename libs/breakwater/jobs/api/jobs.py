@@ -26,7 +26,7 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.types import is_full_id
-from services.request.observe import submitting
+from services.request.observe import traced_submission
 
 _JSON = "application/json"
 
@@ -69,14 +69,14 @@ class JobRoutes:
     )
     async def submit_job(self, request: Request) -> Response:
         """Responds with 202 once the job is stored on the bus, or 200 with its result if that comes within `wait_s`."""
-        with submitting(request, "/api/v1/jobs") as trace:
+        with traced_submission(request, "/api/v1/jobs") as trace:
             caller = caller_of(request)
             wait_s = wait_s_of(request.scope["query_string"])
             body = await read_body(request, self.max_body_bytes)
             idempotency_key = request.headers.get("idempotency-key")
             sent = self.intake.authorize(caller, read_job(body), body, idempotency_key, make_job_id())
             sent = await self.intake.compare(sent)
-            trace.of(sent.job.agent, sent.job_id)
+            trace.set_job(sent.job.agent, sent.job_id)
             await self.intake.admit(sent)
             if wait_s is None:
                 response = accepted_response(sent, duplicate=await self.intake.store(sent, trace.traceparent))
@@ -90,7 +90,7 @@ class JobRoutes:
                     if result is None
                     else Response(shown_result(caller, result), media_type=_JSON)
                 )
-            trace.answered(response.status_code)
+            trace.set_status(response.status_code)
         return response
 
     @operation(
@@ -109,20 +109,23 @@ class JobRoutes:
     )
     async def show_job(self, request: Request) -> Response:
         """Responds with 200 and the result or the record, 202 while the job is undecided, or 404."""
-        given = str(request.path_params["job_id"])
+        requested_id = str(request.path_params["job_id"])
         caller = caller_of(request)
-        if not is_full_id(given):
+        if not is_full_id(requested_id):
             raise unknown_job(None)
         wait_s = wait_s_of(request.scope["query_string"])
         try:
-            found = await self.lookup.find(caller, given)
-            if found is None and (dry_run := await self.lookup.accepted.dry_run(names_of(caller, given))) is not None:
-                found = await self.lookup.find(caller, dry_run)
-            if found is None:
-                raise unknown_job(given)
-            job_id, decided = found
+            found_job = await self.lookup.find(caller, requested_id)
+            if (
+                found_job is None
+                and (dry_run := await self.lookup.accepted.dry_run(names_of(caller, requested_id))) is not None
+            ):
+                found_job = await self.lookup.find(caller, dry_run)
+            if found_job is None:
+                raise unknown_job(requested_id)
+            job_id, decided = found_job
             if decided is None and wait_s is not None:
-                decided = await self._awaited(request, caller, job_id, time.monotonic() + wait_s)
+                decided = await self._wait_for_result(request, caller, job_id, time.monotonic() + wait_s)
             if decided is not None:
                 decided = await self.lookup.explained(caller, decided)
                 return Response(shown_result(caller, decided), media_type=_JSON)
@@ -132,13 +135,13 @@ class JobRoutes:
         body = UndecidedJob(job_id=job_id, execution_id=job_id, attempts=attempts).json_bytes()
         return Response(shown_result(caller, body), 202, media_type=_JSON)
 
-    async def _awaited(self, request: Request, caller: Caller, job_id: str, deadline: float) -> bytes | None:
+    async def _wait_for_result(self, request: Request, caller: Caller, job_id: str, deadline: float) -> bytes | None:
         disconnection = asyncio.ensure_future(disconnected(request.receive))
         try:
             async with self.lookup.waiters.listening(subjects.result(job_id)) as received:
-                found = await self.lookup.results.wait(job_id, received, disconnection, deadline, check_first=True)
+                decided = await self.lookup.results.wait(job_id, received, disconnection, deadline, check_first=True)
         finally:
             disconnection.cancel()
-        if found is not None and not job_is_of(caller, status_of(found)):
+        if decided is not None and not job_is_of(caller, status_of(decided)):
             raise unknown_job(job_id)
-        return found
+        return decided

@@ -35,10 +35,10 @@ from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.types import Message
 from breakwater.kernel.validation import FieldError
-from breakwater.records.api.executions import answered
+from breakwater.records.api.executions import ask_clickhouse
 from breakwater.records.search import ended_jobs, newest_plans, plan_changes
 from breakwater.redaction.rules.redact import id_objection
-from services.request.observe import submitting
+from services.request.observe import traced_submission
 
 AT_ONCE = 50
 """Jobs of one plan that are looked up or published at the same time."""
@@ -78,12 +78,12 @@ class PlanRoutes:
         },
     )
     async def submit_plan(self, request: Request) -> Response:
-        """202 once all jobs are safe on the bus. None is accepted if one is invalid, or refused."""
-        with submitting(request, "/api/v1/plans") as trace:
+        """Responds with 202 once all jobs are stored on the bus. Accepts none of them if one is invalid or refused."""
+        with traced_submission(request, "/api/v1/plans") as trace:
             caller = caller_of(request)
             body = await read_body(request, self.max_body_bytes, _TOO_LARGE)
             plan_id, submissions = self._prepare(caller, read_command(body, PlanRequest))
-            # Also where the jobs are part of no trace.
+            # A plan has a correlation id even if its jobs are part of no trace.
             correlation_id = tracing.trace_id_of(trace.traceparent or tracing.new_traceparent())
             try:
                 if submissions:
@@ -102,7 +102,7 @@ class PlanRoutes:
                 raise RequestError(429, "too_many_plans", message) from None
             except (BusError, StateUnavailableError) as error:
                 raise not_done(error) from error
-            trace.answered(202)
+            trace.set_status(202)
         accepted = AcceptedPlan(plan_id=plan_id, job_ids=tuple(sent.shown_id for sent in submissions))
         headers = {"Location": f"/api/v1/plans/{quote(plan_id, safe='')}"}
         return Response(accepted.json_bytes(), 202, headers, "application/json")
@@ -118,13 +118,11 @@ class PlanRoutes:
         errors={503: "ClickHouse, Redis or NATS is unavailable (`unavailable`); the message says which."},
     )
     async def list_plans(self, request: ApiRequest[PlanQuery]) -> PlanList:
-        """The newest plans."""
+        """Lists the newest plans."""
         limit = request.input.limit
-        noted = await self.plans.plans.newest(limit)
-        ended = await answered(newest_plans(self.analytics, limit))
-        latest = {
-            plan_id: max(at for of in (noted, ended) if (at := of.get(plan_id))) for plan_id in {**noted, **ended}
-        }
+        latest = dict(await self.plans.plans.newest(limit))
+        for plan_id, ended_at in (await ask_clickhouse(newest_plans(self.analytics, limit))).items():
+            latest[plan_id] = max(ended_at, latest.get(plan_id, ended_at))
         newest = sorted(latest, key=lambda plan_id: latest[plan_id], reverse=True)[:limit]
         return PlanList(plans=tuple(await self._read(request.caller, newest)))
 
@@ -141,11 +139,11 @@ class PlanRoutes:
         },
     )
     async def show_plan(self, request: ApiRequest[Message]) -> PlanStatus:
-        """One plan, with its jobs. Raises RequestError: 404."""
+        """Shows one plan, with its jobs. Raises RequestError: 404."""
         plan_id = request.path["plan_id"]
-        *own, full = names_of(request.caller, plan_id, generated_first=False)
-        # Of a key that is bound to several tenants, each of them has its part.
-        for names in filter(None, (own, [full])):
+        *full_ids, id_as_written = names_of(request.caller, plan_id, generated_first=False)
+        # If the key is bound to several tenants, each of them has a part of the plan.
+        for names in filter(None, (full_ids, [id_as_written])):
             if parts := await self._read(request.caller, names, with_jobs=True):
                 jobs = [job for part in parts for job in part.jobs]
                 refusal = next((part.refusal for part in parts if part.refusal is not None), None)
@@ -157,25 +155,27 @@ class PlanRoutes:
         plan_id = plan.plan_id or make_job_id()
         if (why := id_objection(self.intake.config.redaction, plan_id)) is not None:
             raise invalid_job([FieldError(path="plan_id", message=why)])
-        sent: list[Submission] = []
+        submissions: list[Submission] = []
         for number, job in enumerate(plan.jobs):
-            own_id = f"{plan_id}.{number + 1}"
+            numbered_id = f"{plan_id}.{number + 1}"
             try:
                 if job.plan_id not in (None, plan_id):
                     raise invalid_job([FieldError(path="plan_id", message=f"differs from the plan's, {plan_id!r}")])
                 job = job.model_copy(update={"plan_id": plan_id})
                 body = job.model_dump_json(exclude_unset=True).encode()
-                generated_id = make_job_id() if plan.plan_id else own_id
-                sent.append(self.intake.authorize(caller, job, body, own_id if plan.plan_id else None, generated_id))
+                generated_id = make_job_id() if plan.plan_id else numbered_id
+                submissions.append(
+                    self.intake.authorize(caller, job, body, numbered_id if plan.plan_id else None, generated_id)
+                )
             except RequestError as problem:
-                raise _of_job(number, problem) from None
-        depends_on = {one.job_id: one.job.depends_on for one in sent}
-        if len(depends_on) < len(sent):
+                raise _as_problem_of_plan(number, problem) from None
+        depends_on = {submission.job_id: submission.job.depends_on for submission in submissions}
+        if len(depends_on) < len(submissions):
             raise invalid_job([FieldError(path="jobs", message="two jobs have the same job_id")])
         if circle := circle_among(depends_on):
-            message = f"they depend on each other in a circle: {' on '.join(repr(shown(one)) for one in circle)}"
+            message = f"they depend on each other in a circle: {' on '.join(repr(shown(job_id)) for job_id in circle)}"
             raise invalid_job([FieldError(path="jobs", message=message)])
-        return plan_id, sent
+        return plan_id, submissions
 
     async def _accept(
         self,
@@ -189,45 +189,49 @@ class PlanRoutes:
             try:
                 compared.append(await self.intake.compare(sent, required=True))
             except RequestError as problem:
-                raise _of_job(number, problem) from None
+                raise _as_problem_of_plan(number, problem) from None
         await self._admit(caller, compared, correlation_id)
-        # All are noted before one of them can end: a plan must not look as if it had fewer. Of a key that is bound to
-        # several tenants, each of them has its part.
+        # All jobs are noted before one of them can end, so that the plan never seems to have fewer. If the key is
+        # bound to several tenants, each of them has a part of the plan.
         at = datetime.now(UTC)
         before = await self.plans.plans.known({str(sent.job.plan_id) for sent in compared})
-        noted: dict[str, dict[str, NotedJob]] = {plan_id: {} for plan_id in before}
+        new_jobs: dict[str, dict[str, NotedJob]] = {plan_id: {} for plan_id in before}
         for sent in compared:
             plan_id = str(sent.job.plan_id)
             if sent.job_id not in before[plan_id].jobs and not sent.job.dry_run:
-                noted[plan_id][sent.job_id] = NotedJob(at, sent.job.agent, sent.job.tenant, sent.owner)
-        missing = {job_id: plan_id for plan_id, jobs in noted.items() for job_id in jobs}
+                new_jobs[plan_id][sent.job_id] = NotedJob(at, sent.job.agent, sent.job.tenant, sent.owner)
+        missing = {job_id: plan_id for plan_id, jobs in new_jobs.items() for job_id in jobs}
         try:
-            for plan_id, jobs in noted.items():
+            for plan_id, jobs in new_jobs.items():
                 source = PlanSource(next((job.tenant for job in jobs.values()), None), caller.name, correlation_id)
                 reason = f"{len(jobs):,} {'job was' if len(jobs) == 1 else 'jobs were'} accepted"
                 await self.plans.change(plan_id, "pending", jobs, reason, source, caller.name)
             for start in range(0, len(compared), AT_ONCE):
                 batch = compared[start : start + AT_ONCE]
                 storing = (self.intake.store(sent, traceparent, is_planned=True) for sent in batch)
-                done = await asyncio.gather(*storing, return_exceptions=True)
-                for sent, one in zip(batch, done, strict=True):
-                    if not isinstance(one, BaseException):
+                outcomes = await asyncio.gather(*storing, return_exceptions=True)
+                for sent, outcome in zip(batch, outcomes, strict=True):
+                    if not isinstance(outcome, BaseException):
                         missing.pop(sent.job_id, None)
-                for one in done:
-                    if isinstance(one, BaseException):
-                        raise one
+                for outcome in outcomes:
+                    if isinstance(outcome, BaseException):
+                        raise outcome
         finally:
             for plan_id in set(missing.values()):
-                await self.plans.withdraw(plan_id, [one for one, of in missing.items() if of == plan_id])
+                await self.plans.withdraw(
+                    plan_id, [job_id for job_id, its_plan_id in missing.items() if its_plan_id == plan_id]
+                )
 
     async def _admit(self, caller: Caller, submissions: Sequence[Submission], correlation_id: str | None) -> None:
-        """Raises RequestError: 503, no model of an agent may be called now. The plan has failed with it."""
-        found: dict[tuple[str | None, ...], RequestError | None] = {}
-        for sent in (one for one in submissions if not one.job.dry_run):
-            models = (sent.job.agent, str(sent.job.model), str(sent.job.fallback_models), sent.job.tenant)
-            if models not in found:
-                found[models] = await self.availability.refusal(sent, of_plan=True)
-            if (refusal := found[models]) is not None and not await self.intake.is_known_now(sent):
+        """Checks that each agent may call a model now. Raises RequestError: 503; then the plan has failed."""
+        refusals: dict[tuple[str | None, ...], RequestError | None] = {}
+        for sent in submissions:
+            if sent.job.dry_run:
+                continue
+            chain = (sent.job.agent, str(sent.job.model), str(sent.job.fallback_models), sent.job.tenant)
+            if chain not in refusals:
+                refusals[chain] = await self.availability.refusal(sent, of_plan=True)
+            if (refusal := refusals[chain]) is not None and not await self.intake.is_known_now(sent):
                 plan_id = str(sent.job.plan_id)
                 source = PlanSource(sent.job.tenant, caller.name, correlation_id)
                 with suppress(TooManyPlansError):
@@ -236,55 +240,66 @@ class PlanRoutes:
                 raise refusal
 
     async def _read(self, caller: Caller, plan_ids: Sequence[str], *, with_jobs: bool = False) -> list[PlanStatus]:
-        """The plans that a caller may see, in the order given."""
-        known = await self.plans.plans.known(plan_ids)
-        ended = await answered(ended_jobs(self.analytics, plan_ids))
-        changes = await answered(plan_changes(self.analytics, plan_ids))
+        """Returns those of the plans that a caller may see, in the same order."""
+        known_plans = await self.plans.plans.known(plan_ids)
+        ended = await ask_clickhouse(ended_jobs(self.analytics, plan_ids))
+        changes = await ask_clickhouse(plan_changes(self.analytics, plan_ids))
         recorded = {job.job_id for jobs in ended.values() for job in jobs}
-        undecided = {job_id: (plan_id, job) for plan_id, plan in known.items() for job_id, job in plan.jobs.items()}
-        decided = await self._decided({job_id: one for job_id, one in undecided.items() if job_id not in recorded})
+        undecided = {
+            job_id: (plan_id, job) for plan_id, plan in known_plans.items() for job_id, job in plan.jobs.items()
+        }
+        decided = await self._decided(
+            {job_id: noted_job for job_id, noted_job in undecided.items() if job_id not in recorded}
+        )
         plans: list[PlanStatus] = []
         for plan_id in plan_ids:
-            visible = _visible(caller, known[plan_id])
+            visible = _visible(caller, known_plans[plan_id])
             jobs = {job.job_id: job for job in ended[plan_id] if visible is None or job.job_id in visible.jobs}
-            for job_id, job in (visible or known[plan_id]).jobs.items():
+            for job_id, job in (visible or known_plans[plan_id]).jobs.items():
                 if job_id not in jobs:
                     jobs[job_id] = decided.get(job_id) or PlanJob(
                         job_id=job_id,
                         agent=job.agent,
-                        status="running" if job_id in known[plan_id].begun else "pending",
+                        status="running" if job_id in known_plans[plan_id].begun else "pending",
                         queued_at=job.accepted_at,
                     )
-            announced = (visible or known[plan_id]).announced
-            of_plan = [
+            announced = (visible or known_plans[plan_id]).announced
+            plan_changes_seen = [
                 change
                 for change in changes[plan_id]
                 if visible is None or change.execution_id in jobs or change.owner == caller.name
             ]
-            refusals = [*announced.values(), *(one.reason for one in of_plan if one.to_state == "failed")]
-            if jobs or announced or any(change.to_state in ("draft", "failed") for change in of_plan):
+            refusals = [
+                *announced.values(),
+                *(change.reason for change in plan_changes_seen if change.to_state == "failed"),
+            ]
+            if jobs or announced or any(change.to_state in ("draft", "failed") for change in plan_changes_seen):
                 refusal = None if jobs else next(filter(None, refusals), None)
-                plan = plan_of(plan_id, jobs.values(), refusal, of_plan, with_jobs=with_jobs)
+                plan = plan_of(plan_id, jobs.values(), refusal, plan_changes_seen, with_jobs=with_jobs)
                 plans.append(_shown(caller, plan))
         return plans
 
-    async def _decided(self, noted: Mapping[str, tuple[str, NotedJob]]) -> dict[str, PlanJob]:
-        """The jobs that have results. Another's job may have taken the id first: it is none of the plan's."""
-        found: dict[str, PlanJob] = {}
+    async def _decided(self, undecided: Mapping[str, tuple[str, NotedJob]]) -> dict[str, PlanJob]:
+        """Returns those of the jobs that have results. A result of another owner's job with the same id is skipped."""
+        decided: dict[str, PlanJob] = {}
         async with aclosing(
-            Lookup(self.connection).last_on(Stream.RESULTS, list(map(subjects.result, noted)))
-        ) as stored:
-            async for message in stored:
-                if (job := message.read(PlanJob)) is not None and job.job_id in noted:
-                    plan_id, one = noted[job.job_id]
-                    of: dict[str, object] = orjson.loads(message.data)
-                    if (plan_id, one.tenant, one.owner) == (of.get("plan_id"), of.get("tenant"), of.get("owner")):
-                        found[job.job_id] = job
-        return found
+            Lookup(self.connection).last_on(Stream.RESULTS, list(map(subjects.result, undecided)))
+        ) as messages:
+            async for message in messages:
+                if (job := message.read(PlanJob)) is not None and job.job_id in undecided:
+                    plan_id, noted_job = undecided[job.job_id]
+                    result: dict[str, object] = orjson.loads(message.data)
+                    if (result.get("plan_id"), result.get("tenant"), result.get("owner")) == (
+                        plan_id,
+                        noted_job.tenant,
+                        noted_job.owner,
+                    ):
+                        decided[job.job_id] = job
+        return decided
 
 
 def _shown(caller: Caller, plan: PlanStatus) -> PlanStatus:
-    """A plan with its ids as a caller writes them."""
+    """Returns a plan with its ids as the caller writes them."""
     jobs = tuple(job.model_copy(update={"job_id": shown_to(caller, job.job_id)}) for job in plan.jobs)
     plan_id = shown_to(caller, plan.plan_id)
     changes = tuple(
@@ -300,7 +315,7 @@ def _shown(caller: Caller, plan: PlanStatus) -> PlanStatus:
 
 
 def _visible(caller: Caller, plan: KnownPlan) -> KnownPlan | None:
-    """The part of a plan that a caller may see; None for all of it."""
+    """Returns the part of a plan that a caller may see; None means all of it."""
     if caller.may(("read", "operate")):
         return None
     jobs = {
@@ -311,7 +326,7 @@ def _visible(caller: Caller, plan: KnownPlan) -> KnownPlan | None:
     return KnownPlan(jobs, {by: why for by, why in plan.announced.items() if by == caller.name})
 
 
-def _of_job(number: int, problem: RequestError) -> RequestError:
-    """The problem of one job, as a problem of its plan."""
-    details = [FieldError(f"jobs.{number}.{one.path}", one.message) for one in problem.details]
+def _as_problem_of_plan(number: int, problem: RequestError) -> RequestError:
+    """Returns the problem of one job as a problem of its plan."""
+    details = [FieldError(f"jobs.{number}.{detail.path}", detail.message) for detail in problem.details]
     return RequestError(problem.status, problem.code, f"jobs.{number}: {problem.message}", details, problem.headers)

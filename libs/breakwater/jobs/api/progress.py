@@ -33,13 +33,13 @@ from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.types import Event, Timestamp, is_full_id
 
 LOOK_S = 5.0
-"""Interval of looks for records that the subscription missed: a decision, attempts."""
+"""Interval at which the record is read for a decision or attempts that the subscription missed."""
 
 LOOK_AGAIN_S = 0.2
-"""The same, at first, once the end was received and its record is not found: the replica lags."""
+"""The first interval once the end was received but its record is not found, because the replica lags."""
 
 MAX_UNSENT = 256
-"""Steps that a reader may be behind. Beyond, its stream ends; the next one begins with all that matter."""
+"""The most steps that a reader may be behind. Beyond that its stream ends; the next one begins with the record."""
 
 ENDED = frozenset({"succeeded", "dead_lettered", "cancelled"})
 _STARTS = "agent.attempt.start"
@@ -48,14 +48,14 @@ _ENDS = frozenset({"agent.attempt.finish", "agent.attempt.error"})
 
 @dataclass(slots=True, eq=False)
 class StepInbox:
-    """Steps that were received and are not sent yet. Never waits for its reader."""
+    """Steps that were received and are not sent yet. Putting a step never waits for the reader."""
 
     ending: Ending
     messages: deque[bytes] = field(default_factory=deque[bytes])
     nonempty: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, message: bytes) -> None:
-        """Takes a received step."""
+        """Adds a received step."""
         if len(self.messages) >= MAX_UNSENT:
             end(self.ending, "the reader is too slow; connect again")
         else:
@@ -63,7 +63,7 @@ class StepInbox:
             self.nonempty.set()
 
     async def wait(self, timeout_s: float) -> None:
-        """Until there is a message, or the time is up."""
+        """Waits until there is a message, or the time is up."""
         self.nonempty.clear()
         if not self.messages:
             with suppress(TimeoutError):
@@ -98,7 +98,7 @@ class ProgressRoutes:
         },
     )
     async def follow_job(self, request: Request) -> Response:
-        """The stream; 404, or 503 if there are too many."""
+        """Streams the progress of a job. Raises RequestError: 404, 429 or 503."""
         job_id: str = request.path_params["job_id"]
         if not is_full_id(job_id):
             raise unknown_job(None)
@@ -110,7 +110,7 @@ class _ProgressFollower(FollowedStream):
         super().__init__(streams, request)
         self._lookup = lookup
         self._results = lookup.results
-        self._given = self._job_id = job_id
+        self._requested_id = self._job_id = job_id
         self._caller = caller_of(request)
         self._sent = SentSteps()
         self._number = 0
@@ -122,37 +122,37 @@ class _ProgressFollower(FollowedStream):
         await self._resolve()
         subject = f"bw.progress.*.{subjects.encode_token(self._job_id)}"
         async with hearing(self._results.connection, subject, inbox.put):
-            found, decided = await self._known()
-            yield partial(self._write, inbox, found, decided)
+            steps, decided = await self._read_steps()
+            yield partial(self._write, inbox, steps, decided)
 
     async def _resolve(self) -> None:
-        """Finds the full id of a job whose owner names it as it chose."""
-        if names_of(self._caller, self._given) != (self._given,):
-            found = await self._lookup.find(self._caller, self._given)
-            if found is not None:
-                self._job_id = found[0]
+        """Finds the full id of a job that its owner names by the id that it chose."""
+        if names_of(self._caller, self._requested_id) != (self._requested_id,):
+            found_job = await self._lookup.find(self._caller, self._requested_id)
+            if found_job is not None:
+                self._job_id = found_job[0]
 
-    async def _known(self) -> tuple[list[Progress], bytes | None]:
-        """The steps so far, and the decision. Raises RequestError: 404, the job is unknown."""
-        # In this order: of a job that is decided, all attempts are recorded.
+    async def _read_steps(self) -> tuple[list[Progress], bytes | None]:
+        """Returns the steps so far, and the decision. Raises RequestError: 404, the job is unknown."""
+        # The decision is read first: once a job is decided, all its attempts are recorded.
         decided = await self._results.decided(self._job_id)
         attempts = await self._results.attempts(self._job_id)
         if decided is not None:
             status = status_of(decided)
-            found = steps_of_decided(decided, attempts)
+            steps = steps_of_decided(decided, attempts)
         else:
             status = await self._lookup.accepted.status(self._job_id)
             if status is None and not attempts:
-                raise unknown_job(self._given)
-            found = steps_of_undecided(self._job_id, status, attempts, datetime.now(UTC))
+                raise unknown_job(self._requested_id)
+            steps = steps_of_undecided(self._job_id, status, attempts, datetime.now(UTC))
         if not self._caller.may(("read",)) and not job_is_of(self._caller, status):
-            raise unknown_job(self._given)
-        return found, decided
+            raise unknown_job(self._requested_id)
+        return steps, decided
 
-    async def _write(self, inbox: StepInbox, found: list[Progress], decided: bytes | None, sender: Sender) -> None:
-        # Also before the first step: readers and proxies see that the stream has begun.
-        await sender.send(comment(f"progress of job {self._given}"))
-        for step in found:
+    async def _write(self, inbox: StepInbox, steps: list[Progress], decided: bytes | None, sender: Sender) -> None:
+        # The comment comes before the first step, so that readers and proxies see that the stream has begun.
+        await sender.send(comment(f"progress of job {self._requested_id}"))
+        for step in steps:
             await self._send_step(sender, step)
         pause = LOOK_S
         reconnects = self._results.reconnects()
@@ -163,7 +163,7 @@ class _ProgressFollower(FollowedStream):
             while inbox.messages:
                 step = read(inbox.messages.popleft())
                 if step is not None and step.state in ENDED:
-                    # Sent once all before it are: some may not have been received.
+                    # The last step is sent after the record was read, as steps before it may not have been received.
                     last_step = step
                     look_at = 0.0
                     pause = LOOK_AGAIN_S
@@ -172,9 +172,9 @@ class _ProgressFollower(FollowedStream):
                 received_while_looking -= 1
             connection = self._results.reconnects()
             if time.monotonic() >= look_at or connection != reconnects:
-                # An outage is no reason to end: the job goes on.
+                # An outage does not end the stream, as the job goes on.
                 with suppress(BusError):
-                    decided = await self._look(sender)
+                    decided = await self._read_record(sender)
                 look_at = time.monotonic() + pause
                 pause = min(pause * 2, LOOK_S)
                 reconnects = connection
@@ -184,9 +184,9 @@ class _ProgressFollower(FollowedStream):
                 await sender.send_due_comment()
         if last_step is not None:
             await self._send_step(sender, last_step)
-        await sender.send(self._event("decided", decision(self._given, decided)), more=False)
+        await sender.send(self._event("decided", decision(self._requested_id, decided)), more=False)
 
-    async def _look(self, sender: Sender) -> bytes | None:
+    async def _read_record(self, sender: Sender) -> bytes | None:
         """Sends the recorded attempts that the subscription missed, and returns the decision."""
         decided = await self._results.decided(self._job_id)
         for attempt in await self._results.attempts(self._job_id, self._sent.complete_to):
@@ -195,7 +195,7 @@ class _ProgressFollower(FollowedStream):
         return decided
 
     async def _send_step(self, sender: Sender, step: Progress, *, while_looking: bool = False) -> None:
-        if self._sent.news(step, while_looking=while_looking):
+        if self._sent.take(step, while_looking=while_looking):
             document = shown_result(self._caller, step.json_bytes())
             await sender.send(self._event("progress", document))
 
@@ -211,7 +211,7 @@ class _InFlightCall(Event):
 
 
 class _Checkpoint(Event):
-    """The part of a worker's checkpoint that says how far a job is."""
+    """The part of a worker's checkpoint that shows the progress of a job."""
 
     dispatched_at: Timestamp
     resume_at: Timestamp | None = None
@@ -219,20 +219,20 @@ class _Checkpoint(Event):
 
 
 class SentSteps:
-    """The steps that a reader was sent, as what is recorded and what is received overlap."""
+    """The steps that a reader was sent. Recorded and received steps overlap, and each is sent once."""
 
     def __init__(self) -> None:
         self.complete_to = 0
-        """The end of each attempt up to this number was sent."""
+        """The ends of all attempts up to this number were sent."""
         self._steps: set[tuple[str, int]] = set()
         self._states: set[str] = set()
 
-    def news(self, step: Progress, *, while_looking: bool = False) -> bool:
-        """True for a step to send, which then counts as sent.
+    def take(self, step: Progress, *, while_looking: bool = False) -> bool:
+        """Returns True if a step is to be sent, and counts it as sent.
 
         Args:
-            step: received or read back.
-            while_looking: it was received while the record was read, and may be older than that.
+            step: a received or recorded step.
+            while_looking: the step was received while the record was read, and may be older than the record.
         """
         if step.state == "queued" and self._states:
             return False
@@ -259,7 +259,7 @@ class SentSteps:
 
 
 def read(message: bytes) -> Progress | None:
-    """A received message as a step; None, and a line in the log, if it is none."""
+    """Parses a received message as a step; logs and returns None if it is not one."""
     try:
         return Progress.model_validate_json(message)
     except ValidationError:
@@ -268,7 +268,7 @@ def read(message: bytes) -> Progress | None:
 
 
 class _Decided(Event):
-    """The part of a result or a record that says when its job was queued, and what it belongs to."""
+    """The fields of a result or a record that its first step needs."""
 
     execution_id: str
     agent: str
@@ -281,7 +281,7 @@ class _Decided(Event):
 
 
 def steps_of_decided(decided: bytes, attempts: Iterable[Attempt]) -> list[Progress]:
-    """The recorded steps of a job that has ended, from its result or record, and its attempts."""
+    """Returns the recorded steps of a job that has ended, from its result or record, and its attempts."""
     job = _Decided.model_validate_json(decided)
     belongs_to = {name: getattr(job, name) for name in PROGRESS_IDS}
     queued = Progress(execution_id=job.execution_id, agent=job.agent, **belongs_to, state="queued", at=job.queued_at)
@@ -291,10 +291,10 @@ def steps_of_decided(decided: bytes, attempts: Iterable[Attempt]) -> list[Progre
 def steps_of_undecided(
     execution_id: str, status: JobStatus | None, attempts: Sequence[Attempt], now: datetime
 ) -> list[Progress]:
-    """The recorded steps of a job that is not decided: that it was queued, its attempts, and the current step.
+    """Returns the recorded steps of an undecided job: that it was queued, its attempts, and the current step.
 
-    None for a job that was published to NATS and is in its first call: its agent is not recorded yet. When such a job
-    was queued is recorded with its end.
+    There are no steps for a job that was published to NATS and is in its first call, as its agent is not recorded yet.
+    The time when such a job was queued is recorded with its end.
     """
     recorded = [step for attempt in attempts for step in steps_of(attempt)]
     if status is None:
@@ -312,19 +312,19 @@ def steps_of_undecided(
     begun = [*recorded, *_current_steps(step, status, last, now)]
     if status.accepted_at is None:
         return begun
-    # By the clock of another process, which may be ahead of the worker's.
-    return [step("queued", min([status.accepted_at, *(one.at for one in begun)])), *begun]
+    # The clock of the process that accepted the job may be ahead of the worker's.
+    return [step("queued", min([status.accepted_at, *(later.at for later in begun)])), *begun]
 
 
 def _current_steps(
     step: Callable[..., Progress], status: JobStatus, last: Attempt | None, now: datetime
 ) -> Iterable[Progress]:
-    """The steps of a job beyond its recorded attempts."""
+    """Yields the steps of a job after its recorded attempts."""
     if not status.taken:
         return
     checkpoint = None
     if status.checkpoint is not None:
-        with suppress(ValidationError):  # of a worker of another version: its progress will be received
+        with suppress(ValidationError):  # a worker of another version wrote it; its progress will be received
             checkpoint = _Checkpoint.model_validate_json(status.checkpoint)
     if checkpoint is None:
         if last is None:
@@ -341,6 +341,6 @@ def _current_steps(
 
 
 def decision(job_id: str, record: bytes) -> bytes:
-    """The last step, from a result or a record: without output, error or figures."""
-    found = orjson.loads(record)
-    return orjson.dumps({"execution_id": job_id, "status": found["status"], "reason": found.get("reason")})
+    """Returns the last event, from a result or a record, without output, error or figures."""
+    fields = orjson.loads(record)
+    return orjson.dumps({"execution_id": job_id, "status": fields["status"], "reason": fields.get("reason")})

@@ -16,8 +16,8 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import PARKED_CONSUMER, Plan, consumers, worker_consumer
 from breakwater.kernel.types import Message, ms_from_time, time_from_ms
 
-KEPT_S = 1.0
-"""Age up to which a response is used again: many open pages cost NATS no more than one."""
+REUSE_S = 1.0
+"""Age up to which a response is used again, so that many open pages cost NATS no more than one."""
 
 
 class QueueRoutes:
@@ -43,8 +43,8 @@ class QueueRoutes:
         )
         self._lookup = Lookup(connection)
         self._clock = clock
-        self._one_asks = asyncio.Lock()
-        self._known: tuple[float, Queues | BusError] | None = None
+        self._reading_lock = asyncio.Lock()
+        self._reading: tuple[float, Queues | BusError] | None = None
 
     @operation(
         "GET",
@@ -57,36 +57,36 @@ class QueueRoutes:
         errors={503: NATS_UNAVAILABLE},
     )
     async def list_queues(self, _: ApiRequest[Message]) -> Queues:
-        """All queues."""
+        """Lists all queues."""
         return await self.read()
 
     async def read(self) -> Queues:
-        """All queues, as of a second ago at most. Raises BusError."""
-        async with self._one_asks:
-            known = self._known
-            # Requests that waited while NATS did not answer fail together, not one timeout after the other.
-            if known is None or self._clock() - known[0] >= KEPT_S:
-                answer = await self._ask()
-                known = self._known = self._clock(), answer
-        if isinstance(known[1], BusError):
-            raise known[1]
-        return known[1]
+        """Reads all queues, as of a second ago at most. Raises BusError."""
+        async with self._reading_lock:
+            reading = self._reading
+            # An error is used again, too: requests that waited for NATS fail together, not one timeout after another.
+            if reading is None or self._clock() - reading[0] >= REUSE_S:
+                queues = await self._ask()
+                reading = self._reading = self._clock(), queues
+        if isinstance(reading[1], BusError):
+            raise reading[1]
+        return reading[1]
 
     async def _ask(self) -> Queues | BusError:
         at = time_from_ms(ms_from_time(datetime.now(UTC)))
         try:
-            found = await asyncio.gather(*(self._lookup.backlog(*one) for one in self._consumers))
+            backlogs = await asyncio.gather(*(self._lookup.backlog(*backlog) for backlog in self._consumers))
         except BusError as error:
             return error
-        by_consumer = dict(zip(self._consumers, found, strict=True))
+        by_consumer = dict(zip(self._consumers, backlogs, strict=True))
         agents = list[AgentQueue]()
         for agent, concurrency in self._agents.items():
-            waiting, in_progress = _figures(by_consumer[(Stream.JOBS, worker_consumer(agent))])
+            waiting, in_progress = _waiting_and_in_progress(by_consumer[(Stream.JOBS, worker_consumer(agent))])
             agents.append(AgentQueue(agent=agent, waiting=waiting, in_progress=in_progress, concurrency=concurrency))
         services = list[ServiceQueue]()
-        for (stream, name), one in by_consumer.items():
+        for (stream, name), backlog in by_consumer.items():
             if stream not in (Stream.JOBS, Stream.PARKED):
-                waiting, in_progress = _figures(one)
+                waiting, in_progress = _waiting_and_in_progress(backlog)
                 # All of a service's consumers begin with its name.
                 service = cast(ReadingService, name.partition("-")[0])
                 services.append(
@@ -94,11 +94,11 @@ class QueueRoutes:
                         service=service, consumer=name, stream=stream.value, waiting=waiting, in_progress=in_progress
                     )
                 )
-        # Those that sleep were delivered to the worker that will wake them.
-        waiting, in_progress = _figures(by_consumer[(Stream.PARKED, PARKED_CONSUMER)])
+        # Sleeping jobs count as in progress: they were delivered to the worker that will wake them.
+        waiting, in_progress = _waiting_and_in_progress(by_consumer[(Stream.PARKED, PARKED_CONSUMER)])
         parked = None if waiting is None or in_progress is None else waiting + in_progress
         return Queues(agents=tuple(agents), parked=parked, services=tuple(services), at=at)
 
 
-def _figures(found: Backlog | None) -> tuple[int | None, int | None]:
-    return (None, None) if found is None else (found.waiting, found.in_progress)
+def _waiting_and_in_progress(backlog: Backlog | None) -> tuple[int | None, int | None]:
+    return (None, None) if backlog is None else (backlog.waiting, backlog.in_progress)

@@ -27,7 +27,7 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.security.encryption import OFF, Cipher, DecryptionError
 
 CHECK_S = 2.0
-"""Interval at which a waiting request looks for a lost connection, which may have lost the result."""
+"""Interval at which a waiting request checks whether the connection, and so perhaps the result, was lost."""
 
 _REFUSED = b'"short_circuited":true'
 
@@ -42,7 +42,7 @@ ReceivedResult = asyncio.Future[bytes | None]
 class Waiters:
     """Hands results to the requests that wait for them.
 
-    Each subscribes to its own job's result for as long as it waits: results of other jobs don't reach this process.
+    Each request subscribes to its own job's result while it waits, so results of other jobs don't reach this process.
     """
 
     def __init__(self, connection: ClientGetter, cipher: Cipher = OFF) -> None:
@@ -52,7 +52,7 @@ class Waiters:
         self._released = False
 
     def waits_for(self, subject: str) -> bool:
-        """True if a request waits for a result on this subject."""
+        """Returns True if a request waits for a result on this subject."""
         return subject in self._waiting
 
     def __len__(self) -> int:
@@ -60,10 +60,10 @@ class Waiters:
 
     @asynccontextmanager
     async def listening(self, subject: str) -> AsyncGenerator[ReceivedResult]:
-        """Listens to a subject while the block runs. Begin before publishing: an answer may be faster than the ack.
+        """Listens to a subject while the block runs. Enter it before publishing: a result may be faster than the ack.
 
         Raises:
-            BusUnavailableError: NATS is not connected yet, or no more.
+            BusUnavailableError: NATS is not connected yet, or no longer.
         """
         received: ReceivedResult = asyncio.get_running_loop().create_future()
         if self._released:
@@ -87,7 +87,7 @@ class Waiters:
             received.set_exception(error)
 
     def release(self) -> None:
-        """Ends all waiting, now and from now on: the process stops."""
+        """Ends all waiting, now and from now on, because the process stops."""
         self._released = True
         for waiting in self._waiting.values():
             for received in waiting:
@@ -96,7 +96,7 @@ class Waiters:
 
 
 class ResultReader:
-    """Reads results. Bytes are passed on as they were published, or decrypted, and not parsed."""
+    """Reads results. It decrypts them if need be, and does not parse them."""
 
     def __init__(self, connection: ClientGetter, reconnects: Callable[[], int], cipher: Cipher = OFF) -> None:
         self.connection = connection
@@ -104,7 +104,7 @@ class ResultReader:
         self._lookup = Lookup(connection, cipher)
 
     async def decided(self, job_id: str) -> bytes | None:
-        """The result, else the execution's record with redactions, which is kept longer. None while undecided.
+        """Returns a job's result, else its redacted record, which is kept longer; None while it is undecided.
 
         Raises:
             BusUnavailableError: NATS does not answer.
@@ -118,18 +118,18 @@ class ResultReader:
         return with_field(record.data, "job_id", job_id)
 
     async def attempts(self, job_id: str, beyond: int = 0) -> list[Attempt]:
-        """The recorded attempts with higher numbers, in order. Raises BusError."""
+        """Returns the recorded attempts with numbers above `beyond`, in order. Raises BusError."""
         subject = f"bw.attempts.*.{subjects.encode_token(job_id)}.*"
         newest = await self._lookup.last(Stream.EVENTS, subject)
         if newest is None or int(newest.subject.rpartition(".")[2]) <= beyond:
             return []
-        found: list[Attempt] = []
+        attempts: list[Attempt] = []
         async with aclosing(Lookup(self.connection).scan(Stream.EVENTS, subject)) as stored:
             async for message in stored:
                 attempt = read_record(message, Attempt)
                 if attempt is not None and attempt.number > beyond:
-                    found.append(attempt)
-        return sorted(found, key=lambda attempt: attempt.number)
+                    attempts.append(attempt)
+        return sorted(attempts, key=lambda attempt: attempt.number)
 
     async def wait(
         self,
@@ -140,16 +140,16 @@ class ResultReader:
         *,
         check_first: bool,
     ) -> bytes | None:
-        """Waits for a result, and returns None if it does not come in time.
+        """Waits for a result. Returns None if it does not come in time.
 
-        The subscription delivers it (`received`); a result that it missed during a reconnect is looked up.
+        The subscription delivers it as `received`. A result that it missed during a reconnect is looked up.
 
         Args:
-            job_id: of the job.
+            job_id: the job's full id.
             received: the result, once the subscription has it.
             disconnection: done when the client has disconnected.
-            deadline: on the monotonic clock.
-            check_first: the result may be stored already.
+            deadline: the end of the wait, on the monotonic clock.
+            check_first: look it up immediately, as the result may be stored already.
         """
         reconnects = self.reconnects()
         pause = MIN_POLL_S
@@ -157,12 +157,12 @@ class ResultReader:
         while not received.done() and not disconnection.done() and (now := time.monotonic()) < deadline:
             if now >= next_check or self.reconnects() != reconnects:
                 connection = self.reconnects()
-                # An outage is no reason to stop waiting: the job is accepted, and the look-up is tried again.
+                # An outage does not end the wait: the job is accepted, and the look-up is tried again.
                 with suppress(BusUnavailableError, TimeoutError):
                     async with asyncio.timeout(deadline - now):
-                        found = await self._lookup.last(Stream.RESULTS, subjects.result(job_id))
-                    if found is not None and is_result_of(found.data, job_id):
-                        return found.data
+                        result = await self._lookup.last(Stream.RESULTS, subjects.result(job_id))
+                    if result is not None and is_result_of(result.data, job_id):
+                        return result.data
                     reconnects = connection
                     next_check = now + pause
                     pause = min(pause * 2, MAX_POLL_S)
@@ -173,19 +173,25 @@ class ResultReader:
 
 @dataclass(frozen=True, slots=True)
 class JobLookup:
-    """Looks up jobs: their results and records, and jobs that are not decided yet."""
+    """Looks up jobs, whether they are decided or not."""
 
     results: ResultReader
     waiters: Waiters
     accepted: Accepted
 
-    async def find(self, caller: Caller, given: str) -> tuple[str, bytes | None] | None:
-        """A job of a caller by the id that it chose, or by its full id: its full id, and its result or record.
+    async def find(self, caller: Caller, requested_id: str) -> tuple[str, bytes | None] | None:
+        """Finds a job of a caller by the id that it chose, or by its full id.
 
-        None if there is no such job. Raises BusUnavailableError, or StateUnavailableError.
+        Returns:
+            The full id, and the result or record if the job is decided; None if there is no such job.
+
+        Raises:
+            BusUnavailableError: NATS can't be read.
+            StateUnavailableError: Redis can't be read.
         """
-        names = names_of(caller, given)
-        for wait_s in (0.0, 2 * LINGER_S):  # another process may have accepted it and not have saved it yet
+        names = names_of(caller, requested_id)
+        # Another process may have accepted the job and not have saved it yet, so there is a second look.
+        for wait_s in (0.0, 2 * LINGER_S):
             if wait_s:
                 await asyncio.sleep(wait_s)
             for name in names:
@@ -195,9 +201,9 @@ class JobLookup:
         return None
 
     async def explained(self, caller: Caller, document: bytes) -> bytes:
-        """A result or record, for operators with the figures of a refusal, which only the attempt in EVENTS has.
+        """Adds the figures of a refusal to a result or record, for operators only.
 
-        Without them if they can't be read now: the job has ended, and its answer is here.
+        Only the attempt in EVENTS has the figures. If it can't be read now, the document stays as it is.
         """
         if _REFUSED not in document or not caller.may(("operate",)):
             return document
@@ -214,7 +220,7 @@ class JobLookup:
         return document
 
     async def status(self, job_id: str, *, just_now: bool = False) -> tuple[bytes | None, JobStatus | None]:
-        """The result or record of a job, and its status; (None, None) for an unknown job.
+        """Returns the result or record of a job, and its status; (None, None) for an unknown job.
 
         Args:
             job_id: its full id.
@@ -228,19 +234,21 @@ class JobLookup:
 
 def status_of(decided: bytes) -> JobStatus:
     """The status of a job that is decided, from its result or record."""
-    of = orjson.loads(decided)
-    return JobStatus(of["agent"], None, False, None, of.get("tenant"), of.get("owner"), of.get("job_digest"))
+    fields = orjson.loads(decided)
+    return JobStatus(
+        fields["agent"], None, False, None, fields.get("tenant"), fields.get("owner"), fields.get("job_digest")
+    )
 
 
 def job_is_of(caller: Caller, status: JobStatus | None) -> bool:
-    """True for a job that belongs to a caller, or that it may see as an operator."""
+    """Returns True for a job that belongs to a caller, or that it may see as an operator."""
     return status is not None and (
         caller.may(("operate",)) or may_see(caller, agent=status.agent, tenant=status.tenant, owner=status.owner)
     )
 
 
 def shown_result(caller: Caller, document: bytes) -> bytes:
-    """A result, a record or a step with its ids as a caller writes them."""
+    """Returns a result, a record or a step with its ids as a caller writes them."""
     return document_as_chosen(document, partial(shown_to, caller))
 
 

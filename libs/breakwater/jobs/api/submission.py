@@ -26,7 +26,7 @@ class Submission:
     job: Job
     job_id: str
     id_generated: bool
-    """True if the plane generated the id: no other job has it."""
+    """True if the plane generated the id, which no other job has."""
     payload: bytes
     """The job as its sender wrote it, with the plane's ids."""
     owner: str | None = None
@@ -37,10 +37,10 @@ class Submission:
     """True if the sender may operate the plane."""
     scope: str | None = None
     """The scope of the job's ids."""
-    known: JobStatus | None = None
+    earlier: JobStatus | None = None
     """The status of an earlier job with this id."""
     received_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    """Before it is queued, so that no step of the job has an earlier time."""
+    """Taken before the job is queued, so that no step of the job has an earlier time."""
 
     @property
     def shown_id(self) -> str:
@@ -74,28 +74,37 @@ def submission(
     scope: str | None = None,
     redaction: RedactionRules = DEFAULT_REDACTION,
 ) -> Submission:
-    """Determines a job's id: its own, else the Idempotency-Key header, else the generated one.
+    """Returns a job with its id: its own, else the Idempotency-Key header, else the generated one.
 
     A dry run reserves no id: a later job with the same id still runs.
 
+    Args:
+        job: the job.
+        body: the job as its sender wrote it.
+        idempotency_key: the header; None without it.
+        generated_id: the id of a job without an id and a header.
+        owner: the name of the API key that the job belongs to.
+        scope: the scope of the job's ids.
+        redaction: the config's rules, which ids must not match.
+
     Raises:
-        RequestError: 422, the Idempotency-Key can't be an id, looks like an API key, or is to be redacted.
+        RequestError: 422, the Idempotency-Key can't be an id, looks like an API key, or would be redacted.
     """
-    chosen = job.job_id
-    if chosen is None and idempotency_key is not None:
-        chosen = idempotency_key
-        if not _ID_IN_HEADER.match(chosen):
+    chosen_id = job.job_id
+    if chosen_id is None and idempotency_key is not None:
+        chosen_id = idempotency_key
+        if not _ID_IN_HEADER.match(chosen_id):
             message = "must have 1 to 128 characters, all of them printable ASCII"
             raise invalid_job([FieldError(path="Idempotency-Key", message=message)])
-        if (why := id_objection(redaction, chosen)) is not None:
+        if (why := id_objection(redaction, chosen_id)) is not None:
             raise invalid_job([FieldError(path="Idempotency-Key", message=why)])
-    own = f"{chosen}@{generated_id}" if job.dry_run else scoped_execution(chosen or "", scope)
-    job_id = generated_id if chosen is None else own
-    refers = scope_references(job, scope)
-    inside = refers if job_id == job.job_id else refers.model_copy(update={"job_id": job_id})
-    if refers is not job or ("job_id" in job.model_fields_set and inside is not job):
-        body = inside.model_dump_json(exclude_unset=True).encode()
-    elif inside is not job:
-        # The sender's own bytes are kept, so that no number and no escape changes its form.
+    execution_id = f"{chosen_id}@{generated_id}" if job.dry_run else scoped_execution(chosen_id or "", scope)
+    job_id = generated_id if chosen_id is None else execution_id
+    referring = scope_references(job, scope)
+    published = referring if job_id == job.job_id else referring.model_copy(update={"job_id": job_id})
+    if referring is not job or ("job_id" in job.model_fields_set and published is not job):
+        body = published.model_dump_json(exclude_unset=True).encode()
+    elif published is not job:
+        # The sender's own bytes are kept, so that no number and no escape sequence is written differently.
         body = with_field(body, "job_id", job_id)
-    return Submission(inside, job_id, chosen is None or job.dry_run, body, owner, scope=scope)
+    return Submission(published, job_id, chosen_id is None or job.dry_run, body, owner, scope=scope)

@@ -1,4 +1,4 @@
-"""Models' messages, of whatever shape, in the one that OpenAI's clients know; finish reasons, and files in messages."""
+"""Models' messages in the shape that OpenAI's clients know; finish reasons, and files in messages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from breakwater.kernel.formats import words
 
 _THINKING = ("thinking", "reasoning")
 THOUGHT = "reasoning_content"
-"""The field in addition to the content that makers of thinking models use, and that clients know."""
+"""The field in which makers of thinking models send the thinking, and that clients know."""
 
 ORDER = "order"
-"""The field of a choice that says in which order the parts of its message were said, where that is not the default one.
+"""The field of a choice with the order in which the model wrote the parts of its message, if it is not the default one.
 
-A list of pairs: the name of a field, and where in it what was said then begins.
+It is a list of pairs: the name of a field, and the place in it where that part begins.
 """
 
 OTHERS = "content_parts"
@@ -28,20 +28,20 @@ OTHERS = "content_parts"
 
 
 def fields(value: Any) -> Mapping[str, Any]:
-    """A JSON object; empty where there is something else."""
+    """Returns a JSON object; an empty one in place of any other value."""
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list, or the one in its place."""
-    return [one for one in cast(list[Any], value if isinstance(value, list) else [value]) if isinstance(one, dict)]
+    """Returns the objects of a list. An object in place of the list counts as a list of one."""
+    return [item for item in cast(list[Any], value if isinstance(value, list) else [value]) if isinstance(item, dict)]
 
 
 def parts_of(content: Any) -> tuple[str, str, list[Any]]:
-    """The text of a content, its thinking, and its other parts: some makers' thinking models send a list of parts."""
+    """Returns the text, the thinking and the other parts of a content, which may be a text or a list of parts."""
     texts = list[str]()
     thinking = list[str]()
-    others = list[Any]()
+    other_parts = list[Any]()
     for part in cast(list[Any], content) if isinstance(content, list) else [content]:
         kind = cast(dict[str, Any], part).get("type") if isinstance(part, dict) else None
         if kind in _THINKING:
@@ -49,8 +49,8 @@ def parts_of(content: Any) -> tuple[str, str, list[Any]]:
         elif text := _text_in(part):
             texts.append(text)
         elif part and isinstance(part, dict) and "text" not in part:
-            others.append(part)
-    return "".join(texts), "".join(thinking), others
+            other_parts.append(part)
+    return "".join(texts), "".join(thinking), other_parts
 
 
 def _text_in(part: Any) -> str:
@@ -64,7 +64,7 @@ def _text_in(part: Any) -> str:
 
 
 def encoded(value: Any) -> bytes:
-    """JSON of what a client or a provider said: numbers beyond 64 bits are JSON, too."""
+    """Encodes a value from a client or provider as JSON, even with numbers beyond 64 bits."""
     try:
         return orjson.dumps(value)
     except TypeError:
@@ -72,7 +72,7 @@ def encoded(value: Any) -> bytes:
 
 
 def arguments_text(arguments: Any) -> str:
-    """A tool call's arguments as the JSON text that they are in OpenAI's format; llama.cpp and others send objects."""
+    """Returns a tool call's arguments as a JSON text, as in OpenAI's format. llama.cpp and others send objects."""
     if isinstance(arguments, str):
         return arguments
     if arguments is None:
@@ -80,60 +80,65 @@ def arguments_text(arguments: Any) -> str:
     return encoded(arguments).decode()
 
 
-def call_id(given: Any) -> str | None:
-    """The id of a tool call as text; None for none."""
-    if isinstance(given, int) and not isinstance(given, bool):
-        return str(given)
-    return given if isinstance(given, str) and given else None
+def call_id(reported: Any) -> str | None:
+    """Returns the id of a tool call as text; None if there is none."""
+    if isinstance(reported, int) and not isinstance(reported, bool):
+        return str(reported)
+    return reported if isinstance(reported, str) and reported else None
 
 
-def made_call_id(seed: str, choice: int, number: int) -> str:
-    """The id of a tool call that came without one of its own: the same wherever it is asked for.
+def generated_call_id(seed: str, choice: int, number: int) -> str:
+    """Returns the id of a tool call that came without an id of its own. The same arguments give the same id.
 
     Args:
-        seed: the id of the execution, so that it is no other call's in a conversation.
-        choice: the index of its choice.
-        number: of the call in its message.
+        seed: the id of the execution, so that no other call in a conversation has the same id.
+        choice: the index of the choice.
+        number: the number of the call in its message.
     """
     return f"call_{hashlib.md5(f'{seed}:{choice}:{number}'.encode(), usedforsecurity=False).hexdigest()[:24]}"
 
 
 def normalized(message: Mapping[str, Any], seed: str, choice: int) -> dict[str, Any]:
-    """A whole message as a client is sent it: content is a text, arguments are texts, each call has an id of its own.
+    """Returns a whole message as clients get it: content and arguments are texts, and each call has an id of its own.
 
     Args:
-        message: as it came.
-        seed: see `made_call_id`.
-        choice: the same.
+        message: the message as the provider sent it.
+        seed: the id of the execution, see `generated_call_id`.
+        choice: the index of the choice.
     """
-    shown = {"role": "assistant", "content": None, "refusal": None, **message}
+    readable = {"role": "assistant", "content": None, "refusal": None, **message}
     content = message.get("content")
     if content is not None and not isinstance(content, str):
-        text, thinking, others = parts_of(content)
-        shown["content"] = text or None
-        shown |= {name: value for name, value in ((THOUGHT, thinking), (OTHERS, others)) if value}
+        text, thinking, other_parts = parts_of(content)
+        readable["content"] = text or None
+        readable |= {name: value for name, value in ((THOUGHT, thinking), (OTHERS, other_parts)) if value}
     if "tool_calls" in message:
         calls = objects(message["tool_calls"])
         ids = set[str]()
-        shown["tool_calls"] = [
+        readable["tool_calls"] = [
             _normalized_call(call, ids, seed, choice, number) for number, call in enumerate(calls)
         ] or None
-    return shown
+    return readable
 
 
 def _normalized_call(call: dict[str, Any], ids: set[str], seed: str, choice: int, number: int) -> dict[str, Any]:
-    own = call_id(call.get("id"))
-    if own is None or own in ids:
-        own = made_call_id(seed, choice, number)
-    ids.add(own)
+    tool_call_id = call_id(call.get("id"))
+    if tool_call_id is None or tool_call_id in ids:
+        tool_call_id = generated_call_id(seed, choice, number)
+    ids.add(tool_call_id)
     if call.get("custom") is not None:
-        return {**call, "id": own}
+        return {**call, "id": tool_call_id}
     function: Any = call.get("function")
-    given = function if isinstance(function, dict) else call
-    name = given.get("name")
-    arguments = given.get("arguments")
-    named = {"name": name if isinstance(name, str) else "", "arguments": arguments_text(arguments) or "{}"}
-    return {**call, "id": own, "type": "function", "function": {**(given if given is function else {}), **named}}
+    source = function if isinstance(function, dict) else call
+    name = source.get("name")
+    arguments = source.get("arguments")
+    name_and_arguments = {"name": name if isinstance(name, str) else "", "arguments": arguments_text(arguments) or "{}"}
+    return {
+        **call,
+        "id": tool_call_id,
+        "type": "function",
+        "function": {**(source if source is function else {}), **name_and_arguments},
+    }
 
 
 _SYNONYMS = {
@@ -153,51 +158,56 @@ INTERRUPTED = words(
     malformed_model_output malformed_tool_use
     """
 )
-"""Reasons of answers that are no good: the provider failed while the model was writing, or it wrote no valid call.
+"""Reasons of unusable answers: the provider failed while the model was writing, or the model wrote no valid call.
 
-They are words of Mistral, OpenRouter, Cohere, vLLM, SGLang, watsonx, Zhipu, DeepSeek, Gemini and Bedrock.
+They come from Mistral, OpenRouter, Cohere, vLLM, SGLang, watsonx, Zhipu, DeepSeek, Gemini and Bedrock.
 """
 OPENAI_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
 """Reasons that clients of chat completions know."""
 KNOWN_REASONS = INTERRUPTED | _STANDARD.keys() | _SYNONYMS.keys() | {"pause_turn", "compaction"}
 
 
-def finish_reason(given: Any) -> str | None:
-    """Reason why a model stopped: `stop`, `length`, `tool_calls` or `content_filter`; else the provider's own word.
+def finish_reason(reported: Any) -> str | None:
+    """Returns why a model stopped: `stop`, `length`, `tool_calls` or `content_filter`; else the provider's own word.
 
     Args:
-        given: what the provider says. Gemini adds a detail: `content_filter: RECITATION`, and gateways write the names
-            of enumerations (`FinishReason.STOP`) and hyphens (`tool-calls`).
+        reported: the provider's value. Gemini adds a detail (`content_filter: RECITATION`), and gateways write the
+            names of enumerations (`FinishReason.STOP`) and hyphens (`tool-calls`).
 
     Returns:
-        None where it says nothing, or no word.
+        The reason; None if the provider gives none, or something that is not a word.
     """
-    if not is_end(given):
+    if not is_end(reported):
         return None
-    word = str(given).partition(":")[0].strip().rpartition(".")[2].lower().replace("-", "_")
+    word = str(reported).partition(":")[0].strip().rpartition(".")[2].lower().replace("-", "_")
     return _STANDARD.get(word, word) if _WORD.fullmatch(word) else None
 
 
-def known_reason(given: Any, *, called: bool) -> str | None:
-    """A finish reason as clients of chat completions know it; None where the model goes on. `called`: tools were."""
-    if not is_end(given):
+def known_reason(reported: Any, *, called: bool) -> str | None:
+    """Returns a finish reason that clients of chat completions know; None while the model goes on.
+
+    Args:
+        reported: the provider's value.
+        called: the answer calls tools.
+    """
+    if not is_end(reported):
         return None
-    if given in OPENAI_REASONS:
-        return str(given)
-    word = finish_reason(given)
+    if reported in OPENAI_REASONS:
+        return str(reported)
+    word = finish_reason(reported)
     return word if word in OPENAI_REASONS else "tool_calls" if called else "stop"
 
 
-def is_end(given: Any) -> bool:
-    """True if a finish reason says that the model has stopped: some write "" or "null" where it goes on."""
-    return isinstance(given, str) and given.strip().lower() not in {"", "null", "none"}
+def is_end(reported: Any) -> bool:
+    """Returns True if a finish reason says that the model has stopped. Some write "" or "null" while it goes on."""
+    return isinstance(reported, str) and reported.strip().lower() not in {"", "null", "none"}
 
 
 IMAGES = frozenset({"image_url", "input_image", "image", "computer_screenshot"})
 SOUND_AND_FILM = frozenset({"input_audio", "audio_url", "audio", "input_video", "video_url", "video"})
 DOCUMENTS = frozenset({"input_file", "file", "document"})
 FILES = IMAGES | SOUND_AND_FILM | DOCUMENTS
-"""Types of parts that are files."""
+"""The types of parts that are files."""
 
 _PAYLOADS = ("source", "image_url", "file", *SOUND_AND_FILM)
 _DATA = ("data", "file_data", "url", "file_url")
@@ -207,13 +217,13 @@ _LINKS = ("http:", "https:", "gs:", "s3:", "file:")
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """Content of such a part, or its place.
+    """The content of a file part, or its location.
 
     Attributes:
-        media_type: such as `image/png`; empty if it is not said.
-        data: the file, mostly base64; None for one that is only named.
-        url: where it is; None if it is sent along, or is named by an id.
-        field: of the payload that has the data; None for a file that is only named.
+        media_type: the media type, such as `image/png`; empty if it is unknown.
+        data: the file, mostly in base64; None if the part only refers to it.
+        url: the URL of the file; None if the part contains it, or names it by an id.
+        field: the field of the payload that has the data; None if the part only refers to the file.
     """
 
     media_type: str
@@ -223,23 +233,25 @@ class FileContent:
 
     @property
     def size(self) -> int:
-        """Bytes of what is sent along, if it is base64."""
+        """The size of the data in bytes, if it is base64."""
         data = self.data or ""
         return (len(data) - data[-2:].count("=")) * 3 // 4
 
 
 def payload_of(part: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
-    """The field of a part that holds its file, and what that says; None and the part itself without such a field."""
+    """Returns the field of a part that has its file, and its value; None and the part itself without such a field."""
     name = next((name for name in _PAYLOADS if part.get(name) is not None), None)
     payload = part if name is None else part[name]
     return name, cast(Mapping[str, Any], payload) if isinstance(payload, Mapping) else {"url": payload}
 
 
 def content_of(payload: Mapping[str, Any]) -> FileContent:
-    """The content of a part's payload."""
+    """Returns the file content of a part's payload."""
     name = next((name for name in _DATA if isinstance(payload.get(name), str)), None)
     data = None if name is None else str(payload[name])
-    media_type = next((found for name in _MEDIA_TYPE if isinstance(found := payload.get(name), str)), "")
+    media_type = next(
+        (reported_type for name in _MEDIA_TYPE if isinstance(reported_type := payload.get(name), str)), ""
+    )
     if data is None or data.startswith(_LINKS):
         return FileContent(media_type, None, data)
     if data.startswith("data:"):

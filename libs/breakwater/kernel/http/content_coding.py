@@ -1,4 +1,4 @@
-"""Bodies that their client has compressed (`Content-Encoding`), with the size limit on what comes out."""
+"""Decompressing bodies (`Content-Encoding`), with a limit on the size of the result."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ else:
     from backports import zstd
 
 MAX_CODINGS = 2
-"""Of one body, one around the other."""
+"""The most nested codings of one body."""
 
 MAX_FRAMES = 1_000
-"""Of one body, one after the other. An empty one takes as long to read as a few thousand bytes."""
+"""The most consecutive frames of one body. Even an empty frame takes as long to read as a few thousand bytes."""
 
 _PIECE = 65_536
-"""Bytes in and out at a time: the event loop runs between two pieces, and no memory is taken beyond the limit."""
+"""Bytes read and written at a time. The event loop runs between two pieces, and memory stays within the limit."""
 
 _ZSTD_WINDOW_LOG = 23
 """8 MB, the most that RFC 9659 lets a client demand of a server's memory."""
 
 
 class _Decoder(Protocol):
-    """A decompressor of one frame, as Python's modules have it."""
+    """A decompressor of one frame, with the interface of Python's newer modules."""
 
     @property
     def eof(self) -> bool:
@@ -40,7 +40,7 @@ class _Decoder(Protocol):
 
     @property
     def needs_input(self) -> bool:
-        """False while more comes out without more input."""
+        """False while there is more output without more input."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class _Decoder(Protocol):
 
 
 class _Zlib:
-    """zlib's decompressor in the form of the newer ones."""
+    """zlib's decompressor with the interface of the newer modules."""
 
     def __init__(self, window_bits: int) -> None:
         self._decoder = zlib.decompressobj(window_bits)
@@ -79,7 +79,7 @@ def _gzip(_: memoryview) -> _Decoder:
 
 
 def _deflate(start: memoryview) -> _Decoder:
-    """Also without the header of zlib, which some clients leave out."""
+    """Returns a decoder of zlib data, also without zlib's header, which some clients leave out."""
     has_header = len(start) > 1 and start[0] & 0x0F == zlib.DEFLATED and (start[0] << 8 | start[1]) % 31 == 0
     return _Zlib(zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS)
 
@@ -98,11 +98,12 @@ _ACCEPTED = {"Accept-Encoding": "gzip, zstd, deflate"}
 
 
 def codings_of(request: Request) -> list[str]:
-    """The codings of a body in the order in which they are undone. Raises RequestError: 415 for an unknown one."""
+    """Returns the codings of a body in the order in which to undo them. Raises RequestError: 415, one is unknown."""
     if "content-encoding" not in request.headers:
         return []
     listed = ",".join(request.headers.getlist("content-encoding")).split(",")
-    codings = [name for one in listed if (name := one.strip().lower()) not in {"", "identity"}]
+    names = [name.strip().lower() for name in listed]
+    codings = [name for name in names if name not in {"", "identity"}]
     unknown = next((name for name in codings if name not in _CODINGS), None)
     if unknown is not None:
         message = (
@@ -116,16 +117,16 @@ def codings_of(request: Request) -> list[str]:
 
 
 async def decoded(body: bytes, coding: str, limit: int, too_large: str) -> bytes:
-    """A body without a coding.
+    """Undoes one coding of a body.
 
     Args:
-        body: as it came; an empty one stays empty.
-        coding: one of `codings_of`.
-        limit: of the result, in bytes. No more are decompressed.
-        too_large: the message for a larger one.
+        body: the encoded body; an empty one stays empty.
+        coding: a name from `codings_of`.
+        limit: the size limit of the result, in bytes. Nothing is decompressed beyond it.
+        too_large: the message for a larger result.
 
     Raises:
-        RequestError: 400 for a body that is damaged, incomplete, or something else; 413 for one that is too large.
+        RequestError: 400, the body is damaged, incomplete, or of another coding; 413, the result is too large.
     """
     remaining = memoryview(body)
     pieces = list[bytes]()
@@ -144,8 +145,8 @@ async def decoded(body: bytes, coding: str, limit: int, too_large: str) -> bytes
             try:
                 pieces.append(decoder.decompress(part, _PIECE))
             except (zlib.error, zstd.ZstdError):
-                after = "is not" if frames == 1 else "goes on after its end with what is not"
-                raise _damaged(f"the body {after} {coding}, which its Content-Encoding names") from None
+                mismatch = "is not" if frames == 1 else "goes on after its end with what is not"
+                raise _damaged(f"the body {mismatch} {coding}, which its Content-Encoding names") from None
             size += len(pieces[-1])
             if size > limit:
                 raise RequestError(413, "body_too_large", too_large)

@@ -1,4 +1,4 @@
-"""Responses that are server-sent events: their number, their format, and their end."""
+"""Responses that are server-sent events: how many may be open, how they are written, and how they end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from breakwater.identity.auth import caller_of, refusal
+from breakwater.identity.auth import caller_of, wait_until_refused
 from breakwater.jobs.api.results import disconnected
 from breakwater.kernel.http.problems import RequestError, not_read
 from breakwater.kernel.nats.errors import BusError
@@ -22,16 +22,16 @@ from breakwater.kernel.redis.connection import StateUnavailableError
 
 MAX_STREAMS = 200
 MAX_OF_A_KEY = 50
-"""So that no program can take all streams."""
+"""The most streams of one key, so that no program can take all of them."""
 
 KEEP_ALIVE_S = 15.0
-"""Proxies close what is silent for a minute."""
+"""Interval of comments on a silent stream: proxies close a connection that is silent for a minute."""
 
 EARLY_S = 0.005
-"""Time by which a timer may fire early: uvloop's count whole milliseconds."""
+"""Time by which a timer may fire early: uvloop's timers count whole milliseconds."""
 
 SEND_TIMEOUT_S = 60.0
-"""For a client to take anything at all."""
+"""Time limit for a client to receive anything at all."""
 
 KEY_LOOK_S = 15.0
 """Interval at which the key that opened a stream is checked: it may be revoked meanwhile."""
@@ -47,27 +47,27 @@ Ending = asyncio.Future[str]
 class OpenStreams:
     """The streams of this process that are open."""
 
-    def __init__(self, most: int | None = None) -> None:
-        """Takes the most open streams, all of which one key may have; None for the default limits."""
-        self._limit = most
+    def __init__(self, limit: int | None = None) -> None:
+        """Sets a limit of open streams, all of which one key may have; None for the default limits."""
+        self._limit = limit
         self._open: dict[Ending, str] = {}
         self._released = False
 
     @contextmanager
     def open(self, request: Request) -> Generator[Ending]:
-        """A place for one more stream of the request's key while the block runs.
+        """Counts one more stream of the request's key while the block runs.
 
         Raises:
-            RequestError: 429, the key has its share; 503, all are taken.
+            RequestError: 429, the key has its share; 503, all streams are taken.
         """
         key_id = caller_of(request).id
-        most = self._limit or MAX_STREAMS
-        most_of_a_key = self._limit or MAX_OF_A_KEY
-        if sum(holder == key_id for holder in self._open.values()) >= most_of_a_key:
-            message = f"this API key has {most_of_a_key} streams open here, the most for a key; close one"
+        limit = self._limit or MAX_STREAMS
+        key_limit = self._limit or MAX_OF_A_KEY
+        if sum(holder == key_id for holder in self._open.values()) >= key_limit:
+            message = f"this API key has {key_limit} streams open here, the most for a key; close one"
             raise RequestError(429, "too_many_streams", message, headers={"Retry-After": "5"})
-        if len(self._open) >= most:
-            message = f"{most} streams are open here, which is the most; close one, or ask again later"
+        if len(self._open) >= limit:
+            message = f"{limit} streams are open here, which is the most; close one, or ask again later"
             raise RequestError(503, "too_many_streams", message, headers={"Retry-After": "5"})
         ending: Ending = asyncio.get_running_loop().create_future()
         self._open[ending] = key_id
@@ -79,7 +79,7 @@ class OpenStreams:
             del self._open[ending]
 
     def release(self) -> None:
-        """Ends all streams, now and from now on: the process stops."""
+        """Ends all streams, now and from now on, because the process stops."""
         self._released = True
         for ending in self._open:
             end(ending, "the service stops; connect again")
@@ -104,7 +104,7 @@ class EventStream(Response):
 
 
 class StreamSilence:
-    """The time for which nothing was sent on a stream. A comment ends it before a proxy closes the stream."""
+    """The time for which nothing was sent on a stream. A comment must end it before a proxy closes the stream."""
 
     def __init__(self) -> None:
         self._comment_at = 0.0
@@ -127,7 +127,7 @@ class Sender:
         self.silence = StreamSilence()
 
     async def send(self, data: bytes, *, more: bool = True) -> None:
-        """Sends, and waits for a slow reader. Raises TimeoutError: it takes nothing at all."""
+        """Sends data and waits for a slow reader. Raises TimeoutError: the reader takes nothing at all."""
         async with asyncio.timeout(SEND_TIMEOUT_S):
             await send_part(self._send, data, more=more)
         self.silence.end()
@@ -147,7 +147,7 @@ class FollowedStream(EventStream):
         self._request = request
 
     def opened(self, ending: Ending) -> AbstractAsyncContextManager[Callable[[Sender], Coroutine[Any, Any, None]]]:
-        """Opens the source of the stream; gives the function that writes it."""
+        """Opens the source of the stream, and yields the function that writes the events to a sender."""
         raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,42 +163,42 @@ class FollowedStream(EventStream):
             except (BusError, StateUnavailableError) as error:
                 raise not_read(error) from error
 
-    async def _send(self, writes: Coroutine[Any, Any, None], ending: Ending, receive: Receive, send: Send) -> None:
+    async def _send(self, write: Coroutine[Any, Any, None], ending: Ending, receive: Receive, send: Send) -> None:
         async def watch_key() -> None:
-            end(ending, await refusal(self._request, KEY_LOOK_S))
+            end(ending, await wait_until_refused(self._request, KEY_LOOK_S))
 
-        writing = asyncio.create_task(writes)
-        left = asyncio.create_task(disconnected(receive))
+        writing = asyncio.create_task(write)
+        leaving = asyncio.create_task(disconnected(receive))
         watching = asyncio.create_task(watch_key())
         try:
-            await asyncio.wait([writing, left, ending], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([writing, leaving, ending], return_when=asyncio.FIRST_COMPLETED)
             if writing.done():
                 try:
                     writing.result()
                 except TimeoutError:
-                    # It takes nothing, not even a farewell: its connection breaks off, and only the log says why.
+                    # The reader takes nothing, not even a farewell: its connection breaks, and only the log says why.
                     key_id = caller_of(self._request).id
                     structlog.get_logger().warning("stream_cut", path=self._request.url.path, key_id=key_id)
-            elif not left.done():
-                # Between two events: only waiting can be cancelled.
+            elif not leaving.done():
+                # This ends the stream between two events, as only waiting can be cancelled.
                 await background.stop(writing)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FAREWELL_S):
                         await send_part(send, comment(ending.result()), more=False)
         finally:
-            await background.stop(writing, left, watching)
+            await background.stop(writing, leaving, watching)
 
 
 async def send_part(send: Send, data: bytes, *, more: bool = True) -> None:
-    """Sends a part of the body. Waits for a client that is slow, for as long as the caller's timeout lets it."""
+    """Sends a part of the body. Waits for a slow client; the caller sets the time limit."""
     await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
 def server_sent(event: str, data: bytes, event_id: object) -> bytes:
-    """One event of a stream. `data`: JSON on one line."""
+    """Formats one event of a stream. `data` is JSON on one line."""
     return b"event: %b\ndata: %b\nid: %b\n\n" % (event.encode(), data, str(event_id).encode())
 
 
 def comment(text: str) -> bytes:
-    """A comment, which readers skip."""
+    """Formats a comment, which readers skip."""
     return f": {text}\n\n".encode()

@@ -1,4 +1,4 @@
-"""From the bytes of a request to a value, or to an error that says what is wrong with them."""
+"""Reading and parsing requests, with errors that say what is wrong with them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from breakwater.kernel.validation import FieldError, ambiguity, problems
 
 MAX_DETAILS = 20
 MAX_EXPLAINED = 1_000
-"""Explaining a mistake costs far more than finding it: a body can hold a million of them."""
+"""The most errors of a body that are explained. A body may have a million, and explaining costs more than finding."""
 
 READ_TIMEOUT_S = 30.0
 MAX_WAIT_S = 300.0
 MAX_BYTES = 16_384
-"""Of a body that is not a job."""
+"""The size limit of a body that is not a job."""
 
 _A_JOB = (
     "a job may have at most {limit:,} bytes (limits.max_body_bytes in Breakwater's config); "
@@ -41,24 +41,24 @@ InputT = TypeVar("InputT", bound=Message)
 
 
 async def read_open_body(request: Request) -> bytes:
-    """The whole body of a request that takes no key: small, and in a short time. Raises as `read_body` does."""
+    """Reads the body of a request without a key, with stricter limits of size and time. Raises as `read_body` does."""
     return await read_body(request, OPEN_BODY_BYTES, A_REQUEST, within_s=OPEN_BODY_S)
 
 
 async def read_body(request: Request, limit: int, too_large: str = _A_JOB, within_s: float = READ_TIMEOUT_S) -> bytes:
-    """The whole body, decompressed, at most `limit` bytes.
+    """Reads and decompresses a body of at most `limit` bytes.
 
-    The rest of a body that is too large is not kept: the server discards it while the answer goes out.
+    A larger body is not read to its end: the server discards the rest while it sends the error.
 
     Args:
         request: the request.
-        limit: in bytes.
-        too_large: the message for a larger one, with `{limit}` for the limit.
-        within_s: how long it may take.
+        limit: the size limit of the decompressed body, in bytes.
+        too_large: the message for a larger body, with `{limit}` for the limit.
+        within_s: the time limit, in seconds.
 
     Raises:
-        RequestError: 413 for a larger body, by its Content-Length or found while reading or decompressing; 408 for one
-            that stalls; 415 or 400 for one that can't be decompressed.
+        RequestError: 413, the body is too large, by its Content-Length or while it is read or decompressed; 408, it did
+            not arrive in time; 415 or 400, it can't be decompressed.
         ClientDisconnect: the client is gone.
     """
     codings = codings_of(request)
@@ -93,45 +93,50 @@ async def _read(request: Request, limit: int, too_large: str) -> bytes:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def read_job(body: bytes, model: type[InputT] = Job, what: str = "job") -> InputT:
-    """Parses a body, once.
+def read_job(body: bytes, model: type[InputT] = Job, kind: str = "job") -> InputT:
+    """Parses a body as a model.
+
+    Args:
+        body: the body.
+        model: the model.
+        kind: what the body is, for the code and the message of an error.
 
     Raises:
-        RequestError: 400 for a body that is not JSON in UTF-8, 422 (`invalid_job`) for one that is not of the model.
+        RequestError: 400, the body is not JSON in UTF-8; 422 (`invalid_<kind>`), it does not fit the model.
     """
     try:
         parsed = read_whole(model.model_validate_json, body)
     except ValidationError as error:
-        _explain(error, whole_json(body) or body, model, what)
+        _explain(error, whole_json(body) or body, model, kind)
     if (why := ambiguity(body)) is not None:
         raise RequestError(400, "not_json", f"the body is not JSON: {why}")
     return parsed
 
 
 def read_command(body: bytes, model: type[InputT]) -> InputT:
-    """Parses the body of a request that is not a job. Raises as `read_job`, with 422 as `invalid_request`."""
+    """Parses a body that is not a job. Raises as `read_job` does, with the code `invalid_request` for 422."""
     return read_job(body, model, "request")
 
 
 def read_query(request: Request, model: type[InputT], ignored: Container[str] = ()) -> InputT:
-    """Parses the parameters of a URL, but for `ignored` ones. Raises RequestError: 422 (`invalid_query`)."""
-    given = {name: value for name, value in request.query_params.items() if name not in ignored}
+    """Parses the parameters of a URL, except those in `ignored`. Raises RequestError: 422 (`invalid_query`)."""
+    parameters = {name: value for name, value in request.query_params.items() if name not in ignored}
     try:
-        return model.model_validate(given)
+        return model.model_validate(parameters)
     except ValidationError as error:
-        raise _invalid("query", problems(error, model, given)) from None
+        raise _invalid("query", problems(error, model, parameters)) from None
 
 
 def wait_s_of(query: bytes) -> float | None:
-    """The `wait_s` of a query string, its only parameter. Raises RequestError: 422."""
+    """Parses `wait_s`, the only parameter of a query string; None without it. Raises RequestError: 422."""
     if not query:
         return None
-    given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
-    unknown = next((name for name in given if name != "wait_s"), None)
+    parameters = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+    unknown = next((name for name in parameters if name != "wait_s"), None)
     if unknown is not None:
         raise _invalid("query", [FieldError(unknown, "is not a known parameter; the only one is wait_s")])
     try:
-        seconds = float(given.get("wait_s", ""))
+        seconds = float(parameters.get("wait_s", ""))
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= MAX_WAIT_S:
@@ -141,7 +146,7 @@ def wait_s_of(query: bytes) -> float | None:
 
 
 def with_field(document: bytes, name: str, value: str) -> bytes:
-    """Adds a field in front of the fields of a JSON object that has at least one, and not this one."""
+    """Adds a field in front of the other fields of a JSON object, which must have some, but not this one."""
     opening = document.index(b"{") + 1
     return b"%s%s:%s,%s" % (
         document[:opening],
@@ -151,35 +156,35 @@ def with_field(document: bytes, name: str, value: str) -> bytes:
     )
 
 
-def suggestion(wrong: str, known: Collection[str]) -> str:
-    """`; did you mean 'x'?` if a known name is close, else `; known are …`."""
-    close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(known))}"
+def suggestion(name: str, known_names: Collection[str]) -> str:
+    """Returns `; did you mean 'x'?` if a known name is close, else `; known are …`."""
+    close = difflib.get_close_matches(name, known_names, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(known_names))}"
 
 
 def invalid_job(details: Iterable[FieldError]) -> RequestError:
-    """422 with the mistakes, the first of them in the message."""
+    """Returns 422 (`invalid_job`) with the mistakes, the first of them in the message."""
     return _invalid("job", details)
 
 
-def _explain(error: ValidationError, body: bytes, model: type[Message], what: str) -> NoReturn:
+def _explain(error: ValidationError, body: bytes, model: type[Message], kind: str) -> NoReturn:
     count = error.error_count()
     if count > MAX_EXPLAINED:
-        raise RequestError(422, f"invalid_{what}", f"the {what} has {count:,} errors, too many to list")
+        raise RequestError(422, f"invalid_{kind}", f"the {kind} has {count:,} errors, too many to list")
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         _explain_syntax(str(first.get("ctx", {}).get("error", "")), body)
-    raise _invalid(what, problems(error, model, json.loads(body)))
+    raise _invalid(kind, problems(error, model, json.loads(body)))
 
 
-def _invalid(what: str, details: Iterable[FieldError]) -> RequestError:
+def _invalid(kind: str, details: Iterable[FieldError]) -> RequestError:
     listed = list(details)
     first = f"{listed[0].path}: {listed[0].message}" if listed[0].path else listed[0].message
     message = first if len(listed) == 1 else f"{len(listed)} errors; the first: {first}"
-    return RequestError(422, f"invalid_{what}", message, listed[:MAX_DETAILS])
+    return RequestError(422, f"invalid_{kind}", message, listed[:MAX_DETAILS])
 
 
-def _explain_syntax(what: str, body: bytes) -> NoReturn:
+def _explain_syntax(syntax_error: str, body: bytes) -> NoReturn:
     try:
         body.decode()
     except UnicodeDecodeError as error:
@@ -187,4 +192,4 @@ def _explain_syntax(what: str, body: bytes) -> NoReturn:
             400, "not_utf8", f"the body is not UTF-8: byte {error.start} is 0x{body[error.start]:02x}"
         ) from None
     hint = "; it is empty" if not body.strip() else "; it begins with a byte order mark" if body[:1] == b"\xef" else ""
-    raise RequestError(400, "not_json", f"the body is not JSON: {what}{hint}")
+    raise RequestError(400, "not_json", f"the body is not JSON: {syntax_error}{hint}")

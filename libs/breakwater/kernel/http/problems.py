@@ -1,4 +1,4 @@
-"""Errors as responses, all of one shape; below `/v1` of OpenAI's, and below `/v1/messages` of Anthropic's."""
+"""Error responses. They have one shape, except below `/v1` (OpenAI's) and below `/v1/messages` (Anthropic's)."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ _ANTHROPIC_TYPES = {
     529: "overloaded_error",
 }
 _UNSUPPORTED = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
-"""Details at which Anthropic's SDK goes on without a field."""
+"""Details that tell Anthropic's SDK to go on without a field."""
 _OVERLOADED = 529
-"""Anthropic's status where OpenAI has 503."""
+"""Anthropic's status for an outage, for which OpenAI uses 503."""
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""Id of the request that is answered, below `/v1`."""
+"""The id of the current request, below `/v1`."""
 
 
 def is_messages(path: str) -> bool:
-    """True if a path is one of Anthropic's API, also below a root that has `/v1` twice."""
+    """Returns True for a path of Anthropic's API, even if its root has `/v1` twice."""
     return path.removeprefix(OPENAI).removeprefix(OPENAI).startswith("/messages") and is_openai(path)
 
 
 def is_openai(path: str) -> bool:
-    """True if a path is one of OpenAI's API."""
+    """Returns True for a path of OpenAI's API."""
     return path == OPENAI or path.startswith(f"{OPENAI}/")
 
 
@@ -74,7 +74,7 @@ class RequestError(BreakwaterError):
         """Further fields of the error, below `/api`."""
 
     def response(self, path: str) -> Response:
-        """The response to a request for a path: an `ErrorBody`, an `OpenAIErrorBody` or an `AnthropicErrorBody`."""
+        """Returns the response for a path: an `ErrorBody`, an `OpenAIErrorBody` or an `AnthropicErrorBody`."""
         if is_messages(path):
             return self._as_anthropic()
         if is_openai(path):
@@ -95,14 +95,14 @@ class RequestError(BreakwaterError):
         kind = "server_error" if status >= 500 else "invalid_request_error"
         if status == 429:
             kind = code if code == "insufficient_quota" else "rate_limit_error"
-        message, param = self._placed()
+        message, param = self._message_and_param()
         body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
         return Response(orjson.dumps(body), status, self._sdk_headers(), "application/json")
 
     def _as_anthropic(self) -> Response:
         status = {422: 400, 503: _OVERLOADED}.get(self.status, self.status)
         kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-        message, param = self._placed()
+        message, param = self._message_and_param()
         if param is not None and f"{param}: " not in message:
             message = f"{param}: {message}"
         error: dict[str, object] = {"type": kind, "message": message}
@@ -111,29 +111,32 @@ class RequestError(BreakwaterError):
         body = {"type": "error", "error": error, "request_id": REQUEST_ID.get()}
         return Response(orjson.dumps(body), status, self._sdk_headers(), "application/json")
 
-    def _placed(self) -> tuple[str, str | None]:
-        """The message, with the place in the client's request, and that place."""
+    def _message_and_param(self) -> tuple[str, str | None]:
+        """Returns the message, which names the place in the client's request, and that place; None if unknown."""
         param = openai_param(self.details[0].path) if self.details and self.details[0].path else None
         message = self.message if param is None else self.message.replace(f"{self.details[0].path}: ", f"{param}: ", 1)
         return message, param
 
     def _sdk_headers(self) -> dict[str, str]:
-        # The SDKs try a conflict again, and this one stays.
+        # The SDKs retry conflicts by default, but this conflict would not go away.
         return {"x-should-retry": "false", **self.headers} if self.status == 409 else self.headers
 
 
 def openai_param(path: str) -> str:
-    """The place in OpenAI's request that a place in a job comes from: `messages.0.role` is `messages[0].role`."""
+    """Returns the place in OpenAI's request that a place in a job comes from.
+
+    `api_request.body.messages.0.role` comes from `messages[0].role`, for example.
+    """
     if path == "job_id":
         return "Idempotency-Key"
-    own = path.removeprefix("api_request.body.")
-    given = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", own.removeprefix("params."))
-    is_option = own == path and re.split(r"[.\[]", given)[0] in CallOptions.model_fields
-    return f"breakwater.{given}" if is_option else given
+    body_path = path.removeprefix("api_request.body.")
+    place = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", body_path.removeprefix("params."))
+    is_option = body_path == path and re.split(r"[.\[]", place)[0] in CallOptions.model_fields
+    return f"breakwater.{place}" if is_option else place
 
 
 def unknown_job(job_id: str | None) -> RequestError:
-    """404: the job is unknown. None for an id that no job can have."""
+    """Returns 404 for an unknown job. `job_id` is None for an id that no job can have."""
     if job_id is None:
         return RequestError(
             404, "unknown_job", "this is not a valid job id: 1 to 128 characters, no control characters"
@@ -148,21 +151,28 @@ def unknown_job(job_id: str | None) -> RequestError:
     )
 
 
-def unknown(what: str, message: str, path: str, hint: str) -> RequestError:
-    """404 (`unknown_<what>`): the field at `path` names nothing known; `hint` says what it may be."""
-    return RequestError(404, f"unknown_{what}", f"{message}; {hint}", [FieldError(path=path, message=hint)])
+def unknown(kind: str, message: str, path: str, hint: str) -> RequestError:
+    """Returns 404 with the code `unknown_<kind>`.
+
+    Args:
+        kind: the kind of the thing that is unknown.
+        message: what is unknown.
+        path: the field that names it.
+        hint: what the field may be.
+    """
+    return RequestError(404, f"unknown_{kind}", f"{message}; {hint}", [FieldError(path=path, message=hint)])
 
 
 def unavailable(code: str, message: str) -> RequestError:
-    """503: the same request may be sent again; a job is best sent with the same job id."""
+    """Returns 503. The caller may repeat the request; a job is best sent with the same job id."""
     return RequestError(503, code, message, headers={"Retry-After": "1"})
 
 
 def not_read(error: Exception) -> RequestError:
-    """503: the state can't be read; NATS, Redis or ClickHouse does not respond."""
+    """Returns 503 for state that can't be read, because NATS, Redis or ClickHouse does not respond."""
     return unavailable("unavailable", f"the state cannot be read now: {error}")
 
 
 def not_done(error: Exception) -> RequestError:
-    """503: an action was perhaps not carried out; asking again shows it."""
+    """Returns 503 for an action that may not have been carried out. Repeating the request shows it."""
     return unavailable("unavailable", f"this can't be done now: {error}; retry")

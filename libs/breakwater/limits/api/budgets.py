@@ -39,11 +39,11 @@ class BudgetRoutes:
     """The budgets of the fleet, for people.
 
     Args:
-        caps: the config's, as they are now.
+        caps: returns the current caps of the config.
         counters: the counters in Redis.
-        publisher: for raised caps.
-        compare: compares counters and record. May raise StateUnavailableError, BusError, AnalyticsUnavailableError,
-            QueryError, and NotFilledError if the counters are lost.
+        publisher: publishes raised caps.
+        compare: compares the counters with the record. May raise StateUnavailableError, BusError,
+            AnalyticsUnavailableError, QueryError, and NotFilledError if the counters are lost.
         now: the clock.
     """
 
@@ -60,8 +60,8 @@ class BudgetRoutes:
         self._publisher = publisher
         self._compare = compare
         self._now = now
-        # Of two raises at the same time, the last on record is to be the one that counts.
-        self._one_by_one = asyncio.Lock()
+        # If two people raise a cap at the same time, the raise that is recorded last must be the one in effect.
+        self._raise_lock = asyncio.Lock()
 
     @operation(
         "GET",
@@ -74,7 +74,7 @@ class BudgetRoutes:
         errors={404: "The agent is not known (`unknown_agent`).", 503: REDIS_UNAVAILABLE},
     )
     async def list_budgets(self, request: ApiRequest[BudgetQuery]) -> BudgetList:
-        """All budgets, or those that a call of the agent, for the tenant, counts against."""
+        """Lists all budgets, or those that a call of the agent for the tenant counts against."""
         agent = request.input.agent
         tenant = request.input.tenant
         caps = self._caps()
@@ -102,7 +102,7 @@ class BudgetRoutes:
         },
     )
     async def reconcile_budgets(self, _: ApiRequest[Message]) -> Reconciliation:
-        """The counters in Redis and the record, whether they agree or not."""
+        """Compares the counters in Redis with the record."""
         try:
             return await self._compare()
         except NotFilledError as error:
@@ -127,9 +127,9 @@ class BudgetRoutes:
         },
     )
     async def raise_cap(self, request: ApiRequest[RaiseCapRequest]) -> BudgetEvent | UnchangedBudget:
-        """Raises a cap, and publishes that."""
+        """Raises a cap and publishes the raise."""
         try:
-            async with self._one_by_one:
+            async with self._raise_lock:
                 result = await self._raise(request)
         except NotFilledError as error:
             raise _not_filled() from error
@@ -139,7 +139,7 @@ class BudgetRoutes:
         return result
 
     async def _raise(self, request: ApiRequest[RaiseCapRequest]) -> BudgetEvent | UnchangedBudget:
-        """Publishes first, and records it then: a raise that only Redis knew would end when Redis is filled again."""
+        """Publishes a raise before recording it: a raise that only Redis knew would be lost when Redis is refilled."""
         now = self._now()
         caps = self._caps()
         limit = request.input.limit_usd
@@ -188,29 +188,31 @@ class BudgetRoutes:
         raised = CapRaise(limit=limit, configured=configured, by=request.by, reason=request.why, at=at)
         await self._counters.note_raise(period_counters.period, counter.key, None if ends else raised)
         filled = snapshot.filled
-        known = await self._counters.filled()
-        # Repairs add and take away; they leave raised caps alone.
-        if known is None or (filled.log, filled.zone, filled.upto) != (known.log, known.zone, known.upto):
-            # Filled meanwhile, perhaps from the record before the raise.
+        refilled = await self._counters.filled()
+        # Repairs of the counters leave raised caps alone; only a refill may have lost this one.
+        if refilled is None or (filled.log, filled.zone, filled.upto) != (refilled.log, refilled.zone, refilled.upto):
+            # Redis was refilled meanwhile, perhaps from the record before the raise.
             raise NotFilledError
         return event
 
 
 def _counter(budget: str, caps: CapTable, snapshot: Snapshot) -> Counter:
-    """The budget of a name. Raises RequestError: there is none."""
+    """Returns the counter of a budget by its name. Raises RequestError: there is no such budget."""
     key, _, window = budget.rpartition("/")
     scope, _, name = key.partition(":")
     any_tenant = scope == "tenant" and OTHERS in caps.tenants and name != OTHERS and is_identifier(name)
-    known = any_tenant or key in known_keys(caps, snapshot)
-    if known:
-        for one in WINDOWS:
-            if one == window:
-                return caps.counter(key, one)
+    is_known = any_tenant or key in known_keys(caps, snapshot)
+    if is_known:
+        for known_window in WINDOWS:
+            if known_window == window:
+                return caps.counter(key, known_window)
     if key == f"tenant:{OTHERS}":
         hint = "each tenant that the config does not list has its own cap: name a tenant"
     else:
-        meant = (key,) if known else caps.keys()
-        hint = suggestion(budget, [f"{one}/{window}" for one in meant for window in WINDOWS]).removeprefix("; ")
+        keys = (key,) if is_known else caps.keys()
+        hint = suggestion(budget, [f"{known_key}/{window}" for known_key in keys for window in WINDOWS]).removeprefix(
+            "; "
+        )
     raise unknown("budget", f"there is no budget {budget!r}", "budget", hint)
 
 
@@ -220,24 +222,24 @@ def _not_filled() -> RequestError:
 
 
 def current(counters: BudgetCounters, now: datetime) -> tuple[Period, Period]:
-    """The day and the month whose counters budgets are held against."""
+    """Returns the current day and month, whose counters the caps limit."""
     periods = periods_at(now, counters.zone)
     return periods.day, periods.month
 
 
 def known_keys(caps: CapTable, snapshot: Snapshot) -> tuple[str, ...]:
-    """The scopes that the config names or that Redis has counters of: global, agents, tenants."""
+    """Returns the scopes that the config names or that Redis has counters of: global, agents, tenants."""
     counted = {
         key
         for period_counters in snapshot.periods
         for key in (*period_counters.figures, *period_counters.reserved, *period_counters.notes.raises)
     }
-    # The sort is stable: the config's own come first, in its order.
+    # The sort is stable, so the scopes of the config come first, in its order.
     return tuple(sorted(caps.keys(counted), key=lambda key: _SCOPES.index(caps.counters_of(key)[0].scope)))
 
 
 def statuses(caps: CapTable, snapshot: Snapshot, keys: Iterable[str]) -> tuple[BudgetStatus, ...]:
-    """The budgets of some scopes in the periods of a snapshot."""
+    """Returns the budgets of some scopes in the periods of a snapshot."""
     return tuple(
         budget_status(caps.counter(key, period_counters.period.window), period_counters)
         for key in keys
@@ -246,16 +248,16 @@ def statuses(caps: CapTable, snapshot: Snapshot, keys: Iterable[str]) -> tuple[B
 
 
 def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetStatus:
-    """A budget in the contract's words."""
+    """Returns a budget as the contract has it."""
     figures = period_counters.figures.get(counter.key, AttemptSums())
-    held = period_counters.reserved.get(counter.key, 0)
+    reserved = period_counters.reserved.get(counter.key, 0)
     notes = period_counters.notes
     limit = period_counters.limit(counter)
     enforcement = counter.caps.enforcement
     reached = False
     if limit is not None:
         refused = enforcement == "hard" and threshold(counter.key, limit, 100) in notes.announced
-        reached = is_reached(limit, figures, held, refused=refused)
+        reached = is_reached(limit, figures, reserved, refused=refused)
     estimate = EstimateAccuracy(
         calls=figures.gauged,
         reserved=figures.foreseen,
@@ -272,11 +274,11 @@ def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetSt
         period=period_counters.period.name,
         enforcement=enforcement,
         limit=limit,
-        # Of another cap of the config, there is no raise any more.
+        # After the config has changed the cap, a raise of the earlier cap no longer counts.
         raised=None if limit == counter.limit else notes.raises.get(counter.key),
         spent=figures.spent,
-        reserved=held,
-        remaining=None if limit is None else max(0, limit - figures.spent - held),
+        reserved=reserved,
+        remaining=None if limit is None else max(0, limit - figures.spent - reserved),
         reached=reached,
         calls=figures.calls,
         calls_of_unknown_cost=figures.unpriced,

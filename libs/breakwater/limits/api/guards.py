@@ -18,7 +18,7 @@ from breakwater.limits.rules.guard import Task
 from breakwater.limits.store.tasks import TaskKey, Tasks, Tripped
 
 NO_AGENT = "*"
-"""In place of the agent if no job tripped the task."""
+"""Stands for the agent of a task that no job has tripped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class GuardRoutes:
         errors={503: REDIS_UNAVAILABLE},
     )
     async def list_stopped_tasks(self, _: ApiRequest[Message]) -> StoppedTasks:
-        """The stopped tasks."""
+        """Lists the stopped tasks."""
         stopped = (
             StoppedTask(
                 task_id=key.task_id,
@@ -69,16 +69,16 @@ class GuardRoutes:
         },
     )
     async def reset_task(self, request: ApiRequest[GuardRequest]) -> GuardEvent:
-        """Clears the counts of a task, and publishes that.
+        """Clears the counts of a task and publishes the reset.
 
-        Publishes first, and forgets then: a reset that is only published is asked for again, with the same id. The
-        other way round, a task that was reset without an event in the log would be stopped again whenever Redis is
-        filled from it.
+        The event is published before the counts are cleared. If the process crashes in between, the operator repeats
+        the reset, whose event has the same id. The other way round, the log might lack the reset, and whenever Redis is
+        filled from the log, the task would be stopped again.
         """
         key = TaskKey(request.input.tenant, request.input.task_id)
         task, tripped = await self.tasks.load(key)
         if (task, tripped) == (Task(), None):
-            # A repeated reset is answered for a minute, as its response may have been lost.
+            # The response may have been lost, so for a minute a repeated reset gets the same answer.
             task, tripped = await self.tasks.reset(key)
         if (task, tripped) == (Task(), None):
             raise await self._unknown(key)
@@ -89,16 +89,16 @@ class GuardRoutes:
             if stopped is None or (tripped is not None and stopped.at_ms == tripped.at_ms):
                 request.log("guard_reset", task_id=key.task_id, tenant=key.tenant, agent=event.agent, rule=event.rule)
                 return event
-            tripped = stopped  # it has tripped in between
+            tripped = stopped  # the task has tripped again in between
 
     def _event(
         self, key: TaskKey, request: ApiRequest[GuardRequest], task: Task, tripped: Tripped | None
     ) -> GuardEvent:
         at = self.now()
-        # One that trips in the same millisecond has an event of its own.
-        life = f"untripped-{ms_from_time(at)}" if tripped is None else tripped.at_ms
+        # The time in the id distinguishes two trips of the same task.
+        tripped_at = f"untripped-{ms_from_time(at)}" if tripped is None else tripped.at_ms
         return GuardEvent(
-            event_id=f"{key.name}@{life}#reset/{request.caller.id}",
+            event_id=f"{key.name}@{tripped_at}#reset/{request.caller.id}",
             kind="reset",
             agent=NO_AGENT if tripped is None else tripped.agent,
             tenant=key.tenant,
@@ -112,13 +112,13 @@ class GuardRoutes:
         )
 
     async def _unknown(self, key: TaskKey) -> RequestError:
-        stopped = [one for one, _ in await self.tasks.tripped()]
-        whose = "" if key.tenant is None else f" of tenant {key.tenant!r}"
-        message = f"nothing is known of a task {key.task_id!r}{whose}"
-        tenants = [one.tenant for one in stopped if one.task_id == key.task_id]
+        stopped_keys = [stopped_key for stopped_key, _ in await self.tasks.tripped()]
+        of_tenant = "" if key.tenant is None else f" of tenant {key.tenant!r}"
+        message = f"nothing is known of a task {key.task_id!r}{of_tenant}"
+        tenants = [stopped_key.tenant for stopped_key in stopped_keys if stopped_key.task_id == key.task_id]
         if tenants:
             owners = ", ".join("no tenant" if tenant is None else f"tenant {tenant!r}" for tenant in tenants)
             return unknown("task", message, "tenant", f"one of that id is stopped, of {owners}")
-        ids = {one.task_id for one in stopped if one.tenant == key.tenant}
+        ids = {stopped_key.task_id for stopped_key in stopped_keys if stopped_key.tenant == key.tenant}
         hint = suggestion(key.task_id, ids).removeprefix("; ") if ids else "no task is stopped"
         return unknown("task", message, "task_id", hint)

@@ -13,7 +13,7 @@ from breakwater.kernel.http.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest
 from breakwater.kernel.types import ms_from_time, time_from_ms, usd_from_nano
 from breakwater.limits.contract import CostLine, Costs, CostsListQuery, CostsQuery
 from breakwater.limits.rules.budget import CapTable, period
-from breakwater.records.api.executions import answered
+from breakwater.records.api.executions import ask_clickhouse
 from breakwater.records.rules.costs import CostSums, cap_of, cost_line, month_before, month_of, raises_of, scope_of
 from breakwater.records.spend import budget_notes, month_costs
 
@@ -28,9 +28,9 @@ class CostRoutes:
 
     Args:
         analytics: the database.
-        caps: the config's, as they are now.
-        zone: the budgets'.
-        cost_tags: the config's.
+        caps: returns the current caps of the config.
+        zone: the time zone of the budgets.
+        cost_tags: the names of the tags in the config.
         now: the clock.
     """
 
@@ -52,7 +52,7 @@ class CostRoutes:
         errors={503: CLICKHOUSE_UNAVAILABLE},
     )
     async def show_costs(self, request: ApiRequest[CostsListQuery]) -> Costs:
-        """The lines of the highest spend, and the sums of all."""
+        """Shows the lines with the highest spend, and the sums of all lines."""
         return await self._costs(request.input, request.input.limit)
 
     @operation(
@@ -70,41 +70,47 @@ class CostRoutes:
         errors={503: CLICKHOUSE_UNAVAILABLE},
     )
     async def export_costs(self, request: ApiRequest[CostsQuery]) -> str:
-        """All lines, as CSV. The total is left out: a sum over the lines would count it, too."""
+        """Exports all lines as CSV, without the total, which a sum over the lines would count, too."""
         costs = await self._costs(request.input, None)
         by = costs.by if costs.tag is None else f"tag {costs.tag}"
         place = (costs.month, costs.timezone, by)
         return csv_text(CSV_COLUMNS, ((*place, line.name, "USD", *_cells(line)) for line in costs.lines))
 
-    async def _costs(self, form: CostsQuery, limit: int | None) -> Costs:
+    async def _costs(self, query: CostsQuery, limit: int | None) -> Costs:
         now = self.now()
-        month = period("monthly", now, self.zone) if form.month is None else month_of(form.month, self.zone)
-        # At a whole minute, so that forecasts are the same however costs are grouped.
+        month = period("monthly", now, self.zone) if query.month is None else month_of(query.month, self.zone)
+        # The clock is cut to whole minutes, so that forecasts are the same however costs are grouped.
         before = month_before(month, self.zone)
         now_ms = ms_from_time(now.replace(second=0, microsecond=0))
-        sums = await answered(month_costs(self.analytics, month, before, form.by, tag=form.tag, now_ms=now_ms))
-        raises = raises_of(await answered(budget_notes(self.analytics, [month])))
+        sums = await ask_clickhouse(month_costs(self.analytics, month, before, query.by, tag=query.tag, now_ms=now_ms))
+        raises = raises_of(await ask_clickhouse(budget_notes(self.analytics, [month])))
         caps = self.caps()
 
         def line(name: str | None, sums: CostSums, key: str | None) -> CostLine:
             return cost_line(name, sums, cap_of(key, caps, raises), month, now_ms)
 
-        dearest = sorted(sums.items(), key=lambda one: (-one[1].spend, -one[1].previous, one[0] or ""))
+        dearest = sorted(sums.items(), key=_by_spend)
         listed = dearest[:limit]
-        rest = dearest[len(dearest) if limit is None else limit :]
+        unlisted = dearest[len(dearest) if limit is None else limit :]
         return Costs(
             month=month.name,
             previous_month=before.name,
             timezone=self.zone.key,
             starts_at=time_from_ms(month.start_ms),
             ends_at=time_from_ms(month.end_ms),
-            by=form.by,
-            tag=form.tag,
+            by=query.by,
+            tag=query.tag,
             total=line(None, sum(sums.values(), CostSums()), "global"),
-            lines=tuple(line(name, of, scope_of(form.by, name)) for name, of in listed),
-            others=line(None, sum((of for _, of in rest), CostSums()), None) if rest else None,
+            lines=tuple(line(name, line_sums, scope_of(query.by, name)) for name, line_sums in listed),
+            others=line(None, sum((line_sums for _, line_sums in unlisted), CostSums()), None) if unlisted else None,
             cost_tags=self.cost_tags,
         )
+
+
+def _by_spend(named_sums: tuple[str | None, CostSums]) -> tuple[int, int, str]:
+    """A sort key: the highest spend first, then the highest spend of the month before, then the name."""
+    name, sums = named_sums
+    return -sums.spend, -sums.previous, name or ""
 
 
 def _cells(line: CostLine) -> tuple[str | int | None, ...]:

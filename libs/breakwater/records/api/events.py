@@ -1,8 +1,8 @@
 """`/api/v1/events`: EVENTS and ALERTS as server-sent events, read once for all readers.
 
-Events are read from the store and not received by subscription: they have sequences there, so that a reader who comes
-back goes on exactly where it was, and nothing is missed while a connection is lost. The newest are kept in memory; for
-a reader that is further behind, the store is read, a batch at a time.
+Events are read from the streams, and not received by subscription. Their sequences there let a reader who comes back
+continue exactly where it was, and nothing is missed while a connection is lost. The newest events are kept in memory;
+for a reader that is further behind, the stream is read in batches.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ POLL_S = 0.5
 """Interval of looks for new events, while anyone follows them."""
 
 AT_ONCE = 100
-"""Events in one batch for a reader, which bounds its memory."""
+"""The most events in one batch for a reader, which limits the memory that it takes."""
 
-KEPT = 5_000
-"""The newest events of each stream, in memory."""
+MAX_IN_MEMORY = 5_000
+"""The number of newest events of each stream in memory."""
 
 _READ_AT_ONCE = 2
-"""Readers that the store is read for at a time: a batch may have megabytes until it is rendered."""
+"""Readers for whom the streams are read at the same time: a batch may have megabytes until it is rendered."""
 
 _OTHERS = {"breakers": BreakerTransition, "budgets": BudgetEvent, "guards": GuardEvent, "alerts": Alert}
 
@@ -67,9 +67,9 @@ class LogBatch:
 
     events: tuple[LoggedEvent, ...]
     at: int
-    """The place behind the batch: everything up to this sequence is in it, or can't be sent."""
+    """The place after the batch: everything up to this sequence is in it, or can't be sent."""
     gap: bool = False
-    """Events in between were removed."""
+    """True if the stream has removed events before the batch."""
 
 
 class LogTail:
@@ -79,12 +79,12 @@ class LogTail:
         self.name: Literal["EVENTS", "ALERTS"] = name
         self._stream = Stream(name)
         self._connection = connection
-        self._newest: deque[LoggedEvent] = deque(maxlen=KEPT)
+        self._newest: deque[LoggedEvent] = deque(maxlen=MAX_IN_MEMORY)
         self._identity = ""
         self._first = self._last = 0
         """First and last sequence of the stream, as of the last look."""
         self._begin = self._end = 0
-        """Every event behind the one and up to the other is among the newest, if it can be sent."""
+        """The newest events are complete after the first and up to the second of these sequences."""
 
     async def look(self) -> int:
         """Looks up the bounds of the stream, and returns its last sequence. Raises BusUnavailableError."""
@@ -93,18 +93,18 @@ class LogTail:
             self._identity = facts.identity
             self._last = facts.last
             self.start()
-        # Of two answers the later one may come first.
+        # Two concurrent look-ups may be answered in either order.
         self._first = facts.first
         self._last = max(self._last, facts.last)
         return self._last
 
     def start(self) -> None:
-        """Forgets its events, and begins with those that are published from now on."""
+        """Forgets the events in memory, and begins with those that are published from now on."""
         self._newest.clear()
         self._begin = self._end = self._last
 
     async def read_on(self) -> bool:
-        """Reads new events; True if there were any. Raises BusError."""
+        """Reads new events. Returns True if there were any. Raises BusError."""
         last = await self.look()
         before = self._end
         async with aclosing(self._stored(before, last)) as stored:
@@ -113,35 +113,37 @@ class LogTail:
                 if message.sequence <= self._end:
                     continue
                 if (event := logged(message)) is not None:
-                    if len(self._newest) == KEPT:
+                    if len(self._newest) == MAX_IN_MEMORY:
                         self._begin = self._newest[0].sequence
                     self._newest.append(event)
                 self._end = message.sequence
         return self._end > before
 
     async def after(self, place: int, reading: asyncio.Semaphore) -> LogBatch:
-        """The events behind a place, perhaps none yet. Raises BusError."""
+        """Returns the events after a place, perhaps none yet. Raises BusError."""
         if place > self._last:
             return LogBatch((), self._last, gap=True)
         if place + 1 < self._first:
             return LogBatch((), self._first - 1, gap=True)
         if place >= self._begin:
-            events = tuple([event for event in self._newest if event.sequence > place][:AT_ONCE])
-            return LogBatch(events, events[-1].sequence if len(events) == AT_ONCE else max(place, self._end))
-        found: list[LoggedEvent] = []
+            recent_events = tuple([event for event in self._newest if event.sequence > place][:AT_ONCE])
+            return LogBatch(
+                recent_events, recent_events[-1].sequence if len(recent_events) == AT_ONCE else max(place, self._end)
+            )
+        events: list[LoggedEvent] = []
         async with reading, aclosing(self._stored(place, min(place + AT_ONCE, self._begin))) as stored:
             async for message in stored:
                 if (event := logged(message)) is not None:
-                    found.append(event)
+                    events.append(event)
                 place = message.sequence
-        return LogBatch(tuple(found), place)
+        return LogBatch(tuple(events), place)
 
     def _stored(self, after: int, up_to: int) -> AsyncGenerator[Found]:
         return Lookup(self._connection).scan(self._stream, "bw.>", start=after + 1, up_to=up_to)
 
 
 class EventLog:
-    """Both streams, read on for as long as anyone follows them."""
+    """Both streams. New events are read for as long as anyone follows them."""
 
     def __init__(self, connection: ClientGetter) -> None:
         self.tails = (LogTail("EVENTS", connection), LogTail("ALERTS", connection))
@@ -149,20 +151,24 @@ class EventLog:
         self._followers = 0
         self._reading_on: asyncio.Task[None] | None = None
         self.news = asyncio.Event()
-        """Set when there are new events, and replaced then: a reader that takes it before it reads misses none."""
+        """Set and replaced when there are new events. A reader that takes it before reading misses no event."""
         self._outage = Outage("nats")
 
     @asynccontextmanager
     async def following(self) -> AsyncGenerator[tuple[int, ...]]:
-        """Reads new events while the block runs; yields each last sequence. Raises BusUnavailableError."""
-        now = tuple([await tail.look() for tail in self.tails])
+        """Reads new events while the block runs, and yields the last sequence of each stream.
+
+        Raises:
+            BusUnavailableError: NATS can't be read.
+        """
+        last_sequences = tuple([await tail.look() for tail in self.tails])
         if self._followers == 0:
             for tail in self.tails:
                 tail.start()
             self._reading_on = asyncio.create_task(self._read_on())
         self._followers += 1
         try:
-            yield now
+            yield last_sequences
         finally:
             self._followers -= 1
             if self._followers == 0 and self._reading_on is not None:
@@ -176,14 +182,14 @@ class EventLog:
 
         while True:
             await asyncio.sleep(POLL_S)
-            # In an outage, readers get comments, and the missed events once NATS answers.
+            # During an outage, readers get comments; they get the missed events once NATS answers.
             await self._outage.run_logged(look, expected=BusError)
 
 
 def logged(message: Found) -> LoggedEvent | None:
-    """A stored message as it is sent; None, and a line in the log, if it is no event of ours.
+    """Renders a stored message as an event; logs and returns None if it is not one of Breakwater's.
 
-    An execution is sent as its summary: its texts may have megabytes, and be encrypted.
+    Of an execution, only the summary is sent: its texts may have megabytes, and may be encrypted.
     """
     kind = message.subject.split(".", 2)[1]
     if kind == "attempts":
@@ -227,20 +233,20 @@ class EventRoutes:
         },
     )
     async def follow_events(self, request: Request) -> Response:
-        """The stream."""
+        """Streams the events."""
         query = read_query(request, EventQuery)
         return _EventFollower(self.streams, self.log, query, request, _places(request))
 
 
 def _places(request: Request) -> tuple[int, ...] | None:
-    """The place of a reader who comes back: a sequence of each stream."""
-    given = request.headers.get("last-event-id")
-    if not given:
+    """Returns the place of a reader who comes back, as a sequence of each stream; None for a new reader."""
+    last_id = request.headers.get("last-event-id")
+    if not last_id:
         return None
-    if (found := _ID.match(given)) is None:
-        message = f"Last-Event-ID: must be the id of an event of this stream, such as 1042-17, and not {given[:50]!r}"
+    if (id_match := _ID.match(last_id)) is None:
+        message = f"Last-Event-ID: must be the id of an event of this stream, such as 1042-17, and not {last_id[:50]!r}"
         raise RequestError(422, "invalid_last_event_id", message)
-    return tuple(map(int, found.groups()))
+    return tuple(map(int, id_match.groups()))
 
 
 class _EventFollower(FollowedStream):
@@ -254,20 +260,20 @@ class _EventFollower(FollowedStream):
 
     @asynccontextmanager
     async def opened(self, ending: Ending) -> AsyncGenerator[Callable[[Sender], Coroutine[Any, Any, None]]]:
-        """Has the log read on."""
+        """Has the log read new events."""
         del ending
-        async with self._log.following() as now:
-            self._places = self._places or list(now)
+        async with self._log.following() as last_sequences:
+            self._places = self._places or list(last_sequences)
             yield self._write
 
     async def _write(self, sender: Sender) -> None:
-        # Before the first event: a reader that loses its connection before that misses nothing either.
+        # The comment has an id, so that a reader that loses its connection before the first event misses nothing.
         await self._say(sender, "events follow")
         while True:
             news = self._log.news
             moved = False
             for number, tail in enumerate(self._log.tails):
-                # An outage is no reason to end: missed events are read later.
+                # An outage does not end the stream: missed events are read later.
                 with suppress(BusError):
                     moved = await self._write_part(sender, number, tail) or moved
             if not sender.silence.comment_due_s():
@@ -278,11 +284,11 @@ class _EventFollower(FollowedStream):
                         await news.wait()
 
     async def _say(self, sender: Sender, text: str) -> None:
-        """Sends a comment, and the place up to which all was sent or passed over."""
+        """Sends a comment with the reader's place, up to which all events were sent or filtered out."""
         await sender.send(f"id: {self._place}\n".encode() + comment(text))
 
     async def _write_part(self, sender: Sender, number: int, tail: LogTail) -> bool:
-        """Sends the next batch of one stream; True if there were events, sent or passed over."""
+        """Sends the next batch of one stream. Returns True if there were events, even if all were filtered out."""
         assert self._places is not None
         before = self._places[number]
         batch = await tail.after(before, self._log.reading)

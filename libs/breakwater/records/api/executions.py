@@ -1,4 +1,4 @@
-"""`/api/v1/executions` and `/api/v1/runs`: the record of jobs in ClickHouse, by pages, and one with its attempts."""
+"""`/api/v1/executions` and `/api/v1/runs`: the record of jobs in ClickHouse, in pages, and single executions."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class ExecutionRoutes:
         errors={503: CLICKHOUSE_UNAVAILABLE},
     )
     async def list_executions(self, request: ApiRequest[ExecutionQuery]) -> ExecutionList:
-        """A page of the executions that match. Raises RequestError: 422 for a wrong cursor."""
-        filters, place = _asked(request.input)
-        page = await answered(search(self.analytics, filters, **place, limit=request.input.limit))
+        """Lists a page of the executions that match. Raises RequestError: 422, a cursor is invalid."""
+        filters, place = _filters_and_place(request.input)
+        page = await ask_clickhouse(search(self.analytics, filters, **place, limit=request.input.limit))
         return ExecutionList(
             executions=page.lines,
             older=page.older and page.older.text,
@@ -67,9 +67,9 @@ class ExecutionRoutes:
         errors={503: CLICKHOUSE_UNAVAILABLE},
     )
     async def list_runs(self, request: ApiRequest[ExecutionQuery]) -> RunList:
-        """A page of the runs of which a step matches. Raises RequestError: 422 for a wrong cursor."""
-        filters, place = _asked(request.input)
-        page = await answered(search_runs(self.analytics, filters, **place, limit=request.input.limit))
+        """Lists a page of the runs of which a step matches. Raises RequestError: 422, a cursor is invalid."""
+        filters, place = _filters_and_place(request.input)
+        page = await ask_clickhouse(search_runs(self.analytics, filters, **place, limit=request.input.limit))
         return RunList(runs=page.lines, older=page.older and page.older.text, newer=page.newer and page.newer.text)
 
     @operation(
@@ -85,25 +85,25 @@ class ExecutionRoutes:
         errors={404: "It is not recorded (`unknown_execution`).", 503: CLICKHOUSE_UNAVAILABLE},
     )
     async def show_execution(self, request: ApiRequest[Message]) -> Execution:
-        """The record of an execution, with its attempts. Raises RequestError: 404."""
+        """Shows the record of an execution, with its attempts. Raises RequestError: 404."""
         execution_id = request.path["execution_id"]
-        found = await answered(find_execution(self.analytics, execution_id))
-        if found is None:
+        execution = await ask_clickhouse(find_execution(self.analytics, execution_id))
+        if execution is None:
             message = (
                 f"no execution {execution_id!r} is recorded: a record is there about a second after the job has ended, "
                 "for as long as the config says (clickhouse.retention_days); /api/v1/jobs knows of one that is running"
             )
             raise RequestError(404, "unknown_execution", message)
-        # Without its key the record is shown all the same, with the token in place of the texts.
+        # Without the key, the record is shown with tokens in place of its encrypted texts.
         with suppress(DecryptionError):
-            found = self.cipher.decrypt_record(found)
-        return found
+            execution = self.cipher.decrypt_record(execution)
+        return execution
 
 
-def _asked(query: ExecutionQuery) -> tuple[Filters, dict[str, Cursor | None]]:
-    """The filters and the place of a page. Raises RequestError: 422."""
-    given = {name: getattr(query, name) for name in ExecutionQuery.model_fields if name not in _OF_PAGES}
-    return Filters(**given), {name: _cursor(name, getattr(query, name)) for name in ("after", "before")}
+def _filters_and_place(query: ExecutionQuery) -> tuple[Filters, dict[str, Cursor | None]]:
+    """Returns the filters and the cursors of a page. Raises RequestError: 422, a cursor is invalid."""
+    filters = {name: getattr(query, name) for name in ExecutionQuery.model_fields if name not in _OF_PAGES}
+    return Filters(**filters), {name: _cursor(name, getattr(query, name)) for name in ("after", "before")}
 
 
 def _cursor(name: str, text: str | None) -> Cursor | None:
@@ -115,8 +115,12 @@ def _cursor(name: str, text: str | None) -> Cursor | None:
         ) from None
 
 
-async def answered(query: Awaitable[T]) -> T:
-    """The answer of ClickHouse. Raises AnalyticsUnavailableError: there is none, or it can't read its tables."""
+async def ask_clickhouse(query: Awaitable[T]) -> T:
+    """Awaits a query, up to `ANSWER_WITHIN_S`.
+
+    Raises:
+        AnalyticsUnavailableError: ClickHouse is down or late, or has refused the query.
+    """
     try:
         async with asyncio.timeout(ANSWER_WITHIN_S):
             return await query
