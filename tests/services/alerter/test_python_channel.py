@@ -185,9 +185,10 @@ def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
         "from breakwater.alerts.channels.channel import PythonCallable\n"
         "from breakwater.alerts.channels.channel import SendError\n"
         "from breakwater.redaction.rules.redact import DEFAULT_REDACTION\n"
-        "from breakwater.calls.providers.local import Shown\n"
+        "from breakwater.calls.providers.local import ErrorTexts\n"
         "from tests.services.alerter.messages import alert\n"
-        "one = PythonCallable('own', 'x:y', lambda event, payload: time.sleep(60), 0.1, Shown(DEFAULT_REDACTION))\n"
+        "texts = ErrorTexts(DEFAULT_REDACTION)\n"
+        "one = PythonCallable('own', 'x:y', lambda event, payload: time.sleep(60), 0.1, texts)\n"
         "try:\n    asyncio.run(one.send(alert()))\nexcept SendError as error:\n    print(error)\n"
     )
     started = time.monotonic()

@@ -21,7 +21,7 @@ from standardwebhooks import Webhook
 
 from breakwater.alerts.contract import Alert, AlertDigest
 from breakwater.alerts.rules.outbox import message_id
-from breakwater.calls.providers.local import Shown
+from breakwater.calls.providers.local import ErrorTexts
 from breakwater.calls.rules.classify import retry_after_s
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.security.addresses import IpNetwork
@@ -210,7 +210,7 @@ class PythonCallable(AlertSender):
         shown: redacts its errors.
     """
 
-    def __init__(self, name: str, called: str, notify: Notify, timeout_s: float, shown: Shown) -> None:
+    def __init__(self, name: str, called: str, notify: Notify, timeout_s: float, shown: ErrorTexts) -> None:
         super().__init__(name, fingerprint("python", called))
         self._notify, self._timeout_s, self._shown = notify, timeout_s, shown
         self._running: asyncio.Future[Any] | None = None

@@ -81,7 +81,7 @@ def channels_of(
                 assert channel.python is not None, "the config has exactly one kind"
                 called = channel.python.callable
                 notify = _read(f"{setting}.python.callable", lambda: load_callable(called))
-                return PythonCallable(name, called, notify, channel.python.timeout_s, Shown(redaction))
+                return PythonCallable(name, called, notify, channel.python.timeout_s, ErrorTexts(redaction))
 
     return tuple(built(name, channel) for name, channel in alerts.channels.items())
 

@@ -1,1 +1,1 @@
-"""Performers of attempts. Each provider makes one call for one attempt, and never retries by itself."""
+"""Providers make attempts. Each makes one call for one attempt, and never retries by itself."""

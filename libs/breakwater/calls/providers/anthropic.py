@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, spoken natively; conversations and answers keep OpenAI's format on our side."""
+"""Anthropic's Messages API. On our side, conversations and answers keep OpenAI's format."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from breakwater.prices.rules.price import max_tokens_of
 from breakwater.prices.rules.usage import Usage, of_message
 from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
 
-_KEPT = ("title", "description", "enum", "const", "format", "default")
+_KEYWORDS = ("title", "description", "enum", "const", "format", "default")
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"})
 
 
 class _InexpressibleError(BreakwaterError):
-    """The schema allows what a closed one can't."""
+    """The schema allows values that no closed schema can describe."""
 
 
 def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The nearest schema that structured outputs can hold a model to; None where there is none.
+    """Returns the nearest schema that Anthropic's structured outputs can enforce; None if there is none.
 
-    Bounds of numbers, lengths and patterns are left out, so answers are still to be checked against the whole schema.
-    Objects are closed; references are put in place. An object without named properties, a recursive schema and the
+    Bounds of numbers, lengths and patterns are left out, so answers must still be checked against the whole schema.
+    Objects are closed, and references are resolved. An object without named properties, a recursive schema and the
     intersection of objects (`allOf`) can't be expressed.
 
     Source: the limits of JSON schema that Anthropic documents for structured outputs.
@@ -60,44 +60,44 @@ def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
 def _closed(schema: Any, root: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(schema, Mapping):
         raise _InexpressibleError  # `true` allows anything
-    here = cast(Mapping[str, Any], schema)
-    if isinstance(ref := here.get("$ref"), str):
+    node = cast(Mapping[str, Any], schema)
+    if isinstance(ref := node.get("$ref"), str):
         if ref in within:
             raise _InexpressibleError
-        more = {name: value for name, value in here.items() if name in ("title", "description")}
-        return _closed(_at(root, ref), root, (*within, ref)) | more
-    variants = here.get("anyOf", here.get("oneOf"))
-    if "allOf" in here or (variants is not None and "properties" in here):
+        annotations = {name: value for name, value in node.items() if name in ("title", "description")}
+        return _closed(_at(root, ref), root, (*within, ref)) | annotations
+    variants = node.get("anyOf", node.get("oneOf"))
+    if "allOf" in node or (variants is not None and "properties" in node):
         raise _InexpressibleError  # closed objects have no intersection
-    closed = {name: here[name] for name in _KEPT if name in here}
+    closed = {name: node[name] for name in _KEYWORDS if name in node}
     if closed.get("format") not in _FORMATS:
         closed.pop("format", None)
     if variants is not None:
         return closed | {"anyOf": [_closed(variant, root, within) for variant in variants]}
     if "enum" not in closed and "const" not in closed:
-        closed |= _typed(here, root, within)
+        closed |= _typed(node, root, within)
     return closed
 
 
-def _typed(here: Mapping[str, Any], root: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
-    kind = here.get("type", "object" if "properties" in here else None)
+def _typed(node: Mapping[str, Any], root: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+    kind = node.get("type", "object" if "properties" in node else None)
     if isinstance(kind, list):
-        return {"anyOf": [_typed({**here, "type": one}, root, within) for one in cast(list[Any], kind)]}
+        return {"anyOf": [_typed({**node, "type": type_name}, root, within) for type_name in cast(list[Any], kind)]}
     match kind:
         case "object":
-            properties = here.get("properties")
+            properties = node.get("properties")
             if not isinstance(properties, Mapping) or not properties:
                 raise _InexpressibleError
-            named = cast(Mapping[str, Any], properties)
+            named_properties = cast(Mapping[str, Any], properties)
             return {
                 "type": "object",
-                "properties": {name: _closed(value, root, within) for name, value in named.items()},
-                "required": [name for name in here.get("required", ()) if name in named],
+                "properties": {name: _closed(value, root, within) for name, value in named_properties.items()},
+                "required": [name for name in node.get("required", ()) if name in named_properties],
                 "additionalProperties": False,
             }
         case "array":
-            items = _closed(here.get("items"), root, within)
-            return {"type": "array", "items": items, **({"minItems": 1} if here.get("minItems") else {})}
+            items = _closed(node.get("items"), root, within)
+            return {"type": "array", "items": items, **({"minItems": 1} if node.get("minItems") else {})}
         case "string" | "integer" | "number" | "boolean" | "null":
             return {"type": kind}
         case _:
@@ -105,14 +105,14 @@ def _typed(here: Mapping[str, Any], root: Mapping[str, Any], within: tuple[str, 
 
 
 def _at(root: Mapping[str, Any], ref: str) -> Any:
-    """The target of a reference inside the same document."""
-    found: Any = root
+    """Returns the target of a reference within the same document."""
+    target: Any = root
     for step in ref.removeprefix("#").split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")
-        if not ref.startswith("#") or not isinstance(found, Mapping) or name not in found:
+        if not ref.startswith("#") or not isinstance(target, Mapping) or name not in target:
             raise _InexpressibleError
-        found = cast(Mapping[str, Any], found)[name]
-    return found
+        target = cast(Mapping[str, Any], target)[name]
+    return target
 
 
 AnthropicBlock = dict[str, Any]
@@ -127,9 +127,9 @@ _NO_COUNTERPART: Mapping[str, Any] = {
     "modalities": ["text"],
     "n": 1,
 }
-"""OpenAI's params that Anthropic does not know, each with the value that asks for nothing; any other is refused."""
+"""OpenAI's params that Anthropic lacks, each with the value that has no effect. Any other value is refused."""
 _DROPPED = frozenset({"prediction", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "seed", "store"})
-"""OpenAI's params without which the same question is asked: they say how it is stored, cached, counted or repeated."""
+"""OpenAI's params that do not change the answer, as they control storage, caching, counting or repetition."""
 _TRANSLATED = words(
     """
     max_completion_tokens max_tokens metadata parallel_tool_calls reasoning_effort response_format stop system
@@ -143,24 +143,24 @@ def request_body(call: Call) -> Mapping[str, Any]:
 
     Messages: system and developer messages become `system`; tool calls and their results become blocks; consecutive
     messages of one role become one. `cache_control` is kept, on parts and on whole messages. A participant's `name`
-    has no counterpart and is left out.
+    has no counterpart and is left out. Ids of tool calls become ids that Anthropic accepts.
 
-    Params: OpenAI's are translated; those of Anthropic's own (`thinking`, `top_k`, …) are passed on, and so is what
-    neither is known to have: Anthropic names what it does not take. `dropped_params` are left out, and so is `thinking`
-    where Anthropic would refuse it, as another model has written a turn. Ids of tool calls are such as it takes.
+    Params: OpenAI's are translated. Anthropic's own (`thinking`, `top_k`, …) are passed on, as are unknown ones:
+    Anthropic names those that it does not accept. `dropped_params` are left out, and so is `thinking` if Anthropic
+    would refuse it because another model has written a turn.
 
     The schema of an answer goes into `output_config.format`, Anthropic's structured outputs, which newer models have
-    (set `output.native: false` for others). A schema that they can't express is not sent; the answer is checked all
-    the same.
+    (set `output.native: false` for others). A schema that can't be expressed there is not sent; answers are checked in
+    any case.
 
     Raises:
-        CallError: the call asks for what only OpenAI knows. Leaving it out would answer another question.
+        CallError: the call needs something that only OpenAI has, and leaving it out would change the answer.
     """
     params: dict[str, Any] = {
         name: value for name, value in call.params.items() if value is not None and name not in _DROPPED
     }
-    for name, nothing in _NO_COUNTERPART.items():
-        if name in params and params.pop(name) != nothing:
+    for name, no_effect in _NO_COUNTERPART.items():
+        if name in params and params.pop(name) != no_effect:
             raise refused(f"the param {name!r} is not supported by Anthropic", name)
     system, turns = _conversation(call.messages)
     system = [*_blocks(params.get("system")), *system]
@@ -186,14 +186,15 @@ def request_body(call: Call) -> Mapping[str, Any]:
 
 
 _NO_TEXT = "(empty message)"
-"""Sent for a user's message without a visible character where one is required."""
+"""Replaces a user's message without a visible character where a message is required."""
 
 
 def _conversation(messages: Sequence[Mapping[str, Any]]) -> tuple[list[AnthropicBlock], list[dict[str, Any]]]:
-    """The system prompt, and turns such as Anthropic accepts.
+    """Returns the system prompt, and turns that Anthropic accepts.
 
-    A turn of the assistant may not end in thinking, and the last one not in white space. If a user's last message is
-    blank, the turn before it would be one to continue: so it is named. A system prompt without any message is one.
+    A turn of the assistant must not end in thinking, and the last one not in white space. A blank last message of the
+    user is replaced by `_NO_TEXT`, as Anthropic would otherwise continue the turn before it. A system prompt without
+    any message becomes a message of the user.
     """
     system, turns = _turns(messages)
     for turn in turns:
@@ -226,13 +227,14 @@ def _turns(messages: Iterable[Mapping[str, Any]]) -> tuple[list[AnthropicBlock],
                 blocks = _blocks(message.get("content"))
             case "assistant":
                 role = "assistant"
-                blocks = _said(message)
+                blocks = _assistant_blocks(message)
             case "tool":
-                content = {"content": found} if (found := _blocks(message.get("content"))) else {}
+                result_blocks = _blocks(message.get("content"))
+                content = {"content": result_blocks} if result_blocks else {}
                 result = {"type": "tool_result", "tool_use_id": _plain_id(message.get("tool_call_id"))}
-                failed = {"is_error": True} if message.get("is_error") is True else {}
+                error_mark = {"is_error": True} if message.get("is_error") is True else {}
                 role = "user"
-                blocks = [result | content | failed]
+                blocks = [result | content | error_mark]
             case unknown:
                 raise refused(f"messages with the role {unknown!r} are not supported by Anthropic", "messages")
         blocks = _marked(blocks, message)
@@ -244,13 +246,13 @@ def _turns(messages: Iterable[Mapping[str, Any]]) -> tuple[list[AnthropicBlock],
 
 
 def _marked(blocks: list[AnthropicBlock], message: Mapping[str, Any]) -> list[AnthropicBlock]:
-    """The blocks with the message's own cache mark on the last: up to there the prompt is cached."""
+    """Puts the message's cache mark on the last block, as the prompt is cached up to there."""
     mark = message.get("cache_control")
     return [*blocks[:-1], {**blocks[-1], "cache_control": mark}] if mark and blocks else blocks
 
 
 def _blocks(content: Any) -> list[AnthropicBlock]:
-    """The blocks of a message's content; texts without a visible character, which Anthropic refuses, are left out."""
+    """Returns the blocks of a content, without texts that have no visible character, which Anthropic refuses."""
     if not isinstance(content, list):
         content = [{"type": "text", "text": content}] if isinstance(content, str) else []
     blocks = (_block(fields(part)) for part in cast(list[Any], content))
@@ -276,35 +278,35 @@ def _block(part: Mapping[str, Any]) -> AnthropicBlock:
 def _image_source(url: str) -> dict[str, str]:
     if not url.startswith("data:"):
         return {"type": "url", "url": url}
-    about, _, data = url.removeprefix("data:").partition(",")
-    media_type, *more = about.split(";")
+    header, _, data = url.removeprefix("data:").partition(",")
+    media_type, *more = header.split(";")
     if "base64" not in more:
         raise refused("an image in a data: URL must be base64 for Anthropic", "messages")
     return {"type": "base64", "media_type": media_type, "data": data}
 
 
-def _said(message: Mapping[str, Any]) -> list[AnthropicBlock]:
+def _assistant_blocks(message: Mapping[str, Any]) -> list[AnthropicBlock]:
     calls = [fields(call) for call in _list(message.get("tool_calls"))]
     return [
         *(dict(fields(block)) for block in _list(message.get("thinking_blocks"))),
         *_blocks(message.get("content")),
         *(
-            {"type": "tool_use", "id": _plain_id(call.get("id")), **_called(fields(call.get("function")))}
+            {"type": "tool_use", "id": _plain_id(call.get("id")), **_tool_input(fields(call.get("function")))}
             for call in calls
         ),
     ]
 
 
-def _plain_id(own: Any) -> Any:
-    return plain_id(own) if isinstance(own, str) else own
+def _plain_id(call_id: Any) -> Any:
+    return plain_id(call_id) if isinstance(call_id, str) else call_id
 
 
-def _called(function: Mapping[str, Any]) -> dict[str, Any]:
-    # Models do write arguments that are no JSON. Anthropic takes objects only, and the tool's result, which follows,
-    # already shows the model what came of it.
+def _tool_input(function: Mapping[str, Any]) -> dict[str, Any]:
+    # Models sometimes write arguments that are not JSON. Anthropic accepts only objects, and the result of the tool,
+    # which follows, shows the model what has become of them.
     try:
         arguments: Any = orjson.loads(whole_escapes(function.get("arguments") or "{}"))
-    except orjson.JSONDecodeError:  # also where it is no text
+    except orjson.JSONDecodeError:  # also raised if it is not a text
         arguments = None
     return {"name": function.get("name"), "input": arguments if isinstance(arguments, dict) else {}}
 
@@ -358,11 +360,11 @@ def _list(value: Any) -> Sequence[Any]:
 
 
 def dropped_params(params: Mapping[str, JsonValue]) -> list[str]:
-    """Params of a call that are left out: the same question is asked without them.
+    """Returns the params of a call that are left out, as they do not change the answer.
 
-    Of `metadata`, that is all but the `user_id` that Anthropic knows.
+    `metadata` counts if it has more than the `user_id` that Anthropic knows.
     """
-    # 0 is a seed, and not False.
+    # `is not False`, as a seed may be 0.
     dropped = {name for name in _DROPPED.intersection(params) if params[name] is not None and params[name] is not False}
     if fields(params.get("metadata")).keys() - {"user_id"}:
         dropped.add("metadata")
@@ -379,8 +381,8 @@ class AnthropicSettings(HttpSettings):
     version: ApiVersion = Field(default="2023-06-01", description="Sent as `anthropic-version`.")
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
-        """Makes the provider. Raises ConfigError."""
-        from breakwater.calls.providers.http import HttpProvider
+        """Returns the provider. Raises ConfigError."""
+        from breakwater.providers.http import HttpProvider
 
         chat = Messages(self.base_url, self.version)
         native = NativeMessages(self.base_url, self.version)
@@ -388,46 +390,46 @@ class AnthropicSettings(HttpSettings):
 
     @property
     def apis(self) -> Collection[CallApi]:
-        """Also Messages."""
+        """Chats and Messages."""
         return ("chat", "messages")
 
     def dropped(self, params: Mapping[str, JsonValue]) -> Sequence[str]:
-        """`dropped_params`."""
+        """Returns `dropped_params`."""
         return dropped_params(params)
 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """`<base_url>/messages`. `request_body` says what is translated, and what is refused."""
+    """The API at `<base_url>/messages`. `request_body` says what is translated, and what is refused."""
 
     base_url: str
     version: str
 
     def url(self, model: str) -> str:  # noqa: ARG002  it goes into the body
-        """The same for every model."""
+        """Returns the URL, which is the same for every model."""
         return f"{self.base_url.rstrip('/')}/messages"
 
     def headers(self, key: str | None) -> Mapping[str, str]:
-        """The API's version, and the key."""
+        """Returns the API's version, and the key."""
         return {"anthropic-version": self.version, **({} if key is None else {"x-api-key": key})}
 
     def body(self, call: Call) -> Mapping[str, Any]:
-        """The translated call. Raises CallError."""
+        """Returns the translated call. Raises CallError."""
         return request_body(call)
 
     def stream_reader(self, answer: Assembly) -> StreamReader:  # noqa: ARG002  its own form has to be kept
-        """A reader of the events of a message."""
+        """Returns a reader of the events of a message."""
         return MessageEvents(self.usage)
 
     def usage(self, answer: Mapping[str, Any]) -> Usage | None:
-        """Tokens of a message."""
+        """Returns the tokens of a message."""
         return of_message(answer)
 
     def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
-        """The one: its text, also that of a refusal; with tool calls the assistant message.
+        """Returns one choice: its text, even that of a refusal, or the assistant message if it calls tools.
 
-        Such a message has the blocks of extended thinking as `thinking_blocks`: Anthropic wants them back, unchanged,
-        with the tools' results.
+        Such a message has the blocks of extended thinking as `thinking_blocks`, which Anthropic needs back, unchanged,
+        with the results of the tools.
         """
         content = answer.get("content")
         if not isinstance(content, list | str):
@@ -448,10 +450,10 @@ class Messages:
 
 
 class NativeMessages(Messages):
-    """The same for requests that are written for it: they go out as they are."""
+    """The API for native requests, which go out as they are."""
 
     def body(self, call: Call) -> Mapping[str, Any]:
-        """The request of the call, and where its conversation was repaired, that in its place."""
+        """Returns the native request, with the repaired conversation if there is one."""
         body: dict[str, Any] = {**(call.native or {}), "model": call.model}
         if call.repaired:
             system, turns = _conversation(call.messages)
@@ -463,16 +465,16 @@ class NativeMessages(Messages):
         return without_thinking(body) if "thinking" in call.left_out else body
 
     def stream_reader(self, answer: Assembly) -> StreamReader:  # noqa: ARG002  its own form has to be kept
-        """A reader of the events of a message, which passes them on."""
+        """Returns a reader that passes on the events of a message."""
         return MessageEvents(self.usage, native=True)
 
     def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
-        """The one, also of an answer that is but thinking, or the use of the provider's own tools."""
+        """Returns one choice, even for an answer with nothing but thinking or uses of the provider's own tools."""
         (choice,) = Messages.choices(self, answer)
-        others = [dict(block) for block in objects(answer.get("content")) if block.get("type") != "text"]
-        if choice.output is not None or not others:
+        other_blocks = [dict(block) for block in objects(answer.get("content")) if block.get("type") != "text"]
+        if choice.output is not None or not other_blocks:
             return [choice]
-        return [choice.model_copy(update={"output": {"role": "assistant", "content": None, OTHERS: others}})]
+        return [choice.model_copy(update={"output": {"role": "assistant", "content": None, OTHERS: other_blocks}})]
 
 
 def _tool_call(block: Mapping[str, Any]) -> dict[str, Any]:

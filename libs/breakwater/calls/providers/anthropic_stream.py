@@ -1,4 +1,4 @@
-"""Anthropic's streams: its events as OpenAI's chunks, and as the message that they come to."""
+"""Anthropic's streams: its events as OpenAI's chunks, and assembled as a message."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _GROWS = {
     "compaction_delta": "content",
 }
 _HOLDERS = {"text": "text", "thinking": "thinking", "signature": "thinking", "content": "compaction"}
-"""Types of the blocks that have these fields."""
+"""Types of blocks by the fields that arrive in pieces."""
 _IN_CHAT = ("text", "thinking", "tool_use")
-"""Types of blocks that chunks have fields for."""
+"""Types of blocks for which chunks have fields."""
 
 
 class MessageEvents:
     """Reads the events of one message.
 
-    In the chunks of a chat, its thinking is missing, as is all that OpenAI's format has no field for; of an answer that
-    calls tools, the calls have it, as clients are to send it back. Those of a native call have it, and each has the
-    event that it is made of: with the number of its block in the message.
+    The chunks of a chat lack thinking, and everything else for which OpenAI's format has no field. If the answer calls
+    tools, the chunks with the calls have the thinking, as clients must send it back. The chunks of a native call have
+    everything, and each has its event, with the number of the block in the message.
     """
 
     def __init__(self, usage_of: Callable[[Mapping[str, Any]], Usage | None], *, native: bool = False) -> None:
@@ -48,53 +48,53 @@ class MessageEvents:
         self._native = native
         self._usage_of = usage_of
         self._message: dict[str, Any] = {}
-        self._begun: Mapping[str, Any] = {}
+        self._first_usage: Mapping[str, Any] = {}
         self._usage: dict[str, Any] = {}
         self._blocks: list[_BlockSoFar] = []
         self._latest: dict[int, _BlockSoFar] = {}
-        """The open block at each index: some gateways number all blocks 0."""
+        """The open block at each index, as some gateways number all blocks 0."""
         self._calls = 0
-        self._shown = 0
-        """Number of blocks whose thinking is in the chunks."""
+        self._thinking_sent = 0
+        """The number of blocks whose thinking was sent in chunks."""
         self._created = int(time.time())
 
     @property
     def whole(self) -> bool:
-        """True if it has ended, or said why it will."""
+        """True if the message has ended, or has a stop reason."""
         return self.done or is_end(self._message.get("stop_reason"))
 
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
-        """The chunks that an event means; unknown events mean nothing, as Anthropic may add some."""
+        """Returns the chunks of an event. Unknown events have none, as Anthropic may add some."""
         event = event or {}
         match event.get("type"):
             case "message_start":
-                # With choices, it would be taken for a chat completion.
+                # A message with `choices` would be taken for a chat completion.
                 self._message = {
                     name: value for name, value in fields(event.get("message")).items() if name != "choices"
                 }
-                self._begun = fields(self._message.pop("usage", None))
-                # What it says of the output is only its beginning.
-                self._usage = {**self._begun, "output_tokens": None}
+                self._first_usage = fields(self._message.pop("usage", None))
+                # Its output tokens are only those of the beginning.
+                self._usage = {**self._first_usage, "output_tokens": None}
                 return self._chunks({"role": "assistant", "content": ""}, event)
             case "content_block_start":
                 return self._begin(_index(event), dict(fields(event.get("content_block"))))
             case "content_block_delta":
-                return self._grow(_index(event), fields(event.get("delta")))
+                return self._add_delta(_index(event), fields(event.get("delta")))
             case "content_block_stop":
                 return self._end(_index(event))
             case "message_delta":
-                changed = fields(event.get("delta")).items()
-                delta = {name: value for name, value in changed if value is not None and name != "choices"}
+                changes = fields(event.get("delta")).items()
+                delta = {name: value for name, value in changes if value is not None and name != "choices"}
                 if (edits := event.get("context_management")) is not None:
                     delta["context_management"] = edits
                 self._message |= delta
-                if used := fields(event.get("usage")):
-                    self._usage = highest(highest(self._begun, self._usage), used)
+                if usage := fields(event.get("usage")):
+                    self._usage = highest(highest(self._first_usage, self._usage), usage)
                 reason = delta.get("stop_reason")
                 if not is_end(reason) or (reason := finish_reason(reason)) in INTERRUPTED:
                     return ()
-                more = self._new_thinking() if self._calls else {}
-                return (self._chunk(more, finish_reason_of(reason, called=bool(self._calls))),)
+                new_thinking = self._new_thinking() if self._calls else {}
+                return (self._chunk(new_thinking, finish_reason_of(reason, called=bool(self._calls))),)
             case "message_stop":
                 self.done = True
                 return self._usage_chunk()
@@ -102,34 +102,34 @@ class MessageEvents:
                 return ()
 
     def _new_thinking(self) -> dict[str, Any]:
-        """The blocks of thinking since the last call, which Anthropic wants back with the tools' results."""
+        """Returns the blocks of thinking since the last call, which Anthropic needs back with the tools' results."""
         kinds = ("thinking", "redacted_thinking")
-        first = self._shown
-        self._shown = len(self._blocks)
-        blocks = [block.whole() for block in self._blocks[first:] if block.given.get("type") in kinds]
+        first = self._thinking_sent
+        self._thinking_sent = len(self._blocks)
+        blocks = [block.to_json() for block in self._blocks[first:] if block.start.get("type") in kinds]
         return {"thinking_blocks": blocks} if blocks and not self._native else {}
 
-    def _begin(self, index: int, given: dict[str, Any]) -> Iterable[Chunk]:
-        ended = self._end(index)  # where its maker did not say so
-        block = self._latest[index] = _BlockSoFar(given, len(self._blocks))
+    def _begin(self, index: int, start: dict[str, Any]) -> Iterable[Chunk]:
+        ended = self._end(index)  # some gateways do not send the end of a block
+        block = self._latest[index] = _BlockSoFar(start, len(self._blocks))
         self._blocks.append(block)
-        event = {"type": "content_block_start", "index": block.number, "content_block": given}
-        kind = given.get("type")
+        event = {"type": "content_block_start", "index": block.number, "content_block": start}
+        kind = start.get("type")
         if kind == "tool_use":
             block.call = self._calls
             self._calls += 1
-            # Some say all of the input here.
-            function = {"name": given.get("name"), "arguments": arguments_text(given.get("input") or "")}
+            # Some gateways send the whole input here.
+            function = {"name": start.get("name"), "arguments": arguments_text(start.get("input") or "")}
             delta = self._new_thinking() | _call(
-                block, {"id": given.get("id"), "type": "function", "function": function}
+                block, {"id": start.get("id"), "type": "function", "function": function}
             )
         elif self._native and isinstance(kind, str) and kind not in _IN_CHAT:
-            delta = {OTHERS: [given]}
+            delta = {OTHERS: [start]}
         else:
-            delta = {"content": text} if (text := text_of(given)) else None
+            delta = {"content": text} if (text := text_of(start)) else None
         return (*ended, *self._chunks(delta, event))
 
-    def _grow(self, index: int, delta: Mapping[str, Any]) -> Iterable[Chunk]:
+    def _add_delta(self, index: int, delta: Mapping[str, Any]) -> Iterable[Chunk]:
         kind = str(delta.get("type"))
         grows = _GROWS.get(kind)
         citation = delta.get("citation") if kind == "citations_delta" else None
@@ -137,21 +137,21 @@ class MessageEvents:
         if grows == "partial_json":
             text = arguments_text(text)
         block = self._latest.get(index)
-        begun = list[Chunk]()
-        if grows == "text" and text and (block is None or block.given.get("type") != "text"):
-            begun += self._begin(index, {"type": "text", "text": ""})
+        opening_chunks = list[Chunk]()
+        if grows == "text" and text and (block is None or block.start.get("type") != "text"):
+            opening_chunks += self._begin(index, {"type": "text", "text": ""})
             block = self._latest[index]
         if block is None:
             return ()
         event = {"type": "content_block_delta", "index": block.number, "delta": delta}
-        if citation is not None and block.given.get("type") == "text":
+        if citation is not None and block.start.get("type") == "text":
             block.citations.append(citation)
             return self._chunks({"annotations": [citation]} if self._native else None, event)
         if grows is None or not isinstance(text, str) or not text:
             return ()
-        if _HOLDERS.get(grows, block.given.get("type")) != block.given.get("type"):
-            return ()  # of another block, whose number it lacks
-        if grows == "partial_json" and (not block.takes_input or block.given.get("input")):
+        if _HOLDERS.get(grows, block.start.get("type")) != block.start.get("type"):
+            return ()  # the delta belongs to another block, and has a wrong index
+        if grows == "partial_json" and (not block.takes_input or block.start.get("input")):
             return ()
         if grows == "signature":
             block.signature = text
@@ -162,26 +162,26 @@ class MessageEvents:
             return self._chunks(_call(block, {"function": {"arguments": text}}), event)
         if grows == "thinking" and self._native:
             return self._chunks({THOUGHT: text}, event)
-        return (*begun, *self._chunks({"content": text} if grows == "text" else None, event))
+        return (*opening_chunks, *self._chunks({"content": text} if grows == "text" else None, event))
 
     def _end(self, index: int) -> Iterable[Chunk]:
         block = self._latest.pop(index, None)
         if block is None:
             return ()
         event = {"type": "content_block_stop", "index": block.number}
-        if block.call is None or block.parts or block.given.get("input"):
+        if block.call is None or block.parts or block.start.get("input"):
             return self._chunks(None, event)
-        # Of a call without arguments no more is said; OpenAI's clients expect JSON.
+        # A call without arguments has no deltas, but OpenAI's clients expect JSON.
         block.parts["partial_json"] = ["{}"]
         return self._chunks(_call(block, {"function": {"arguments": "{}"}}), event)
 
     def answer(self) -> dict[str, Any]:
-        """The message; its tool calls have their arguments as they were written, too, as `partial_json`."""
+        """Returns the message. Its tool calls also have their arguments as the model wrote them, as `partial_json`."""
         usage = {"usage": self._usage} if self._usage else {}
-        return {**self._message, "content": [block.whole() for block in self._blocks], **usage}
+        return {**self._message, "content": [block.to_json() for block in self._blocks], **usage}
 
     def _chunks(self, delta: dict[str, Any] | None, event: Mapping[str, Any]) -> Iterable[Chunk]:
-        """The chunk of an event, as far as there is one."""
+        """Returns the chunk of an event. A chat has none for an event without a delta."""
         if not self._native:
             return () if delta is None else (self._chunk(delta),)
         chunk = {**self._head(), "choices": []} if delta is None else self._chunk(delta)
@@ -214,32 +214,32 @@ class MessageEvents:
 
 @dataclass(slots=True)
 class _BlockSoFar:
-    given: dict[str, Any]
+    start: dict[str, Any]
     number: int
     call: int | None = None
-    """Number among the calls, where it is one."""
+    """The number of the tool call; None for another block."""
     parts: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     citations: list[Any] = field(default_factory=list[Any])
     signature: str | None = None
-    """The latest, as Anthropic's SDKs take it: it comes whole."""
+    """The latest signature, which arrives whole, as Anthropic's SDKs read it."""
 
     @property
     def takes_input(self) -> bool:
-        """True for a tool, the provider's own included."""
-        return "input" in self.given or self.call is not None
+        """True for the use of a tool, even of the provider's own."""
+        return "input" in self.start or self.call is not None
 
-    def whole(self) -> dict[str, Any]:
-        block = dict(self.given)
+    def to_json(self) -> dict[str, Any]:
+        block = dict(self.start)
         if self.citations:
-            given = block.get("citations")
-            block["citations"] = [*(cast(list[Any], given) if isinstance(given, list) else ()), *self.citations]
+            reported = block.get("citations")
+            block["citations"] = [*(cast(list[Any], reported) if isinstance(reported, list) else ()), *self.citations]
         if self.signature is not None:
             block["signature"] = self.signature
         for name, parts in self.parts.items():
             begun = block.get(name)
             block[name] = f"{begun if isinstance(begun, str) else ''}{''.join(parts)}"
             if name == "partial_json":
-                # A model may write what is no JSON.
+                # A model may write something that is not JSON.
                 with suppress(ValueError):
                     block["input"] = read_json(block[name].encode())
         return block
@@ -250,7 +250,7 @@ def _call(block: _BlockSoFar, call: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_of(block: Mapping[str, Any]) -> str | None:
-    """The text of a block of text; None for another."""
+    """Returns the text of a text block; None for another block."""
     text = block.get("text")
     return text if block.get("type") == "text" and isinstance(text, str) else None
 

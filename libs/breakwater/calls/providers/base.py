@@ -23,21 +23,21 @@ from breakwater.prices.rules.usage import Usage
 from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
 
 STALL_S = 1.0
-"""A limit that is noticed so late is noticed after a stall, of this process or of its machine."""
+"""The delay from which on a late timer means that this process or its machine has stalled."""
 
 READ_S = 1.0
-"""Time for which an answer that came during a stall is then read."""
+"""Time to read an answer that may have arrived during a stall."""
 
 
 class AnswerTimeout:
-    """A limit of time as `asyncio.timeout` sets it; but an answer that came during a stall is no late one.
+    """A time limit like `asyncio.timeout`, except that an answer that arrives during a stall is not late.
 
-    After a stall the time is over before anything is read, though the answer may have come long ago: it would be
-    paid for, and asked for again.
+    After a stall, the time is over before anything is read, although the answer may have arrived long ago. With an
+    ordinary timeout, such an answer would be paid for, and requested again.
     """
 
     def __init__(self, limit_s: float) -> None:
-        """Takes the seconds from its entry on."""
+        """Sets the limit in seconds, from the entry on."""
         self._limit_s = limit_s
         self._timeout = asyncio.timeout(None)
         self._loop = asyncio.get_running_loop()
@@ -52,12 +52,12 @@ class AnswerTimeout:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        """Raises TimeoutError where the time was over."""
+        """Raises TimeoutError if the time is over."""
         self._stop()
         return await self._timeout.__aexit__(kind, error, traceback)
 
     def reschedule(self, when: float) -> None:
-        """Sets another end, by the loop's clock."""
+        """Sets another end, on the loop's clock."""
         self._stop()
         self.ends_at = when
         self._timeout.reschedule(None)
@@ -74,13 +74,13 @@ class AnswerTimeout:
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """A wish for the answer while it is produced. A provider that can't do so answers whole.
+    """A request to stream the answer. A provider that can't stream answers as a whole.
 
     Attributes:
-        take: is given chunks as soon as they have come, in OpenAI's form, all that have come at the same time together.
-        idle_timeout_s: how long nothing may come once the answer has begun. Until then the call's timeout holds.
-        total_timeout_s: how long the whole may take.
-        answer: what has come.
+        take: takes chunks in OpenAI's format as they arrive, those that arrive at the same time together.
+        idle_timeout_s: the longest silence once the answer has begun. Until then, the call's timeout applies.
+        total_timeout_s: the longest time for the whole answer.
+        answer: the answer so far.
     """
 
     take: Callable[[Sequence[Chunk]], Awaitable[None]]
@@ -89,7 +89,7 @@ class Streaming:
     answer: Assembly = field(default_factory=Assembly)
 
     async def put(self, chunks: Sequence[Chunk]) -> None:
-        """Passes on what has come, as a client is sent it."""
+        """Adds chunks to the answer, and passes them on as clients get them."""
         await self.take([self.answer.add(chunk) for chunk in chunks])
 
 
@@ -98,26 +98,26 @@ class Call:
     """One attempt to make.
 
     Attributes:
-        attempt_id: `<execution>:<number>`; providers that know idempotency keys are given it.
-        model: the model's name as the provider knows it.
+        attempt_id: `<execution>:<number>`, also for providers with idempotency keys.
+        model: the model's name at the provider.
         messages: the conversation in OpenAI's chat format; empty for a job with `input`.
-        params: what goes to the provider with model and messages.
-        timeout_s: after which the call must have been given up.
+        params: the params that the provider gets with the model and the messages.
+        timeout_s: the time limit of the call, in seconds.
         traceparent: W3C trace context of the attempt.
-        agent: who calls.
-        execution_id: of the job.
-        tenant: of the job.
-        task_id: of the job.
-        input: of a job for a process or python agent.
-        output_schema: the JSON schema that the answer must satisfy, for providers that can be held to one.
-        strict_output: whether the provider should be held to it strictly.
-        streaming: where the answer goes while it is produced, where that is wanted.
-        left_out: parameters that the model does not know: what the provider adds itself is not added, and the output
-            limit has its other name.
+        agent: the agent that calls.
+        execution_id: the job's id.
+        tenant: the job's tenant.
+        task_id: the job's task.
+        input: the job's input, for a process or python agent.
+        output_schema: the JSON schema that the answer must satisfy, for providers that can enforce one.
+        strict_output: the provider should enforce the schema strictly.
+        streaming: where the answer goes while it is streamed; None for a whole answer.
+        left_out: params that the model does not know. The provider does not add them itself, and uses the other name
+            of the output limit if one of its names is among them.
         api: the API of `native`.
         native: the request as its client wrote it, for a provider that speaks its API; None for a chat.
-        headers: of the client that go with `native`.
-        repaired: `messages` are not those of `native`: some were left out or added.
+        headers: the client's headers that go with `native`.
+        repaired: `messages` differ from those of `native`: some were removed or added.
     """
 
     attempt_id: str
@@ -142,7 +142,7 @@ class Call:
 
 
 def silence(call: Call) -> str:
-    """Words for a call on which nothing came in time."""
+    """Describes a call that ended because nothing arrived in time."""
     if call.streaming is None or not call.streaming.answer.length:
         return f"no answer within {call.timeout_s:g} s"
     idle_s = call.streaming.idle_timeout_s
@@ -154,12 +154,12 @@ class Answer:
     """The model's answer.
 
     Attributes:
-        output: its text, or the whole assistant message where it calls tools, or any JSON of a process or callable.
-        usage: tokens as the provider reports them.
-        cost: nano-dollars, where the provider reports them itself.
-        response: what an HTTP API sent, whole.
-        finish_reason: why the model stopped, where that is known.
-        choices: all of them, where the call gave several.
+        output: the text, the whole assistant message if it calls tools, or any JSON of a process or callable.
+        usage: the tokens that the provider reports.
+        cost: the cost in nano-dollars that the provider reports; None if it reports none.
+        response: the whole response of an HTTP API.
+        finish_reason: why the model stopped; None if unknown.
+        choices: all choices, if the call gave several.
     """
 
     output: JsonValue
@@ -175,12 +175,12 @@ class CallError(BreakwaterError):
 
     Attributes:
         failure: what happened, for `calls.rules.classify`.
-        maybe_billed: the request may have reached a model, so that the provider may bill for it.
-        usage: what the provider reports to have used all the same.
-        cost: what it reports to have cost, in nano-dollars.
-        credential: which reading of the key the call was made with, for `Provider.refresh_credential`.
-        finish_reason: why the model stopped, where it ran and that is known.
-        response: what a program has answered all the same; its `result` is an output.
+        maybe_billed: the request may have reached a model, so the provider may bill for it.
+        usage: the tokens that the provider reports in spite of the failure.
+        cost: the cost that it reports, in nano-dollars.
+        credential: the version of the key with which the call was made, for `Provider.refresh_credential`.
+        finish_reason: why the model stopped; None if it did not run, or that is unknown.
+        response: the response of a program in spite of the failure, whose `result` is an output.
     """
 
     def __init__(
@@ -205,20 +205,20 @@ class CallError(BreakwaterError):
 
 
 class Provider(Protocol):
-    """Performs attempts."""
+    """Makes the calls of attempts."""
 
     async def perform(self, call: Call) -> Answer:
         """Makes the call once. Raises CallError, and nothing else."""
         ...
 
     async def refresh_credential(self, used: int | None) -> bool:
-        """Reads the key's source again, once for all calls that failed with the same reading of it.
+        """Reads the key's source again, once for all calls that failed with the same version of the key.
 
         Args:
-            used: the reading that was refused, from `CallError.credential`.
+            used: the version that was refused, from `CallError.credential`.
 
         Returns:
-            Whether a call with another key than that one can now be made.
+            True if a call can now be made with another key.
         """
         ...
 
@@ -228,31 +228,31 @@ class Provider(Protocol):
 
 
 class ProviderSettings(Message):
-    """Settings of a provider. Each kind has a `kind`, and knows how to open itself."""
+    """Settings of a provider. Each subclass has its own `kind`, and opens its provider."""
 
     local: ClassVar[bool] = False
-    """A program or a callable: it needs no model, and takes any JSON as input."""
+    """True for a program or a callable, which needs no model and takes any JSON as input."""
     translates_chats: ClassVar[bool] = False
-    """A chat is sent in the words of another API."""
+    """True if chats are translated to another API."""
 
     @property
     def apis(self) -> Collection[CallApi]:
-        """The APIs whose requests it takes as they are."""
+        """The APIs whose requests the provider takes as they are."""
         return ("chat",)
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
-        """Makes the provider; nothing is connected yet.
+        """Returns the provider. It connects to nothing yet.
 
         Args:
-            redaction: what is hidden in its errors, in addition to its own secrets.
+            redaction: the rules that hide texts in its errors, in addition to its own secrets.
 
         Raises:
-            ConfigError: a secret is missing, or what is named is not there.
+            ConfigError: a secret, or something else that the settings name, is missing.
         """
         raise NotImplementedError
 
     def dropped(self, params: Mapping[str, JsonValue]) -> Sequence[str]:  # noqa: ARG002  most drop nothing
-        """Params that are left out of a call, as the provider has nothing like them."""
+        """Returns the params that are left out of a call, as the provider has no counterpart of them."""
         return ()
 
 
@@ -271,7 +271,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
 def _without_user(url: object) -> object:
-    # A config is shown and logged, and its URLs with it.
+    # The config is shown and logged with its URLs, which must not contain secrets.
     if isinstance(url, str) and "@" in re.split(r"[/?#\\]", url.partition("://")[2], maxsplit=1)[0]:
         raise ValueError("must not contain user and password; set the secret separately")
     return url
@@ -285,7 +285,7 @@ def _sendable(headers: dict[str, str]) -> dict[str, str]:
 
 
 HttpUrl = Annotated[str, Field(pattern=URL), BeforeValidator(_without_user)]
-"""Address that requests are sent to."""
+"""The URL that requests are sent to."""
 
 
 class HttpSettings(ProviderSettings):
@@ -299,7 +299,7 @@ class HttpSettings(ProviderSettings):
 
 
 class LocalSettings(ProviderSettings):
-    """Something that runs on the worker's own machine."""
+    """A program or a callable that runs on the worker's own machine."""
 
     local: ClassVar[bool] = True
 
@@ -313,72 +313,77 @@ class LocalSettings(ProviderSettings):
 
 
 class UnusableAnswerError(BreakwaterError):
-    """A 2xx that says nothing; its text says what is missing."""
+    """A 2xx response has no usable answer. The message says what is missing."""
 
 
 class AnswerTooLargeError(UnusableAnswerError):
-    """A 2xx that says more than can be stored."""
+    """A 2xx response has more than can be stored."""
 
 
 class StreamReader(Protocol):
-    """Reads the events of one stream. Pure, but for what it remembers of the stream."""
+    """Reads the events of one stream. It does no I/O, and remembers only the stream."""
 
     done: bool
-    """The API has said that there is no more."""
+    """True once the API has ended the stream."""
 
     @property
     def whole(self) -> bool:
-        """True if all of the answer has come."""
+        """True if the whole answer has arrived."""
         ...
 
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
-        """The chunks that an event means, of any shape; None for `[DONE]`."""
+        """Returns the chunks of an event, in any shape. The event is None for `[DONE]`."""
         ...
 
     def answer(self) -> dict[str, Any]:
-        """The answer so far, as the API would have sent it whole."""
+        """Returns the answer so far, as the API would have sent it without streaming."""
         ...
 
 
 class Wire(Protocol):
-    """An HTTP API, as pure functions of values; `HttpProvider` does the rest."""
+    """An HTTP API, as pure functions of values. `HttpProvider` does the I/O."""
 
     def stream_reader(self, answer: Assembly) -> StreamReader:
-        """A reader of one stream, which `body` has asked for. `answer`: its chunks so far."""
+        """Returns a reader of one stream. `answer` is assembled from its chunks."""
         ...
 
     def url(self, model: str) -> str:
-        """Address of a call for a model, percent-encoded."""
+        """Returns the percent-encoded URL of a call for a model."""
         ...
 
     def headers(self, key: str | None) -> Mapping[str, str]:
-        """Headers that identify the caller."""
+        """Returns the headers that identify the caller."""
         ...
 
     def body(self, call: Call) -> Mapping[str, Any]:
-        """The request.
+        """Returns the body of the request.
 
         Raises:
-            CallError: the call asks for what the API does not know (see `refused`).
+            CallError: the call needs something that the API does not have (see `refused`).
         """
         ...
 
     def usage(self, answer: Mapping[str, Any]) -> Usage | None:
-        """The tokens that an answer reports; None where it reports none."""
+        """Returns the tokens that an answer reports; None if it reports none."""
         ...
 
     def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
-        """The choices of an answer, at least one.
+        """Returns the choices of an answer, at least one.
 
-        The output of each is its text, or the whole assistant message in OpenAI's format where that is more than a
-        text, as when it calls tools; None where the model said nothing.
+        The output of each is its text, or the whole assistant message in OpenAI's format if that has more than a text,
+        such as tool calls. It is None if the model wrote nothing.
 
         Raises:
-            UnusableAnswerError: there are none.
+            UnusableAnswerError: there are no choices.
         """
         ...
 
 
 def refused(text: str, param: str) -> CallError:
-    """A request that the provider would not take; it is not made. `param`: the field at fault."""
+    """Returns the error of a request that the provider would refuse, and that is not made.
+
+    Args:
+        text: the reason.
+        param: the field at fault.
+    """
     return CallError(NotSent(text, param), maybe_billed=False)

@@ -1,4 +1,4 @@
-"""One run of a child program: it gets its request on stdin, what it prints is kept, and nothing of it remains."""
+"""One run of a child program, which gets its request on stdin. Its output is collected, and no process is left over."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ import structlog
 
 STDERR_KEPT = 4 * 1024
 GRACE_S = 0.2
-"""Time that what a program has left behind may hold its output open after the program itself has ended."""
+"""Time for which processes that a program has left behind may keep its output open after its end."""
 _REAP_S = 1.0
 _POLL_S = 0.01
 _CHUNK = 64 * 1024
 _GATE = ("sh", "-c", 'read -r _ && exec "$@"', "sh")
-"""Waits for a line on stdin before it becomes the program: limits are set from outside meanwhile, without a fork of the
-worker's own code. A shell reads from a pipe byte by byte, so what follows the line is the program's."""
-_CHUNKS_IN_A_PIPE = 16  # of the largest that Linux gives to an ordinary user
+"""A shell that waits for a line on stdin before it becomes the program. Limits are set from outside meanwhile, without
+a fork of the worker's own code. A shell reads from a pipe byte by byte, so the rest is left for the program."""
+_CHUNKS_IN_A_PIPE = 16  # the largest pipe that Linux gives to an ordinary user holds as many
 
 
 class Child:
-    """A child program in a session of its own, so that all it starts can be ended with it.
+    """A child program in a session of its own, so that everything it starts can be killed with it.
 
-    What leaves the session with `setsid`, as daemons do, is out of reach.
+    A process that leaves the session with `setsid`, as daemons do, is out of reach.
 
     Args:
-        command: the program and its arguments; no shell.
+        command: the program and its arguments, without a shell.
         program: the file to run.
         env: its whole environment.
-        cwd: where it runs.
-        max_output_bytes: a program that prints more is killed.
-        limits: what the kernel limits it to, and each process that it starts; by `resource.RLIMIT_…`. Linux only.
+        cwd: its working directory.
+        max_output_bytes: the size limit of its stdout. A program that prints more is killed.
+        limits: the kernel's limits for it and each process that it starts, by `resource.RLIMIT_…`. Linux only.
 
     Attributes:
-        stdout: what it has printed.
-        on_stdout: is given what it prints as it comes.
-        stderr: the end of what it has complained.
-        flooded: it printed too much.
+        stdout: its output so far.
+        on_stdout: takes its output as it arrives.
+        stderr: the end of its error output.
+        flooded: it has printed too much.
 
     Raises:
         OSError: it can't be started.
@@ -71,7 +71,7 @@ class Child:
         if limits:
             command = (*_GATE, str(program), *command[1:])
             program = Path("/bin/sh")
-        # No preexec_fn: so CPython can vfork, and a start takes as long in a large worker as in a small one.
+        # Without a preexec_fn, CPython can vfork, and a start takes no longer in a large worker than in a small one.
         self._process = subprocess.Popen(  # noqa: S603  the command is the operator's own, from the config
             command,
             executable=program,
@@ -89,7 +89,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The program's, and its group's."""
+        """The process id of the program, and the id of its group."""
         return self._process.pid
 
     @property
@@ -98,7 +98,7 @@ class Child:
         return self._process.returncode
 
     async def talk(self, request: bytes) -> None:
-        """Gives it the request, and waits until it has ended and its output was read.
+        """Sends the request, and waits until the program has ended and its output was read.
 
         Raises:
             OSError: the event loop can't watch it.
@@ -126,7 +126,7 @@ class Child:
             output.read_rest()
 
     async def end(self) -> None:
-        """Kills it with all that it has started in its session, and reaps it. May be called again."""
+        """Kills the program with everything in its session, and reaps it. May be called again."""
         for pipe_end in self._ends:
             pipe_end.close()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -143,15 +143,15 @@ class Child:
             structlog.get_logger().warning("child_not_reaped", pid=self.pid, waited_s=_REAP_S)
 
     def _limit(self, limit: int, value: int) -> None:
-        _, most = resource.prlimit(self.pid, limit)
-        value = value if most == resource.RLIM_INFINITY else min(value, most)
-        # A process is sent SIGXCPU at the first of the two, and is killed at the second.
-        hard = value + 1 if limit == resource.RLIMIT_CPU and value != most else value
-        with contextlib.suppress(ProcessLookupError):  # it has ended already, which its exit code says
-            resource.prlimit(self.pid, limit, (value, hard))
+        _, hard_limit = resource.prlimit(self.pid, limit)
+        value = value if hard_limit == resource.RLIM_INFINITY else min(value, hard_limit)
+        # A process gets SIGXCPU at the soft limit of CPU time, and is killed at the hard one.
+        new_hard_limit = value + 1 if limit == resource.RLIMIT_CPU and value != hard_limit else value
+        with contextlib.suppress(ProcessLookupError):  # it has ended already, which its exit code shows
+            resource.prlimit(self.pid, limit, (value, new_hard_limit))
 
     def _kill_group(self) -> None:
-        # As long as the program is not reaped, its number can't have become another group's.
+        # While the program is not reaped, no other group can get its number.
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
                 os.killpg(self.pid, signal.SIGKILL)
@@ -169,8 +169,8 @@ class Child:
 class _OutputPipe:
     """Our end of a pipe that a child writes to."""
 
-    # asyncio's transports for pipes are not used: uvloop's close their descriptor twice, and between the two another
-    # thread may have been given its number.
+    # asyncio's transports for pipes are not used: uvloop's close their descriptor twice, and in between another thread
+    # may have got the same number.
 
     def __init__(self, pipe: IO[bytes], take: Callable[[bytes], None]) -> None:
         self._pipe = pipe
@@ -193,7 +193,7 @@ class _OutputPipe:
             self.close()
 
     def read_rest(self) -> None:
-        """Reads what is in the pipe already: a loop that was held up may come here before it has read it."""
+        """Reads what is in the pipe already, which a loop that was held up may not have read yet."""
         for _ in range(_CHUNKS_IN_A_PIPE):
             if self._pipe.closed:
                 return
@@ -208,11 +208,11 @@ class _OutputPipe:
 
 
 class _InputPipe:
-    """Our end of a pipe that a child reads from. A child need not read what it is asked."""
+    """Our end of a pipe that a child reads from. A child need not read its request."""
 
     def __init__(self, pipe: IO[bytes], data: bytes) -> None:
         self._pipe = pipe
-        self._left = memoryview(data)
+        self._unwritten = memoryview(data)
         self._loop = asyncio.get_running_loop()
 
     def start(self) -> None:
@@ -223,13 +223,13 @@ class _InputPipe:
 
     def _write(self) -> None:
         try:
-            self._left = self._left[os.write(self._pipe.fileno(), self._left) :]
+            self._unwritten = self._unwritten[os.write(self._pipe.fileno(), self._unwritten) :]
         except BlockingIOError:
             return
         except BrokenPipeError:
             self.close()
             return
-        if not self._left:
+        if not self._unwritten:
             self.close()
 
     def close(self) -> None:
@@ -239,16 +239,16 @@ class _InputPipe:
 
 
 async def _until_ended(process: subprocess.Popen[bytes]) -> None:
-    """Waits until a process has ended, without reaping it where the system can do that (Linux)."""
+    """Waits until a process has ended. On Linux, this does not reap it."""
     try:
         await _until_readable(os.pidfd_open(process.pid))
-    except (AttributeError, OSError):  # macOS has none; or no descriptor is left, or it has been reaped meanwhile
+    except (AttributeError, OSError):  # macOS lacks it; or there is no descriptor left; or the process was reaped
         while not _has_ended(process):  # noqa: ASYNC110  there is no notification
             await asyncio.sleep(_POLL_S)
 
 
 async def _until_readable(descriptor: int) -> None:
-    """Waits, and closes it."""
+    """Waits until a descriptor is readable, and closes it."""
     loop = asyncio.get_running_loop()
     readable = loop.create_future()
     try:

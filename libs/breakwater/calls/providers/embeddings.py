@@ -14,18 +14,18 @@ from breakwater.kernel.json_values import flaw_of
 from breakwater.prices.rules.usage import Usage, model_of, of_embeddings
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
-"""As JSON a number has up to 22 characters, and is packed into 11 at most."""
+"""The size limit of an answer as JSON. A number in it has up to 22 characters, and packed at most 11."""
 
 
 class ProviderEndpoint(Protocol):
-    """Address and key of an API's operations."""
+    """The URLs of an API's operations, and its key."""
 
     def address(self, operation: str, model: str) -> str:
-        """The URL of an operation for a model."""
+        """Returns the URL of an operation for a model."""
         ...
 
     def headers(self, key: str | None) -> Mapping[str, str]:
-        """Headers that identify the caller."""
+        """Returns the headers that identify the caller."""
         ...
 
 
@@ -36,40 +36,40 @@ class EmbeddingsWire:
     endpoint: ProviderEndpoint
 
     def url(self, model: str) -> str:
-        """Next to the chat completions."""
+        """Returns the URL next to that of the chat completions."""
         return self.endpoint.address("embeddings", model)
 
     def headers(self, key: str | None) -> Mapping[str, str]:
-        """Those of the chat completions."""
+        """Returns the headers of the chat completions."""
         return self.endpoint.headers(key)
 
     def body(self, call: Call) -> Mapping[str, Any]:
-        """The request as its client wrote it; without the form of the vectors where the model knows floats alone."""
+        """Returns the client's request, without `encoding_format` if the model only has floats."""
         assert call.native is not None
-        form = {"encoding_format"}.intersection(call.left_out)
-        return {**{name: value for name, value in call.native.items() if name not in form}, "model": call.model}
+        omitted = {"encoding_format"}.intersection(call.left_out)
+        return {**{name: value for name, value in call.native.items() if name not in omitted}, "model": call.model}
 
     def packed(self, answer: Mapping[str, Any], call: Call) -> dict[str, Any]:
-        """The answer with a packed vector for each input, in their order. Raises UnusableAnswerError."""
+        """Returns an answer with a packed vector for each input, in order. Raises UnusableAnswerError."""
         assert call.native is not None
         try:
-            found = packed(answer, call.native)
+            packed_answer = packed(answer, call.native)
         except EmbeddingsTooLargeError as large:
             raise AnswerTooLargeError(str(large)) from large
         except BrokenEmbeddingsError as broken:
             raise UnusableAnswerError(str(broken)) from broken
-        if (flaw := flaw_of(found)) is not None:
+        if (flaw := flaw_of(packed_answer)) is not None:
             raise UnusableAnswerError(f"the answer {flaw}")
-        return found
+        return packed_answer
 
     def usage(self, answer: Mapping[str, Any]) -> Usage:
-        """Tokens of the input."""
+        """Returns the tokens of the input."""
         return of_embeddings(answer) or Usage(None, 0, model=model_of(answer))
 
     def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
-        """The number of embeddings of a packed answer, and of their dimensions."""
+        """Returns one choice, with the number of embeddings of a packed answer, and their dimensions."""
         return [Choice(index=0, output=summary(answer))]
 
     def stream_reader(self, answer: Assembly) -> StreamReader:
-        """Embeddings come whole."""
+        """Raises NotImplementedError: embeddings are never streamed."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Errors as providers word them, and as the network gives them, in the terms of `calls.rules.classify`."""
+"""Translates errors of providers and of the network to the terms of `calls.rules.classify`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from breakwater.kernel.surrogates import EventJoiner, read_whole, whole_json
 from breakwater.redaction.rules.redact import cut
 
 MAX_ERROR_TEXT = 16_000
-"""Characters; cut only after redaction could see the whole, and records cut it further."""
+"""The most characters of an error's text. Records cut it further, once it is redacted."""
 _MAX_PAGE_TEXT = 300
 _MAX_PAGE = 4_000
 _MAX_CODE = 200
 _SHORT = 2 * MAX_DEPTH
-"""Bytes of JSON that can't be nested too deep."""
+"""Bytes of JSON that are too few to be nested too deep."""
 
 _STATUS_BY_NAME = {
     name: status
@@ -52,7 +52,7 @@ _STATUS_BY_NAME = {
 }
 """Statuses by Anthropic's types, Gemini's statuses, OpenAI's codes and Bedrock's exceptions.
 
-OpenAI's types are too wide: `server_error` says no more than that an error was answered.
+OpenAI's types are too broad: `server_error` says only that there was an error.
 """
 _NO_ERROR = frozenset({"none", "0", "200", "ok", "success"})
 _BEIJING = timezone(timedelta(hours=8))
@@ -61,15 +61,15 @@ _BEIJING = timezone(timedelta(hours=8))
 
 
 def http_failure(status: int, payload: bytes, headers: Mapping[str, str]) -> HttpFailure:
-    """Reads an answer that is no 2xx.
+    """Reads a response that is not a 2xx.
 
-    Understood are the error bodies of OpenAI, Anthropic and Gemini and of what is compatible with them; of a page in
-    HTML its title, of a stream its first event, and any other body as the text that it is.
+    It understands the error bodies of OpenAI, Anthropic, Gemini and compatible APIs. Of an HTML page it takes the
+    title, of a stream the first event with an error, and of any other body the text.
 
     Args:
-        status: of the answer.
-        payload: its body, as far as it came.
-        headers: names in any case.
+        status: the HTTP status.
+        payload: the body, as far as it has arrived.
+        headers: the headers, with names in any case.
     """
     lowered = {name.lower(): value for name, value in headers.items()}
     error = _error_of(_parsed(payload))
@@ -88,24 +88,24 @@ def http_failure(status: int, payload: bytes, headers: Mapping[str, str]) -> Htt
     return _failure(status, error, lowered, f"HTTP {status} without a text")
 
 
-def _failure(status: int, error: dict[str, Any], headers: Mapping[str, str], silent: str) -> HttpFailure:
-    message = _text(error.get("message")) or silent
+def _failure(status: int, error: dict[str, Any], headers: Mapping[str, str], default_message: str) -> HttpFailure:
+    message = _text(error.get("message")) or default_message
     code = _name(error, "code")
     limits = dict.fromkeys(name for name in _limits(error.get("details")) if name)
     if isinstance(source := fields(error.get("metadata")).get("limit_source"), str):
         limits[source] = None
-    # OpenRouter passes on what it was answered itself, where it says no more of it than that.
+    # OpenRouter adds the error that it got from the provider.
     if isinstance(raw := fields(error.get("metadata")).get("raw"), str) and raw:
         upstream = _error_of(_parsed(raw.encode(errors="replace"))) or {"message": raw}
         message = f"{message}: {_text(upstream.get('message'))}"
-    # llama.cpp's figures of a conversation that is too long are not always in its words.
-    counted = error.get("n_prompt_tokens")
+    # llama.cpp's message about a conversation that is too long does not always have the figures.
+    prompt_tokens = error.get("n_prompt_tokens")
     window = error.get("n_ctx")
-    if isinstance(counted, int) and isinstance(window, int) and str(counted) not in message:
-        message = f"{message} ({counted} tokens > {window})"
-    zone = _BEIJING if (code or "").startswith("13") else UTC  # Zhipu names the hour on its own clock
+    if isinstance(prompt_tokens, int) and isinstance(window, int) and str(prompt_tokens) not in message:
+        message = f"{message} ({prompt_tokens} tokens > {window})"
+    zone = _BEIJING if (code or "").startswith("13") else UTC  # Zhipu names times in its own time zone
     reset = next((error[name] for name in ("resets_at", "reset_at", "resetTime") if error.get(name)), None)
-    # The place that FastAPI names, where it is a place in the request, and no words.
+    # FastAPI's location counts only if it is a path in the request, and not a sentence.
     param = _name(error, "param") or _located(error.get("message")) or ""
     return HttpFailure(
         status,
@@ -121,73 +121,73 @@ def _failure(status: int, error: dict[str, Any], headers: Mapping[str, str], sil
 
 
 def carries_error(body: Mapping[str, Any]) -> bool:
-    """True if the body of a 2xx, or an event of it, is an error."""
+    """Returns True if the body of a 2xx, or an event in it, is an error."""
     error = body.get("error")
-    answered = any(body.get(name) for name in ("choices", "content", "output"))
-    # Some gateways write all fields of an error next to an answer, with nothing in them.
-    if error and not (answered and isinstance(error, dict) and not any(cast(dict[str, Any], error).values())):
+    has_answer = any(body.get(name) for name in ("choices", "content", "output"))
+    # Some gateways put an error with empty fields next to an answer.
+    if error and not (has_answer and isinstance(error, dict) and not any(cast(dict[str, Any], error).values())):
         return True
     if "response" in body and any(fields(fields(body["response"]).get("error")).values()):
         return True
     if body.get("type") in ("error", "response.failed") or body.get("object") in ("error", "Error"):
         return True
-    if answered:
+    if has_answer:
         return False
-    # As gateways send it that wrap what they pass on, and MiniMax.
-    said = _first(body, "message", "msg", "error_msg", "error_message")
-    failed = str(body.get("code", body.get("error_code"))).lower() not in _NO_ERROR and isinstance(said, str)
+    # MiniMax, and gateways that wrap responses, have an error at the top level.
+    message = _first(body, "message", "msg", "error_msg", "error_message")
+    failed = str(body.get("code", body.get("error_code"))).lower() not in _NO_ERROR and isinstance(message, str)
     return failed or bool(fields(body.get("base_resp")).get("status_code"))
 
 
 def says_why(body: dict[str, Any]) -> bool:
-    """True if the body of a 2xx without an answer says in words what went wrong, in whatever shape."""
+    """Returns True if the body of a 2xx without an answer has an error message, in whatever shape."""
     return bool(_text((_error_of(body) or {}).get("message")))
 
 
-def error_in_answer(body: dict[str, Any], answered: int = 200) -> HttpFailure | BrokenAnswer:
-    """The error that the body of a 2xx carries.
+def error_in_answer(body: dict[str, Any], answer_status: int = 200) -> HttpFailure | BrokenAnswer:
+    """Returns the error in the body of a 2xx.
 
-    It is taken for the error that it is where the body says which, as gateways do that have sent their 200 before
-    they knew; otherwise the answer is broken.
+    If the body says which status the error has, the failure has that status: gateways send 200 before they know of the
+    error. Otherwise the answer counts as broken.
 
     Args:
-        body: of the answer.
-        answered: its status.
+        body: the body of the response.
+        answer_status: the HTTP status of the response.
     """
     error = _error_of(body) or {}
-    failure = _failure(answered, error, {}, "an error without a text")
+    failure = _failure(answer_status, error, {}, "an error without a text")
     status = _status(error)
     if status is None:
         status = status_in_words(failure.code, failure.type, failure.message)
     if status is None:
-        return BrokenAnswer(f"a {answered} with an error in its body: {failure.message}", answered)
+        return BrokenAnswer(f"a {answer_status} with an error in its body: {failure.message}", answer_status)
     return replace(failure, status=status)
 
 
 def read_json(payload: bytes, *, checked: bool = True, joiner: EventJoiner | None = None) -> Any:
-    """A body as JSON, also with a byte-order mark, as programs on Windows write it, and in UTF-16.
+    """Parses JSON, also with a byte-order mark, as programs on Windows write it, and in UTF-16.
 
     Args:
-        payload: the body.
-        checked: refuses what can't be passed on.
-        joiner: of the stream whose event it is, where halves of surrogate pairs are kept for it.
+        payload: the body, or an event of a stream.
+        checked: refuse a document that is nested too deep to be passed on.
+        joiner: joins halves of surrogate pairs between the events of a stream.
 
     Raises:
-        ValueError: it is none, or nested deeper than can be passed on; says which, in words of ours.
+        ValueError: it is not JSON, or nested too deep. The message does not quote it.
     """
     try:
-        found = orjson.loads(payload)
+        document = orjson.loads(payload)
     except orjson.JSONDecodeError as error:
-        found = _read_odd(payload, error, joiner)
+        document = _read_odd(payload, error, joiner)
     # Most events are short, and counting is quick.
     if (
         checked
         and len(payload) > _SHORT
         and payload.count(b"{") + payload.count(b"[") > MAX_DEPTH
-        and is_too_deep(found)
+        and is_too_deep(document)
     ):
         raise ValueError(TOO_DEEP)
-    return found
+    return document
 
 
 def _read_odd(payload: bytes, refusal: orjson.JSONDecodeError, joiner: EventJoiner | None) -> Any:
@@ -195,9 +195,9 @@ def _read_odd(payload: bytes, refusal: orjson.JSONDecodeError, joiner: EventJoin
     try:
         if encoding != "utf-8":
             return read_whole(orjson.loads, payload.decode(encoding, "surrogatepass").encode(errors="surrogatepass"))
-        if (mended := whole_json(payload)) is not None:
-            found = orjson.loads(mended)
-            return found if joiner is None else joiner.read(payload)
+        if (repaired := whole_json(payload)) is not None:
+            document = orjson.loads(repaired)
+            return document if joiner is None else joiner.read(payload)
     except RecursionError as error:
         raise ValueError(TOO_DEEP) from error
     except ValueError as error:
@@ -206,9 +206,9 @@ def _read_odd(payload: bytes, refusal: orjson.JSONDecodeError, joiner: EventJoin
     raise ValueError(f"is not JSON from character {refusal.pos} on") from refusal
 
 
-def first_of(found: Any) -> Any:
-    """The document itself, or the first of a list: Gemini wraps an error into one."""
-    return cast(list[Any], found)[0] if isinstance(found, list) and found else found
+def first_of(document: Any) -> Any:
+    """Returns a document, or the first item of a list, into which Gemini wraps an error."""
+    return cast(list[Any], document)[0] if isinstance(document, list) and document else document
 
 
 def _parsed(payload: bytes) -> Any:
@@ -219,24 +219,24 @@ def _parsed(payload: bytes) -> Any:
 
 
 def _error_of(body: Any) -> dict[str, Any] | None:
-    """The object with the error's message, code and type; None where there is none.
+    """Returns the object with the error's message, code and type; None if there is none.
 
-    OpenAI, Anthropic and Gemini nest it under `error`, Gemini's stream in a list as well; Ollama has a text there;
-    vLLM, Mistral, Azure's gateway and FastAPI have it at the top.
+    OpenAI, Anthropic and Gemini nest it under `error`, and Gemini's stream puts that into a list. Ollama has a text
+    there. vLLM, Mistral, Azure's gateway and FastAPI have it at the top level.
     """
     body = first_of(body)
     if not isinstance(body, dict):
         return None
     event = cast(dict[str, Any], body)
     response = fields(event.get("response"))
-    # An event of a response has the error in it, or next to it; the other place is then absent, null or empty.
+    # An event of a response has the error inside of the response, or next to it.
     places = [response, fields(response.get("status_details")), fields(event.get("status_details")), event]
     errors = [error for place in places if (error := _error_at(place)) is not None]
     return next((error for error in errors if _text(error["message"])), errors[0] if errors else None)
 
 
 def _error_at(place: Mapping[str, Any], depth: int = 3) -> dict[str, Any] | None:
-    """The error under `error`, or at the top of an object."""
+    """Returns the error under `error`, or at the top level of an object."""
     nested = place.get("error")
     if isinstance(nested, dict):
         error = cast(dict[str, Any], nested)
@@ -256,17 +256,17 @@ _MESSAGES = ("message", "msg", "error_msg", "error_message", "detail", "errors")
 
 
 def _passed_on(error: Mapping[str, Any]) -> dict[str, str]:
-    """The headers that OpenRouter puts into the body."""
+    """Returns the provider's headers, which OpenRouter puts into the body."""
     headers = fields(fields(error.get("metadata")).get("headers"))
     return {name.lower(): value for name, value in headers.items() if isinstance(value, str)}
 
 
 def _limits(details: Any) -> Iterator[str]:
-    """The names of the limits that Google's details list."""
+    """Yields the names of the limits in Google's details."""
     for detail in map(fields, cast(list[Any], details) if isinstance(details, list) else ()):
         violations = detail.get("violations")
-        for one in map(fields, cast(list[Any], violations) if isinstance(violations, list) else ()):
-            yield str(one.get("quotaId") or "")
+        for violation in map(fields, cast(list[Any], violations) if isinstance(violations, list) else ()):
+            yield str(violation.get("quotaId") or "")
         yield str(fields(detail.get("metadata")).get("quota_limit") or "")
 
 
@@ -275,7 +275,7 @@ def _first(values: Mapping[str, Any], *names: str) -> Any:
 
 
 def _text(value: Any, depth: int = 4) -> str:
-    """The text of a message that may be nested, as FastAPI's list of what is wrong is."""
+    """Returns the text of a message that may be nested, as in FastAPI's list of errors."""
     if isinstance(value, str):
         return cut(value.strip(), MAX_ERROR_TEXT)
     if isinstance(value, bool) or value is None or depth == 0:
@@ -296,7 +296,7 @@ def _name(error: Mapping[str, Any], field: str) -> str | None:
 
 
 def _located(message: Any) -> str:
-    """`loc` of the first thing that is wrong, below the body."""
+    """Returns the location of FastAPI's first error, below the body."""
     if isinstance(message, dict):
         message = fields(message).get("detail")
     first = fields(cast(list[Any], message)[0]) if isinstance(message, list) and message else {}
@@ -305,7 +305,7 @@ def _located(message: Any) -> str:
 
 
 def _status(error: Mapping[str, Any]) -> int | None:
-    """The HTTP status that an error means. Codes go before types, which are the wider ones."""
+    """Returns the HTTP status that an error means. Its code takes precedence over its type, which is broader."""
     names = [name for field in ("code", "status", "type") if (name := _name(error, field)) is not None]
     for name in names:
         if re.fullmatch(r"[45][0-9][0-9]", name):
@@ -314,7 +314,7 @@ def _status(error: Mapping[str, Any]) -> int | None:
 
 
 def _delay_s(error: Mapping[str, Any], message: str) -> float | None:
-    """The wait in Gemini's RetryInfo, or in the words of the message."""
+    """Returns the wait in Gemini's RetryInfo, or in the message."""
     if isinstance(seconds := error.get("resets_in_seconds"), int | float):
         return duration_s(str(seconds))
     details = error.get("details")
@@ -373,7 +373,7 @@ _CERTIFICATES = {
     20: "is signed by an authority that the system does not trust",
     62: "is for another host than base_url names",
 }
-"""Faults of certificates, by OpenSSL's numbers."""
+"""Problems of certificates, by OpenSSL's numbers."""
 
 
 _AT = {
@@ -385,16 +385,17 @@ _AT = {
 
 
 def unreachable_at(failure: TransportFailure, url: str) -> str:
-    """A failed connection for the person who chose the URL: `connection refused at 127.0.0.1:11998`."""
+    """Describes a failed connection for the person who chose the URL: `connection refused at 127.0.0.1:11998`."""
     address = urlsplit(url).netloc.rpartition("@")[2]
     return _AT.get(failure.class_name, f"{failure.message}, at {{}}").format(address)
 
 
 def transport_failure(error: BaseException) -> TransportFailure:
-    """Meaning of an error in place of an answer: a timeout, or a failure of the network, named by its cause.
+    """Translates an error of the connection to a timeout, or a failure of the network that is named by its cause.
 
     Args:
-        error: of the operating system or of aiohttp, which is recognized by name: it is not imported here.
+        error: an error of the operating system or of aiohttp, whose errors are recognized by name, without importing
+            it.
     """
     name = type(error).__name__
     cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
@@ -412,7 +413,7 @@ def transport_failure(error: BaseException) -> TransportFailure:
 
 
 def _class_of(name: str, cause: BaseException) -> str:
-    # Before the error numbers, which for these two are not those of the operating system.
+    # These two come first, as their error numbers are not those of the operating system.
     if isinstance(cause, ssl.SSLError) or name in {"ClientConnectorCertificateError", "ServerFingerprintMismatch"}:
         return "TlsError"
     if isinstance(cause, socket.gaierror | socket.herror) or name == "ClientConnectorDNSError":
@@ -421,9 +422,9 @@ def _class_of(name: str, cause: BaseException) -> str:
         return "ConnectionRefusedError"
     if isinstance(cause, ConnectionResetError | ConnectionAbortedError | BrokenPipeError):
         return "ConnectionResetError"
-    known = _CLASS_BY_ERRNO.get(getattr(cause, "errno", None) or 0)
-    if known is not None:
-        return known
+    class_name = _CLASS_BY_ERRNO.get(getattr(cause, "errno", None) or 0)
+    if class_name is not None:
+        return class_name
     if name == "ClientPayloadError":
         return "TruncatedAnswerError"
     return name if name.endswith("Error") else f"{name}Error"

@@ -1,4 +1,4 @@
-"""Calls over aiohttp: one request for each attempt, with no redirects and no retries of its own."""
+"""Calls over HTTP: one request for each attempt, without redirects and retries."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ from breakwater.redaction.rules.redact import KnownSecrets, RedactionRules
 
 
 class Credential:
-    """A key, or that there is none.
+    """The key of a provider, which may need none.
 
     Args:
-        ref: where it is found; None for a provider that needs none.
+        ref: where the key is found; None for a provider that needs none.
 
     Attributes:
-        value: the key. It is in no log, no error and no repr.
-        version: 1 for the first reading; each one that brought another value counts one up.
+        value: the key. It appears in no log, no error and no repr.
+        version: 1 for the first value, and one more for each new value.
 
     Raises:
-        ConfigError: it can't be read, or can't be sent in an HTTP header.
+        ConfigError: the key can't be read, or can't be sent in an HTTP header.
     """
 
     def __init__(self, ref: SecretRef | None) -> None:
@@ -82,10 +82,10 @@ class Credential:
         """Reads the source again, once for all callers that wait for it at the same time.
 
         Args:
-            used: the version that was refused; None for the one in use now.
+            used: the version that was refused; None for the current one.
 
         Returns:
-            Whether there is a newer version than that one. A source that can't be read keeps the value as it is.
+            True if there is a newer version. If the source can't be read, the value stays as it is.
         """
         if self._ref is None:
             return False
@@ -144,18 +144,18 @@ _Requesting = AbstractAsyncContextManager[aiohttp.ClientResponse]
 
 @dataclass(slots=True)
 class _RequestState:
-    """Progress of a request."""
+    """The progress of a request. `sent`: its headers have left this process."""
 
     sent: bool = False
 
 
 class HttpProvider:
-    """Performs attempts at a model provider's endpoint.
+    """Makes calls to a model provider's endpoint.
 
     Args:
-        wires: the APIs that are spoken there; a call without a request of its own API goes out as a chat.
-        settings: whose key is read now, and whose headers go with every call.
-        redaction: says what replaces the key in errors.
+        wires: the APIs of the endpoint. A call without a native request goes out as a chat.
+        settings: the settings, whose key is read now, and whose headers go with every call.
+        redaction: the rules with the placeholder that replaces the key in errors.
 
     Raises:
         ConfigError: the URL or a header can't be used, or the key can't be read.
@@ -168,7 +168,7 @@ class HttpProvider:
         self._headers = {"Content-Type": "application/json", **settings.headers}
         self._credential = Credential(settings.api_key)
         self._secrets = KnownSecrets([], self._placeholder)
-        """Secrets that no answer may repeat: the key, which a provider was sent, and may quote."""
+        """The key, which no answer may repeat: a provider gets it, and may quote it."""
         self._secrets_version = 0
         self._session: aiohttp.ClientSession | None = None
 
@@ -193,18 +193,18 @@ class HttpProvider:
                 answer = await self._stream(wire, call, key, call.streaming)
             else:
                 answer = self._read(wire, call, await self._post(wire, call, key))
-            return _named_as_asked(answer, names) if names else answer
-        except CallError as failed:
+            return _with_long_names(answer, names) if names else answer
+        except CallError as error:
             raise CallError(
-                _without(self._secrets, failed.failure),
-                maybe_billed=failed.maybe_billed,
-                usage=failed.usage,
+                _without_secrets(self._secrets, error.failure),
+                maybe_billed=error.maybe_billed,
+                usage=error.usage,
                 credential=version,
-                finish_reason=failed.finish_reason,
-            ) from failed.__cause__
+                finish_reason=error.finish_reason,
+            ) from error.__cause__
 
     async def refresh_credential(self, used: int | None) -> bool:
-        """Reads the key's source again; whether there is another key than the one used."""
+        """Reads the key's source again. Returns True if there is another key than the one used."""
         return await self._credential.refresh(used)
 
     async def close(self) -> None:
@@ -214,19 +214,19 @@ class HttpProvider:
             self._session = None
 
     async def _post(self, wire: Wire, call: Call, key: str | None) -> _HttpReply:
-        course = _RequestState()
+        state = _RequestState()
         try:
-            async with AnswerTimeout(call.timeout_s), self._request(wire, call, key, course) as response:
+            async with AnswerTimeout(call.timeout_s), self._request(wire, call, key, state) as response:
                 return await _reply(response, _limit(wire))
         except TimeoutError as error:
             failure = TransportFailure("timeout", "TimeoutError", silence(call))
-            raise CallError(failure, maybe_billed=course.sent) from error
+            raise CallError(failure, maybe_billed=state.sent) from error
         except (aiohttp.ClientError, OSError) as error:
-            # What never left this process was never billed: a refused connection, an unknown host, a TLS failure.
-            raise CallError(transport_failure(error), maybe_billed=course.sent) from error
+            # A request that never left this process is not billed: the connection was refused, or TLS failed.
+            raise CallError(transport_failure(error), maybe_billed=state.sent) from error
 
     async def _stream(self, wire: Wire, call: Call, key: str | None, streaming: Streaming) -> Answer:
-        course = _RequestState()
+        state = _RequestState()
         reader = wire.stream_reader(streaming.answer)
         failure: CallFailure | None = None
         maybe_billed = True
@@ -235,55 +235,59 @@ class HttpProvider:
         try:
             async with (
                 AnswerTimeout(min(call.timeout_s, streaming.total_timeout_s)) as limit,
-                self._request(wire, call, key, course) as response,
+                self._request(wire, call, key, state) as response,
             ):
                 if response.content_type != "text/event-stream" or not 200 <= response.status <= 299:
-                    # An error, which may be an event; or the whole answer, from a server that does not stream.
+                    # This is an error, perhaps as an event, or the whole answer of a server that does not stream.
                     return self._read(wire, call, await _reply(response, MAX_ANSWER_BYTES))
                 status = response.status
                 await receive(response, reader, streaming, limit, self._secrets)
         except TimeoutError as error:
             name = "StreamStalledError" if streaming.answer.length else "TimeoutError"
             failure = TransportFailure("timeout", name, silence(call))
-            maybe_billed = course.sent
+            maybe_billed = state.sent
             cause = error
         except (aiohttp.ClientError, OSError) as error:
             _release(error)
             failure = transport_failure(error)
-            maybe_billed = course.sent
+            maybe_billed = state.sent
             cause = error
         except StreamBrokenError as broken:
             raise self._broken_off(wire, broken, reader, streaming.answer) from broken
         except UnusableAnswerError as error:
             failure = BrokenAnswer(str(error), status, not isinstance(error, AnswerTooLargeError))
             cause = error
-        whole = self._secrets.hidden_in(reader.answer())  # of which each piece may have said a part
-        usage = wire.usage(whole)
-        # What breaks after the end of an answer takes nothing of it.
+        body = self._secrets.hidden_in(reader.answer())  # a secret may be spread over several pieces
+        usage = wire.usage(body)
+        # A failure after the end of the answer does not matter.
         if failure is None or reader.whole:
             try:
-                return self._answer(wire, whole, status, usage)
+                return self._answer(wire, body, status, usage)
             except UnusableAnswerError as error:
-                failure = error_in_answer(whole, status) if says_why(whole) else BrokenAnswer(str(error), status)
+                failure = error_in_answer(body, status) if says_why(body) else BrokenAnswer(str(error), status)
                 cause = error
         raise CallError(failure, maybe_billed=maybe_billed, usage=usage) from cause
 
-    def _request(self, wire: Wire, call: Call, key: str | None, course: _RequestState) -> _Requesting:
+    def _request(self, wire: Wire, call: Call, key: str | None, state: _RequestState) -> _Requesting:
         data = encoded(wire.body(call))
         headers = {"X-Client-Request-Id": call.attempt_id, **wire.headers(key)}
         if call.native is not None:
-            headers |= {name: self._joined(name, value) for name, value in call.headers.items()}
+            headers |= {name: self._joined_header(name, value) for name, value in call.headers.items()}
         if call.traceparent:
             headers["traceparent"] = call.traceparent
         url = URL(wire.url(call.model), encoded=True)
-        return self._opened().post(url, data=data, headers=headers, allow_redirects=False, trace_request_ctx=course)
+        return self._client_session().post(
+            url, data=data, headers=headers, allow_redirects=False, trace_request_ctx=state
+        )
 
-    def _joined(self, name: str, value: str) -> str:
-        """A client's header, after the config's own of that name: both are lists."""
-        own = (given for known, given in self._headers.items() if known.lower() == name)
-        return ", ".join((*own, value))
+    def _joined_header(self, name: str, value: str) -> str:
+        """Returns a client's header, appended to the config's header of the same name: both are lists."""
+        configured = (
+            header_value for header_name, header_value in self._headers.items() if header_name.lower() == name
+        )
+        return ", ".join((*configured, value))
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _client_session(self) -> aiohttp.ClientSession:
         async def note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
             cast(_RequestState, context.trace_request_ctx).sent = True
 
@@ -311,10 +315,10 @@ class HttpProvider:
         )
         usage = wire.usage(body)
         if carries_error(body):
-            raise CallError(error_in_answer(body, status), maybe_billed=self._begun(wire, body), usage=usage)
+            raise CallError(error_in_answer(body, status), maybe_billed=self._has_begun(wire, body), usage=usage)
         try:
-            found = wire.packed(body, call) if isinstance(wire, EmbeddingsWire) else body
-            return self._answer(wire, found, status, usage)
+            readable_body = wire.packed(body, call) if isinstance(wire, EmbeddingsWire) else body
+            return self._answer(wire, readable_body, status, usage)
         except UnusableAnswerError as error:
             if says_why(body):
                 raise CallError(error_in_answer(body, status), maybe_billed=False, usage=usage) from error
@@ -332,19 +336,21 @@ class HttpProvider:
             raise _broken_by(error, reply.status, wire.usage(reader.answer())) from error
         return self._secrets.hidden_in(reader.answer())
 
-    def _broken_off(self, wire: Wire, broken: StreamBrokenError, reader: StreamReader, answer: Assembly) -> CallError:
-        said = reader.answer()
-        begun = answer.length > 0 or self._begun(wire, said)
-        return CallError(broken.failure, maybe_billed=begun, usage=wire.usage(said))
+    def _broken_off(
+        self, wire: Wire, stream_error: StreamBrokenError, reader: StreamReader, answer: Assembly
+    ) -> CallError:
+        partial_answer = reader.answer()
+        has_begun = answer.length > 0 or self._has_begun(wire, partial_answer)
+        return CallError(stream_error.failure, maybe_billed=has_begun, usage=wire.usage(partial_answer))
 
-    def _begun(self, wire: Wire, body: dict[str, Any]) -> bool:
-        """True if a model has said something before it failed: only then its provider may bill for it."""
+    def _has_begun(self, wire: Wire, body: dict[str, Any]) -> bool:
+        """Returns True if a model has written something before it failed, as only then its provider may bill for it."""
         blocks = body.get("content")
-        if isinstance(blocks, list):  # of Anthropic, perhaps of thinking alone
-            said = (
+        if isinstance(blocks, list):  # Anthropic's blocks, perhaps only thinking
+            contents = (
                 value for block in cast(list[Any], blocks) for name, value in fields(block).items() if name != "type"
             )
-            return any(said)
+            return any(contents)
         if isinstance(wire, EmbeddingsWire):
             return False
         try:
@@ -353,38 +359,39 @@ class HttpProvider:
             return False
 
     def _answer(self, wire: Wire, body: dict[str, Any], status: int, usage: Usage | None) -> Answer:
-        """The answer that a body holds. Raises UnusableAnswerError, CallError."""
+        """Returns the answer in a body. Raises UnusableAnswerError, CallError."""
         choices = tuple(wire.choices(body))
-        good = (one for one in choices if one.output is not None and one.finish_reason not in INTERRUPTED)
-        chosen = next(good, choices[0])
+        usable = (choice for choice in choices if choice.output is not None and choice.finish_reason not in INTERRUPTED)
+        chosen = next(usable, choices[0])
         reason = chosen.finish_reason
         failure: CallFailure | None = None
         if reason in INTERRUPTED:
             failure = _aborted(body, chosen, status)
         elif chosen.output is None:
-            words = f"the answer has no text and no tool call (finish_reason: {reason or 'none'})"
-            failure = EmptyAnswer(reason, words, status)
+            problem = f"the answer has no text and no tool call (finish_reason: {reason or 'none'})"
+            failure = EmptyAnswer(reason, problem, status)
         if failure is not None:
             raise CallError(failure, maybe_billed=True, usage=usage, finish_reason=reason)
-        several = choices if len(choices) > 1 else ()
+        all_choices = choices if len(choices) > 1 else ()
         output = chosen.output
-        if isinstance(output, str):  # of several blocks, perhaps
+        if isinstance(output, str):
+            # The text may be joined from several blocks, each with a part of a secret.
             output = self._secrets.hidden(output)
-        return Answer(output, usage or Usage(None, None, model=model_of(body)), None, body, reason, several)
+        return Answer(output, usage or Usage(None, None, model=model_of(body)), None, body, reason, all_choices)
 
 
 def _release(error: BaseException) -> None:
-    """Frees what came of an answer: aiohttp keeps its error, which keeps the frames that read it."""
+    """Frees the received part of an answer: aiohttp keeps its error, whose traceback keeps the frames that read it."""
     error.__traceback__ = None
 
 
 def _limit(wire: Wire) -> int:
-    """The size limit of an answer's body."""
+    """Returns the size limit of an answer's body."""
     return MAX_EMBEDDINGS_BYTES if isinstance(wire, EmbeddingsWire) else MAX_ANSWER_BYTES
 
 
 async def _reply(response: aiohttp.ClientResponse, limit: int) -> _HttpReply:
-    """Reads a response, with its body as far as it comes: all of it, or a little more than is accepted."""
+    """Reads a response with its body, up to one byte more than the limit, or until the connection breaks."""
     payload = bytearray()
     whole = True
     try:
@@ -392,13 +399,13 @@ async def _reply(response: aiohttp.ClientResponse, limit: int) -> _HttpReply:
             payload += await response.content.read(limit + 1 - len(payload))
     except (aiohttp.ClientError, ConnectionError) as error:
         _release(error)
-        # The status has come, and says more than that the connection broke later.
+        # The status has arrived, and matters more than the connection that broke afterwards.
         whole = False
     return _HttpReply(response.status, response.headers, bytes(payload), whole)
 
 
 def _check_size(wire: Wire, reply: _HttpReply) -> None:
-    """Raises CallError for an answer that is over the limit."""
+    """Checks the size of an answer. Raises CallError: it is over the limit."""
     if len(reply.payload) > (limit := _limit(wire)):
         raise _broken(reply.status, f"the answer is over {limit} bytes", storable=False)
 
@@ -412,7 +419,7 @@ def _parsed(wire: Wire, reply: _HttpReply) -> dict[str, Any]:
     if not payload.strip():
         raise _broken(status, "the answer's body is empty")
     try:
-        # Of vectors each number would be looked at; what remains of them once they are packed is little.
+        # Vectors are not checked, as that would look at each number; they are small once they are packed.
         body = first_of(read_json(payload, checked=not isinstance(wire, EmbeddingsWire)))
     except ValueError as error:
         raise _broken(status, f"the answer {error}", storable=str(error) != TOO_DEEP) from error
@@ -422,17 +429,17 @@ def _parsed(wire: Wire, reply: _HttpReply) -> dict[str, Any]:
 
 
 def _aborted(body: Mapping[str, Any], choice: Choice, status: int) -> CallFailure:
-    """The failure of an answer that its provider broke off: the error in the choice, as OpenRouter writes it."""
-    written = body.get("choices")
-    listed = cast(list[Any], written) if isinstance(written, list) else []
-    said = dict(fields(listed[choice.index])) if choice.index < len(listed) else {}
-    if carries_error({"error": said.get("error")}):
-        return error_in_answer({"error": said["error"]}, status)
+    """Returns the failure of an answer that its provider aborted: the error in the choice, as OpenRouter writes it."""
+    choices = body.get("choices")
+    choice_list = cast(list[Any], choices) if isinstance(choices, list) else []
+    reported_choice = dict(fields(choice_list[choice.index])) if choice.index < len(choice_list) else {}
+    if carries_error({"error": reported_choice.get("error")}):
+        return error_in_answer({"error": reported_choice["error"]}, status)
     return BrokenAnswer(f"the provider aborted the answer (finish_reason: {choice.finish_reason})", status)
 
 
 def _broken(status: int, text: str, usage: Usage | None = None, *, storable: bool = True) -> CallError:
-    # A model ran and gave something: its provider may well bill for it.
+    # A model has run, so its provider may bill for it.
     return CallError(BrokenAnswer(text, status, storable), maybe_billed=True, usage=usage)
 
 
@@ -450,22 +457,22 @@ class _LongNamesReader:
 
     @property
     def whole(self) -> bool:
-        """True if all of the answer has come."""
+        """True if the whole answer has arrived."""
         return self._reader.whole
 
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
-        """The chunks that an event means, with the names that were asked for."""
+        """Returns the chunks of an event, with the names of the call."""
         chunks = [with_long_names(chunk, self._names) for chunk in self._reader.read(event)]
         self.done = self._reader.done
         return chunks
 
     def answer(self) -> dict[str, Any]:
-        """The answer so far."""
+        """Returns the answer so far."""
         return self._reader.answer()
 
 
 class _LongNames:
-    """An API whose streams have short names of tools. All else is that API's."""
+    """An API whose streams have short names of tools. Everything else is that API's."""
 
     def __init__(self, wire: Wire, names: Mapping[str, str]) -> None:
         self._wire = wire
@@ -477,12 +484,12 @@ class _LongNames:
         self.choices = wire.choices
 
     def stream_reader(self, answer: Assembly) -> StreamReader:
-        """A reader of one stream."""
+        """Returns a reader of one stream."""
         return _LongNamesReader(self._wire.stream_reader(answer), self._names)
 
 
-def _named_as_asked(answer: Answer, names: Mapping[str, str]) -> Answer:
-    """An answer with the names of tools as the call had them."""
+def _with_long_names(answer: Answer, names: Mapping[str, str]) -> Answer:
+    """Returns an answer with the names of tools as the call had them."""
     return replace(
         answer,
         output=with_long_names(answer.output, names),
@@ -493,9 +500,11 @@ def _named_as_asked(answer: Answer, names: Mapping[str, str]) -> Answer:
     )
 
 
-def _without(key: KnownSecrets, failure: CallFailure) -> CallFailure:
-    """The failure without the key, which a provider may repeat when it complains of it."""
-    return replace(failure, **{item.name: key.hidden_in(getattr(failure, item.name)) for item in fields_of(failure)})
+def _without_secrets(secrets: KnownSecrets, failure: CallFailure) -> CallFailure:
+    """Returns a failure without secrets: a provider may quote the key when it refuses it."""
+    return replace(
+        failure, **{item.name: secrets.hidden_in(getattr(failure, item.name)) for item in fields_of(failure)}
+    )
 
 
 def _checked_origin(url: str) -> URL:

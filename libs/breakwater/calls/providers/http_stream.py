@@ -1,4 +1,4 @@
-"""The body of a streamed answer: its events, the chunks that they mean, and how it may end before its time."""
+"""The body of a streamed answer: its events, their chunks, its time limit, and the ways in which it may break off."""
 
 from __future__ import annotations
 
@@ -27,25 +27,48 @@ from breakwater.kernel.surrogates import EventJoiner, whole_text, whole_value
 from breakwater.redaction.rules.redact import KnownSecrets
 
 _LAST_BYTES_S = 0.05
-"""Time for which the end of a body is awaited after its last event, so that the connection can be used again."""
+"""Time to wait for the end of a body after its last event, so that the connection can be used again."""
 
 GATHER_S = 0.1
-"""The most time for which more of an answer is gathered. Ten messages a second look smooth; each costs a
-turn of four processes, however little is in it."""
+"""The longest time for which pieces of an answer are gathered. Ten messages a second look smooth, and each message
+costs work in four processes, however short it is."""
 
 _ALIVE = frozenset({b"ping", b"keepalive", b"keep-alive", b"heartbeat"})
-"""Names of events that say only that the stream is not over."""
+"""Names of events that only keep the connection alive."""
 
-_LIMIT_EVERY = 0.05
-"""Part of the idle timeout after which the timeout is set again: setting it costs as much as parsing a chunk."""
+_EXTEND_EVERY = 0.05
+"""Part of the idle timeout after which the limit is extended again: extending costs as much as parsing a chunk."""
 
 
 class StreamBrokenError(BreakwaterError):
-    """The stream itself says what went wrong."""
+    """An event of the stream says that the call has failed."""
 
     def __init__(self, failure: CallFailure) -> None:
         super().__init__(str(failure))
         self.failure = failure
+
+
+class _IdleLimit:
+    """Extends the time limit of a stream whenever something arrives, up to the total timeout."""
+
+    def __init__(self, limit: AnswerTimeout, streaming: Streaming) -> None:
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._idle_s = streaming.idle_timeout_s
+        self._every_s = streaming.idle_timeout_s * _EXTEND_EVERY
+        self._ends_at = self._loop.time() + streaming.total_timeout_s
+        self._extended_at = 0.0
+
+    def extend(self, *, has_begun: bool) -> None:
+        """Restarts the idle timeout. Until the answer has begun, this never shortens the time to its beginning."""
+        now = self._loop.time()
+        if now - self._extended_at < self._every_s:
+            return
+        idle_until = now + self._idle_s + self._every_s
+        if not has_begun:
+            idle_until = max(self._limit.ends_at, idle_until)
+        self._limit.reschedule(min(self._ends_at, idle_until))
+        self._extended_at = now
 
 
 async def receive(
@@ -58,51 +81,45 @@ async def receive(
     """Passes on a stream until its end.
 
     Args:
-        response: whose body it is.
-        reader: of the API's events.
-        streaming: where the chunks go.
-        limit: entered, with the time until the answer must have begun.
-        secrets: which no event may say.
+        response: the response, whose body is the stream.
+        reader: reads the API's events.
+        streaming: where the chunks go, and the time limits.
+        limit: the entered timeout, set to the time by which the answer must have begun.
+        secrets: the secrets to hide in events.
 
     Raises:
-        StreamBrokenError: an error came as an event, or too much was said.
-        UnusableAnswerError: an event can't be read, or the end is missing.
-        TimeoutError: nothing came for too long.
+        StreamBrokenError: an event reports an error.
+        UnusableAnswerError: an event can't be read, the end is missing, or the answer is too large.
+        TimeoutError: nothing has arrived for too long.
         aiohttp.ClientError: the connection broke.
     """
-    loop = asyncio.get_running_loop()
     events = EventReader()
     joiner = EventJoiner()
     answer = streaming.answer
     content = response.content
-    ends_at = loop.time() + streaming.total_timeout_s
-    limited_at = 0.0
-    over = False
-    while not (over or reader.done):
-        over = content.at_eof()
+    idle_limit = _IdleLimit(limit, streaming)
+    at_end = False
+    while not (at_end or reader.done):
+        at_end = content.at_eof()
         # The last event may lack the empty line that ends it.
-        piece = b"\n\n" if over else await _piece(content)
+        piece = b"\n\n" if at_end else await _read_piece(content)
         chunks = list[Chunk]()
-        said = answer.length
+        length_before = answer.length
         try:
-            for chunk in _chunks(events, joiner, reader, piece, secrets, is_last=over):
+            for chunk in _chunks(events, joiner, reader, piece, secrets, is_last=at_end):
                 chunks.append(chunk)
         finally:
-            # What came before an event that can't be used was said all the same.
+            # The chunks before an unusable event are part of the answer, too.
             if chunks:
                 await streaming.put(chunks)
         if answer.length > MAX_ANSWER_BYTES:
             raise AnswerTooLargeError(f"the answer is over {MAX_ANSWER_BYTES} bytes")
-        # A model at work says so in events of its own API, while it thinks or a tool of its provider runs.
-        if answer.length > said or any("event" in chunk for chunk in chunks):
-            now = loop.time()
-            part_s = streaming.idle_timeout_s * _LIMIT_EVERY
-            if now - limited_at >= part_s:
-                silent_until = now + streaming.idle_timeout_s + part_s
-                limit.reschedule(min(ends_at, silent_until if answer.length else max(limit.ends_at, silent_until)))
-                limited_at = now
-            if not reader.done and answer.length > said:
-                await _gather(response)
+        has_grown = answer.length > length_before
+        # Events of the API without content show that a model thinks, or that a tool of its provider runs.
+        if has_grown or any("event" in chunk for chunk in chunks):
+            idle_limit.extend(has_begun=answer.length > 0)
+        if has_grown and not reader.done:
+            await _gather(response)
     _check_end(reader, answer)
     with suppress(TimeoutError, aiohttp.ClientError, OSError):
         async with asyncio.timeout(_LAST_BYTES_S):
@@ -110,12 +127,12 @@ async def receive(
 
 
 def is_of_events(body: bytes) -> bool:
-    """True if a body is a stream, whatever its type says, as some servers stream unasked or name another type."""
+    """Returns True if a body is a stream: some servers stream unasked, or with another content type."""
     return body[:64].lstrip().startswith((b"data:", b"event:"))
 
 
 def assembled(body: bytes, reader: StreamReader, answer: Assembly, secrets: KnownSecrets) -> None:
-    """Reads a stream that is there as a whole. Raises StreamBrokenError, UnusableAnswerError."""
+    """Reads a stream whose whole body has arrived. Raises StreamBrokenError, UnusableAnswerError."""
     for chunk in _chunks(EventReader(), EventJoiner(), reader, body + b"\n\n", secrets, is_last=True):
         answer.add(chunk)
     _check_end(reader, answer)
@@ -127,22 +144,24 @@ def _check_end(reader: StreamReader, answer: Assembly) -> None:
 
 
 async def _gather(response: aiohttp.ClientResponse) -> None:
-    """Lets more of an answer come, in the kernel's buffer: all of it then costs what one piece does."""
+    """Pauses reading while pieces of an answer collect in the kernel's buffer, and then cost as much as one."""
     transport = None if response.connection is None else response.connection.transport
     if transport is None or transport.is_closing():
         return
     transport.pause_reading()
-    # All streams until the same moments: so their messages share turns and packets, too.
+    # All streams pause until the same moments, so that their messages share turns of the loop, and packets.
     await asyncio.sleep(GATHER_S - asyncio.get_running_loop().time() % GATHER_S)
     if not transport.is_closing():
         transport.resume_reading()
 
 
-async def _piece(content: aiohttp.StreamReader) -> bytes:
-    """The bytes that came. Raises aiohttp.ClientError once nothing is left of what came before the connection broke."""
-    # aiohttp raises immediately, and would lose what it has received and not handed out yet.
-    if content.exception() is not None and (rest := cast(Any, content)._read_nowait(-1)):
-        return rest
+async def _read_piece(content: aiohttp.StreamReader) -> bytes:
+    """Reads the bytes that have arrived. Raises aiohttp.ClientError: the connection broke, and all was read."""
+    if content.exception() is not None:
+        # aiohttp raises immediately, and would lose what it has received and not handed out yet.
+        buffered: bytes = cast(Any, content)._read_nowait(-1)
+        if buffered:
+            return buffered
     return await content.readany()
 
 

@@ -1,4 +1,4 @@
-"""Common parts of programs and callables: their requests, and their reports of usage."""
+"""The common parts of programs and callables: their requests, and their reports of usage."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from breakwater.prices.rules.usage import Usage
 from breakwater.redaction.rules.redact import KnownSecrets, RedactionRules, Redactor, cut
 
 MAX_SHOWN = 500
-"""Characters of a program's own text in an error."""
+"""The most characters of a program's own text in an error."""
 MAX_REDACTED = 8 * 1024
-"""Characters that are looked at for it, and as many as redaction needs beyond."""
+"""The characters of a text that are redacted for it, enough for redaction to see whole values."""
 _NANO_USD = Decimal("1e-9")
 
 
 def request_of(call: Call) -> dict[str, JsonValue]:
-    """The request that a program reads on its stdin, and a callable is given: its own copy.
+    """Returns a new copy of the request that a program reads on its stdin, and a callable takes.
 
-    Every key is always there, save that a job has either `input` or `messages`. One with `input` has `messages` as well
-    where its answer is to be corrected: they hold that answer, and what was wrong with it.
+    Every key is always there, except that a job has either `input` or `messages`. A job with `input` also has
+    `messages` if its answer is to be corrected: they contain the answer, and what is wrong with it.
     """
-    asked: dict[str, JsonValue] = {} if call.input is None else {"input": call.input}
+    input_fields: dict[str, JsonValue] = {} if call.input is None else {"input": call.input}
     if call.messages or call.input is None:
-        asked["messages"] = [dict(message) for message in call.messages]
+        input_fields["messages"] = [dict(message) for message in call.messages]
     return copy.deepcopy(
         {
             "execution_id": call.execution_id,
@@ -48,48 +48,54 @@ def request_of(call: Call) -> dict[str, JsonValue]:
             "timeout_s": call.timeout_s,
             "traceparent": call.traceparent,
             "stream": call.streaming is not None,
-            **asked,
+            **input_fields,
             "params": dict(call.params),
         }
     )
 
 
 class Pieces:
-    """The texts of an answer, passed on while the program or the callable that gives them goes on.
+    """The pieces of an answer, which are passed on while the program or the callable still runs.
 
     Attributes:
-        texts: all of them.
+        texts: all pieces so far.
     """
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self._joiner = TextJoiner()
         self._passed_on = 0
-        self._stirred = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def put(self, text: str) -> None:
-        """Takes the next one."""
+        """Adds the next piece."""
         self.texts.append(self._joiner.put(text))
-        self._stirred.set()
+        self._changed.set()
 
     def end(self) -> None:
-        """Notes that no piece follows."""
+        """Ends the answer."""
         if half := self._joiner.end():
             self.texts.append(half)
 
     async def pass_on(self, call: Call, streaming: Streaming, ended: asyncio.Future[Any]) -> bool:
-        """Passes on what comes until the end. False if nothing came in time, so that it did not wait for the end."""
+        """Passes on pieces until the end. Returns False if no piece arrived in time.
+
+        Args:
+            call: the call, with the time limit for the first piece.
+            streaming: where the pieces go, and the other time limits.
+            ended: done when the program or the callable has ended.
+        """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + streaming.total_timeout_s
         limit = call.timeout_s
-        ended.add_done_callback(lambda _: self._stirred.set())
+        ended.add_done_callback(lambda _: self._changed.set())
         while True:
             try:
                 async with AnswerTimeout(min(ends_at - loop.time(), limit)):
-                    await self._stirred.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 return False
-            self._stirred.clear()
+            self._changed.clear()
             is_over = ended.done()
             if is_over:
                 self.end()
@@ -110,7 +116,7 @@ def _nano(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
         raise ValueError("must be an amount in USD, such as '0.0123'")  # noqa: TRY004  pydantic reports ValueError
     try:
-        # Programs multiply floats: 0.1 * 3 is 0.30000000000000004, and no worse an answer for it.
+        # Programs multiply floats, and 0.1 * 3 is 0.30000000000000004, so amounts are rounded.
         amount = Decimal(str(value)).quantize(_NANO_USD, ROUND_HALF_UP)
     except InvalidOperation as error:
         raise ValueError("must be an amount in USD, such as '0.0123'") from error
@@ -118,18 +124,18 @@ def _nano(value: object) -> int:
 
 
 ReportedCost = Annotated[int, BeforeValidator(_nano), Field(ge=0, le=MAX_COUNTED)]
-"""Nano-dollars, from what a program reports in USD; rounded half up to whole ones."""
+"""Nano-dollars, rounded half up from the USD that a program reports."""
 TokenCount = Annotated[int, Field(strict=True, ge=0)]
 
 
 class Reported(BaseModel):
-    """Base of what others report. Further fields are their own affair."""
+    """The base of reports of programs and callables. Further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True)
 
 
 class ReportedUsage(Reported):
-    """Tokens; those that are absent are unknown."""
+    """Reported tokens. Absent figures are unknown."""
 
     input_tokens: TokenCount | None = None
     output_tokens: TokenCount | None = None
@@ -137,29 +143,29 @@ class ReportedUsage(Reported):
     reasoning_tokens: TokenCount | None = None
 
 
-class Spent(Reported):
-    """Usage of a call."""
+class ReportedSpend(Reported):
+    """The reported usage and cost of a call."""
 
     usage: ReportedUsage | None = None
     cost_usd: ReportedCost | None = None
 
     def tokens(self) -> Usage:
-        """The tokens, as prices are applied to them."""
-        used = self.usage or ReportedUsage()
+        """Returns the tokens as a `Usage`."""
+        usage = self.usage or ReportedUsage()
         return Usage(
-            used.input_tokens,
-            used.output_tokens,
-            cached_tokens=used.cached_tokens,
-            reasoning_tokens=used.reasoning_tokens,
+            usage.input_tokens,
+            usage.output_tokens,
+            cached_tokens=usage.cached_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
         )
 
     def answer(self, output: JsonValue, cost_per_call: int | None) -> Answer:
-        """The answer that took this, or the configured cost (nano-dollars) where the call reported none."""
+        """Returns the answer of the call. `cost_per_call` (nano-dollars) applies if the call reported no cost."""
         return Answer(output, self.tokens(), cost_per_call if self.cost_usd is None else self.cost_usd)
 
 
 def failure_of_code(code: int, message: str) -> ProgramFailure:
-    """Meaning of a code that a program answers with: the same as in HTTP, so that no other list has to be learned."""
+    """Returns the failure of a program's code, which means the same as an HTTP status."""
     status = code if 400 <= code < 600 else None
     if 400 <= code < 500:
         return ProgramFailure("InvalidRequestError", message, status, "client")
@@ -170,12 +176,12 @@ def failure_of_code(code: int, message: str) -> ProgramFailure:
     return ProgramFailure("BackendFailureError", message, status, "server")
 
 
-class Shown:
-    """Texts of a program or a callable as errors may show them: redacted as a whole, and cut then.
+class ErrorTexts:
+    """Prepares texts of a program or a callable for errors: redacts the whole text, and then cuts it.
 
     Args:
-        redaction: what is hidden.
-        secrets: what is hidden, too, anywhere.
+        redaction: the rules of what to hide.
+        secrets: secrets to hide as well, wherever they occur.
     """
 
     def __init__(self, redaction: RedactionRules, secrets: Iterable[str] = ()) -> None:
@@ -183,16 +189,16 @@ class Shown:
         self._redactor = Redactor.compile(redaction.model_copy(update={"max_value_length": MAX_REDACTED}))
 
     def text(self, text: str) -> str:
-        """The redacted beginning of a text; one that is too long ends between two words."""
+        """Returns the redacted beginning of a text. A text that is too long is cut between two words."""
         return _beginning(self._redactor.text(self._secrets.hidden(whole_text(text))))
 
     def last_line(self, text: str, *, is_rest: bool) -> str:
-        """The beginning of its last line. `is_rest`: its own beginning is missing."""
-        known = self._secrets
+        """Returns the redacted beginning of a text's last line. `is_rest`: the beginning of the text is missing."""
+        secrets = self._secrets
         if is_rest:
-            # It may begin within a word, and redaction would not know a part of a key for one.
-            text = "".join(re.split(r"\s", known.hidden_in_rest(text), maxsplit=1)[1:])
-        return _beginning(self._redactor.text(known.hidden(text)).strip().rpartition("\n")[2])
+            # The text may begin within a word, and redaction would not recognize a part of a key.
+            text = "".join(re.split(r"\s", secrets.hidden_in_rest(text), maxsplit=1)[1:])
+        return _beginning(self._redactor.text(secrets.hidden(text)).strip().rpartition("\n")[2])
 
 
 def _beginning(text: str) -> str:
@@ -201,7 +207,7 @@ def _beginning(text: str) -> str:
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first problem of a report, without the values."""
+    """Describes the first problem of a report, without its values."""
     problem = error.errors(include_input=False, include_url=False, include_context=False)[0]
     place = ".".join(str(part) for part in problem["loc"])
     return f"{place}: {problem['msg']}" if place else problem["msg"]

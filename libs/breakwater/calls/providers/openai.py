@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible HTTP endpoint: its chat completions."""
+"""OpenAI-compatible HTTP endpoints: their settings and chat completions."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class OpenAISettings(HttpSettings):
 
     @property
     def apis(self) -> Collection[CallApi]:
-        """Chat and embeddings, and Responses where the config says so."""
+        """Chats and embeddings, and Responses if the config says so."""
         return ("chat", "embeddings", "responses") if self.api == "responses" else ("chat", "embeddings")
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
-        """Makes the provider. Raises ConfigError."""
-        from breakwater.calls.providers.http import HttpProvider
+        """Returns the provider. Raises ConfigError."""
+        from breakwater.providers.http import HttpProvider
 
         chat = ChatCompletions(self.base_url)
         wires: dict[CallApi, Wire] = {
@@ -70,29 +70,30 @@ class ChatCompletions:
         object.__setattr__(self, "_host", urlsplit(self.base_url).hostname or "")
 
     def url(self, model: str) -> str:
-        """Of the chat completions."""
+        """Returns the URL of the chat completions."""
         return self.address("chat/completions", model)
 
     def address(self, operation: str, model: str) -> str:  # noqa: ARG002  it goes into the body
-        """The same for every model."""
+        """Returns the URL of an operation, which is the same for every model."""
         return f"{self.base_url.rstrip('/')}/{operation}"
 
     def headers(self, key: str | None) -> Mapping[str, str]:
-        """The bearer token."""
+        """Returns the key as a bearer token."""
         return {} if key is None else {"Authorization": f"Bearer {key}"}
 
     def body(self, call: Call) -> Mapping[str, Any]:
-        """Messages and params as they are; the answer's schema where the params don't set a format themselves."""
+        """Returns the messages and params as they are, with the answer's schema if the params set no format."""
         body: dict[str, Any] = {**call.params, "model": call.model, "messages": call.messages}
         if call.output_schema is not None and "response_format" not in call.params:
             schema = {"name": "answer", "schema": call.output_schema, "strict": call.strict_output}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        # OpenAI's reasoning models refuse the old name, which other servers know alone; it knows the new for all.
+        # OpenAI's reasoning models refuse `max_tokens`, the only name that other servers know. OpenAI knows the other
+        # name for all models.
         unknown = (*call.left_out, "max_tokens") if self._host == "api.openai.com" else call.left_out
-        for refused, known in (OUTPUT_LIMITS, OUTPUT_LIMITS[::-1]) if unknown else ():
-            if refused in body and refused in unknown and known not in unknown:
-                limit = body.pop(refused)
-                body.setdefault(known, limit)
+        for refused_name, accepted_name in (OUTPUT_LIMITS, OUTPUT_LIMITS[::-1]) if unknown else ():
+            if refused_name in body and refused_name in unknown and accepted_name not in unknown:
+                limit = body.pop(refused_name)
+                body.setdefault(accepted_name, limit)
         if call.streaming is not None:
             body["stream"] = True
             if "stream_options" not in call.left_out:
@@ -100,30 +101,32 @@ class ChatCompletions:
         return body
 
     def stream_reader(self, answer: Assembly) -> StreamReader:
-        """Chunks are passed on as they are."""
+        """Returns a reader that passes on chunks as they are."""
         return _Chunks(answer)
 
     def usage(self, answer: Mapping[str, Any]) -> Usage | None:
-        """Tokens of a completion."""
+        """Returns the tokens of a completion."""
         return of_completion(answer, thinks_apart=self._host.endswith("perplexity.ai"))
 
     def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
-        """All choices. Raises UnusableAnswerError."""
-        found = answer.get("choices")
-        if not isinstance(found, list) or not found:
+        """Returns all choices. Raises UnusableAnswerError."""
+        choices = answer.get("choices")
+        if not isinstance(choices, list) or not choices:
             raise UnusableAnswerError("the answer has no choices")
-        return [_choice(index, fields(one)) for index, one in enumerate(cast(list[Any], found))]
+        return [_choice(index, fields(choice)) for index, choice in enumerate(cast(list[Any], choices))]
 
 
-_BESIDE_TEXT = ("tool_calls", "function_call", "refusal", "audio", "images", OTHERS)
-"""Fields of a message that say something without a text, or in addition to it."""
+_FIELDS_BESIDE_TEXT = ("tool_calls", "function_call", "refusal", "audio", "images", OTHERS)
+"""Fields of a message that have content besides its text."""
 
 
 def _choice(index: int, choice: Mapping[str, Any]) -> Choice:
-    said = dict(fields(choice.get("message")))
+    message = dict(fields(choice.get("message")))
     reason = finish_reason(choice.get("finish_reason"))
-    text, _, others = parts_of(said.get("content"))
-    output: JsonValue = said if others or any(said.get(name) for name in _BESIDE_TEXT) else text or None
+    text, _, other_parts = parts_of(message.get("content"))
+    output: JsonValue = (
+        message if other_parts or any(message.get(name) for name in _FIELDS_BESIDE_TEXT) else text or None
+    )
     return Choice(index=index, output=output, finish_reason=reason)
 
 
@@ -134,18 +137,18 @@ class _Chunks:
 
     @property
     def whole(self) -> bool:
-        """Some servers send no `[DONE]`, and some no reason why the answer ended."""
+        """True after `[DONE]` or all finish reasons, as some servers send only one of them."""
         return self.done or self._answer.finished
 
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
-        """The chunk itself; an event without choices may have the usage, or mean nothing."""
+        """Returns the chunk itself. An event without choices and usage has none."""
         if event is None:
             self.done = True
             return ()
         return (event,) if isinstance(event.get("choices"), list) or event.get("usage") else ()
 
     def answer(self) -> dict[str, Any]:
-        """A `chat.completion`."""
+        """Returns a `chat.completion`."""
         return self._answer.completion()
 
 
@@ -158,12 +161,12 @@ class AzureSettings(HttpSettings):
 
     @property
     def apis(self) -> Collection[CallApi]:
-        """Chat and embeddings."""
+        """Chats and embeddings."""
         return ("chat", "embeddings")
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
-        """Makes the provider. Raises ConfigError."""
-        from breakwater.calls.providers.http import HttpProvider
+        """Returns the provider. Raises ConfigError."""
+        from breakwater.providers.http import HttpProvider
 
         chat = AzureDeployments(self.base_url, self.api_version)
         return HttpProvider({"chat": chat, "embeddings": EmbeddingsWire(chat)}, self, redaction)
@@ -176,10 +179,10 @@ class AzureDeployments(ChatCompletions):
     api_version: str
 
     def address(self, operation: str, model: str) -> str:
-        """The deployment's own."""
+        """Returns the URL of the deployment."""
         path = f"openai/deployments/{quote(model, safe='')}/{operation}"
         return f"{self.base_url.rstrip('/')}/{path}?api-version={self.api_version}"
 
     def headers(self, key: str | None) -> Mapping[str, str]:
-        """The key."""
+        """Returns the key in its header."""
         return {} if key is None else {"api-key": key}

@@ -1,9 +1,9 @@
-"""Kills the child programs of a worker that was itself killed, and so could not.
+"""Kills the child programs of a worker that was killed itself.
 
-A small process next to the worker, started with its first child. It reads on its stdin which process groups run; when
-the worker ends, however it ends, the kernel closes that pipe, and what then still runs is killed. One such process for
-all of a worker's children costs a child nothing; a parent-death signal would need an interpreter started before each
-program (25 ms and more), and would miss what the program has started itself.
+A small process next to the worker starts with its first child. It reads on its stdin which process groups run. When the
+worker ends in any way, the kernel closes that pipe, and the guard kills the groups that still run. One guard for all
+children costs a child nothing. A parent-death signal would need an interpreter in front of each program (25 ms and
+more), and would miss the processes that the program has started.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OrphanGuard:
         self._groups: set[int] = set()
 
     def start(self) -> None:
-        """Starts the guard, before the first group is: between its start and its `watch` nothing else should take time.
+        """Starts the guard. Call it before starting a group, so that `watch` follows without delay.
 
         Raises:
             OSError: the guard can't be started.
@@ -34,7 +34,7 @@ class OrphanGuard:
             self._process = self._spawn()
 
     def watch(self, group: int) -> None:
-        """Has a group killed with this process.
+        """Has a group killed when this process ends.
 
         Raises:
             OSError: a guard that was killed can't be started again.
@@ -43,14 +43,14 @@ class OrphanGuard:
         self._send(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """Forgets a group that has ended; its number may soon be another's."""
+        """Forgets a group that has ended, as another group may get its number."""
         self._groups.discard(group)
         if self._process is not None:
             with contextlib.suppress(OSError):  # a guard that is gone has nothing to forget
                 self._send(f"-{group}\n")
 
     def close(self) -> None:
-        """Ends the guard. What is watched goes on."""
+        """Ends the guard. The watched groups go on."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.kill()
@@ -71,8 +71,8 @@ class OrphanGuard:
 
     @staticmethod
     def _spawn() -> subprocess.Popen[bytes]:
-        # A service manager may ask all processes of a service to end at the same time; the worker, which then takes its
-        # time, needs the guard till last. What is blocked here stays so in the guard, from its first moment.
+        # A service manager may send a signal to all processes of a service at the same time. The worker then takes its
+        # time to end, and needs the guard until the end. Signals that are blocked here are blocked in the guard, too.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED_TO_END)
         try:
             process = subprocess.Popen(  # noqa: S603  this file
@@ -82,7 +82,7 @@ class OrphanGuard:
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
                 cwd="/",
-                env={},  # it needs nothing, and its environment can be read by the programs that it watches
+                env={},  # the guard needs none, and the programs that it watches could read it
                 start_new_session=True,
             )
         finally:
@@ -98,7 +98,7 @@ class OrphanGuard:
 
 
 def main() -> None:
-    """The guard itself."""
+    """Runs the guard."""
     groups: set[int] = set()
     for line in sys.stdin.buffer:
         group = int(line[1:])

@@ -1,4 +1,4 @@
-"""A child program for each attempt: a JSON request on its stdin, a JSON response on its stdout."""
+"""Calls to programs: each attempt starts one, with a JSON request on its stdin and a JSON response on its stdout."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from breakwater.calls.providers.base import (
     silence,
 )
 from breakwater.calls.providers.child import STDERR_KEPT, Child
-from breakwater.calls.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
+from breakwater.calls.providers.local import Pieces, ErrorTexts, ReportedSpend, failure_of_code, first_problem, request_of
 from breakwater.calls.providers.orphans import OrphanGuard
 from breakwater.calls.rules.classify import ProgramFailure, TransportFailure
 from breakwater.kernel.errors import ConfigError
@@ -46,7 +46,7 @@ NoNul = StringConstraints(pattern=r"^[^\x00]*$")
 
 
 def _text_or_secret(value: object) -> object:
-    # Decided here, and not by trying both: a mistake in a secret would be reported as one in a text, too.
+    # The type decides, as trying both would report a mistake in a secret as one in a text, too.
     if isinstance(value, dict):
         return SecretRef.model_validate(value)
     if not isinstance(value, str | SecretRef):
@@ -58,9 +58,9 @@ EnvValue = Annotated[SecretRef | Annotated[str, NoNul], BeforeValidator(_text_or
 
 
 class ProcessLimits(Message):
-    """Limits that the kernel sets a program, and each process that it starts. Linux only.
+    """Limits of the kernel for a program, and for each process that it starts. Linux only.
 
-    A wrapper that starts the program elsewhere, as `docker run` does, has options of its own for this.
+    A wrapper that starts the program elsewhere, as `docker run` does, has its own options for limits.
     """
 
     memory_mb: int | None = Field(default=None, ge=1, le=1 << 24, description="Address space, in MiB (RLIMIT_AS).")
@@ -77,7 +77,7 @@ class ProcessLimits(Message):
     open_files: int | None = Field(default=None, ge=4, le=1 << 20, description="Open files, sockets and pipes.")
 
     def by_number(self) -> dict[int, int]:
-        """The limits that are set, by the kernel's number of each."""
+        """Returns the limits that are set, by the kernel's numbers."""
         named = {
             resource.RLIMIT_AS: None if self.memory_mb is None else self.memory_mb * MIB,
             resource.RLIMIT_CPU: self.cpu_s,
@@ -123,7 +123,7 @@ class ProcessSettings(LocalSettings):
     )
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
-        """Makes the provider. Raises ConfigError: the program or the directory is not there, or a secret is missing."""
+        """Returns the provider. Raises ConfigError: the program, its directory or a secret is missing."""
         cwd = None if self.cwd is None else self.cwd.absolute()
         if cwd is not None and not cwd.is_dir():
             raise ConfigError(f"cwd of the program {self.command[0]}: there is no directory {cwd}")
@@ -138,7 +138,7 @@ class ProcessSettings(LocalSettings):
                 command=(*self.wrapper, *self.command),
                 file=_find((*self.wrapper, *self.command)[0], cwd or Path.cwd(), env.get("PATH")),
                 env=env,
-                shown=Shown(redaction, secrets.values()),
+                error_texts=ErrorTexts(redaction, secrets.values()),
                 cwd=cwd,
                 max_output_bytes=self.max_output_bytes,
                 limits=limits,
@@ -148,12 +148,14 @@ class ProcessSettings(LocalSettings):
 
 
 def _find(name: str, cwd: Path, path: str | None) -> Path:
-    # Not left to exec, which would look for it in the worker's PATH, and only when the first job needs it.
-    wanted, where = (str(cwd / name), f"at {cwd / name}") if "/" in name else (name, "in its PATH")
-    found = shutil.which(wanted, path=path)
-    if found is None:
-        raise ConfigError(f"the program {name!r} can't be run: there is no such executable file {where}")
-    return Path(found).absolute()
+    # exec would search the worker's PATH instead, and only when the first job needs the program.
+    is_path = "/" in name
+    target = str(cwd / name) if is_path else name
+    place = f"at {cwd / name}" if is_path else "in its PATH"
+    file = shutil.which(target, path=path)
+    if file is None:
+        raise ConfigError(f"the program {name!r} can't be run: there is no such executable file {place}")
+    return Path(file).absolute()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,28 +163,28 @@ class Program:
     """A program to run.
 
     Attributes:
-        command: as it sees itself in its argument list.
+        command: its arguments, with its own name first.
         file: the file to run.
         env: its whole environment.
-        shown: what may be seen in an error of what it says.
-        cwd: where it runs; None for a directory of its own.
-        max_output_bytes: of its stdout.
-        limits: by `resource.RLIMIT_…`.
-        cost_per_call: in nano-dollars, where it does not report its cost itself; None where that is unknown.
+        error_texts: redacts and cuts its texts for errors.
+        cwd: its working directory; None for a temporary one.
+        max_output_bytes: the size limit of its stdout.
+        limits: the kernel's limits, by `resource.RLIMIT_…`.
+        cost_per_call: the cost in nano-dollars of a call that does not report its own; None if unknown.
     """
 
     command: tuple[str, ...]
     file: Path
     env: Mapping[str, str] = field(repr=False)
-    shown: Shown
+    error_texts: ErrorTexts
     cwd: Path | None
     max_output_bytes: int
     limits: Mapping[int, int]
     cost_per_call: int | None
 
 
-class Response(Spent):
-    """The output of a program. Only `status` "success" with `code` 0 is one: where they differ, it failed."""
+class Response(ReportedSpend):
+    """The response of a program. It has succeeded only with the `status` "success" and the `code` 0."""
 
     status: str
     code: StrictInt
@@ -194,8 +196,8 @@ class _DeltaLines:
     """The lines of `{"delta": "text"}` that a program prints before its response.
 
     Attributes:
-        pieces: their texts.
-        length: bytes of them.
+        pieces: the texts of the lines.
+        length: the bytes of the lines.
     """
 
     def __init__(self) -> None:
@@ -205,7 +207,7 @@ class _DeltaLines:
         self._are_over = False
 
     def take(self, data: bytes) -> None:
-        """Takes what the program has printed."""
+        """Takes the next output of the program."""
         if self._are_over:
             return
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -232,8 +234,8 @@ def _delta_of(line: bytes) -> str | None:
 class ProcessProvider:
     """Runs a program for each attempt.
 
-    A program that is out of time, or whose call is cancelled, is killed with all that it has started in its session;
-    so is what it leaves behind when it ends, and what runs when the worker itself is killed.
+    A program that is out of time, or whose call is cancelled, is killed with everything that it has started in its
+    session. So is everything that it leaves behind when it ends, or that still runs when the worker itself is killed.
     """
 
     def __init__(self, program: Program) -> None:
@@ -267,7 +269,7 @@ class ProcessProvider:
             text = f"could not be watched: {error.strerror}"
             raise CallError(TransportFailure("network", "IoError", text), maybe_billed=True) from error
         finally:
-            # A task of its own: a call may be cancelled again while its child is being ended.
+            # A task of its own ends the child, as the call may be cancelled again meanwhile.
             ending = asyncio.create_task(self._end(child))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
@@ -285,11 +287,11 @@ class ProcessProvider:
             await asyncio.wait({talking})
 
     async def refresh_credential(self, used: int | None) -> bool:  # noqa: ARG002
-        """False: its secrets are read once."""
+        """Returns False, as the secrets of a program are read only once."""
         return False
 
     async def close(self) -> None:
-        """Kills what still runs, and starts no more."""
+        """Kills all running programs, and starts no more."""
         self._closed = True
         await asyncio.gather(*(child.end() for child in self._children))
         await asyncio.gather(*self._ending)
@@ -331,13 +333,13 @@ class ProcessProvider:
         self._children.discard(child)
 
     def _answer(self, child: Child, lines: _DeltaLines) -> Answer:
-        shown = self._program.shown
+        error_texts = self._program.error_texts
         if child.flooded:
             raise _failed(f"printed more than {self._program.max_output_bytes} bytes, and was killed")
         if child.returncode != 0:
             stderr = child.stderr.decode(errors="replace")
             is_rest = len(child.stderr) >= STDERR_KEPT
-            last = shown.last_line(stderr.lstrip("\ufffd"), is_rest=is_rest)
+            last = error_texts.last_line(stderr.lstrip("\ufffd"), is_rest=is_rest)
             raise _failed(_ending(child.returncode) + (f": {last}" if last else ""))
         lines.pieces.end()
         stdout = bytes(child.stdout[lines.length :])
@@ -347,18 +349,23 @@ class ProcessProvider:
             read = partial(from_json, allow_inf_nan=False)
             printed = read_whole(read, stdout.removeprefix(codecs.BOM_UTF8))
         except ValueError as error:
-            text = shown.text(stdout.decode(errors="replace"))
+            text = error_texts.text(stdout.decode(errors="replace"))
             raise _failed(f"printed no JSON ({error}): {text}") from error
         try:
             response = Response.model_validate(printed)
         except ValidationError as error:
             raise _failed(f"printed JSON that is not a valid response: {first_problem(error)}") from error
         if response.status == "success" and response.code == 0:
-            said = "".join(lines.pieces.texts) or None
-            return response.answer(said if response.result is None else response.result, self._program.cost_per_call)
-        said = shown.text(response.error or "") or f"answered {shown.text(response.status)!r} with {response.code}"
+            streamed_text = "".join(lines.pieces.texts) or None
+            return response.answer(
+                streamed_text if response.result is None else response.result, self._program.cost_per_call
+            )
+        message = (
+            error_texts.text(response.error or "")
+            or f"answered {error_texts.text(response.status)!r} with {response.code}"
+        )
         raise CallError(
-            failure_of_code(response.code, said),
+            failure_of_code(response.code, message),
             maybe_billed=True,
             usage=response.tokens(),
             cost=response.cost_usd,

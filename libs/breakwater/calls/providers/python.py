@@ -1,4 +1,4 @@
-"""An async callable for each attempt, in the worker's own process."""
+"""Calls to async callables, in the worker's own process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import Field, JsonValue, ValidationError
 from pydantic_core import from_json
 
 from breakwater.calls.providers.base import Answer, Call, CallError, LocalSettings, Provider, silence
-from breakwater.calls.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
+from breakwater.calls.providers.local import Pieces, ErrorTexts, ReportedSpend, failure_of_code, first_problem, request_of
 from breakwater.calls.rules.classify import ProgramFailure, TransportFailure
 from breakwater.kernel.errors import BreakwaterError, ConfigError
 from breakwater.kernel.process.callables import load_callable
@@ -31,13 +31,13 @@ AgentCallable = Callable[[dict[str, JsonValue]], Coroutine[Any, Any, Any] | Asyn
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Return value of a callable that reports its usage with the result.
+    """The return value of a callable that reports its usage with its result.
 
     Attributes:
         result: any JSON.
-        usage: `input_tokens`, `output_tokens`, `cached_tokens` (of the input), `reasoning_tokens` (of the output);
-            those that are absent are unknown.
-        cost_usd: such as "0.0123"; rounded to nano-dollars.
+        usage: `input_tokens`, `output_tokens`, `cached_tokens` (of the input), `reasoning_tokens` (of the output).
+            Absent figures are unknown.
+        cost_usd: the cost in USD, such as "0.0123", which is rounded to nano-dollars.
     """
 
     result: Any
@@ -46,14 +46,14 @@ class Reply:
 
 
 class NonRetryableError(BreakwaterError):
-    """Raised by a callable when no further try could help: the request is wrong, or not for it.
+    """Raised by a callable when no retry could help, as the request is invalid or unsupported.
 
     Args:
-        message: why.
-        status: as of HTTP: 4xx, or 501 for what it does not support.
+        message: the reason.
+        status: an HTTP status: 4xx, or 501 for an unsupported request.
 
     Raises:
-        ValueError: the status means anything else.
+        ValueError: it is any other status.
     """
 
     def __init__(self, message: str, *, status: int = 422) -> None:
@@ -79,18 +79,18 @@ class PythonSettings(LocalSettings):
     callable: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$", description="package.module:function")
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
-        """Makes the provider. Raises ConfigError: the callable can't be imported, or is not async."""
+        """Returns the provider. Raises ConfigError: the callable can't be imported, or is not async."""
         return PythonProvider(self.callable, _load(self.callable), redaction, cost_per_call=self.cost_per_call_usd)
 
 
 def _load(name: str) -> AgentCallable:
-    found = load_callable(name)
-    kind: type[Any] = type(found)
-    called = getattr(kind, "__call__", None)  # noqa: B004  looked at, not called
+    function = load_callable(name)
+    kind: type[Any] = type(function)
+    call_method = getattr(kind, "__call__", None)  # noqa: B004  looked at, not called
     kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    if not any(is_kind(one) for is_kind in kinds for one in (found, called)):
+    if not any(is_kind(candidate) for is_kind in kinds for candidate in (function, call_method)):
         raise ConfigError(f"the callable {name!r} is not async; write it with `async def`")
-    return found
+    return function
 
 
 class PythonProvider:
@@ -107,16 +107,16 @@ class PythonProvider:
         self._name = name
         self._function = function
         self._cost_per_call = cost_per_call
-        self._shown = Shown(redaction)
+        self._error_texts = ErrorTexts(redaction)
         self._running: set[asyncio.Task[Any]] = set()
 
     def __repr__(self) -> str:
         return f"PythonProvider({self._name!r})"
 
     async def perform(self, call: Call) -> Answer:
-        """Calls it once. Raises CallError."""
-        # A task of its own: it can be left where it ignores that it is cancelled, and its cancelling itself is no
-        # cancelling of the worker's.
+        """Calls the callable once. Raises CallError."""
+        # It runs in a task of its own, which can be abandoned if it ignores its cancellation. And if it cancels itself,
+        # that does not cancel the worker's task.
         pieces = Pieces()
         in_time = True
         task = asyncio.create_task(self._run(request_of(call), pieces))
@@ -137,18 +137,20 @@ class PythonProvider:
         if isinstance(error, CallError):
             raise error
         if isinstance(error, NonRetryableError):
-            raise CallError(failure_of_code(error.status, self._shown.text(str(error))), maybe_billed=True) from error
+            raise CallError(
+                failure_of_code(error.status, self._error_texts.text(str(error))), maybe_billed=True
+            ) from error
         if error is not None:
             name = type(error).__name__
-            raise _failed(name, self._shown.text(str(error)) or name) from error
+            raise _failed(name, self._error_texts.text(str(error)) or name) from error
         return self._answer(task.result())
 
     async def refresh_credential(self, used: int | None) -> bool:  # noqa: ARG002
-        """False: it has none that are known here."""
+        """Returns False, as a callable has no credential that is known here."""
         return False
 
     async def close(self) -> None:
-        """Cancels what still runs."""
+        """Cancels all running calls."""
         await self._end(set(self._running))
 
     async def _run(self, request: dict[str, JsonValue], pieces: Pieces) -> Any:
@@ -156,9 +158,9 @@ class PythonProvider:
             running = self._function(request)
             if not isinstance(running, AsyncIterator):
                 return await running
-            return await _gathered(running, pieces)
+            return await _joined_texts(running, pieces)
         except SystemExit as error:
-            # asyncio would end the worker with it.
+            # asyncio would end the worker.
             raise RuntimeError(f"the callable tried to exit with {error.code!r}") from error
 
     async def _end(self, tasks: set[asyncio.Task[Any]]) -> None:
@@ -174,19 +176,19 @@ class PythonProvider:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # of an abandoned one, which asyncio would log otherwise
+            task.exception()  # asyncio would log the exception of an abandoned task otherwise
 
     def _answer(self, returned: Any) -> Answer:
         reply = returned if isinstance(returned, Reply) else Reply(returned)
         try:
-            spent = Spent.model_validate({"usage": reply.usage, "cost_usd": reply.cost_usd})
+            spent = ReportedSpend.model_validate({"usage": reply.usage, "cost_usd": reply.cost_usd})
         except ValidationError as error:
             raise _failed("BackendFailureError", f"reported an invalid amount: {first_problem(error)}") from error
-        return spent.answer(_json(reply.result, self._shown), self._cost_per_call)
+        return spent.answer(_json(reply.result, self._error_texts), self._cost_per_call)
 
 
-async def _gathered(running: AsyncIterator[Any], pieces: Pieces) -> Reply:
-    """The texts that a generator has yielded, joined."""
+async def _joined_texts(running: AsyncIterator[Any], pieces: Pieces) -> Reply:
+    """Reads all texts that a generator yields, and returns them joined, with its final report."""
     reply: Reply | None = None
     async for piece in running:
         if reply is not None or not isinstance(piece, str | Reply):
@@ -200,14 +202,14 @@ async def _gathered(running: AsyncIterator[Any], pieces: Pieces) -> Reply:
     return replace(reply, result="".join(pieces.texts)) if reply.result is None else reply
 
 
-def _json(result: Any, shown: Shown) -> JsonValue:
-    """A copy that the callable can't change any more; tuples become lists."""
+def _json(result: Any, error_texts: ErrorTexts) -> JsonValue:
+    """Returns a copy that the callable can't change any more. Tuples become lists."""
     try:
-        written = json.dumps([result], allow_nan=False).encode()
-        return read_whole(partial(from_json, allow_inf_nan=False), written)[0]
+        document = json.dumps([result], allow_nan=False).encode()
+        return read_whole(partial(from_json, allow_inf_nan=False), document)[0]
     except (TypeError, ValueError, RecursionError) as error:
         raise _failed(
-            "BackendFailureError", f"returned something that is not JSON: {shown.text(str(error))}"
+            "BackendFailureError", f"returned something that is not JSON: {error_texts.text(str(error))}"
         ) from error
 
 

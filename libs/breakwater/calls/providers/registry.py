@@ -1,4 +1,4 @@
-"""The kinds of providers. A new one is a file next to this one, and its settings' name here."""
+"""The kinds of providers. A new kind takes a file next to this one, and the name of its settings here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _kind(settings: type[ProviderSettings]) -> str:
 
 _ALL: tuple[type[ProviderSettings], ...] = get_args(get_args(AnyProvider)[0])
 KINDS = {_kind(settings): settings for settings in _ALL}
-"""Settings of each kind."""
+"""The settings of each kind."""
 LOCAL_KINDS = tuple(kind for kind, settings in KINDS.items() if settings.local)
 """Programs and callables, which have no models to choose from."""
 
@@ -37,4 +37,4 @@ def _with_kind(value: object) -> object:
 
 
 ProviderEntry = Annotated[AnyProvider, BeforeValidator(_with_kind)]
-"""A provider in the config; of the default kind where it names none."""
+"""A provider in the config, of the default kind if it names none."""

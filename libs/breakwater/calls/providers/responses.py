@@ -1,4 +1,4 @@
-"""OpenAI's Responses, spoken natively: requests go out as their clients wrote them."""
+"""OpenAI's Responses: native requests go out as their clients wrote them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TEXTS = {
     "response.reasoning.delta": THOUGHT,
     "response.reasoning_summary_text.delta": THOUGHT,
 }
-"""Fields of a chat's delta, by the events that say a piece of them."""
+"""Fields of a chat's delta, by the events that have a piece of them."""
 _CALLS = {"function_call": ("function", "arguments"), "custom_tool_call": ("custom", "input")}
 _GROWS = {
     "response.function_call_arguments.delta": "function_call",
@@ -40,15 +40,15 @@ class ResponsesWire:
     endpoint: ProviderEndpoint
 
     def url(self, model: str) -> str:
-        """Next to the chat completions."""
+        """Returns the URL next to that of the chat completions."""
         return self.endpoint.address("responses", model)
 
     def headers(self, key: str | None) -> Mapping[str, str]:
-        """Those of the chat completions."""
+        """Returns the headers of the chat completions."""
         return self.endpoint.headers(key)
 
     def body(self, call: Call) -> Mapping[str, Any]:
-        """The client's request, with a repaired conversation, and the answer's schema where it sets no format."""
+        """Returns the client's request, with the repaired conversation, and the schema if it sets no format itself."""
         assert call.native is not None
         body: dict[str, Any] = {**call.native, "model": call.model}
         if call.repaired:
@@ -60,15 +60,15 @@ class ResponsesWire:
         return body | {"stream": True} if call.streaming is not None else body
 
     def stream_reader(self, answer: Assembly) -> StreamReader:
-        """A reader of the events of a response."""
+        """Returns a reader of the events of a response."""
         return _ResponseReader(answer)
 
     def usage(self, answer: Mapping[str, Any]) -> Usage | None:
-        """Tokens of a response."""
+        """Returns the tokens of a response."""
         return of_response(answer)
 
     def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
-        """The one: its text, or the assistant's message where that is more. Raises UnusableAnswerError."""
+        """Returns one choice: its text, or the assistant's message if that has more. Raises UnusableAnswerError."""
         if not isinstance(answer.get("output"), list):
             raise UnusableAnswerError("the answer has no output")
         if answer.get("status") in ("failed", "cancelled"):
@@ -76,7 +76,7 @@ class ResponsesWire:
         texts = list[str]()
         refusals = list[str]()
         calls = list[dict[str, Any]]()
-        others = list[dict[str, Any]]()
+        other_items = list[dict[str, Any]]()
         thoughts = list[dict[str, Any]]()
         for item in objects(answer["output"]):
             kind = str(item.get("type"))
@@ -86,31 +86,35 @@ class ResponsesWire:
                     texts.append(text if isinstance(text := part.get("text"), str) else "")
                     refusals.append(text if isinstance(text := part.get("refusal"), str) else "")
             elif kind in _CALLS:
-                name, said = _CALLS[kind]
-                called = {"name": item.get("name"), said: arguments_text(item.get(said))}
-                calls.append({"id": item.get("call_id"), "type": name, name: called})
+                name, text_field = _CALLS[kind]
+                call_fields = {"name": item.get("name"), text_field: arguments_text(item.get(text_field))}
+                calls.append({"id": item.get("call_id"), "type": name, name: call_fields})
             else:
-                (thoughts if kind == "reasoning" else others).append(item)
+                (thoughts if kind == "reasoning" else other_items).append(item)
         text = "".join(texts)
         refusal = "".join(refusals)
         if answer.get("status") == "incomplete":
-            others += thoughts  # all that it came to
+            other_items += thoughts  # an incomplete response may have nothing else
         output: Any = text or None
-        if calls or refusal or (others and not text):
-            more = {"refusal": refusal or None, "tool_calls": calls, OTHERS: [] if text else others}
-            output = {"role": "assistant", "content": text or None, **{name: one for name, one in more.items() if one}}
-        why = _FINISHED.get(str(fields(answer.get("incomplete_details")).get("reason")))
-        return [Choice(index=0, output=output, finish_reason=why or ("tool_calls" if calls else "stop"))]
+        if calls or refusal or (other_items and not text):
+            optional_fields = {"refusal": refusal or None, "tool_calls": calls, OTHERS: [] if text else other_items}
+            output = {
+                "role": "assistant",
+                "content": text or None,
+                **{name: value for name, value in optional_fields.items() if value},
+            }
+        limit_reason = _FINISHED.get(str(fields(answer.get("incomplete_details")).get("reason")))
+        return [Choice(index=0, output=output, finish_reason=limit_reason or ("tool_calls" if calls else "stop"))]
 
 
 def _conversation(native: Mapping[str, JsonValue], messages: Sequence[Mapping[str, JsonValue]]) -> dict[str, Any]:
-    """The repaired conversation. Messages that were only added follow the client's own items."""
+    """Returns the repaired conversation. If messages were only added, they follow the client's own items."""
     before = chat_form(native).messages
     added = len(messages) - len(before)
-    for skipped in (0, 1):  # the agent's system prompt, which the body has as instructions
+    for skipped in (0, 1):  # the agent's system prompt may come first, which the body has as instructions
         if list(messages[skipped : skipped + len(before)]) == before and added >= skipped:
-            given = native.get("input")
-            items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+            original_input = native.get("input")
+            items = [{"role": "user", "content": original_input}] if isinstance(original_input, str) else original_input
             return {"input": [*objects(items or []), *input_of(messages[skipped + len(before) :])]}
     return {"instructions": None, "input": input_of(messages)}
 
@@ -122,17 +126,17 @@ class _ResponseReader:
     _response: dict[str, Any] = field(default_factory=dict[str, Any])
     _items: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
     _calls: dict[int, int] = field(default_factory=dict[int, int])
-    """Numbers of calls by the index of their item."""
-    _said: set[int] = field(default_factory=set[int])
-    """Items of calls whose text has begun."""
+    """The numbers of calls by the indexes of their items."""
+    _begun_calls: set[int] = field(default_factory=set[int])
+    """The indexes of calls whose text has begun."""
 
     @property
     def whole(self) -> bool:
-        """True if the last event has come: without it, nothing says that there is no more."""
+        """True if the last event has arrived, as only that ends a response."""
         return self.done
 
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
-        """The chunk that an event means, with the event; those about the response as a whole are no part of it."""
+        """Returns the chunk of an event, with the event itself, unless it is about the response as a whole."""
         event = event or {}
         kind = str(event.get("type"))
         index = _index(event)
@@ -148,7 +152,7 @@ class _ResponseReader:
         if (name := _TEXTS.get(kind)) is not None:
             return (self._chunk({name: _text(event)}, event),)
         if (grows := _GROWS.get(kind)) is not None:
-            self._said.add(index)
+            self._begun_calls.add(index)
             return (self._call(index, grows, {_CALLS[grows][1]: _text(event)}, event),)
         return ({**self._head(), "choices": [], "event": event},)
 
@@ -156,28 +160,28 @@ class _ResponseReader:
         is_new = index not in self._items
         kind = str(item.get("type"))
         self._items[index] = dict(item)
-        if kind not in _CALLS or not (is_new or (index not in self._said and event["type"].endswith(".done"))):
+        if kind not in _CALLS or not (is_new or (index not in self._begun_calls and event["type"].endswith(".done"))):
             return {**self._head(), "choices": [], "event": event}
-        _, said = _CALLS[kind]
-        text = arguments_text(item.get(said))
+        _, text_field = _CALLS[kind]
+        text = arguments_text(item.get(text_field))
         if text:
-            self._said.add(index)
-        begun = {"id": item.get("call_id"), "name": item.get("name")} if is_new else {}
-        return self._call(index, kind, {**begun, said: text}, event)
+            self._begun_calls.add(index)
+        call_head = {"id": item.get("call_id"), "name": item.get("name")} if is_new else {}
+        return self._call(index, kind, {**call_head, text_field: text}, event)
 
-    def _call(self, index: int, kind: str, called: dict[str, Any], event: Mapping[str, Any]) -> Chunk:
+    def _call(self, index: int, kind: str, call_fields: dict[str, Any], event: Mapping[str, Any]) -> Chunk:
         name, _ = _CALLS[kind]
         number = self._calls.setdefault(index, len(self._calls))
-        begun = {"id": called.pop("id"), "type": name} if "id" in called else {}
-        return self._chunk({"tool_calls": [{"index": number, **begun, name: called}]}, event)
+        call_head = {"id": call_fields.pop("id"), "type": name} if "id" in call_fields else {}
+        return self._chunk({"tool_calls": [{"index": number, **call_head, name: call_fields}]}, event)
 
     def _end(self, response: dict[str, Any]) -> Iterable[Chunk]:
         self.done = True
         if not response.get("output"):
             response["output"] = [item for _, item in sorted(self._items.items())]
         self._response |= response
-        why = _FINISHED.get(str(fields(response.get("incomplete_details")).get("reason")))
-        yield self._chunk({}, finish_reason=why or ("tool_calls" if self._calls else "stop"))
+        limit_reason = _FINISHED.get(str(fields(response.get("incomplete_details")).get("reason")))
+        yield self._chunk({}, finish_reason=limit_reason or ("tool_calls" if self._calls else "stop"))
         usage = of_completion(response)
         if usage is not None and usage.input_tokens is not None and usage.output_tokens is not None:
             counts = {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens}
@@ -188,12 +192,15 @@ class _ResponseReader:
             yield {**self._head(), "choices": [], "usage": {**counts, "total_tokens": total, **details}}
 
     def answer(self) -> dict[str, Any]:
-        """The response; of one that broke off, as far as it was said."""
+        """Returns the response; if it broke off, the part of it that has arrived."""
         if self.done:
             return self._response
         message = self._answer.messages().get(0, {})
-        said = {"type": "message", "content": [{"type": "output_text", "text": message.get("content") or ""}]}
-        return {**self._response, "output": [said]}
+        partial_message = {
+            "type": "message",
+            "content": [{"type": "output_text", "text": message.get("content") or ""}],
+        }
+        return {**self._response, "output": [partial_message]}
 
     def _chunk(
         self, delta: dict[str, Any], event: Mapping[str, Any] | None = None, finish_reason: str | None = None

@@ -8,15 +8,15 @@ from breakwater.kernel.errors import BreakwaterError
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 _MARK = b"\xef\xbb\xbf"
-"""A byte-order mark, which may come before the first event."""
+"""A byte-order mark, which may precede the first event."""
 
 
 class EventTooLargeError(BreakwaterError):
-    """An event has more bytes than any may have."""
+    """An event of a stream is too large."""
 
 
 class EventReader:
-    """Takes a body in pieces, and gives its events. Comments, and fields but for names and data, are passed over."""
+    """Takes a body in pieces and yields its events. Comments, and fields other than names and data, are skipped."""
 
     def __init__(self) -> None:
         self._first = True
@@ -25,13 +25,17 @@ class EventReader:
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Names and data of the events that are whole now, but those without data. Raises EventTooLargeError."""
+        """Takes the next piece. Yields name and data of each event that is complete, and skips events without data.
+
+        Raises:
+            EventTooLargeError: the event that is not complete yet is too large.
+        """
         body = self._rest + piece
         if self._first and not _MARK.startswith(body):
             self._first = False
             body = body.removeprefix(_MARK)
         if b"\r" in body:
-            # The next piece may begin with the other half of a line's end.
+            # A carriage return at the end may be the first half of a line break.
             half = b"\r" if body.endswith(b"\r") else b""
             body = body.removesuffix(half).replace(b"\r\n", b"\n").replace(b"\r", b"\n") + half
         *lines, self._rest = body.split(b"\n")

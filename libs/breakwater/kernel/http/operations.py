@@ -3,7 +3,7 @@
 A handler takes an `ApiRequest` and returns the content of the response. The type argument of its `ApiRequest` is the
 model of the body of a POST, or of the query of a GET. A handler that takes a Starlette `Request` makes its own
 `Response`. A `RequestError` becomes an error response, as does an outage of NATS, Redis or ClickHouse (503). Before a
-handler runs, `policy.callers.scopes_for` has decided from its method and path who may call it.
+handler runs, `identity.rules.callers.scopes_for` has decided from its method and path who may call it.
 """
 
 from __future__ import annotations
