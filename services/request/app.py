@@ -425,7 +425,7 @@ async def _undecoded(message: NatsMessage) -> bytes:
 
 
 async def _respond(message: Msg, response: bytes) -> None:
-    # If the program or the connection is gone, nobody needs the response.
+    # If the program or the connection is gone, the response is of no use.
     if message.reply:
         with suppress(NatsError):
             await message.respond(response)

@@ -223,7 +223,7 @@ class StreamFill:
             used = facts.bytes / facts.max_bytes if facts.max_bytes > 0 else 0.0
             self._metrics.used(stream, used)
             log = structlog.get_logger().bind(stream=stream.value, used=round(used, 2))
-            # When ALERTS is full, NATS removes the oldest alerts, so nobody needs to act.
+            # When ALERTS is full, NATS removes the oldest alerts, so no action is needed.
             if used >= NEARLY_FULL and stream is not Stream.ALERTS and stream not in self._warned:
                 self._warned.add(stream)
                 log.warning("stream_nearly_full", when_full=WHEN_FULL[stream])

@@ -205,7 +205,7 @@ def test_what_was_missed_comes_with_the_result() -> None:
     shown = list(map(assembly.add, chunks))
 
     events = [*encoder.begin(), *encoder.add(shown[0]), *encoder.add(shown[1])]
-    events += encoder.end(result(assembly.completion()), whole=False)
+    events += encoder.end(result(assembly.completion()), complete=False)
 
     assert accumulated(events) == events[-1]["response"]["output"] == output_of("job-1", result(assembly.completion()))
 

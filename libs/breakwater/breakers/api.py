@@ -145,7 +145,7 @@ class AgentAvailability:
 
 
 def _agent_unavailable(agent: str, untils: dict[str, int], now_ms: int) -> RequestError:
-    """Returns 503 with the time when a model may be called again. In `untils`, 0 stands for an isolated breaker."""
+    """Returns 503 with the time when a model may be called again. In `untils`, 0 means an isolated breaker."""
     first_ms = min((until for until in untils.values() if until), default=None)
     headers = {} if first_ms is None else {"Retry-After": str(max(1, math.ceil((first_ms - now_ms) / 1000)))}
     details = list[FieldError]()

@@ -44,7 +44,7 @@ REUSE_S = 3_600.0
 LOGOUT_S = 600
 """The greatest age of a logout token."""
 KEYS_AGAIN_S = 30.0
-"""Interval at which logout tokens with an unknown key may cause the keys to be read again: anybody can send them."""
+"""Interval at which logout tokens with an unknown key may cause the keys to be read again: anyone can send them."""
 LEEWAY_S = 60
 """The largest accepted difference between the provider's clock and ours."""
 MAX_AT_ONCE = 20
@@ -412,7 +412,7 @@ def _check_logout(metadata: ProviderMetadata, claims: dict[str, Any], client_id:
 
 
 def _reason(error: Exception) -> str:
-    """Returns the reason why there is no response. It has no addresses, as anybody may read it; the log has them."""
+    """Returns the reason why there is no response. It has no addresses, as anyone may read it; the log has them."""
     match error:
         case RedirectError():
             return f"it answers with a redirect ({error.status})"

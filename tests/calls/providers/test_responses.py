@@ -131,7 +131,7 @@ async def test_missed_chunks_are_made_up_for_by_the_result() -> None:
         events = encoder.begin()
         for one in streamed.chunks[:kept]:
             events += encoder.add(one)
-        events += encoder.end(ended, whole=False)
+        events += encoder.end(ended, complete=False)
 
         assert accumulated(events) == output_of("job-1", ended)
 

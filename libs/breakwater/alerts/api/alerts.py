@@ -153,7 +153,7 @@ async def apply_to_incident(
     Args:
         log: the log of all incidents.
         pick: picks the incident; its errors are raised here.
-        act: the action. It is called again whenever somebody else changes the incident at the same time.
+        act: the action. It is called again if the incident is changed at the same time.
 
     Returns:
         The incident after the action, and True if this call changed it.

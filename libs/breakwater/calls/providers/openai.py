@@ -117,7 +117,7 @@ class ChatCompletions:
 
 
 _FIELDS_BESIDE_TEXT = ("tool_calls", "function_call", "refusal", "audio", "images", OTHERS)
-"""Fields of a message that have content besides its text."""
+"""Fields of a message that have content in addition to its text."""
 
 
 def _choice(index: int, choice: Mapping[str, Any]) -> Choice:

@@ -71,7 +71,7 @@ SESSION_HEADERS = ("x-session-id", "x-claude-code-session-id", "session-id")
 _JSON_OPTIONS = frozenset({"fallback_models", "depends_on", "metadata", "breaker", "guard", "retry"})
 _REQUEST_ID = "breakwater.request_id"
 _NO_RETRY = {"x-should-retry": "false"}
-"""Tells the client not to retry, as Breakwater has already retried as often as the agent allows."""
+"""Keeps the client from retrying, as Breakwater has already retried as often as the agent allows."""
 
 
 @dataclass(frozen=True, slots=True)

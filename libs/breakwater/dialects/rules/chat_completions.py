@@ -74,7 +74,7 @@ _OF_ANSWERS: Mapping[str, tuple[int, str]] = {
 """Statuses and codes of unusable answers for which OpenAI has codes of its own, by the error's class."""
 
 _FINISH_REASONS = frozenset({"stop", "length", "content_filter"})
-"""Finish reasons that OpenAI's clients know, besides `tool_calls`, which follows from the message."""
+"""Finish reasons that OpenAI's clients know, apart from `tool_calls`, which follows from the message."""
 
 
 def job_of(request: ChatCompletionRequest, options: CallOptions, agent: str, model: str | None) -> Job:

@@ -136,7 +136,7 @@ def read_dead_letter(message: Found, cipher: Cipher = OFF) -> StoredDeadLetter |
 
 
 def filter_for(reason: str | None, agent: str | None) -> str:
-    """Returns the subjects of the dead letters with a reason and an agent; None stands for any."""
+    """Returns the subjects of the dead letters with a reason and an agent; None means any."""
     if reason is None and agent is None:
         return ALL_DEAD_LETTERS
     return ".".join(("bw.dlq", *("*" if name is None else encode_token(name) for name in (reason, agent))))

@@ -162,7 +162,7 @@ class QueueQuota:
     """The bytes of each agent in JOBS, as of the last check, plus the jobs that this process has added since."""
 
     def __init__(self, share: int | None, lookup: Lookup) -> None:
-        """Sets the most bytes that one agent may have; None stands for a quarter of the limit of JOBS."""
+        """Sets the most bytes that one agent may have; None means a quarter of the limit of JOBS."""
         self.set_share(share)
         self.lookup = lookup
         self._sizes: Mapping[str, float] = {}

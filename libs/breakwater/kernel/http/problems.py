@@ -35,7 +35,7 @@ _ANTHROPIC_TYPES = {
     529: "overloaded_error",
 }
 _UNSUPPORTED = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
-"""Details that tell Anthropic's SDK to go on without a field."""
+"""Details with which Anthropic's SDK goes on without a field."""
 _OVERLOADED = 529
 """Anthropic's status for an outage, for which OpenAI uses 503."""
 

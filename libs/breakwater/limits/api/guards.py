@@ -18,7 +18,7 @@ from breakwater.limits.rules.guard import Task
 from breakwater.limits.store.tasks import TaskKey, Tasks, Tripped
 
 NO_AGENT = "*"
-"""Stands for the agent of a task that no job has tripped."""
+"""The agent of a task that no job has tripped."""
 
 
 @dataclass(frozen=True, slots=True)
