@@ -414,7 +414,7 @@ class _LiveApp:
 def _provider_of(console: ConsoleSettings, openid: OpenId) -> OpenIdProvider:
     """Returns the client of the OpenID provider. Raises ConfigError if its secret can't be read."""
     # Imported only where there is a provider: its library costs 0.13 s of CPU and 3 MB.
-    from services.request.openid_provider import OpenIdProvider
+    from breakwater.identity.openid_provider import OpenIdProvider
 
     return OpenIdProvider(openid, openid.secret(), f"{console.url}{OPENID_CALLBACK}")
 

@@ -7,7 +7,7 @@ import pytest
 from nats.aio.client import Client
 from nats.js.errors import NotFoundError
 
-from breakwater.jobs.api.queues import KEPT_S, QueueRoutes
+from breakwater.jobs.api.queues import REUSE_S, QueueRoutes
 from breakwater.kernel.http.contract import Queues
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.topology import worker_consumer

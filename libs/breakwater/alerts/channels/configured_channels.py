@@ -18,7 +18,7 @@ from breakwater.alerts.channels.wording import Wording
 from breakwater.alerts.contract import Alert, ChannelTest
 from breakwater.alerts.rules.links import incident_link
 from breakwater.alerts.settings import AlertLinks
-from breakwater.calls.providers.local import Shown
+from breakwater.calls.providers.local import ErrorTexts
 from breakwater.config import AlertChannel, Alerts, ConfigError, SlackChannel, WebhookChannel
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.subjects import decode_token

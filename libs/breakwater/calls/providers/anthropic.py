@@ -382,7 +382,7 @@ class AnthropicSettings(HttpSettings):
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Returns the provider. Raises ConfigError."""
-        from breakwater.providers.http import HttpProvider
+        from breakwater.calls.providers.http import HttpProvider
 
         chat = Messages(self.base_url, self.version)
         native = NativeMessages(self.base_url, self.version)

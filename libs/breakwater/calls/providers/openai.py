@@ -48,7 +48,7 @@ class OpenAISettings(HttpSettings):
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Returns the provider. Raises ConfigError."""
-        from breakwater.providers.http import HttpProvider
+        from breakwater.calls.providers.http import HttpProvider
 
         chat = ChatCompletions(self.base_url)
         wires: dict[CallApi, Wire] = {
@@ -166,7 +166,7 @@ class AzureSettings(HttpSettings):
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Returns the provider. Raises ConfigError."""
-        from breakwater.providers.http import HttpProvider
+        from breakwater.calls.providers.http import HttpProvider
 
         chat = AzureDeployments(self.base_url, self.api_version)
         return HttpProvider({"chat": chat, "embeddings": EmbeddingsWire(chat)}, self, redaction)

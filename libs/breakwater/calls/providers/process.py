@@ -30,7 +30,14 @@ from breakwater.calls.providers.base import (
     silence,
 )
 from breakwater.calls.providers.child import STDERR_KEPT, Child
-from breakwater.calls.providers.local import Pieces, ErrorTexts, ReportedSpend, failure_of_code, first_problem, request_of
+from breakwater.calls.providers.local import (
+    ErrorTexts,
+    Pieces,
+    ReportedSpend,
+    failure_of_code,
+    first_problem,
+    request_of,
+)
 from breakwater.calls.providers.orphans import OrphanGuard
 from breakwater.calls.rules.classify import ProgramFailure, TransportFailure
 from breakwater.kernel.errors import ConfigError

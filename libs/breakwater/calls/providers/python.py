@@ -16,7 +16,14 @@ from pydantic import Field, JsonValue, ValidationError
 from pydantic_core import from_json
 
 from breakwater.calls.providers.base import Answer, Call, CallError, LocalSettings, Provider, silence
-from breakwater.calls.providers.local import Pieces, ErrorTexts, ReportedSpend, failure_of_code, first_problem, request_of
+from breakwater.calls.providers.local import (
+    ErrorTexts,
+    Pieces,
+    ReportedSpend,
+    failure_of_code,
+    first_problem,
+    request_of,
+)
 from breakwater.calls.rules.classify import ProgramFailure, TransportFailure
 from breakwater.kernel.errors import BreakwaterError, ConfigError
 from breakwater.kernel.process.callables import load_callable

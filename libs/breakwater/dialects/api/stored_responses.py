@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.dialects.api.calls import ApiAnswer, ParsedCall
-from breakwater.dialects.api.response_store import ResponseStore, outages_as, echoed_request_of, listed_items, readable
+from breakwater.dialects.api.response_store import ResponseStore, echoed_request_of, listed_items, outages_as, readable
 from breakwater.dialects.contract.openai import ResponseObject
 from breakwater.dialects.contract.stored_response import StoredResponse
 from breakwater.dialects.rules.responses_answer import EchoedRequest, pending_response, response_of

@@ -38,8 +38,8 @@ from breakwater.jobs.rules.chat_messages import (
     call_id,
     fields,
     finish_reason,
+    generated_call_id,
     is_end,
-    made_call_id,
     objects,
 )
 from breakwater.jobs.rules.ownership import shown
