@@ -21,7 +21,7 @@ from breakwater.breakers.api import AgentAvailability
 from breakwater.config import Config, validate_job
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.api.job_queue import JobQueue
-from breakwater.jobs.api.results import JobLookup, ReceivedResult, disconnected, status_of
+from breakwater.jobs.api.results import JobLookup, ReceivedResult, status_of
 from breakwater.jobs.api.submission import Submission, submission
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.plan_changes import PlanLog, PlanSource
@@ -39,6 +39,7 @@ from breakwater.jobs.store.plans import NotedJob
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.http.parsing import invalid_job, suggestion, with_field
 from breakwater.kernel.http.problems import RequestError, unavailable
+from breakwater.kernel.http.server import disconnected
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
 from breakwater.kernel.nats.subjects import REPLIES

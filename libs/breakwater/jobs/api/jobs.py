@@ -12,7 +12,7 @@ from starlette.responses import Response
 from breakwater.identity.auth import caller_of
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.api.intake import JobIntake, accepted_response
-from breakwater.jobs.api.results import JobLookup, disconnected, job_is_of, shown_result, status_of
+from breakwater.jobs.api.results import JobLookup, job_is_of, shown_result, status_of
 from breakwater.jobs.api.submission import make_job_id
 from breakwater.jobs.contract.execution import Result
 from breakwater.jobs.contract.job import Job
@@ -22,6 +22,7 @@ from breakwater.jobs.rules.record import without_figures
 from breakwater.kernel.http.operations import TOO_MANY, operation
 from breakwater.kernel.http.parsing import read_body, read_job, wait_s_of
 from breakwater.kernel.http.problems import unavailable, unknown_job
+from breakwater.kernel.http.server import disconnected
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.redis.connection import StateUnavailableError

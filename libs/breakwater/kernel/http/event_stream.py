@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from breakwater.identity.auth import caller_of, wait_until_refused
-from breakwater.jobs.api.results import disconnected
 from breakwater.kernel.http.problems import RequestError, not_read
+from breakwater.kernel.http.server import disconnected
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import StateUnavailableError
