@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import orjson
-from starlette.types import Receive
 
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.contract.execution import Attempt
@@ -250,9 +249,3 @@ def job_is_of(caller: Caller, status: JobStatus | None) -> bool:
 def shown_result(caller: Caller, document: bytes) -> bytes:
     """Returns a result, a record or a step with its ids as a caller writes them."""
     return document_as_chosen(document, partial(shown_to, caller))
-
-
-async def disconnected(receive: Receive) -> None:
-    """Waits until the client disconnects."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive
 
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.process.files import raise_file_limit
@@ -177,3 +177,9 @@ class HttpServer:
         for connection, seconds in self._idle.items():
             if seconds > limit_s:
                 connection.transport.close()
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
