@@ -8,11 +8,11 @@ from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from breakwater.jobs.contract.events import Window as BudgetWindow
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import CostsBy
+from breakwater.limits.contract import Window as BudgetWindow
 from breakwater.limits.rules.budget import period, recent_from
 from breakwater.records import events, figures, search, spend
 from breakwater.records.rules.costs import CostSums, month_before

@@ -21,6 +21,7 @@ from bench.history_events import Events
 from bench.history_fleet import AGENTS, BY_HOUR, BY_WEEKDAY, NIGHT, TENANT_WEIGHTS, TENANTS
 from bench.history_jobs import Job, Jobs, outages
 from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.kernel.clickhouse.table import Table
 from breakwater.kernel.types import ms_from_time
 from breakwater.records import schema
 from breakwater.records.migrations import migrate
@@ -31,7 +32,7 @@ LONGEST_MS = 10 * 60_000
 """Nothing is queued so shortly before the end, that what was queued before it is over by then, or nearly all of it."""
 REMEMBERED = 400
 
-Batch = tuple[schema.Table, list[StoredRow]]
+Batch = tuple[Table, list[StoredRow]]
 
 
 @dataclass(frozen=True, slots=True)

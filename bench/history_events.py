@@ -16,9 +16,13 @@ from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules.alert_rules import Reminders
 from breakwater.alerts.rules.incidents import IncidentRules, acknowledge, decide, resolve
 from breakwater.alerts.rules.signals import signals_of
-from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
+from breakwater.breakers.contract import BreakerTransition
+from breakwater.identity.contract import AuditEvent
+from breakwater.jobs.contract.plans import PlanChange
+from breakwater.kernel.clickhouse.table import Table
 from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.types import time_from_ms
+from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.records import rows, schema
 from breakwater.records.rows import StoredRow
 
@@ -53,7 +57,7 @@ class Events:
         self._actions = count(1)
         self._jobs = count(1)
 
-    def take(self) -> Iterator[tuple[schema.Table, list[StoredRow]]]:
+    def take(self) -> Iterator[tuple[Table, list[StoredRow]]]:
         """What was made since the last time, by table."""
         for table in schema.TABLES:
             if self._rows[table.name]:
@@ -276,7 +280,7 @@ class Events:
         )
         self._keep(schema.AUDIT, rows.audit_row(event, self._next_sequence()))
 
-    def _keep(self, table: schema.Table, row: StoredRow) -> None:
+    def _keep(self, table: Table, row: StoredRow) -> None:
         self._rows[table.name].append(row)
 
 

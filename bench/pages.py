@@ -28,9 +28,9 @@ from playwright.async_api import Page, async_playwright
 
 from bench.history import History, load
 from bench.history_fleet import AGENTS
+from breakwater.identity.operations import ApiRequest
 from breakwater.identity.rules.callers import person
 from breakwater.kernel.clickhouse.client import Analytics, connect
-from breakwater.kernel.http.operations import ApiRequest
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.types import format_time
 from breakwater.limits.contract import CostsListQuery

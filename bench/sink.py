@@ -24,8 +24,8 @@ import uvloop
 from clickhouse_connect.driver import create_async_client
 
 from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.clickhouse.table import Table
 from breakwater.records.rows import StoredRow
-from breakwater.records.schema import Table
 from services.sink import records
 from services.sink.app import BATCH_SIZE
 from tests.helpers import FIRST

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from breakwater.config import ConfigError, RetentionDays, parse_config
+from breakwater.kernel.clickhouse.table import RETENTION_DAYS
 from breakwater.local.commands.setup import layout, statements
-from breakwater.records.schema import RETENTION_DAYS, TABLES
+from breakwater.records.schema import TABLES
 from tests.tables import each_row
 
 PLAIN = "providers: {p: {base_url: 'http://x'}}\nagents: {a: {model: m}}\n"

@@ -20,11 +20,11 @@ from nats.aio.msg import Msg
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from breakwater.jobs.contract.events import GuardEvent
 from breakwater.kernel.nats.broker import Batches, Broker, ServiceApp, make_broker
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.subscriber import ChannelSpecification, PullSubscriber
 from breakwater.kernel.redis.connection import Redis
+from breakwater.limits.contract import GuardEvent
 from breakwater.records.channels import GUARDS
 from tests.tables import each_row
 

@@ -26,8 +26,8 @@ from breakwater.alerts.rules.alert_rules import SEVERITY_OF, began_with, highest
 from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.outbox import ChannelRules
 from breakwater.alerts.store import IncidentLog
+from breakwater.breakers.contract import BreakerTransition
 from breakwater.config import Alerts, Config
-from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, on_request, publisher_of
 from breakwater.kernel.nats.delivery import Delivery
@@ -40,6 +40,7 @@ from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.telemetry.metrics import INCIDENTS, AlerterMetrics, GaugeCollector, Readings
+from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.records.channels import ALERTS, BREAKERS, BUDGETS, DEAD_LETTERS, GUARDS
 from breakwater.redaction.rules.redact import Redactor
 from services.alerter.anomalies import AnomalyWatch

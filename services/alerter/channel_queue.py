@@ -16,7 +16,7 @@ from breakwater.alerts.channels.channel import AlertSender, SendError
 from breakwater.alerts.contract import Alert, AlertDigest
 from breakwater.alerts.rules.alert_rules import UNDELIVERABLE
 from breakwater.alerts.rules.outbox import ChannelMessage, ChannelRules, WaitingAlert, message_id, next_message
-from breakwater.jobs.contract.events import DeadLetter
+from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.subjects import Header
 

@@ -25,9 +25,10 @@ from breakwater.alerts.rules.signals import (
     of_quotas,
     signals_of,
 )
-from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
+from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Execution
 from breakwater.jobs.store.records import read_record
+from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.delivery import Delivery, dead_letter, heartbeat, report_in_progress
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.publisher import Publisher
@@ -35,6 +36,7 @@ from breakwater.kernel.nats.pull import BUSY, Pull
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
+from breakwater.limits.contract import BudgetEvent, GuardEvent
 from services.alerter.bus import IncidentRecorder
 from services.alerter.clock import Clock
 

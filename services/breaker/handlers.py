@@ -10,13 +10,13 @@ from typing import get_args
 
 import structlog
 
+from breakwater.breakers.contract import BreakerState
 from breakwater.breakers.rules import ALL, BreakerKey
 from breakwater.breakers.store import Breakers
 from breakwater.breakers.transitions import Seen, decide, observation_of, publish_saved
 from breakwater.config import Config, breakers_of
 from breakwater.health.rules import failed, out_of_budget
 from breakwater.health.store import EndedCall, Healths
-from breakwater.jobs.contract.events import BreakerState
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.store.records import read_record
 from breakwater.kernel.nats.delivery import Delivery, heartbeat

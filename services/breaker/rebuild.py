@@ -14,12 +14,12 @@ from datetime import UTC, datetime, timedelta
 
 import structlog
 
+from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules import BreakerKey
 from breakwater.breakers.store import Breakers, Loaded, Saving
 from breakwater.config import Config
 from breakwater.health.rules import recalled
 from breakwater.health.store import Healths
-from breakwater.jobs.contract.events import BreakerTransition, GuardEvent
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.jobs.store.records import read_record
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
@@ -28,6 +28,7 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage, Outages
 from breakwater.kernel.types import ms_from_time
+from breakwater.limits.contract import GuardEvent
 from breakwater.limits.rules.guard import Trip, outcome_of
 from breakwater.limits.store.tasks import TaskKey, Tasks, Tripped
 from services.breaker.handlers import BreakerHandler

@@ -8,7 +8,6 @@ from typing import Any
 
 import structlog
 
-from breakwater.jobs.contract.events import BudgetEvent
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.store.records import read_record
 from breakwater.kernel.nats import subjects
@@ -19,6 +18,7 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process.outage import Outages
 from breakwater.kernel.telemetry.metrics import BudgetMetrics
 from breakwater.kernel.types import time_from_ms
+from breakwater.limits.contract import BudgetEvent
 from breakwater.limits.rules.budget import CapTable, Counter, Period, effective_limit, periods_at, reached, threshold
 from breakwater.limits.rules.ledger import charged_at
 from breakwater.limits.rules.refusals import for_operators

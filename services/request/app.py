@@ -47,6 +47,8 @@ from breakwater.identity.api_keys import KeyRing
 from breakwater.identity.audit import AuditLog
 from breakwater.identity.auth import RequireApiKey
 from breakwater.identity.contract import OPENID_CALLBACK
+from breakwater.identity.event_stream import OpenStreams
+from breakwater.identity.operations import as_routed, routes_of
 from breakwater.identity.store import PersonSession, Sessions, SignIns
 from breakwater.jobs.api.callable_agents import CallableAgentTable
 from breakwater.jobs.api.cancels import CancelRequests, CancelRoutes, Cancels
@@ -58,15 +60,12 @@ from breakwater.jobs.api.plans import PlanRoutes
 from breakwater.jobs.api.progress import ProgressRoutes
 from breakwater.jobs.api.queues import QueueRoutes
 from breakwater.jobs.api.results import JobLookup, ResultReader, Waiters
-from breakwater.jobs.contract.events import Reconciliation
 from breakwater.jobs.plan_changes import PlanLog
 from breakwater.jobs.store.accepted import Accepted
 from breakwater.jobs.store.executions import Executions
 from breakwater.jobs.store.in_flight_requests import InFlightRequests
 from breakwater.jobs.store.plans import Plans
 from breakwater.kernel.clickhouse.client import connect
-from breakwater.kernel.http.event_stream import OpenStreams
-from breakwater.kernel.http.operations import as_routed, routes_of
 from breakwater.kernel.http.problems import RequestError, unavailable
 from breakwater.kernel.http.server import HttpServer, PortTakenError, Shares, listen
 from breakwater.kernel.nats.broker import Broker, make_broker, publisher_of, subscribed
@@ -81,6 +80,7 @@ from breakwater.kernel.telemetry.http_metrics import CountRequests
 from breakwater.kernel.telemetry.metrics import GaugeCollector, HttpMetrics, StreamMetrics
 from breakwater.limits.api.budgets import BudgetRoutes
 from breakwater.limits.api.guards import GuardRoutes
+from breakwater.limits.contract import Reconciliation
 from breakwater.limits.reconciliation import RecordedSpend, compare
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.deployments import Deployments

@@ -14,10 +14,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from breakwater.breakers.api import AgentRoutes
+from breakwater.breakers.contract import Health
+from breakwater.identity.operations import operation
 from breakwater.jobs.api.queues import QueueRoutes
-from breakwater.jobs.contract.events import Health
 from breakwater.kernel.http.contract import AgentQueue, ServiceStatus
-from breakwater.kernel.http.operations import operation
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import queued_at, trusted_headers

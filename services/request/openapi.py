@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute, Route
 from breakwater.alerts.api.alerts import ChannelRoutes, IncidentRoutes
 from breakwater.alerts.contract import Alert
 from breakwater.breakers.api import AgentRoutes, BreakerRoutes
+from breakwater.breakers.contract import BreakerTransition
 from breakwater.dialects.api.chat import ChatRoutes
 from breakwater.dialects.api.embeddings import EmbeddingsRoutes
 from breakwater.dialects.api.messages import MessageRoutes
@@ -33,6 +34,7 @@ from breakwater.dialects.contract.openai import OpenAIErrorBody
 from breakwater.identity.api import OpenIdRoutes, SessionRoutes
 from breakwater.identity.auth import is_guarded
 from breakwater.identity.contract import KEY_SCOPES
+from breakwater.identity.operations import Operation, operations_of
 from breakwater.identity.rules.callers import scopes_for
 from breakwater.jobs.api.cancels import CancelRoutes
 from breakwater.jobs.api.dead_letters import DeadLetterRoutes
@@ -40,14 +42,13 @@ from breakwater.jobs.api.jobs import JobRoutes
 from breakwater.jobs.api.plans import PlanRoutes
 from breakwater.jobs.api.progress import ProgressRoutes
 from breakwater.jobs.api.queues import QueueRoutes
-from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.jobs.contract.execution import Attempt, ExecutionSummary, Progress
 from breakwater.kernel.http.contract import ErrorBody, EventGap
-from breakwater.kernel.http.operations import Operation, operations_of
 from breakwater.kernel.http.problems import is_messages, is_openai
 from breakwater.kernel.types import Event, Message
 from breakwater.limits.api.budgets import BudgetRoutes
 from breakwater.limits.api.guards import GuardRoutes
+from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.records.api.costs import CostRoutes
 from breakwater.records.api.events import EventRoutes
 from breakwater.records.api.executions import ExecutionRoutes

@@ -5,14 +5,17 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from breakwater.alerts.contract import Alert
+from breakwater.breakers.contract import BreakerTransition
 from breakwater.config import Config
-from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
+from breakwater.identity.contract import AuditEvent
 from breakwater.jobs.contract.execution import Attempt, Execution
+from breakwater.jobs.contract.plans import PlanChange
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.telemetry.metrics import SinkMetrics
+from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.records.channels import (
     ALERTS,
     ATTEMPTS,

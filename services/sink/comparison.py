@@ -20,6 +20,7 @@ import structlog
 
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError, UnstorableError
+from breakwater.kernel.clickhouse.table import Table
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup
 from breakwater.kernel.nats.subjects import Stream
@@ -28,7 +29,6 @@ from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.telemetry.metrics import SinkMetrics
 from breakwater.records.log_comparison import MARGIN, LogComparison, last_comparison, missing_sequences, save_comparison
 from breakwater.records.rows import StoredRow
-from breakwater.records.schema import Table
 from services.sink import records
 from services.sink.handlers import insert_but_rejected
 

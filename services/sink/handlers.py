@@ -17,13 +17,13 @@ import structlog
 
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import RowsRejectedError, UnstorableError
+from breakwater.kernel.clickhouse.table import Table
 from breakwater.kernel.nats.delivery import Delivery, dead_letter, heartbeat
 from breakwater.kernel.nats.errors import EventStreamFullError
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process.outage import Outages, StoppedWaitingError
 from breakwater.kernel.telemetry.metrics import SinkMetrics
 from breakwater.records.rows import StoredRow
-from breakwater.records.schema import Table
 from services.sink import records
 
 REFUSED_DELAY_S = 300.0

@@ -9,12 +9,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from breakwater.alerts.contract import Alert
-from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
+from breakwater.breakers.contract import BreakerTransition
+from breakwater.identity.contract import AuditEvent
 from breakwater.jobs.contract.execution import Attempt, Execution
+from breakwater.jobs.contract.plans import PlanChange
 from breakwater.jobs.store.records import problem_of
 from breakwater.kernel.clickhouse.errors import UnstorableError
+from breakwater.kernel.clickhouse.table import Table
 from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.types import Event
+from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.records import rows, schema
 from breakwater.records.rows import StoredRow
 
@@ -26,7 +30,7 @@ def _timeless(row: Callable[[Any, int], StoredRow]) -> _Row:
     return lambda event, sequence, _stored_at: row(event, sequence)
 
 
-_KINDS: Mapping[str, tuple[schema.Table, type[Event], _Row]] = {
+_KINDS: Mapping[str, tuple[Table, type[Event], _Row]] = {
     "attempts": (schema.ATTEMPTS, Attempt, rows.attempt_row),
     "executions": (schema.EXECUTIONS, Execution, _timeless(rows.execution_row)),
     "breakers": (schema.BREAKER_TRANSITIONS, BreakerTransition, _timeless(rows.transition_row)),
@@ -41,7 +45,7 @@ _KINDS: Mapping[str, tuple[schema.Table, type[Event], _Row]] = {
 
 def read(
     subject: str, data: bytes, headers: Mapping[str, str], sequence: int, stored_at: datetime
-) -> tuple[schema.Table, StoredRow]:
+) -> tuple[Table, StoredRow]:
     """A message as a row, with the table where it belongs.
 
     Args:

@@ -18,10 +18,12 @@ from breakwater.alerts.rules.signals import (
     of_quotas,
     signals_of,
 )
-from breakwater.jobs.contract.events import BreakerState, BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
+from breakwater.breakers.contract import BreakerState, BreakerTransition
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.formats import moment
+from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.types import nano_from_usd
+from breakwater.limits.contract import BudgetEvent, GuardEvent
 from tests.records.samples import attempt
 from tests.tables import each_row
 

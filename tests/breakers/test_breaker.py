@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from breakwater.breakers.contract import BreakerState
 from breakwater.breakers.rules import (
     ALL,
     MAX_ERRORS_SEEN,
@@ -33,7 +34,6 @@ from breakwater.breakers.rules import (
 )
 from breakwater.calls.rules.classify import error_identity
 from breakwater.config import ConfigError, parse_config
-from breakwater.jobs.contract.events import BreakerState
 from tests.tables import each_row
 
 NOW = 1_795_000_000_000

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
+from breakwater.breakers.contract import BreakerState
 from breakwater.breakers.rules import (
     Breaker,
     BreakerKey,
@@ -27,7 +28,6 @@ from breakwater.breakers.rules import (
     reset,
 )
 from breakwater.breakers.store import BreakerAdmitted, BreakerRefused, Breakers, Loaded, Saving
-from breakwater.jobs.contract.events import BreakerState
 from tests.limits.machine import RedisMachine, run_for_steps
 from tests.servers import RunningServer
 

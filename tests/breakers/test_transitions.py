@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules import (
     Breaker,
     BreakerChange,
@@ -15,7 +16,6 @@ from breakwater.breakers.rules import (
     reset,
 )
 from breakwater.health.rules import half_opened, open_for, recalled, transition
-from breakwater.jobs.contract.events import BreakerTransition
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from tests.tables import each_row
 

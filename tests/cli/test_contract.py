@@ -16,13 +16,15 @@ import yaml
 
 from breakwater.alerts.channels.channel import envelope
 from breakwater.alerts.contract import Alert, AlertDigest, HeldBack, WebhookEnvelope
+from breakwater.breakers.contract import BreakerTransition
 from breakwater.cli.contract import config_schema, files
 from breakwater.config import parse_config
-from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution, Progress, Result
 from breakwater.kernel.nats import subjects, topology
+from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.types import Event
+from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.records.channels import CHANNELS
 from breakwater.records.schemas import ON_WEBHOOKS
 from tests.cli.conftest import Run

@@ -17,6 +17,7 @@ import pytest
 from clickhouse_connect.driver import create_async_client
 
 from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.clickhouse.table import Table
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.types import format_time
 from breakwater.records import rows, schema
@@ -91,7 +92,7 @@ async def cutting(url: str, after: int, *, hangs: bool = False) -> AsyncGenerato
 
 @pytest.mark.parametrize(("what", "table"), [("executions", schema.EXECUTIONS), ("attempts", schema.ATTEMPTS)])
 async def test_a_parquet_file_read_back_is_what_was_stored(
-    run: Run, analytics: Analytics, clickhouse_server: RunningServer, what: str, table: schema.Table
+    run: Run, analytics: Analytics, clickhouse_server: RunningServer, what: str, table: Table
 ) -> None:
     records = [
         full_execution(),

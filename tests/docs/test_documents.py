@@ -14,10 +14,10 @@ from pydantic import SecretStr
 
 from breakwater.breakers.rules import BreakerRules
 from breakwater.cli.main import every_command
-from breakwater.jobs.contract.events import Scope
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.nats.topology import Plan, streams
 from breakwater.kernel.process.settings import Settings
+from breakwater.limits.contract import Scope
 from breakwater.records.channels import CHANNELS
 from breakwater.records.commands.executions import ListOrShowGroup
 from services.__main__ import NAMES

@@ -25,8 +25,8 @@ from standardwebhooks import Webhook
 from structlog.testing import capture_logs
 
 from breakwater.alerts.contract import Alert
+from breakwater.breakers.contract import BreakerTransition
 from breakwater.config import load_config
-from breakwater.jobs.contract.events import BreakerTransition
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.broker import ServiceApp
 from breakwater.kernel.nats.core import close

@@ -3,8 +3,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from breakwater.health.rules import of_breaker, of_task
-from breakwater.jobs.contract.events import GuardRule
-from breakwater.kernel.formats import failures_in_words
+from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.guard import Task, Trip
 from tests.tables import each_row
 
@@ -52,9 +51,9 @@ def test_why_a_breaker_opened_is_said_without_its_threshold_and_without_its_oper
     counts: dict[str, Any] = {"consecutive_failures": 3, "total_failures": 5, "unique_errors": 1}
     statistics = of_breaker(stored, **counts)
     assert statistics.model_dump() == {**counts, "reason": reason}
-    assert failures_in_words(statistics) == f"{reason} (5 in all, 1 different error)"
+    assert statistics.in_words() == f"{reason} (5 in all, 1 different error)"
 
 
 def test_where_nothing_failed_that_is_said() -> None:
     statistics = of_task(Task(), Trip("max_iterations", "x"))
-    assert failures_in_words(statistics) == "the task has reached its limit of iterations (no failures)"
+    assert statistics.in_words() == "the task has reached its limit of iterations (no failures)"

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from breakwater.breakers.contract import BreakerState, Health
 from breakwater.health.rules import (
     LAST_CALLS,
     NONE_SUCCEEDS,
@@ -17,7 +18,6 @@ from breakwater.health.rules import (
     health_of_model,
     out_of_budget,
 )
-from breakwater.jobs.contract.events import BreakerState, Health
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, ErrorKind, Outcome
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.rules.budget import NEVER_FITS, OWN_CAP

@@ -9,9 +9,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from breakwater.jobs.contract.events import CapRaise
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import ms_from_time, time_from_ms
+from breakwater.limits.contract import CapRaise
 from breakwater.limits.rules.budget import Period, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
 from breakwater.limits.store.budget_counters import BudgetCounters, Filled, Notes, Repair

@@ -21,8 +21,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from breakwater.jobs.contract.events import CapRaise, Enforcement, Window
 from breakwater.jobs.contract.execution import Attempt
+from breakwater.limits.contract import CapRaise, Enforcement, Window
 from breakwater.limits.rules.budget import WINDOWS, Caps, CapTable, Counter, fits, periods_at, periods_since, scope_keys
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, figures_of, ledger, places_of
 from breakwater.limits.store.budget_counters import KEEP, BudgetCounters, Notes

@@ -12,9 +12,9 @@ from zoneinfo import ZoneInfo
 import pytest
 from redis.exceptions import ResponseError
 
-from breakwater.jobs.contract.events import CapRaise, Enforcement, Window
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import ms_from_time
+from breakwater.limits.contract import CapRaise, Enforcement, Window
 from breakwater.limits.rules.budget import WINDOWS, Caps, CapTable, Counter, period
 from breakwater.limits.rules.ledger import AttemptSums, Ledger
 from breakwater.limits.store.budget_counters import BudgetCounters

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.jobs.contract.events import Window
 from breakwater.kernel.types import ms_from_time, time_from_ms
+from breakwater.limits.contract import Window
 from breakwater.limits.rules.budget import WINDOWS, period, periods_at, periods_since
 from tests.tables import each_row
 

@@ -7,9 +7,12 @@ from typing import Any
 from uuid import uuid4
 
 from breakwater.alerts.contract import Alert
-from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
+from breakwater.breakers.contract import BreakerTransition
+from breakwater.identity.contract import AuditEvent
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution, FailureStatistics
+from breakwater.jobs.contract.plans import PlanChange
 from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.records import rows
 from breakwater.records.migrations import migrate
 from breakwater.records.schema import TABLES

@@ -8,9 +8,9 @@ import pytest
 
 from breakwater.kernel.clickhouse.client import Analytics, ResultSet, connect
 from breakwater.kernel.clickhouse.errors import SchemaMismatchError
-from breakwater.records import schema
+from breakwater.kernel.clickhouse.table import Layout, Table
 from breakwater.records.migrations import MIGRATIONS, VIEWS, create_view, migrate, migrations, script
-from breakwater.records.schema import ATTEMPTS, TABLES, Layout
+from breakwater.records.schema import ATTEMPTS, TABLES
 from tests.tables import each_row
 
 CLUSTER = Layout("main", {"attempts": 90})
@@ -47,7 +47,7 @@ def test_every_statement_that_makes_or_changes_something_is_for_the_whole_cluste
 
 
 @each_row("table", TABLES, ids=lambda table: table.name)
-def test_a_table_of_a_cluster_differs_in_its_engine_and_in_where_it_is_made(table: schema.Table) -> None:
+def test_a_table_of_a_cluster_differs_in_its_engine_and_in_where_it_is_made(table: Table) -> None:
     plain, clustered = table.ddl(), table.ddl(Layout("main"))
     expected = plain.replace(f"EXISTS {table.name} (", f"EXISTS {table.name} ON CLUSTER 'main' (").replace(
         "ReplacingMergeTree(event_sequence)", f"ReplicatedReplacingMergeTree({PATH}, event_sequence)"

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.kernel.clickhouse.table import Layout
 from breakwater.records import migrations, rows, schema
 from breakwater.records.migrations import MIGRATIONS, Migration, migrate, missing, retention
-from breakwater.records.schema import Layout
 from tests.records import samples
 from tests.server_sources import RunningServer
 

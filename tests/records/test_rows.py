@@ -9,10 +9,11 @@ import pytest
 from pydantic_core import to_json
 
 from breakwater.alerts.contract import Alert
-from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import UnstorableError
+from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.records import rows, schema
 from breakwater.records.search import find_execution
 from tests.records import samples

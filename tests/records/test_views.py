@@ -9,9 +9,10 @@ from typing import Any, get_args
 
 import pytest
 
-from breakwater.jobs.contract.events import BreakerTransition
+from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, ErrorKind, Execution, Waste
 from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.clickhouse.table import Table
 from breakwater.records import rows, schema
 from breakwater.records.migrations import VIEWS
 from tests.records import samples, view_figures
@@ -94,9 +95,7 @@ class Messages:
         )
 
 
-async def store_twice(
-    analytics: Analytics, table: schema.Table, everything: Sequence[rows.StoredRow], seed: int = 1
-) -> None:
+async def store_twice(analytics: Analytics, table: Table, everything: Sequence[rows.StoredRow], seed: int = 1) -> None:
     """As after a redelivery: the second time in other batches, and in another order."""
     picked = random.Random(seed)
     await analytics.execute(f"SYSTEM STOP MERGES {analytics.database}.{table.name}")
@@ -353,7 +352,7 @@ async def test_a_condition_on_the_minute_skips_what_lies_within_the_same_month(a
     """The sorting key begins with the hour, which ClickHouse can't derive from a minute; an index can."""
     ddl = schema.ATTEMPTS.ddl().replace("attempts", "fine", 1).replace("SETTINGS ", "SETTINGS index_granularity = 16, ")
     await analytics.execute(ddl)
-    many = schema.Table("fine", schema.ATTEMPTS.columns, order_by=("attempt_id",), time="started_at")
+    many = Table("fine", schema.ATTEMPTS.columns, order_by=("attempt_id",), time="started_at")
     rows_of_a_week = [
         samples.attempt_row(samples.attempt(f"e{number}", started_at=samples.NOON - timedelta(minutes=10 * number)), 1)
         for number in range(1_000)

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Network, IPv6Network, ip_network
 from string import Template
-from typing import Annotated, Any, Self, get_args
+from typing import Any, Self, get_args
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from breakwater.alerts.contract import AlertEvent
 from breakwater.alerts.rules.alert_rules import PLACEHOLDERS, AnomalyRules, Demanding, Reminders, Route
 from breakwater.alerts.rules.links import MIN_SECRET_LENGTH
 from breakwater.calls.providers.base import HttpUrl
 from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.security.addresses import NetworkSetting
 from breakwater.kernel.security.secret_refs import Secret
 from breakwater.kernel.types import Message, Name
-
-
-def _network(setting: object) -> IPv4Network | IPv6Network:
-    try:
-        return ip_network(str(setting))
-    except ValueError as error:
-        raise ValueError(f"{error}; write a network like '10.1.0.0/16'") from error
-
-
-# One error message of ours replaces pydantic's two, whose paths name internals of pydantic.
-NetworkSetting = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network)]
 
 
 class SlackChannel(Message):

@@ -16,6 +16,7 @@ from breakwater.breakers.contract import (
     BreakerList,
     BreakerRequest,
     BreakerStatus,
+    BreakerTransition,
     ModelHealth,
     UnchangedBreaker,
 )
@@ -44,9 +45,8 @@ from breakwater.health.rules import (
     transition,
 )
 from breakwater.health.store import Healths
+from breakwater.identity.operations import PERHAPS_DONE, REDIS_UNAVAILABLE, ApiRequest, operation
 from breakwater.jobs.api.submission import Submission
-from breakwater.jobs.contract.events import BreakerTransition
-from breakwater.kernel.http.operations import PERHAPS_DONE, REDIS_UNAVAILABLE, ApiRequest, operation
 from breakwater.kernel.http.parsing import suggestion
 from breakwater.kernel.http.problems import RequestError, unavailable, unknown
 from breakwater.kernel.nats.errors import BusError

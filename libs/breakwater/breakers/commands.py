@@ -7,12 +7,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from breakwater.breakers.contract import BreakerList, BreakerStatus, StoppedTask, StoppedTasks, UnchangedBreaker
+from breakwater.breakers.contract import (
+    BreakerList,
+    BreakerStatus,
+    BreakerTransition,
+    StoppedTask,
+    StoppedTasks,
+    UnchangedBreaker,
+)
 from breakwater.breakers.views import COLUMNS, TASKS
 from breakwater.client.commands import Api, DefaultListGroup, ReasonOption, api_command
-from breakwater.jobs.contract.events import BreakerTransition, GuardEvent
 from breakwater.kernel.commands import output
 from breakwater.kernel.formats import counted, money
+from breakwater.limits.contract import GuardEvent
 
 NO_BREAKER_SERVICE = "no breaker service is running, so no breaker opens or closes; see `breakwater doctor`"
 

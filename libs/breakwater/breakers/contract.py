@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from breakwater.jobs.contract.events import BreakerState, GuardRule, Health
 from breakwater.kernel.http.contract import OperatorRequest
 from breakwater.kernel.types import Count, Event, FullId, Identifier, ModelId, Timestamp
+from breakwater.limits.contract import GuardRule
 
 
 class BreakerRequest(OperatorRequest):
@@ -120,3 +120,51 @@ class StoppedTasks(Event):
     """The last 1,000 tasks that their guard has stopped, in the order in which they were stopped."""
 
     stopped: tuple[StoppedTask, ...]
+
+
+BreakerState = Literal["closed", "open", "half_open", "isolated"]
+
+
+BreakerRule = Literal["errors", "consecutive_failures", "same_error", "failure_rate", "probe_failed"]
+
+
+BreakerScope = Literal["agent_model", "model", "provider"]
+
+
+Health = Literal["healthy", "degraded", "unhealthy"]
+
+
+class BreakerTransition(Event):
+    """A breaker changed its state. `version` grows by one with each transition of a breaker."""
+
+    transition_id: str = Field(description="Unique; begins with `<agent>/<model>#<version>`, each token encoded.")
+    scope: BreakerScope = "agent_model"
+    agent: Identifier = Field(description="`*` if the breaker is shared by all agents.")
+    model: ModelId = Field(description="`<provider>/*` if the breaker covers all models of a provider.")
+    from_state: BreakerState
+    to_state: BreakerState
+    rule: BreakerRule | None = Field(default=None, description="The rule that opened it.")
+    reason: str = Field(description="Reason in words: `3 consecutive failures (threshold: 3)`.")
+    by: str | None = Field(default=None, description="Who isolated or reset it.")
+    health: Health = Field(default="healthy", description="Health of the agent on the model after the transition.")
+    consecutive_failures: Count
+    total_failures: Count = Field(default=0, description="Failures since the last reset.")
+    unique_errors: Count = Field(default=0, description="Number of different errors among them, at most 100.")
+    errors: Count = Field(description="Failures within the window.")
+    error_hash: str | None = Field(default=None, description="The repeated error (`same_error`).")
+    alone: str | None = Field(
+        default=None,
+        description="Hashes of the only key and tenant whose calls opened the breaker. Calls of others pass.",
+    )
+    open_for: str | None = Field(
+        default=None,
+        description="The key, tenant or both that it is open for alone, as calls of others pass: `key app and tenant "
+        "acme`. Null where it is open for all, or no others call.",
+    )
+    within_s: float | None = None
+    cooldown_s: float = Field(description="Time that the breaker stays open, including growth and jitter.")
+    open_until: Timestamp | None = None
+    last_failure_at: Timestamp | None = None
+    last_success_at: Timestamp | None = None
+    version: Count
+    at: Timestamp

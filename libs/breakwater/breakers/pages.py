@@ -10,13 +10,12 @@ from urllib.parse import quote, urlencode
 
 from starlette.routing import Route
 
-from breakwater.breakers.contract import BreakerList, BreakerStatus, StoppedTasks
+from breakwater.breakers.contract import BreakerList, BreakerStatus, BreakerTransition, StoppedTasks
 from breakwater.breakers.views import COLUMNS as BREAKERS
 from breakwater.breakers.views import ORDER, TASKS
 from breakwater.identity.pages.operator_actions import Fields, action
 from breakwater.identity.pages.pages import Fetched, PageContext, fetched
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
-from breakwater.jobs.contract.events import BreakerTransition
 from breakwater.kernel.columns import Column, lifted
 from breakwater.kernel.pages.charts import Series
 from breakwater.kernel.pages.tables import PageTable

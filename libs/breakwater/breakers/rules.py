@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from breakwater.jobs.contract.events import BreakerRule, BreakerScope, BreakerState
+from breakwater.breakers.contract import BreakerRule, BreakerScope, BreakerState
 from breakwater.kernel.formats import counted
 from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.types import Message, Off

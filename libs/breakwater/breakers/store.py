@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
+from breakwater.breakers.contract import BreakerState
 from breakwater.breakers.rules import Breaker, BreakerKey, CountedFailure, Slice, consecutive_failures
 from breakwater.health.rules import of_breaker
-from breakwater.jobs.contract.events import BreakerState
 from breakwater.jobs.contract.execution import FailureStatistics
 from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError, scripts_of

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
+from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules import (
     Breaker,
     BreakerKey,
@@ -24,7 +25,6 @@ from breakwater.breakers.rules import (
 )
 from breakwater.breakers.store import Breakers, Loaded, Saving
 from breakwater.health.rules import transition
-from breakwater.jobs.contract.events import BreakerTransition
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher

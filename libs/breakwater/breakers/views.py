@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from breakwater.breakers.contract import BreakerStatus, StoppedTask
-from breakwater.jobs.contract.events import BreakerState
+from breakwater.breakers.contract import BreakerState, BreakerStatus, StoppedTask
 from breakwater.kernel.columns import Column, clock
 from breakwater.kernel.formats import duration
 

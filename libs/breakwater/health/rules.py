@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from breakwater.breakers.contract import BreakerState, BreakerTransition, Health
 from breakwater.breakers.rules import (
     Breaker,
     BreakerChange,
@@ -15,9 +16,9 @@ from breakwater.breakers.rules import (
     errors_within,
     is_open_for_one,
 )
-from breakwater.jobs.contract.events import BreakerState, BreakerTransition, GuardRule, Health
 from breakwater.jobs.contract.execution import Attempt, ErrorKind, FailureStatistics
 from breakwater.kernel.types import ms_from_time, time_from_ms
+from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.budget import NEVER_FITS
 from breakwater.limits.rules.guard import Task, Trip
 

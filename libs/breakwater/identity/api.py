@@ -30,6 +30,7 @@ from breakwater.identity.contract import (
     OpenIdCallback,
     OpenIdRedirect,
 )
+from breakwater.identity.operations import REDIS_UNAVAILABLE, ApiRequest, operation
 from breakwater.identity.rules.callers import claim_values, name_of, roles_of
 from breakwater.identity.rules.sign_in import (
     ENTROPY_BYTES,
@@ -40,7 +41,6 @@ from breakwater.identity.rules.sign_in import (
     TooManySignInsError,
 )
 from breakwater.identity.store import KeySession, PersonSession, Sessions, SignIns
-from breakwater.kernel.http.operations import REDIS_UNAVAILABLE, ApiRequest, operation
 from breakwater.kernel.http.parsing import read_command, read_open_body
 from breakwater.kernel.http.problems import RequestError, not_done
 from breakwater.kernel.redis.connection import StateUnavailableError

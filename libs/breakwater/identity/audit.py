@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 import structlog
 from pydantic import JsonValue
 
+from breakwater.identity.contract import ActorKind, AuditEvent, AuditOutcome
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.api.submission import make_job_id
-from breakwater.jobs.contract.events import ActorKind, AuditEvent, AuditOutcome
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats import subjects

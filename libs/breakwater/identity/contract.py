@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, JsonValue, StringConstraints
 
 from breakwater.kernel.types import Event, Identifier, Message, Timestamp
 
@@ -95,3 +95,31 @@ class EndedSessions(Event):
     """Sessions that were ended because their person has signed out elsewhere."""
 
     ended: int = Field(ge=0, description="Number of sessions that ended.")
+
+
+ActorKind = Literal["key", "person", "link"]
+"""An actor: the holder of an API key, a person who signed in, or the holder of a signed link in an alert."""
+
+
+AuditOutcome = Literal["begun", "done", "refused", "failed"]
+"""`begun` stays if the process crashed, so that the outcome of the action is unknown."""
+
+
+class AuditEvent(Event):
+    """A person's action.
+
+    Published as `begun` before anything is done, and again with the outcome and the same `audit_id`.
+    """
+
+    audit_id: str = Field(description="Unique per action.")
+    action: Identifier = Field(description="The operation's id in the HTTP API, such as `raise_cap`.")
+    outcome: AuditOutcome
+    by: str = Field(description="Name of the person, or of the API key.")
+    actor: ActorKind
+    actor_id: str | None = Field(
+        default=None, description="Id of the API key, or a person's `sub` at the provider; null for a signed link."
+    )
+    details: dict[str, JsonValue] = Field(default_factory=dict, description="Parameters of the action, redacted.")
+    reason: str | None = Field(default=None, description="Reason as it was given, redacted.")
+    error: str | None = Field(default=None, description="Error code of the HTTP API if the action failed.")
+    at: Timestamp = Field(description="When the action began.")

@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from breakwater.alerts.settings import NetworkSetting
 from breakwater.identity.contract import PersonRole
 from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.security.addresses import NetworkSetting
 from breakwater.kernel.security.secret_refs import Secret
 from breakwater.kernel.types import Identifier, Message
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from breakwater.jobs.contract.events import PlanChange
+from breakwater.jobs.contract.plans import PlanChange
 from breakwater.jobs.store.plans import NotedJob, PlanMove, Plans, Stage
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher

@@ -8,10 +8,6 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from breakwater.jobs.contract.execution import FailureStatistics
 
 
 def money(amount: int | str | None) -> str:
@@ -92,13 +88,6 @@ def moment(at: datetime) -> str:
 def sentence(words: str) -> str:
     """Write words as a sentence, with a capital and a full stop."""
     return f"{words[:1].upper()}{words[1:].rstrip('.')}."
-
-
-def failures_in_words(statistics: FailureStatistics) -> str:
-    """Format the reason for a stop, and its failures: `3 consecutive failures (5 in all, 2 different errors)`."""
-    total = statistics.total_failures
-    different = counted(statistics.unique_errors, "different error")
-    return f"{statistics.reason} ({f'{total:,} in all, {different}' if total else 'no failures'})"
 
 
 def counted(number: int, noun: str) -> str:

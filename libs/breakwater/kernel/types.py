@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     BaseModel,
@@ -190,6 +190,21 @@ class Event(BaseModel):
         frozen=True, extra="ignore", serialize_by_alias=True, validate_by_name=True, hide_input_in_errors=True
     )
 
+    holds_texts: ClassVar[bool] = False
+    """True if its texts are encrypted where the config says so."""
+    is_sent_to_programs: ClassVar[bool] = False
+    """True if it also goes to a subject of a program, where nothing is compressed."""
+
     def json_bytes(self) -> bytes:
         """Returns the message as JSON, as it is on the wire."""
         return self.model_dump_json().encode()
+
+
+Encrypted = Annotated[
+    str | None,
+    Field(
+        description="Encrypted text fields, which are then missing: if `encryption` is on, and in "
+        "results and dead letters of agents that keep no prompts or responses. Without a "
+        "key, the reason why they are missing."
+    ),
+]

@@ -9,12 +9,11 @@ from typing import Annotated
 import typer
 
 from breakwater.client.commands import Api, DefaultListGroup, api_command
-from breakwater.jobs.contract.events import BudgetEvent, Reconciliation
 from breakwater.kernel.columns import clock, with_display
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.formats import counted, exact_money, money, moneys, typed_money
-from breakwater.limits.contract import BudgetList, BudgetStatus, UnchangedBudget
+from breakwater.limits.contract import BudgetEvent, BudgetList, BudgetStatus, Reconciliation, UnchangedBudget
 from breakwater.limits.views import COLUMNS, RECONCILIATION, differs
 
 NOT_FILLED = "the counters are being rebuilt: the figures are meaningless, and hard caps refuse calls until then"

@@ -6,9 +6,18 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from breakwater.jobs.contract.events import CapRaise, Enforcement, Scope, Window
 from breakwater.kernel.http.contract import OperatorRequest, ReasonText
-from breakwater.kernel.types import NO_CONTROLS, Count, Event, Identifier, Message, Money, Timestamp, UsdAmount
+from breakwater.kernel.types import (
+    NO_CONTROLS,
+    Count,
+    Event,
+    FullId,
+    Identifier,
+    Message,
+    Money,
+    Timestamp,
+    UsdAmount,
+)
 
 
 class BudgetQuery(Message):
@@ -163,3 +172,112 @@ class Costs(Event):
     lines: tuple[CostLine, ...] = Field(description="Highest spend first.")
     others: CostLine | None = Field(default=None, description="Sum of the rows beyond `limit`.")
     cost_tags: tuple[str, ...] = Field(default=(), description="Tags in the current config.")
+
+
+GuardRule = Literal[
+    "max_iterations", "max_tokens", "max_cost", "consecutive_failures", "same_error", "confidence_drift"
+]
+
+
+Scope = Literal["global", "agent", "tenant"]
+
+
+Window = Literal["daily", "monthly"]
+
+
+Enforcement = Literal["none", "soft", "hard"]
+
+
+class GuardEvent(Event):
+    """A task used 80 % of a cap (`soft_cap`), its guard stopped it (`tripped`), or an operator reset it (`reset`)."""
+
+    event_id: str = Field(description="Unique for the trip or the reset.")
+    kind: Literal["soft_cap", "tripped", "reset"]
+    agent: Identifier = Field(description="Agent of the job that tripped the guard; `*` in a reset.")
+    tenant: Identifier | None = None
+    task_id: FullId
+    execution_id: FullId | None = Field(default=None, description="Job that tripped the guard.")
+    rule: GuardRule | None = None
+    reason: str = Field(description="Reason in words, with the limit; for operators only.")
+    by: str | None = Field(default=None, description="Who reset it.")
+    iterations: Count
+    tokens: Count
+    cost: Money
+    consecutive_failures: Count
+    total_failures: Count
+    unique_errors: Count
+    at: Timestamp
+
+
+class BudgetEvent(Event):
+    """A budget reached a threshold, a person raised its cap or revoked the raise, or its counter was repaired.
+
+    Published once for each threshold, scope and period. The cap of a hard budget is a `hard_cap`; all other thresholds
+    are `soft_cap`, because they refuse nothing.
+    """
+
+    event_id: str = Field(description="Unique for the crossing, raise or repair.")
+    kind: Literal["soft_cap", "hard_cap", "raised", "raise_ended", "repaired"]
+    scope: Scope
+    agent: Identifier | None = Field(
+        default=None,
+        description="Agent of the budget for scope `agent`, otherwise of the call that reached the threshold.",
+    )
+    tenant: Identifier | None = Field(default=None, description="Tenant of the budget for scope `tenant`.")
+    window: Window
+    period: str = Field(description="`2026-11-21` or `2026-11`, in the budget's time zone.")
+    threshold_percent: Count | None = Field(default=None, description="For `soft_cap` and `hard_cap`.")
+    limit: Money | None = Field(default=None, description="The cap; null only if a budget without one is repaired.")
+    total: Money = Field(description="Spent in the period until `at`.")
+    reserved: Money | None = Field(
+        default=None, description="Reserved by calls in flight at that time. For `soft_cap` and `hard_cap`."
+    )
+    refusal: str | None = Field(
+        default=None, description="Of a cap that refused a call: why, with the figures, and what to do."
+    )
+    previous: Money | None = Field(default=None, description="The cap before the raise, or `total` before the repair.")
+    configured: Money | None = Field(
+        default=None, description="For a raise, the config's cap. If the config's cap changes, the raise ends."
+    )
+    enforcement: Enforcement
+    by: str | None = Field(default=None, description="Who raised the cap, or revoked a raise.")
+    reason: str | None = Field(default=None, description="Reason for the raise, or what was repaired.")
+    resets_at: Timestamp | None = Field(default=None, description="End of the period, and of a raise.")
+    at: Timestamp
+
+
+class BudgetReconciliation(Event):
+    """One budget in one period: its counter in Redis, and the record of attempts."""
+
+    budget: str
+    period: str
+    counted: Money = Field(description="Counter in Redis.")
+    recorded: Money = Field(description="Recorded: the sum of `stored` and `logged`.")
+    stored: Money = Field(description="Part that was read from ClickHouse.")
+    logged: Money = Field(description="Part that was read from EVENTS.")
+    unrecorded: Money = Field(description="Estimated cost of calls whose worker died and that are not recorded yet.")
+    difference: Money = Field(
+        description="`counted` minus `unrecorded` and `recorded`: the amount that a repair subtracts."
+    )
+    counted_calls: Count
+    recorded_calls: Count
+
+
+class Reconciliation(Event):
+    """The budgets' counters and the record of attempts, as of one moment."""
+
+    equal: bool
+    budgets: tuple[BudgetReconciliation, ...]
+    reserved: Money = Field(description="Reserved by calls in flight, according to the counters of all agents.")
+    held: Money = Field(description="The same according to the calls' leases.")
+    at: Timestamp
+
+
+class CapRaise(Event):
+    """A raised cap; in effect until its period ends or the config's cap changes."""
+
+    limit: Money
+    configured: Money = Field(description="Cap in the config at that time.")
+    by: str
+    reason: str
+    at: Timestamp

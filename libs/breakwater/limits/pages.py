@@ -18,7 +18,6 @@ from breakwater.client import ApiError, ApiKeyRefusedError
 from breakwater.identity.pages.operator_actions import back_to, reason_of, submitted
 from breakwater.identity.pages.pages import API_CLICKHOUSE_S, CLICKHOUSE_AWAY, Fetched, PageContext, fetched
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page, render_page
-from breakwater.jobs.contract.events import Reconciliation, Window
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.columns import Column, lifted
 from breakwater.kernel.formats import money
@@ -26,7 +25,7 @@ from breakwater.kernel.pages import charts
 from breakwater.kernel.pages.tables import PageTable
 from breakwater.kernel.pages.words import segment
 from breakwater.kernel.types import ms_from_time, nano_from_usd, time_from_ms
-from breakwater.limits.contract import BudgetList, BudgetStatus
+from breakwater.limits.contract import BudgetList, BudgetStatus, Reconciliation, Window
 from breakwater.limits.rules.budget import WINDOWS, Forecast, Period, forecast, periods_at, recent_from
 from breakwater.limits.views import COLUMNS as BUDGETS
 from breakwater.limits.views import RECONCILIATION, no_cap_text, tone, used_share

@@ -18,7 +18,6 @@ from zoneinfo import ZoneInfo
 
 import structlog
 
-from breakwater.jobs.contract.events import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.store.records import read_record
 from breakwater.kernel.clickhouse.client import Analytics
@@ -26,6 +25,7 @@ from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, Query
 from breakwater.kernel.nats.lookup import ClientGetter, Facts, Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.types import ms_from_time
+from breakwater.limits.contract import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
 from breakwater.limits.rules.budget import Period, scope_key, threshold
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, Ledger, figures_of, places_of
 from breakwater.limits.store.budget_counters import BudgetCounters, Notes, Repair, Snapshot

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from breakwater.jobs.contract.events import BudgetReconciliation
 from breakwater.kernel.columns import Cell, Column, time_until
 from breakwater.kernel.formats import at_least, exact_money, money, percent
-from breakwater.limits.contract import BudgetStatus
+from breakwater.limits.contract import BudgetReconciliation, BudgetStatus
 
 WARN_PERCENT = 80
 """A budget that has used a larger share of its cap is a warning."""

@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from pydantic import BaseModel
-
 from breakwater.alerts.contract import Alert
-from breakwater.jobs.contract.events import (
-    AuditEvent,
-    BreakerTransition,
-    BudgetEvent,
-    DeadLetter,
-    GuardEvent,
-    PlanChange,
-    ReplayNote,
-)
+from breakwater.breakers.contract import BreakerTransition
+from breakwater.identity.contract import AuditEvent
+from breakwater.jobs.contract.dead_letters import ReplayNote
 from breakwater.jobs.contract.execution import AnswerChunks, Attempt, Execution, Progress, Result
 from breakwater.jobs.contract.job import Job
+from breakwater.jobs.contract.plans import PlanChange
 from breakwater.jobs.contract.submission import CallableAgents, CancelRequest
+from breakwater.kernel.nats.channel import Channel
+from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.subjects import Stream
+from breakwater.limits.contract import BudgetEvent, GuardEvent
 
 AGENT = "The agent's name."
 EXECUTION = "The execution's id, which is the job's."
-
-
-@dataclass(frozen=True, slots=True)
-class Channel:
-    """Subjects of one form. A subject has its parameters encoded as tokens."""
-
-    name: str
-    address: str
-    parameters: Mapping[str, str]
-    message: type[BaseModel]
-    stream: Stream | None
-    """None for core NATS: received by current subscribers only, and not stored."""
-    summary: str
 
 
 JOBS = Channel(
@@ -170,6 +150,7 @@ PARKED = Channel(
     Job,
     Stream.PARKED,
     "A job that waits for long. Internal.",
+    public=False,
 )
 REPLAYS = Channel(
     "replays",
@@ -178,6 +159,7 @@ REPLAYS = Channel(
     ReplayNote,
     Stream.DLQ,
     "The job of a dead letter was queued again. Internal.",
+    public=False,
 )
 
 CHANNELS = (

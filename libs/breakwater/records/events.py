@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import Any
 
 from breakwater.alerts.contract import Alert
-from breakwater.jobs.contract.events import AuditEvent, BreakerTransition
+from breakwater.breakers.contract import BreakerTransition
+from breakwater.identity.contract import AuditEvent
 from breakwater.kernel.clickhouse.client import Analytics, statements
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import ms_from_time

@@ -10,16 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from breakwater.kernel.clickhouse.client import Analytics
-from breakwater.records.schema import (
-    ATTEMPTS,
-    BREAKER_TRANSITIONS,
-    BUDGET_EVENTS,
-    EXECUTIONS,
-    GUARD_EVENTS,
-    TIME,
-    TIME_OR_NULL,
-    Table,
-)
+from breakwater.kernel.clickhouse.table import TIME, TIME_OR_NULL, Table
+from breakwater.records.schema import ATTEMPTS, BREAKER_TRANSITIONS, BUDGET_EVENTS, EXECUTIONS, GUARD_EVENTS
 
 LOG_COMPARISONS = Table(
     "log_comparisons",

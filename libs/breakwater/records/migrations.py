@@ -19,8 +19,9 @@ from pathlib import Path
 
 from breakwater.kernel.clickhouse.client import Analytics, database_ddl, quoted, without_comments
 from breakwater.kernel.clickhouse.errors import SchemaMismatchError
+from breakwater.kernel.clickhouse.table import PLAIN, Layout
 from breakwater.records.log_comparison import LOG_COMPARISONS
-from breakwater.records.schema import PLAIN, TABLES, Layout
+from breakwater.records.schema import TABLES
 
 VIEWS = {
     file.name.removesuffix(".sql"): without_comments(file.read_text("utf-8"))

@@ -15,10 +15,14 @@ from pydantic_core import from_json, to_json
 
 from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules.alert_rules import began_with, highest_severity
-from breakwater.jobs.contract.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent, PlanChange
+from breakwater.breakers.contract import BreakerTransition
+from breakwater.identity.contract import AuditEvent
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
+from breakwater.jobs.contract.plans import PlanChange
 from breakwater.jobs.rules.runs import run_id
 from breakwater.kernel.clickhouse.errors import UnstorableError
+from breakwater.kernel.clickhouse.table import MONEY, MONEY_BY_WORD, MONEY_OR_NULL, TIME, TIME_OR_NULL, Table
+from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.limits.rules.refusals import for_operators
 from breakwater.records.schema import (
     ALERTS,
@@ -28,14 +32,8 @@ from breakwater.records.schema import (
     BUDGET_EVENTS,
     EXECUTIONS,
     GUARD_EVENTS,
-    MONEY,
-    MONEY_BY_WORD,
-    MONEY_OR_NULL,
     PLAN_CHANGES,
     TABLES,
-    TIME,
-    TIME_OR_NULL,
-    Table,
 )
 
 StoredRow = tuple[object, ...]

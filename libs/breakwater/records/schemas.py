@@ -9,8 +9,9 @@ from pydantic import BaseModel
 
 from breakwater.alerts.contract import AlertDigest, WebhookEnvelope
 from breakwater.jobs.contract.job import Job
+from breakwater.kernel.nats.channel import Channel
 from breakwater.kernel.nats.subjects import Header
-from breakwater.records.channels import CHANNELS, Channel
+from breakwater.records.channels import CHANNELS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

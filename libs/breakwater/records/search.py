@@ -17,8 +17,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
-from breakwater.jobs.contract.events import PlanChange
 from breakwater.jobs.contract.execution import Execution, ExecutionSummary, RunSummary
+from breakwater.jobs.contract.plans import PlanChange
 from breakwater.jobs.contract.submission import PlanJob
 from breakwater.kernel.clickhouse.client import Analytics, statements
 from breakwater.kernel.time_window import TimeWindow

@@ -20,11 +20,10 @@ from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from breakwater.jobs.contract.events import BudgetEvent
 from breakwater.kernel.clickhouse.client import Analytics, statements
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.limits.contract import CostsBy
+from breakwater.limits.contract import BudgetEvent, CostsBy
 from breakwater.limits.rules.budget import Period, period, recent_from, scope_keys
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
 from breakwater.records.rows import budget_of

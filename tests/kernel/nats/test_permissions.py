@@ -11,7 +11,6 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
-from breakwater.jobs.contract.events import BudgetEvent
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, on_request
 from breakwater.kernel.nats.core import ask
@@ -23,6 +22,7 @@ from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import CHANNEL_TESTS, Stream, channel_test, sent_message
 from breakwater.kernel.nats.topology import Plan, alert_consumer, consumers, worker_consumer
+from breakwater.limits.contract import BudgetEvent
 from breakwater.local.ports import free_port
 from breakwater.records.channels import BUDGETS, JOBS
 from services.__main__ import NAMES

@@ -12,8 +12,8 @@ from faststream.exceptions import SetupError
 from faststream.nats import TestNatsBroker
 from structlog.testing import capture_logs
 
+from breakwater.breakers.contract import BreakerTransition
 from breakwater.cli.contract import service_brokers
-from breakwater.jobs.contract.events import BreakerTransition, GuardEvent
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats import subjects, topology
@@ -23,6 +23,7 @@ from breakwater.kernel.nats.permissions import GRANTS
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.subjects import Stream, covers
 from breakwater.kernel.nats.topology import Plan, worker_consumer
+from breakwater.limits.contract import GuardEvent
 from breakwater.records.channels import ATTEMPTS, BREAKERS, CHANNELS, GUARDS, JOBS
 from tests.helpers import deliver, nats_client, until
 from tests.servers import RunningServer

@@ -26,7 +26,6 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from breakwater.jobs.contract.events import BudgetEvent
 from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, ErrorKind, Outcome, Result
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.telemetry.metrics import (
@@ -48,6 +47,7 @@ from breakwater.kernel.telemetry.metrics import (
     serve,
     show_config,
 )
+from breakwater.limits.contract import BudgetEvent
 from breakwater.local.datadir import DataDir
 from breakwater.local.ports import free_port
 from breakwater.local.stack import plan_stack

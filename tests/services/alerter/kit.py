@@ -18,13 +18,15 @@ from pydantic import SecretStr
 from standardwebhooks import Webhook
 
 from breakwater.alerts.contract import Alert
+from breakwater.breakers.contract import BreakerTransition
 from breakwater.config import Config, parse_config
-from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.types import Event
+from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
 from services.alerter.app import build

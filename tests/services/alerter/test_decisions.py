@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.jobs.contract.events import BreakerTransition
+from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher

@@ -20,8 +20,8 @@ from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.outbox import ChannelMessage, ChannelRules, message_id
 from breakwater.alerts.rules.signals import of_dead_letter
 from breakwater.alerts.store import IncidentLog
-from breakwater.jobs.contract.events import DeadLetter
 from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.pull import Pull

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from breakwater.breakers.contract import BreakerState
 from breakwater.breakers.rules import BreakerKey
 from breakwater.config import parse_config
-from breakwater.jobs.contract.events import BreakerState
 from services.breaker.handlers import shown
 
 CONFIG = parse_config("""

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from breakwater.jobs.contract.events import CapRaise
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError
 from breakwater.kernel.telemetry.metrics import (
@@ -20,6 +19,7 @@ from breakwater.kernel.telemetry.metrics import (
     Readings,
 )
 from breakwater.kernel.types import NANO_PER_USD
+from breakwater.limits.contract import CapRaise
 from breakwater.limits.rules.budget import Caps, CapTable, Period
 from breakwater.limits.rules.ledger import AttemptSums
 from breakwater.limits.store.budget_counters import BudgetCounters, Filled, Notes, PeriodCounters, Snapshot

@@ -17,7 +17,6 @@ from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from breakwater.jobs.contract.events import BudgetEvent
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats import subjects
@@ -29,6 +28,7 @@ from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.telemetry.metrics import BudgetMetrics
+from breakwater.limits.contract import BudgetEvent
 from breakwater.limits.reconciliation import BudgetComparison, RecordedSpend, compare
 from breakwater.limits.rules.budget import Caps, CapTable, Period, periods_at
 from breakwater.limits.store.budget_counters import BudgetCounters

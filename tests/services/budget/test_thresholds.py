@@ -10,7 +10,6 @@ from zoneinfo import ZoneInfo
 import pytest
 from prometheus_client import CollectorRegistry
 
-from breakwater.jobs.contract.events import BudgetEvent, CapRaise
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import Delivery
@@ -18,6 +17,7 @@ from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.telemetry.metrics import BudgetMetrics
+from breakwater.limits.contract import BudgetEvent, CapRaise
 from breakwater.limits.rules.budget import Caps, CapTable, periods_at
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets

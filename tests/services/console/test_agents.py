@@ -14,7 +14,7 @@ from breakwater.kernel.pages.tables import PageTable, TableUrl
 from breakwater.kernel.pages.time_range import yesterday
 from breakwater.kernel.pages.words import refused_by
 from breakwater.local.ports import free_port
-from breakwater.records.figures import History, RefusalLine, RetryFigures
+from breakwater.records.figures import History, RetryFigures
 from tests.cli.api_stub import Stub, problem
 from tests.services.console.answers import answer, breaker, budget, health, incident, model, queue
 from tests.services.console.conftest import Console, visiting
@@ -425,4 +425,4 @@ def test_whether_trying_again_helped_is_reported_in_words(figures: RetryFigures,
     ],
 )
 def test_what_held_a_call_back_is_reported_in_words(kind: str, by: str | None, called: bool, expected: str):
-    assert refused_by(RefusalLine("writer", kind, by, called, 1, datetime.now(UTC))) == expected
+    assert refused_by(kind, by, called=called) == expected

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.kernel.pages import charts
-from breakwater.kernel.pages.charts import Series
-from breakwater.records.pages.waterfall import AxisSpan, WaterfallRow
+from breakwater.kernel.pages.charts import AxisSpan, Series
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_MS = int(NOON.timestamp() * 1000)
@@ -115,13 +114,12 @@ def test_the_library_is_where_it_is_looked_for_and_its_loss_is_named(tmp_path: P
 
 
 def test_a_call_is_drawn_in_two_parts_with_a_mark_where_its_answer_began():
-    row = WaterfallRow(0, 0, bar=AxisSpan(200, 800), answer=AxisSpan(500, 500))
-    drawn = charts.waterfall_bar(row, "good", quarters=True)
+    drawn = charts.waterfall_bar(AxisSpan(200, 800), AxisSpan(500, 500), "good", quarters=True)
     assert [(one["x"], one["width"]) for one in rects(drawn, "good silent")] == [(200, 800)]
     assert [(one["x"], one["width"]) for one in rects(drawn, "good")] == [(500, 500)]
     assert [one["x"] for one in rects(drawn, "mark")] == [500]
     assert len(rects(drawn, "rest")) == 5
-    silent = charts.waterfall_bar(WaterfallRow(0, 0, bar=AxisSpan(0, 3)), "bad", quarters=False)
+    silent = charts.waterfall_bar(AxisSpan(0, 3), None, "bad", quarters=False)
     assert rects(silent, "mark") == rects(silent, "rest") == []
 
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.jobs.contract.execution import Attempt, Execution
-from breakwater.records.pages.waterfall import MOSTLY_WAITED, THINNEST, WAITS_PART, WIDTH, AxisSpan, waterfall
+from breakwater.kernel.pages.charts import WIDTH, AxisSpan
+from breakwater.records.pages.waterfall import MOSTLY_WAITED, THINNEST, WAITS_PART, waterfall
 from tests.records.samples import NOON, attempt, execution
 from tests.tables import each_row
 

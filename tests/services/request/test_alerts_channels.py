@@ -18,8 +18,8 @@ from breakwater.alerts.api import alerts
 from breakwater.alerts.contract import Alert, AlertDigest, ChannelTest, HeldBack
 from breakwater.config import parse_config
 from breakwater.identity.api_keys import create_key
-from breakwater.jobs.contract.events import DeadLetter
 from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.permissions import GRANTS, inbox_prefix, render
 from breakwater.kernel.nats.provision import provision

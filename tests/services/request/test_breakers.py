@@ -4,11 +4,11 @@ import asyncio
 
 import structlog.testing
 
+from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules import Breaker, BreakerKey, BreakerRules, CountedFailure
 from breakwater.breakers.store import UNSAVED, BreakerRefused, Breakers, Loaded, Saving
 from breakwater.health.rules import half_opened
 from breakwater.identity.api_keys import create_key
-from breakwater.jobs.contract.events import BreakerTransition
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.store.deployments import Deployments

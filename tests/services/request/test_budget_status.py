@@ -6,11 +6,10 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 from breakwater.config import parse_config
-from breakwater.jobs.contract.events import CapRaise
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import NANO_PER_USD
 from breakwater.limits.api.budgets import current, known_keys, statuses
-from breakwater.limits.contract import BudgetStatus, EstimateAccuracy
+from breakwater.limits.contract import BudgetStatus, CapRaise, EstimateAccuracy
 from breakwater.limits.rules.budget import CapTable, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, Ledger
 from breakwater.limits.store.budget_counters import BudgetCounters, Notes

@@ -11,7 +11,6 @@ import pytest_asyncio
 import structlog.testing
 
 from breakwater.config import parse_config
-from breakwater.jobs.contract.events import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats import subjects
@@ -20,6 +19,7 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.kernel.types import NANO_PER_USD
 from breakwater.limits.api.budgets import BudgetRoutes
+from breakwater.limits.contract import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
 from breakwater.limits.rules.budget import Periods, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, Ledger
 from breakwater.limits.store.budget_counters import BudgetCounters

@@ -17,9 +17,9 @@ from breakwater.config import parse_config
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.api import dead_letters as routes
 from breakwater.jobs.contract.dead_letters import MAX_DEAD_LETTERS
-from breakwater.jobs.contract.events import DeadLetter
 from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.delivery import DelayedQueue
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.permissions import GRANTS, inbox_prefix, render

@@ -11,7 +11,7 @@ import pytest
 
 from breakwater.dialects.api import stored_responses, streams
 from breakwater.dialects.api.chat import ChatEvents
-from breakwater.kernel.http import event_stream
+from breakwater.identity import event_stream
 
 EARLY_S = 0.001
 

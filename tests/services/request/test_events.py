@@ -13,12 +13,13 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
+from breakwater.breakers.contract import BreakerTransition
 from breakwater.identity.api_keys import create_key, revoke_key
-from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.jobs.contract.execution import ErrorInfo, Execution
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.types import Event
+from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.records.api.events import LogTail
 from tests.helpers import FIRST, until
 from tests.server_sources import RunningServer
@@ -239,7 +240,7 @@ async def test_a_wrong_request_is_refused_before_the_stream_begins(
 
 
 async def test_a_silent_stream_says_where_it_is(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("breakwater.kernel.http.event_stream.KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr("breakwater.identity.event_stream.KEEP_ALIVE_S", 0.02)
     async with reading(api, "?kinds=guards") as reader:
         await attempted(api, "e1")
         waiting = asyncio.create_task(reader.next())
@@ -255,8 +256,8 @@ async def _passed(reader: Reader, place: str) -> bool:
 
 
 async def test_streams_are_limited_for_each_key_and_end_with_it(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("breakwater.kernel.http.event_stream.MAX_OF_A_KEY", 2)
-    monkeypatch.setattr("breakwater.kernel.http.event_stream.KEY_LOOK_S", 0.05)
+    monkeypatch.setattr("breakwater.identity.event_stream.MAX_OF_A_KEY", 2)
+    monkeypatch.setattr("breakwater.identity.event_stream.KEY_LOOK_S", 0.05)
     # Keys of its own: a stream of another test, whose reader has just left, may not have ended yet.
     leaving, staying = (
         create_key(api.settings.api_keys_file, name, scopes=("read",)) for name in ("leaving", "staying")
@@ -292,7 +293,7 @@ async def test_no_key_without_read_is_sent_an_event(api: HttpApi) -> None:
 async def test_a_reader_that_takes_nothing_is_cut_off_and_misses_nothing_when_it_comes_back(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("breakwater.kernel.http.event_stream.SEND_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("breakwater.identity.event_stream.SEND_TIMEOUT_S", 0.2)
     number, text = 0, "x" * 200_000
     with capture_logs() as log:
         async with reading(api) as reader:

@@ -7,10 +7,10 @@ import structlog.testing
 
 from breakwater.breakers.contract import StoppedTask
 from breakwater.identity.api_keys import create_key
-from breakwater.jobs.contract.events import GuardEvent
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.kernel.types import time_from_ms
+from breakwater.limits.contract import GuardEvent
 from breakwater.limits.rules.guard import Task, Trip
 from breakwater.limits.store import tasks as tasks_module
 from breakwater.limits.store.tasks import JobOutcome, TaskKey, Tasks, Tripped

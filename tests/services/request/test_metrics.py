@@ -6,8 +6,8 @@ from typing import get_args
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from breakwater.breakers.contract import Health
 from breakwater.identity.api_keys import revoke_key
-from breakwater.jobs.contract.events import Health
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.redis.connection import Redis

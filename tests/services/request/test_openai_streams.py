@@ -23,11 +23,11 @@ from breakwater.calls.providers import http_stream
 from breakwater.config import load_config
 from breakwater.dialects.api import streams
 from breakwater.dialects.api.chat import ChatEvents
+from breakwater.identity import event_stream
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.api.cancels import Cancels
 from breakwater.jobs.api.results import Waiters
 from breakwater.jobs.contract.execution import AnswerChunks, PendingCancel
-from breakwater.kernel.http import event_stream
 from breakwater.kernel.process import background
 from breakwater.kernel.surrogates import whole_escapes
 from breakwater.local.ports import free_port
@@ -317,7 +317,7 @@ async def test_a_program_that_writes_lines_streams(plane: OpenAIPlane) -> None:
 
 
 async def test_what_is_silent_is_kept_open(plane: OpenAIPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("breakwater.kernel.http.event_stream.KEEP_ALIVE_S", 0.1)
+    monkeypatch.setattr("breakwater.identity.event_stream.KEEP_ALIVE_S", 0.1)
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {plane.key()}"}) as session:
         asked = session.post(f"{plane.api.url}/v1/chat/completions", json={"model": "late", **ASK})
         async with asked as response:

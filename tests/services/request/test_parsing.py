@@ -5,12 +5,18 @@ import json
 import pytest
 
 from breakwater.jobs.api.submission import submission
-from breakwater.kernel.http.parsing import MAX_DETAILS, read_job, with_field
+from breakwater.jobs.contract.job import Job
+from breakwater.kernel.http import parsing
+from breakwater.kernel.http.parsing import MAX_DETAILS, with_field
 from breakwater.kernel.http.problems import RequestError, openai_param
 from breakwater.redaction.rules.redact import RedactionRules
 from tests.tables import each_row
 
 NEW_ID = "019aa8f2-0000-7000-8000-000000000000"
+
+
+def read_job(body: bytes) -> Job:
+    return parsing.read_job(body, Job, "job")
 
 
 def problem_of(body: bytes) -> RequestError:

@@ -14,7 +14,7 @@ import pytest_asyncio
 from breakwater.breakers.rules import Breaker
 from breakwater.config import parse_config
 from breakwater.identity.api_keys import create_key
-from breakwater.jobs.contract.events import PlanChange
+from breakwater.jobs.contract.plans import PlanChange
 from breakwater.jobs.store.plans import Plans
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import subjects

@@ -305,7 +305,7 @@ async def test_an_encoded_slash_does_not_open_an_answer_to_a_key_that_may_see_pr
 async def test_a_stream_ends_once_its_key_is_revoked_and_those_of_other_keys_go_on(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("breakwater.kernel.http.event_stream.KEY_LOOK_S", 0.05)
+    monkeypatch.setattr("breakwater.identity.event_stream.KEY_LOOK_S", 0.05)
     revoked = create_key(api.settings.api_keys_file, "leaving", scopes=("read",))
     job_id = await submitted(api)
     async with following(api, job_id) as stays, following(api, job_id, Authorization=f"Bearer {revoked}") as reader:
@@ -321,7 +321,7 @@ async def test_a_stream_ends_once_its_key_is_revoked_and_those_of_other_keys_go_
 async def test_a_stream_ends_once_its_key_may_not_see_progress_any_more(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("breakwater.kernel.http.event_stream.KEY_LOOK_S", 0.05)
+    monkeypatch.setattr("breakwater.identity.event_stream.KEY_LOOK_S", 0.05)
     path = api.settings.api_keys_file
     narrowed = create_key(path, "narrowed", scopes=("read",))
     job_id = await submitted(api)
@@ -343,7 +343,7 @@ async def test_head_answers_at_once(api: HttpApi) -> None:
 async def test_there_are_so_many_streams_and_who_leaves_makes_room(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("breakwater.kernel.http.event_stream.MAX_STREAMS", 2)
+    monkeypatch.setattr("breakwater.identity.event_stream.MAX_STREAMS", 2)
     job_id = await submitted(api)
     path = f"/api/v1/jobs/{job_id}/progress"
     async with following(api, job_id) as first, following(api, job_id):
@@ -362,7 +362,7 @@ async def test_there_are_so_many_streams_and_who_leaves_makes_room(
 
 
 async def test_one_key_leaves_streams_to_others(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("breakwater.kernel.http.event_stream.MAX_OF_A_KEY", 2)
+    monkeypatch.setattr("breakwater.identity.event_stream.MAX_OF_A_KEY", 2)
     other = create_key(api.settings.api_keys_file, "other")
     job_id = await submitted(api)
     path = f"/api/v1/jobs/{job_id}/progress"
@@ -440,7 +440,7 @@ async def test_a_lost_connection_ends_no_stream(api: HttpApi, own_nats_server: R
 
 
 async def test_a_stream_that_is_silent_is_kept_alive(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("breakwater.kernel.http.event_stream.KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr("breakwater.identity.event_stream.KEEP_ALIVE_S", 0.05)
     job_id = await submitted(api)
     async with following(api, job_id) as reader:
         reading = asyncio.create_task(reader.rest())

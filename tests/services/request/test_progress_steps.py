@@ -4,11 +4,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from breakwater.identity.event_stream import server_sent
 from breakwater.jobs.api.progress import SentSteps, decision, steps_of_undecided
 from breakwater.jobs.contract.execution import ErrorInfo, Notification, Progress
 from breakwater.jobs.rules.record import steps_of
 from breakwater.jobs.store.accepted import JobStatus
-from breakwater.kernel.http.event_stream import server_sent
 from tests.services.request.test_progress import attempt_of
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)

@@ -30,9 +30,9 @@ from breakwater.alerts.rules.incidents import acknowledge, resolve
 from breakwater.alerts.rules.links import link_objection
 from breakwater.alerts.store import IncidentLog, Incidents
 from breakwater.identity.audit import Actor, AuditLog
+from breakwater.identity.operations import utc_now
 from breakwater.kernel.formats import moment, sentence
 from breakwater.kernel.http.contract import ReasonText
-from breakwater.kernel.http.operations import utc_now
 from breakwater.kernel.http.parsing import read_open_body
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats.errors import BusError

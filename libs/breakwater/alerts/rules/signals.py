@@ -19,12 +19,14 @@ from pydantic import BaseModel, JsonValue
 
 from breakwater.alerts.contract import Alert, AlertEvent
 from breakwater.alerts.rules.alert_rules import UNDELIVERABLE
+from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules import BreakerKey
-from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, DeadLetter, Enforcement, GuardEvent
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
 from breakwater.kernel.formats import counted, moment, money, moneys, percent, sentence
+from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.subjects import Header, encode_token
 from breakwater.kernel.types import format_time, is_identifier
+from breakwater.limits.contract import BudgetEvent, Enforcement, GuardEvent
 from breakwater.limits.rules.budget import NEVER_FITS, scope_key
 from breakwater.limits.rules.rate_limit import HELD
 from breakwater.limits.rules.refusals import (

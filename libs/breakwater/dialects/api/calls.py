@@ -29,6 +29,7 @@ from breakwater.dialects.contract.openai import CallOptions
 from breakwater.dialects.rules import chat_form, dropped_fields, params_of
 from breakwater.dialects.rules.chat_completions import error_of, with_error_as_answer
 from breakwater.identity.auth import caller_of
+from breakwater.identity.operations import TOO_MANY
 from breakwater.jobs.api.cancels import Cancels
 from breakwater.jobs.api.intake import FollowedJob, JobIntake
 from breakwater.jobs.api.submission import Submission, make_job_id
@@ -37,7 +38,6 @@ from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ownership import shown
 from breakwater.jobs.rules.record import ends_with_client
 from breakwater.jobs.store.in_flight_requests import InFlightRequests
-from breakwater.kernel.http.operations import TOO_MANY
 from breakwater.kernel.http.parsing import invalid_job, read_body
 from breakwater.kernel.http.problems import REQUEST_ID, RequestError, is_messages, is_openai, unavailable
 from breakwater.kernel.nats import subjects

@@ -14,8 +14,8 @@ from breakwater.dialects.api.calls import OPENAI_ERRORS, Calls, ParsedCall, opti
 from breakwater.dialects.contract.openai import ChatCompletion, ChatCompletionRequest
 from breakwater.dialects.rules.chat_chunks import OBJECT, Assembly, missing_chunks_of
 from breakwater.dialects.rules.chat_completions import completion_of, is_usage, job_of
+from breakwater.identity.operations import operation
 from breakwater.jobs.api.submission import Submission
-from breakwater.kernel.http.operations import operation
 from breakwater.kernel.http.parsing import read_command
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.validation import FieldError

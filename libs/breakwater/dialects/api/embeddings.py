@@ -15,9 +15,9 @@ from breakwater.dialects.api.calls import OPENAI_ERRORS, Calls, ParsedCall, opti
 from breakwater.dialects.api.streams import Encoder
 from breakwater.dialects.contract.openai import EmbeddingsList, EmbeddingsRequest
 from breakwater.dialects.rules.embeddings import answer_of
+from breakwater.identity.operations import operation
 from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.contract.job import Job, NativeRequest
-from breakwater.kernel.http.operations import operation
 from breakwater.kernel.http.parsing import read_command
 
 _PLANE_FIELDS = {"model", "breakwater", "stream", "stream_options"}

@@ -20,10 +20,10 @@ from breakwater.dialects.contract.anthropic import (
 from breakwater.dialects.rules import InvalidBodyError, chat_form
 from breakwater.dialects.rules.messages import message_of
 from breakwater.dialects.rules.messages_stream import PING, MessageStream, event_bytes
+from breakwater.identity.operations import TOO_MANY, operation
 from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.contract.job import SENT_BY_PLANE, Job, NativeRequest
 from breakwater.jobs.rules.chat_messages import encoded
-from breakwater.kernel.http.operations import TOO_MANY, operation
 from breakwater.kernel.http.parsing import invalid_job, read_command
 from breakwater.prices.rules.price import likely_input_tokens, size_of_messages, size_of_params
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from breakwater.config import Agent, Config
 from breakwater.dialects.contract.openai import ModelName, ModelNames
+from breakwater.identity.operations import ApiRequest, operation
 from breakwater.identity.rules.callers import Caller
-from breakwater.kernel.http.operations import ApiRequest, operation
 from breakwater.kernel.http.parsing import suggestion
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.types import Message

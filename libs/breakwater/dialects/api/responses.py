@@ -21,11 +21,11 @@ from breakwater.dialects.rules.chat_completions import is_overflow
 from breakwater.dialects.rules.responses_answer import EchoedRequest, response_of
 from breakwater.dialects.rules.responses_stream import ContradictionError, ResponseEvents, event_bytes
 from breakwater.identity.auth import caller_of
+from breakwater.identity.operations import operation
 from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.jobs.rules.chat_messages import encoded
 from breakwater.jobs.rules.ownership import for_own_tenant, owner_of, store_share
-from breakwater.kernel.http.operations import operation
 from breakwater.kernel.http.parsing import read_command
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.validation import FieldError

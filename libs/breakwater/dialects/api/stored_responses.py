@@ -27,6 +27,8 @@ from breakwater.dialects.rules.responses_stream import ContradictionError, Respo
 from breakwater.dialects.store.response_log import DELETED
 from breakwater.identity.audit import AuditLog, actor_of
 from breakwater.identity.auth import caller_of
+from breakwater.identity.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment
+from breakwater.identity.operations import TOO_MANY, operation
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.api.cancels import Cancels
 from breakwater.jobs.api.results import ReceivedResult
@@ -35,8 +37,6 @@ from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.chat_messages import encoded
 from breakwater.jobs.rules.ownership import shown
-from breakwater.kernel.http.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment
-from breakwater.kernel.http.operations import TOO_MANY, operation
 from breakwater.kernel.http.parsing import read_query
 from breakwater.kernel.http.problems import RequestError, not_done, not_read
 from breakwater.kernel.nats import subjects

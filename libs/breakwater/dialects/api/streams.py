@@ -11,8 +11,8 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from breakwater.dialects.rules.chat_completions import with_error_as_answer
-from breakwater.kernel.http import event_stream
-from breakwater.kernel.http.event_stream import EventStream, send_part
+from breakwater.identity import event_stream
+from breakwater.identity.event_stream import EventStream, send_part
 
 MAX_UNSENT = 1_000
 """The most messages that a client may be behind. Beyond that, it gets the rest with the result."""

@@ -23,6 +23,7 @@ from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json, to_json
 
 from breakwater.config import Config, validate_job
+from breakwater.identity.operations import NATS_UNAVAILABLE, ApiRequest, operation, utc_now
 from breakwater.jobs.api.job_queue import JobQueue
 from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.contract.dead_letters import (
@@ -36,17 +37,17 @@ from breakwater.jobs.contract.dead_letters import (
     ListedDeadLetter,
     ReplayDeadLettersRequest,
     ReplayedDeadLetter,
+    ReplayNote,
     ReplayStatus,
     SkippedDeadLetter,
 )
-from breakwater.jobs.contract.events import DeadLetter, ReplayNote
 from breakwater.jobs.contract.execution import Status
 from breakwater.jobs.contract.job import Job, ScopedJob
 from breakwater.jobs.rules.ownership import longest_job, scope_in, scope_references, scoped
-from breakwater.kernel.http.operations import NATS_UNAVAILABLE, ApiRequest, operation, utc_now
 from breakwater.kernel.http.parsing import read_job, suggestion
 from breakwater.kernel.http.problems import RequestError, not_done, unavailable, unknown
 from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.errors import AlreadyDecidedError, BusError
 from breakwater.kernel.nats.lookup import Found, Lookup
 from breakwater.kernel.nats.publisher import Publisher
@@ -196,7 +197,7 @@ class Replays:
                 f"the job has {len(stored.payload):,} bytes; at most {limit:,} are accepted (limits.max_body_bytes)"
             )
         try:
-            job = read_job(stored.payload, ScopedJob if is_scoped else Job)
+            job = read_job(stored.payload, ScopedJob if is_scoped else Job, "job")
         except RequestError as problem:
             raise ValueError(f"this is not a job: {problem.message}") from None
         if job.agent not in self.config.agents:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from breakwater.breakers.api import AgentAvailability
 from breakwater.identity.auth import caller_of
+from breakwater.identity.operations import TOO_MANY, ApiRequest, operation
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.api.intake import JobIntake
 from breakwater.jobs.api.submission import Submission, make_job_id
@@ -24,7 +25,6 @@ from breakwater.jobs.rules.ownership import may_see, names_of, shown, shown_to
 from breakwater.jobs.rules.plans import circle_among, plan_of
 from breakwater.jobs.store.plans import MAX_ANNOUNCED, KnownPlan, NotedJob, TooManyPlansError
 from breakwater.kernel.clickhouse.client import Analytics
-from breakwater.kernel.http.operations import TOO_MANY, ApiRequest, operation
 from breakwater.kernel.http.parsing import invalid_job, read_body, read_command
 from breakwater.kernel.http.problems import RequestError, not_done
 from breakwater.kernel.nats import subjects

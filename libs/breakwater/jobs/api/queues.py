@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import cast
 
+from breakwater.identity.operations import NATS_UNAVAILABLE, ApiRequest, operation
 from breakwater.kernel.http.contract import AgentQueue, Queues, ReadingService, ServiceQueue
-from breakwater.kernel.http.operations import NATS_UNAVAILABLE, ApiRequest, operation
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.lookup import Backlog, ClientGetter, Lookup
 from breakwater.kernel.nats.subjects import Stream

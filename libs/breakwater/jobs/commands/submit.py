@@ -349,7 +349,7 @@ def _show_failure(result: dict[str, Any]) -> None:
         output.write(f"  {attempt['number']}. {attempt['model']}: {kind}, {duration}", stderr=True)
     statistics = result.get("statistics")
     if statistics is not None:
-        output.note(f"stopped: {formats.failures_in_words(FailureStatistics.model_validate(statistics))}")
+        output.note(f"stopped: {FailureStatistics.model_validate(statistics).in_words()}")
     output.note(_summary(result))
 
 

@@ -165,3 +165,14 @@ class DeadLetterReplays(Event):
         default=None,
         description="Send it together with `continue_after`, so that jobs that fail again are not replayed in a loop.",
     )
+
+
+class ReplayNote(Event):
+    """Record of a replay, kept with its dead letter."""
+
+    dead_letter_id: Count
+    execution_id: FullId = Field(description="Id of the new execution.")
+    agent: Identifier
+    by: str
+    why: str | None = Field(default=None, description="Redacted.")
+    at: Timestamp

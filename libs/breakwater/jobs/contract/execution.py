@@ -8,10 +8,12 @@ from typing import Annotated, Literal, Self
 from pydantic import AliasChoices, Field, JsonValue, StringConstraints, model_validator
 
 from breakwater.jobs.contract.job import CallApi
+from breakwater.kernel.formats import counted
 from breakwater.kernel.http.contract import Moment
 from breakwater.kernel.types import (
     NO_CONTROLS,
     Count,
+    Encrypted,
     Event,
     FullId,
     Identifier,
@@ -88,15 +90,6 @@ Reason = Literal[
 
 RunId = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=NO_CONTROLS)]
 
-Encrypted = Annotated[
-    str | None,
-    Field(
-        description="Encrypted text fields, which are then missing: if `encryption` is on, and in "
-        "results and dead letters of agents that keep no prompts or responses. Without a "
-        "key, the reason why they are missing."
-    ),
-]
-
 
 class ErrorInfo(Event):
     """The redacted reason why an attempt or an execution failed."""
@@ -130,6 +123,12 @@ class FailureStatistics(Event):
     total_failures: Count
     unique_errors: Count = Field(description="Number of different errors among them.")
     reason: str = Field(description="Reason for the stop, in words: `3 consecutive failures`.")
+
+    def in_words(self) -> str:
+        """Return the reason and the failures: `3 consecutive failures (5 in all, 2 different errors)`."""
+        if not self.total_failures:
+            return f"{self.reason} (no failures)"
+        return f"{self.reason} ({self.total_failures:,} in all, {counted(self.unique_errors, 'different error')})"
 
 
 class Attempt(Event):
@@ -261,6 +260,8 @@ class PendingCancel(Event):
 class Execution(Event):
     """The terminal record of a job, exactly one for each execution id. It is stored redacted."""
 
+    holds_texts = True
+
     execution_id: FullId
     agent: Identifier
     api: CallApi = Field(default="chat", description="The API that the job's request is written for.")
@@ -342,6 +343,8 @@ class Choice(Event):
 
 class Result(Execution):
     """The result of a job, for its submitter: the execution with its output as the model returned it."""
+
+    is_sent_to_programs = True
 
     type: Literal["result"] = Field(default="result", description="Distinguishes it from `AnswerChunks` at `reply_to`.")
     job_id: FullId

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from breakwater.jobs.contract.events import PlanChange, PlanState
 from breakwater.jobs.contract.execution import Attempt, Cancellation, CostBasis, Reason, Status
 from breakwater.jobs.contract.job import Job
+from breakwater.jobs.contract.plans import PlanChange, PlanState
 from breakwater.kernel.http.contract import ReasonText
 from breakwater.kernel.types import Count, Event, FullId, Identifier, Message, ModelId, Money, Timestamp
 

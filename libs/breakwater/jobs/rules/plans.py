@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Literal
 
-from breakwater.jobs.contract.events import PlanChange, PlanState
+from breakwater.jobs.contract.plans import PlanChange, PlanState
 from breakwater.jobs.contract.submission import PlanJob, PlanJobStatus, PlanStatus
 from breakwater.jobs.rules.record import sum_of_known, weakest_basis
 

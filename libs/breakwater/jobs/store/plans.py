@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from breakwater.jobs.contract.events import PlanState
+from breakwater.jobs.contract.plans import PlanState
 from breakwater.jobs.rules.plans import state_by_stages
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.redis.connection import Redis, ScriptCall, read_hashes, scripts_of

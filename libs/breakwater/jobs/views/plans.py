@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from breakwater.jobs.contract.events import PlanChange
+from breakwater.jobs.contract.plans import PlanChange
 from breakwater.jobs.contract.submission import PlanJob, PlanStatus
 from breakwater.kernel.columns import Column, humanized
 from breakwater.kernel.formats import money

@@ -27,11 +27,11 @@ from clickhouse_connect.driver.transform import NativeTransform
 from pydantic import SecretStr
 
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError, RowsRejectedError
+from breakwater.kernel.clickhouse.table import Table
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.process import background
 from breakwater.kernel.security.tls import tls_settings
 from breakwater.kernel.types import format_time
-from breakwater.records.schema import Table
 
 T = TypeVar("T")
 

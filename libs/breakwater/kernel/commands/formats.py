@@ -13,7 +13,7 @@ import typer
 
 from breakwater.kernel.commands.errors import usage_error
 from breakwater.kernel.commands.output import clock
-from breakwater.kernel.formats import at_least, counted, duration, exact_money, failures_in_words, money, typed_money
+from breakwater.kernel.formats import at_least, counted, duration, exact_money, money, typed_money
 
 __all__ = [
     "at_least",
@@ -23,7 +23,6 @@ __all__ = [
     "duration",
     "exact",
     "exact_money",
-    "failures_in_words",
     "money",
     "since",
     "usd",

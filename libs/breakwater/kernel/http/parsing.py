@@ -13,7 +13,6 @@ from urllib.parse import parse_qsl
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from breakwater.jobs.contract.job import Job
 from breakwater.kernel.http.content_coding import codings_of, decoded
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.http.server import OPEN_BODY_BYTES, OPEN_BODY_S
@@ -93,7 +92,7 @@ async def _read(request: Request, limit: int, too_large: str) -> bytes:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def read_job(body: bytes, model: type[InputT] = Job, kind: str = "job") -> InputT:
+def read_job(body: bytes, model: type[InputT], kind: str) -> InputT:
     """Parses a body as a model.
 
     Args:

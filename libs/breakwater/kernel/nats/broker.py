@@ -23,6 +23,7 @@ from faststream.exceptions import IncorrectState
 from faststream.nats import NatsBroker, NatsMessage, NatsSecurity
 from faststream.specification import AsyncAPI
 
+from breakwater.kernel.nats.channel import Channel
 from breakwater.kernel.nats.core import give_up, tls_options
 from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.nats.permissions import inbox_prefix
@@ -33,7 +34,6 @@ from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.security.encryption import OFF, Cipher
 from breakwater.kernel.telemetry.metrics import GaugeCollector
-from breakwater.records.channels import CHANNELS, Channel
 
 MAX_PENDING_BYTES = 16 * 1024 * 1024
 PING_S = 1.0
@@ -283,7 +283,7 @@ def publisher_of(
             schema=channel.message,
             title=f"{broker.service}.send.{channel.name}",
             description=channel.summary,
-            include_in_schema=channel in CHANNELS,
+            include_in_schema=channel.public,
         )
     messages = [channel.message for channel in channels]
     return Publisher(connection or connection_of(broker), broker.service, cipher, publishes=messages)

@@ -24,8 +24,8 @@ from pydantic import BaseModel
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypeVar
 
-from breakwater.jobs.contract.events import DeadLetter
 from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.errors import BusUnavailableError, MessageTooLargeError, NoStreamError, PublishRefusedError
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup
 from breakwater.kernel.nats.publisher import Publisher

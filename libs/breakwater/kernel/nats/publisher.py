@@ -17,8 +17,6 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from pydantic import BaseModel
 
-from breakwater.jobs.contract.events import DeadLetter
-from breakwater.jobs.contract.execution import Execution, Result
 from breakwater.kernel.nats.core import RESTART, UnhealthyServer, unhealthy_servers
 from breakwater.kernel.nats.errors import (
     AlreadyDecidedError,
@@ -134,10 +132,10 @@ class Publisher:
         else:
             headers[Header.MSG_ID] = id
         payload = event.json_bytes()
-        if len(payload) > HEADERS_BYTES and isinstance(event, Result):
+        if len(payload) > HEADERS_BYTES and event.is_sent_to_programs:
             # It is also sent to the program that waits for it, uncompressed, also where it is compressed on its stream.
             self._check_size(subject, len(payload))
-        if (private or self._cipher.on) and isinstance(event, Execution | DeadLetter):
+        if (private or self._cipher.on) and event.holds_texts:
             payload = self._cipher.encrypt_document(payload, private=private)
         try:
             return await self.raw(subject, payload, headers)

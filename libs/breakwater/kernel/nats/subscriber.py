@@ -33,12 +33,12 @@ from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig
 from pydantic import BaseModel, create_model
 
+from breakwater.kernel.nats.channel import Channel
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.pull import FIRST_WAIT_S, RETRY_S, STOP_S, WAIT_S, Pull
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
-from breakwater.records.channels import CHANNELS, Channel
 
 
 class Batches(PullSub):
@@ -115,7 +115,7 @@ class ChannelSpecification(NatsSubscriberSpecification):
                 filter_subjects=[channel.address for channel in declaration.channels],
                 title_=titles[0] if len(titles) == 1 else None,
                 description_=None,
-                include_in_schema=all(channel in CHANNELS for channel in declaration.channels),
+                include_in_schema=all(channel.public for channel in declaration.channels),
             ),
         )
 

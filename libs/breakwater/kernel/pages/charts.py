@@ -21,7 +21,6 @@ from breakwater.kernel import formats
 from breakwater.kernel.pages import words
 from breakwater.kernel.pages.time_range import between
 from breakwater.kernel.types import ms_from_time
-from breakwater.records.pages.waterfall import WIDTH, WaterfallRow
 
 LIBRARY_PACKAGE = "chartkick"
 """The Python package that contains Chart.js: the only one that can be installed without npm."""
@@ -192,22 +191,22 @@ def share(parts: Sequence[tuple[str, float]], label: str, *, full_value: float |
     return _svg("share", 100, 10, rects, label)
 
 
-def waterfall_bar(row: WaterfallRow, colour: str, *, quarters: bool) -> Markup:
+def waterfall_bar(bar: AxisSpan, answer: AxisSpan | None, colour: str, *, quarters: bool) -> Markup:
     """Draws a row of a waterfall. Screen readers omit it, because the row's other cells have its figures.
 
     Args:
-        row: a wait or a call. The part of a call in which its answer arrived has the full colour, and a mark at its
-            beginning.
+        bar: the place of a wait or a call.
+        answer: the part of a call in which its answer arrived; it has the full colour, and a mark at its beginning.
         colour: the colour of the bar.
         quarters: True to mark the quarters of the axis.
     """
     rects: list[_Rect] = [("rest", quarter * (WIDTH - 2) / 4, 0, 2, 20) for quarter in range(5) if quarters]
-    if row.answer is None:
-        rects.append((colour, row.bar.x, 4, row.bar.width, 12))
+    if answer is None:
+        rects.append((colour, bar.x, 4, bar.width, 12))
     else:
-        rects.append((f"{colour} silent", row.bar.x, 4, row.bar.width, 12))
-        rects.append((colour, row.answer.x, 4, row.answer.width, 12))
-        rects.append(("mark", row.answer.x, 0, 4, 20))
+        rects.append((f"{colour} silent", bar.x, 4, bar.width, 12))
+        rects.append((colour, answer.x, 4, answer.width, 12))
+        rects.append(("mark", answer.x, 0, 4, 20))
     return _svg("waterfall", WIDTH, 20, rects)
 
 
@@ -263,3 +262,15 @@ def _when(moment: datetime, step: timedelta) -> str:
     if step >= _DAY:
         return at.strftime("%b %d")
     return at.strftime("%b %d %H:%M:%S" if timedelta() < step < timedelta(minutes=1) else "%b %d %H:%M")
+
+
+WIDTH = 1000
+"""Width of the axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisSpan:
+    """A span on the axis."""
+
+    x: float
+    width: float

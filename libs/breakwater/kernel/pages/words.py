@@ -14,9 +14,8 @@ from markupsafe import Markup, escape
 from breakwater.kernel import formats
 from breakwater.kernel.columns import humanized as humanize
 from breakwater.kernel.columns import rough_duration, tone_of
-from breakwater.kernel.formats import counted, failures_in_words, percent
+from breakwater.kernel.formats import counted, percent
 from breakwater.kernel.types import format_time
-from breakwater.records.figures import RefusalLine
 
 
 def money(nano: int | None) -> Markup:
@@ -157,27 +156,27 @@ def outcome_colour(outcome: str) -> str:
     return _OUTCOME_COLOURS.get(outcome, "plain")
 
 
-def refused_by(line: RefusalLine) -> str:
+def refused_by(kind: str, by: str | None, *, called: bool) -> str:
     """Names the limit, budget, breaker or guard that refused calls."""
-    if line.called:
+    if called:
         return "the provider's rate limit"
-    match line.kind:
+    match kind:
         case "rate_limit":
-            return f"the rate limit of {line.by.replace(':', ' ', 1)}" if line.by else "a rate limit"
+            return f"the rate limit of {by.replace(':', ' ', 1)}" if by else "a rate limit"
         case "budget_exceeded":
-            return f"the budget {line.by}" if line.by else "a budget"
+            return f"the budget {by}" if by else "a budget"
         case "breaker_open":
             return "an open breaker"
         case "retry_budget":
             return "the retry budget"
         case "guard_tripped":
             return "a task's guard"
-        case kind:
+        case _:
             return humanize(kind) or "the plane"
 
 
 _FUNCTIONS = (
-    ago, clock, code, cost_basis, count, counted, duration, failures_in_words, finish_reason, local, money,
+    ago, clock, code, cost_basis, count, counted, duration, finish_reason, local, money,
     outcome_colour, percent, pretty, refused_by, rough_duration, segment, utc,
     waste_cause,
 )  # fmt: skip

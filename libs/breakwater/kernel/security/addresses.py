@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from typing import Annotated
+
+from pydantic import BeforeValidator
 
 IpAddress = IPv4Address | IPv6Address
 IpNetwork = IPv4Network | IPv6Network
@@ -63,3 +66,14 @@ def refusal(address: IpAddress, allowed: Sequence[IpNetwork]) -> str | None:
         return inside and f"{inside}, inside IPv6"
     public = address.is_global and (address.version == 4 or address in _PUBLIC_6)
     return next((why for network, why in _REFUSED if address in network), None if public else "not public")
+
+
+def _network(setting: object) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(str(setting))
+    except ValueError as error:
+        raise ValueError(f"{error}; write a network like '10.1.0.0/16'") from error
+
+
+# One error message of ours replaces pydantic's two, whose paths name internals of pydantic.
+NetworkSetting = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network)]

@@ -14,13 +14,15 @@ import hashlib
 import re
 import zlib
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from pydantic_core import from_json, to_json
 
-from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.errors import BreakwaterError, ConfigError
 from breakwater.kernel.surrogates import read_whole
+from breakwater.kernel.types import Event
+
+RecordT = TypeVar("RecordT", bound=Event)
 
 FIELD = "encrypted"
 TEXTS = (
@@ -170,11 +172,11 @@ class Cipher:
             raise DecryptionError(f"it was encrypted for another {_BOUND_TO} and copied here")
         return to_json(fields | texts)
 
-    def decrypt_record(self, record: Execution) -> Execution:
-        """Restore the texts of a record. Raises DecryptionError."""
-        if record.encrypted is None:
-            return record
-        return type(record).model_validate_json(self.decrypt_document(record.json_bytes()))
+    def decrypt_record(self, record: RecordT) -> RecordT:
+        """Return a record with its texts. Raises DecryptionError."""
+        document = record.json_bytes()
+        decrypted = self.decrypt_document(document)
+        return record if decrypted is document else type(record).model_validate_json(decrypted)
 
     def encrypt_line(self, text: str) -> str:
         """Encrypt a text to a line, to which others can be appended; unchanged if the cipher is off."""

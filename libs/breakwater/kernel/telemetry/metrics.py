@@ -36,12 +36,13 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from breakwater.jobs.contract.events import BreakerState, BudgetEvent
+from breakwater.breakers.contract import BreakerState
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.errors import ConfigError, UnavailableError
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.types import NANO_PER_USD
+from breakwater.limits.contract import BudgetEvent
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment

@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from typing import get_args
 
-from breakwater.jobs.contract.events import BudgetEvent, CapRaise, Reconciliation, Scope
+from breakwater.identity.operations import REDIS_UNAVAILABLE, ApiRequest, operation
 from breakwater.kernel.clickhouse.errors import QueryError
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.formats import exact_money
-from breakwater.kernel.http.operations import REDIS_UNAVAILABLE, ApiRequest, operation
 from breakwater.kernel.http.parsing import suggestion
 from breakwater.kernel.http.problems import RequestError, unavailable, unknown
 from breakwater.kernel.nats import subjects
@@ -20,11 +19,15 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.types import Message, is_identifier, ms_from_time, time_from_ms, usd_from_nano
 from breakwater.kernel.validation import FieldError
 from breakwater.limits.contract import (
+    BudgetEvent,
     BudgetList,
     BudgetQuery,
     BudgetStatus,
+    CapRaise,
     EstimateAccuracy,
     RaiseCapRequest,
+    Reconciliation,
+    Scope,
     UnchangedBudget,
 )
 from breakwater.limits.rules.budget import OTHERS, WINDOWS, CapTable, Counter, Period, periods_at, threshold

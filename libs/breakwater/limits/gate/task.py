@@ -18,7 +18,6 @@ from breakwater.calls.assignment import Assignment, Checkpoint
 from breakwater.calls.gate import POLL_S, Gate, GateVerdict, Refused, WaitForCapacity
 from breakwater.config import Agent
 from breakwater.health.rules import of_task
-from breakwater.jobs.contract.events import GuardEvent
 from breakwater.jobs.contract.execution import FailureStatistics, Result
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ownership import scope_in, scoped
@@ -30,6 +29,7 @@ from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.redis.connection import ScriptCall, StateUnavailableError
 from breakwater.kernel.security.encryption import DecryptionError
 from breakwater.kernel.types import time_from_ms
+from breakwater.limits.contract import GuardEvent
 from breakwater.limits.rules.budget import spent_by
 from breakwater.limits.rules.guard import (
     GuardRules,

@@ -15,9 +15,9 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field, field_validator
 
-from breakwater.jobs.contract.events import BudgetEvent, Enforcement, Scope, Window
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.types import Message, UsdAmount, ms_from_time, time_from_ms
+from breakwater.limits.contract import BudgetEvent, Enforcement, Scope, Window
 
 WINDOWS: tuple[Window, Window] = ("daily", "monthly")
 

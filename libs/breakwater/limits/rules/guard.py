@@ -16,11 +16,11 @@ from typing import Annotated, Literal, Self, TypedDict
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from breakwater.breakers.rules import Preset, take_preset
-from breakwater.jobs.contract.events import GuardRule
 from breakwater.jobs.contract.execution import Execution, Reason
 from breakwater.kernel.formats import beyond, counted, money, moneys
 from breakwater.kernel.json_values import NoJsonError, find_json
 from breakwater.kernel.types import Message, Off, UsdAmount
+from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.budget import fits
 from breakwater.limits.rules.rate_limit import RateLimit
 

@@ -10,11 +10,11 @@ import shlex
 from typing import cast
 
 from breakwater.breakers.rules import GUARD_PRESETS, BreakerKey
-from breakwater.jobs.contract.events import GuardRule
 from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
 from breakwater.jobs.rules.ownership import shown
 from breakwater.kernel.formats import beyond, moment, moneys, sentence
 from breakwater.kernel.types import time_from_ms
+from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.budget import MAX_TENANTS, Counter, OverBudget, fits
 from breakwater.limits.rules.guard import SOFT_PERCENT
 from breakwater.limits.rules.rate_limit import HELD, RateLimit

@@ -15,8 +15,8 @@ from zoneinfo import ZoneInfo
 
 from redis.exceptions import ResponseError
 
-from breakwater.jobs.contract.events import CapRaise
 from breakwater.kernel.redis.connection import Argument, Redis, ScriptCall, StateUnavailableError, read_hashes
+from breakwater.limits.contract import CapRaise
 from breakwater.limits.rules.budget import Counter, Period, effective_limit, periods_since, scope_keys
 from breakwater.limits.rules.ledger import FIGURES, AttemptSums, BudgetPlace, Ledger
 from breakwater.limits.store.budgets import (

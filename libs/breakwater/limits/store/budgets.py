@@ -17,11 +17,11 @@ from functools import lru_cache
 from typing import Any, cast
 from zoneinfo import ZoneInfo
 
-from breakwater.jobs.contract.events import Window
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.redis.connection import Argument, Redis, ScriptCall, scripts_of
 from breakwater.kernel.types import ms_from_time, time_from_ms
+from breakwater.limits.contract import Window
 from breakwater.limits.rules.budget import WINDOWS, Counter, OverBudget, Period, Periods, period, periods_at, scope_keys
 from breakwater.limits.rules.ledger import AttemptSums, charged_at, figures_of
 

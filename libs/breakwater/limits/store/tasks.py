@@ -16,9 +16,9 @@ from hashlib import blake2b
 from typing import Any, cast
 
 from breakwater.breakers.store import KEEP_OF_TASK_MS
-from breakwater.jobs.contract.events import GuardRule
 from breakwater.kernel.nats.subjects import decode_token, encode_token
 from breakwater.kernel.redis.connection import Redis, ScriptCall, scripts_of
+from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.guard import JobOutcome, Task, Trip
 
 KEEP_MS = 7 * 24 * 3_600_000

@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from breakwater.config import Config
 from breakwater.kernel.clickhouse.client import connect as analytics_at
+from breakwater.kernel.clickhouse.table import Layout
 from breakwater.kernel.commands import connect, output
 from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.errors import CliError, ExitCode, unreachable
@@ -19,7 +20,6 @@ from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.process.settings import Settings
 from breakwater.local.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
 from breakwater.records.migrations import migrate, script
-from breakwater.records.schema import Layout
 
 
 def setup(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
+from breakwater.identity.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest, operation
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.formats import csv_text
-from breakwater.kernel.http.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest, operation
 from breakwater.kernel.types import ms_from_time, time_from_ms, usd_from_nano
 from breakwater.limits.contract import CostLine, Costs, CostsListQuery, CostsQuery
 from breakwater.limits.rules.budget import CapTable, period

@@ -19,12 +19,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.alerts.contract import Alert
-from breakwater.jobs.contract.events import BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.breakers.contract import BreakerTransition
+from breakwater.identity.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment, server_sent
+from breakwater.identity.operations import operation
 from breakwater.jobs.contract.execution import Attempt, Execution, ExecutionSummary
 from breakwater.jobs.store.records import read_record
 from breakwater.kernel.http.contract import EventGap, EventQuery
-from breakwater.kernel.http.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment, server_sent
-from breakwater.kernel.http.operations import operation
 from breakwater.kernel.http.parsing import read_query
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats.errors import BusError
@@ -32,6 +32,7 @@ from breakwater.kernel.nats.lookup import ClientGetter, Found, Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
+from breakwater.limits.contract import BudgetEvent, GuardEvent
 
 _ID = re.compile(r"(\d{1,19})-(\d{1,19})\Z", re.ASCII)
 

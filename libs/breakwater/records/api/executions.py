@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+from breakwater.identity.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest, operation
 from breakwater.jobs.contract.execution import Execution, ExecutionList, ExecutionQuery, RunList
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
-from breakwater.kernel.http.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest, operation
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.security.encryption import Cipher, DecryptionError
 from breakwater.kernel.types import Message

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from breakwater.identity.contract import AuditEvent
 from breakwater.identity.pages.pages import Fetched, PageContext, fetched
 from breakwater.identity.pages.sessions import session_of
 from breakwater.identity.pages.visits import ReadModels, Visit, render_page
-from breakwater.jobs.contract.events import AuditEvent
 from breakwater.kernel.columns import Column
 from breakwater.kernel.pages.tables import PageTable
 from breakwater.kernel.pages.time_range import WINDOWS, window_links, window_of

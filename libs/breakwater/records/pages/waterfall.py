@@ -14,9 +14,8 @@ from itertools import pairwise
 
 from breakwater.calls.rules.retry import LONG_WAIT_S
 from breakwater.jobs.contract.execution import Attempt, Execution
+from breakwater.kernel.pages.charts import WIDTH, AxisSpan
 
-WIDTH = 1000
-"""The width of the axis."""
 THINNEST = 3.0
 """The least width of a bar, so that calls and waits that took no time are visible."""
 MOSTLY_WAITED = 0.9
@@ -27,13 +26,7 @@ NEGLIGIBLE_MS = 10
 """A gap that is shorter, or a smaller share of the time, is not shown, because it is a round trip of the plane."""
 PARKED = "waited: parked"
 
-
-@dataclass(frozen=True, slots=True)
-class AxisSpan:
-    """A span on the axis."""
-
-    x: float
-    width: float
+_NOWHERE = AxisSpan(0, 0)
 
 
 @dataclass(slots=True)
@@ -52,7 +45,7 @@ class WaterfallRow:
     wait: str = ""
     attempt: Attempt | None = None
     first_token_ms: float | None = None
-    bar: AxisSpan = AxisSpan(0, 0)
+    bar: AxisSpan = _NOWHERE
     answer: AxisSpan | None = None
 
     @property

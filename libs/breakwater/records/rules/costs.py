@@ -11,9 +11,8 @@ from dataclasses import astuple, dataclass
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from breakwater.jobs.contract.events import BudgetEvent
 from breakwater.kernel.types import time_from_ms
-from breakwater.limits.contract import CostLine, CostsBy
+from breakwater.limits.contract import BudgetEvent, CostLine, CostsBy
 from breakwater.limits.rules.budget import CapTable, Period, effective_limit, forecast, period, scope_key
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from breakwater.jobs.contract.execution import Attempt, Execution, ExecutionSummary, RunSummary
 from breakwater.jobs.views.plans import basis
 from breakwater.kernel.columns import Column, humanized
-from breakwater.kernel.formats import failures_in_words, money
+from breakwater.kernel.formats import money
 
 _ERROR_WIDTH = 60
 
@@ -199,7 +199,7 @@ FACTS: tuple[Column[Execution], ...] = (
     Column("status", lambda execution: execution.status, "state"),
     Column("reason", lambda execution: execution.reason, "words"),
     Column("error", lambda execution: execution.error and f"{execution.error.class_}: {execution.error.message}"),
-    Column("stopped", lambda execution: execution.statistics and failures_in_words(execution.statistics), page=False),
+    Column("stopped", lambda execution: execution.statistics and execution.statistics.in_words(), page=False),
     Column("requested model", lambda execution: execution.requested_model, terminal=False),
     Column("model", lambda execution: execution.chosen_model),
     Column("models to try", lambda execution: " > ".join(execution.fallback_chain)),
