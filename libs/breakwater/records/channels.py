@@ -180,3 +180,6 @@ CHANNELS = (
     DEAD_LETTERS,
 )
 """Those of the public contract."""
+
+FROM_PROGRAMS = (JOBS, AGENTS, CANCEL)
+"""The channels that programs write. The plane writes all others."""
