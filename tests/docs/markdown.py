@@ -16,6 +16,7 @@ DOCUMENTS = (
     *PAGES,
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "tests" / "attacks.md",
     ROOT / "docs" / "adr" / "README.md",
     *ADRS,
 )

@@ -154,9 +154,10 @@ def test_the_table_of_subjects_is_the_contract() -> None:
 
 def test_the_table_of_failures_is_the_one_that_is_walked_through_the_plane() -> None:
     yes = {True: "yes", False: "no"}
-    assert rows(ROOT / "docs" / "reliability.md", "a call ends in") == [
+    table = rows(ROOT / "docs" / "reliability.md", "a call ends in")
+    assert sorted((failure, *outcome) for failures, *outcome in table for failure in failures.split("; ")) == sorted(
         (row.name, f"`{row.kind}`", row.again, yes[row.counted], row.cost) for row in ROWS
-    ]
+    )
 
 
 def test_the_table_of_what_providers_report_is_the_one_that_is_tested() -> None:
