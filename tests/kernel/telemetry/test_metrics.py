@@ -58,7 +58,10 @@ from tests.helpers import ServiceProcess, start_service, wait_until
 ROOT = Path(__file__).parents[3]
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 LABELS = ("agent", "model", "status", "reason", "outcome", "kind", "direction", "cause")
-METRICS_TABLE = rows(ROOT / "docs" / "observability.md", "metric")
+METRICS_TABLE = [
+    (name, *type_and_labels.partition(", ")[::2], served_by, what)
+    for name, type_and_labels, served_by, what in rows(ROOT / "docs" / "observability.md", "metric")
+]
 THRESHOLD = BudgetEvent(
     event_id="global/daily/2026-11-21/50/1",
     kind="soft_cap",
