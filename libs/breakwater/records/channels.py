@@ -181,5 +181,5 @@ CHANNELS = (
 )
 """Those of the public contract."""
 
-FROM_PROGRAMS = (JOBS, AGENTS, CANCEL)
+FROM_PROGRAMS = (JOBS, CANCEL)
 """The channels that programs write. The plane writes all others."""
