@@ -2,8 +2,10 @@
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -30,6 +32,44 @@ def lint(root: Path) -> subprocess.CompletedProcess[str]:
 def test_the_import_rules_hold() -> None:
     linted = lint(ROOT)
     assert linted.returncode == 0, linted.stdout + linted.stderr
+
+
+def test_every_rule_notices_what_it_forbids(tmp_path: Path) -> None:
+    for package in ("libs", "services"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    wrong_imports = {
+        "libs/breakwater/attic.py": "",
+        "libs/breakwater/alerts/rules/wrong.py": "import random",
+        "libs/breakwater/breakers/store.py": "import breakwater.alerts.rules.incidents",
+        "libs/breakwater/client/__init__.py": "import breakwater.kernel.process.settings",
+        "libs/breakwater/config/load.py": "import breakwater.kernel.redis.connection",
+        "libs/breakwater/calls/providers/wrong.py": "import chdb, clickhouse_connect, nats, services",
+        "libs/breakwater/health/store.py": "import breakwater.health.pages.agent",
+        "libs/breakwater/jobs/rules/wrong.py": "import breakwater.jobs.store.plans",
+        "libs/breakwater/kernel/process/wrong.py": "import breakwater.jobs.rules.runs",
+        "libs/breakwater/local/clickhouse/wrong.py": "import breakwater.config",
+        "services/sink/handlers.py": "import nats, redis.asyncio, services.worker.app",
+        "services/worker/app.py": "import breakwater.local.commands.setup, joserfc, prometheus_client",
+    }
+    for file, statement in wrong_imports.items():
+        (tmp_path / file).write_text(f"{statement}\n")
+
+    linted = lint(tmp_path)
+
+    assert linted.returncode == 1
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        rules = [rule["name"] for rule in tomllib.load(file)["tool"]["importlinter"]["contracts"]]
+    for rule in rules:
+        assert f"{rule} BROKEN" in linted.stdout
+    for wrong in (
+        "breakwater.attic",
+        "breakwater.breakers is not allowed to import breakwater.alerts",
+        "breakwater.kernel is not allowed to import breakwater.jobs",
+        "breakwater.calls.providers.wrong -> nats",
+        "services.sink.handlers -> redis",
+        "services.sink.handlers -> services.worker.app",
+    ):
+        assert wrong in linted.stdout
 
 
 def imports(root: Path) -> dict[str, set[str]]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from breakwater.cli.contract import config_schema
+from breakwater.cli.commands.contract import config_schema
 from breakwater.cli.main import every_command
 from breakwater.records.channels import CHANNELS, FROM_PROGRAMS
 from breakwater.records.migrations import VIEWS

@@ -17,7 +17,7 @@ import yaml
 from breakwater.alerts.channels.channel import envelope
 from breakwater.alerts.contract import Alert, AlertDigest, HeldBack, WebhookEnvelope
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.cli.contract import config_schema, files
+from breakwater.cli.commands.contract import config_schema, files
 from breakwater.config import parse_config
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution, Progress, Result
 from breakwater.kernel.nats import subjects, topology

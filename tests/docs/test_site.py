@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from breakwater.cli.contract import config_schema
+from breakwater.cli.commands.contract import config_schema
 from breakwater.records.channels import CHANNELS
 from breakwater.records.schema import TABLES
 from deploy.site.__main__ import SETTINGS, build

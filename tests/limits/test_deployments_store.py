@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from redis.exceptions import ConnectionError as Away
 
+from breakwater.calls.rules.holds import LONG_HOLD_S
 from breakwater.calls.rules.retry import RetryBudgetRules
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
-from breakwater.limits.rules.rate_limit import LONG_HOLD_S
 from breakwater.limits.store.deployments import SLICES, Deployments, HoldProbe
 
 MODEL = "openai/gpt-4.1{mini}"

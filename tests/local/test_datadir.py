@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from breakwater.kernel.security.secret_refs import mask_url
 from breakwater.local.datadir import (
     AlreadyRunningError,
     DataDir,
     DataDirError,
     Endpoints,
     NotRunningError,
-    mask_url,
     read_endpoints,
 )
 from breakwater.local.ports import PortInUseError, free_port, standard_port

@@ -28,7 +28,10 @@ COMMANDS = {
             "local.commands.setup",
             "Create and update the streams of NATS and the tables of ClickHouse, as the config asks.",
         ),
-        "contract": ("cli.contract", "Write the wire contract: JSON schemas, AsyncAPI, OpenAPI, the config's schema."),
+        "contract": (
+            "cli.commands.contract",
+            "Write the wire contract: JSON schemas, AsyncAPI, OpenAPI, the config's schema.",
+        ),
         "simulate": (
             "local.commands.simulate",
             "Break the simulated provider of a running `breakwater up --simulate`.",

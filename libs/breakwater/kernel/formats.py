@@ -160,3 +160,8 @@ def _is_number(text: str) -> bool:
 def words(text: str) -> frozenset[str]:
     """Split a table of words that is written as a text."""
     return frozenset(text.split())
+
+
+def joined(message: str, figures: str | None) -> str:
+    """Join the message of an error and its figures, if it has any."""
+    return message if not figures else f"{message}. {figures}"

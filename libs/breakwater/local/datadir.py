@@ -15,18 +15,13 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerialize
 
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.process.files import write_private
+from breakwater.kernel.security.secret_refs import mask_url
 from breakwater.kernel.types import format_time
 
 _LOCK, _SECRETS, _ENDPOINTS = "up.lock", "secrets", "endpoints.json"
 _SECRET_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
-_CREDENTIALS = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
 _HANDOVER_S = 5.0
 _POLL_S = 0.05
-
-
-def mask_url(url: str) -> str:
-    """Returns a URL as it may be shown: `nats://user:***@host:port`."""
-    return _CREDENTIALS.sub(r"\1:***", url)
 
 
 class Endpoints(BaseModel):

@@ -13,7 +13,7 @@ from faststream.nats import TestNatsBroker
 from structlog.testing import capture_logs
 
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.cli.contract import service_brokers
+from breakwater.cli.commands.contract import service_brokers
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats import subjects, topology

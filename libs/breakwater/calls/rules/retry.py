@@ -11,9 +11,9 @@ from typing import Any, Literal, Self, cast, get_args
 from pydantic import Field, field_validator, model_validator
 
 from breakwater.calls.rules.classify import RETRYABLE_CLASSES, Classification
+from breakwater.calls.rules.holds import MAX_HELD_S, after_hold_s, waits_for_hold
 from breakwater.jobs.contract.execution import Attempt, Cause, ErrorKind, Reason
 from breakwater.kernel.types import Message
-from breakwater.limits.rules.rate_limit import MAX_HELD_S, after_hold_s, waits_for_hold
 
 RetryableKind = Literal["client", "quota", "rate_limit", "transient", "server", "timeout", "network", "worker_lost"]
 

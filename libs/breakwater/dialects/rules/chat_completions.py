@@ -15,7 +15,7 @@ from breakwater.dialects.contract.openai import CallOptions, ChatCompletionReque
 from breakwater.jobs.contract.job import CallApi, Job
 from breakwater.jobs.rules.chat_messages import known_reason, normalized, objects
 from breakwater.jobs.rules.ownership import shown
-from breakwater.limits.rules.refusals import joined
+from breakwater.kernel.formats import joined
 
 
 @dataclass(frozen=True, slots=True)

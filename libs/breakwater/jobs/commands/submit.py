@@ -21,7 +21,7 @@ from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import ExitCode, usage_error
 from breakwater.kernel.commands.output import Column
 from breakwater.kernel.commands.text_input import check_no_spaces, check_sendable, read_file, read_stdin
-from breakwater.limits.rules.refusals import joined
+from breakwater.kernel.formats import joined
 from breakwater.local.plane import PlaneLocation
 
 DEFAULT_WAIT_S = 30.0

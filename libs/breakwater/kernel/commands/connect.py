@@ -200,7 +200,7 @@ async def state(url: str) -> AsyncGenerator[Redis]:
 
 def without_password(url: str) -> str:
     """Masks the password in a URL."""
-    from breakwater.local.datadir import mask_url
+    from breakwater.kernel.security.secret_refs import mask_url
 
     return mask_url(url)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Annotated, Self
@@ -13,6 +14,7 @@ from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.types import Message
 
 COMMAND_TIMEOUT_S = 10.0
+_CREDENTIALS = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
 
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
@@ -89,3 +91,8 @@ def _secret_ref(value: object) -> object:
 
 
 Secret = Annotated[SecretRef, BeforeValidator(_secret_ref)]
+
+
+def mask_url(url: str) -> str:
+    """Returns a URL as it may be shown: `nats://user:***@host:port`."""
+    return _CREDENTIALS.sub(r"\1:***", url)

@@ -11,10 +11,10 @@ from typing import Any
 
 from breakwater.breakers.rules import caller_of
 from breakwater.calls.gate import Gate, Refused, WaitForCapacity
+from breakwater.calls.rules.holds import after_hold_s, waits_for_hold
 from breakwater.calls.rules.retry import failures_on, hold_s
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.redis.connection import ScriptCall
-from breakwater.limits.rules.rate_limit import after_hold_s, waits_for_hold
 from breakwater.limits.rules.refusals import model_held
 from breakwater.limits.store.deployments import HoldProbe
 

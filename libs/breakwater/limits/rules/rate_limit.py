@@ -17,30 +17,6 @@ MINUTES: Mapping[LimitPeriod, int] = {"minute": 1, "hour": 60, "day": 1440}
 HELD = "ModelHeldError"
 """The error class of a call that is refused because its model is held."""
 
-MAX_HELD_S = 10.0
-"""The seconds that a job with another model waits at most for a held model."""
-
-LONG_HOLD_S = 30.0
-"""During a longer hold, one call of another caller is admitted in each such period: the limit may be the first
-caller's alone."""
-
-_SPREAD = 0.1
-
-
-def waits_for_hold(wait_s: float) -> bool:
-    """Return True if a job that has another model waits for the held one; else it calls the other immediately."""
-    return wait_s <= MAX_HELD_S
-
-
-def after_hold_s(rest_s: float, jitter: float) -> float:
-    """Return the seconds after which a job tries a held model again, spread so that not all jobs try together.
-
-    Args:
-        rest_s: the seconds until the hold ends.
-        jitter: a random number in [0, 1).
-    """
-    return rest_s * (1 + _SPREAD * jitter)
-
 
 class RateLimit(Message):
     """Limits across the whole fleet. At least one must be set."""

@@ -12,7 +12,7 @@ from typing import cast
 from breakwater.breakers.rules import GUARD_PRESETS, BreakerKey
 from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
 from breakwater.jobs.rules.ownership import shown
-from breakwater.kernel.formats import beyond, moment, moneys, sentence
+from breakwater.kernel.formats import beyond, joined, moment, moneys, sentence
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.budget import MAX_TENANTS, Counter, OverBudget, fits
@@ -28,11 +28,6 @@ _TOO_MANY = "This agent is receiving too many requests right now. Please try aga
 def for_operators(error: ErrorInfo) -> str:
     """Return the whole text of a refusal, with its figures and the next step."""
     return joined(error.message, error.figures)
-
-
-def joined(message: str, figures: str | None) -> str:
-    """Join the message of an error and its figures, if it has any."""
-    return message if not figures else f"{message}. {figures}"
 
 
 def refusal(

@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from breakwater.calls.rules.holds import LONG_HOLD_S
 from breakwater.calls.rules.retry import RetryBudgetRules
 from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.redis.connection import Redis, ScriptCall, scripts_of
-from breakwater.limits.rules.rate_limit import LONG_HOLD_S
 
 SLICES = 20
 """Slices in a window. Each is a whole number of milliseconds, as the window is one of seconds."""
