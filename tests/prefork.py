@@ -1,8 +1,8 @@
-"""xdist's workers as forks of one process that has imported all tests, instead of each importing them: 7 s of CPU.
+"""Forks xdist's workers from one process that has imported all tests: importing them takes each worker 7 s of CPU.
 
 xdist starts a worker as `python -u -c CODE` and talks to it through stdin and stdout. Here `python` is this file, run
-as a program, which hands its three streams to the process with the tests; a fork of that runs CODE and has them from
-then on. Linux alone; elsewhere workers are started as ever.
+as a program: it sends its three standard streams to the process that has imported the tests. A fork of that process
+takes them over and runs CODE. Only Linux is supported; elsewhere xdist starts its workers as usual.
 """
 
 from __future__ import annotations
@@ -15,47 +15,48 @@ _STREAMS = 3
 
 
 def start(modules: list[str]) -> str:
-    """Starts the process that imports modules and is forked; gives what to run in place of Python."""
+    """Starts the process that imports modules and forks; returns the command to run in place of Python."""
     directory = tempfile.mkdtemp(prefix="breakwater-prefork-")
     address = f"{directory}/socket"
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(address)
     listening.listen()
-    ours, theirs = socket.socketpair()
+    lifeline, server_end = socket.socketpair()
     if os.fork() == 0:
-        ours.close()
+        lifeline.close()
         try:
-            _serve(listening, theirs, modules)
+            _serve(listening, server_end, modules)
         finally:
-            util._run_finalizers()  # the fork server's socket
+            util._run_finalizers()  # removes the fork server's socket
             shutil.rmtree(directory, ignore_errors=True)
             os._exit(0)
-    _kept.append(ours)  # its end is the end of this process
+    _lifelines.append(lifeline)  # it closes when this process ends, which ends the server
     listening.close()
-    theirs.close()
+    server_end.close()
     return shlex.join((sys.executable, "-I", "-S", __file__, address))
 
 
-_kept: list[socket.socket] = []
+_lifelines: list[socket.socket] = []
 
 
 def _serve(listening: socket.socket, parent: socket.socket, modules: list[str]) -> None:
-    fork_server.start()  # from which the services of all workers are forked
-    # Each core compiles its share, through pytest's rewriting of assertions: 17 s of CPU. The rest is read from there.
+    """Imports modules, and forks a worker for each connection until the parent's end of its socket closes."""
+    fork_server.start()  # one for the services of all workers
+    # Rewriting assertions costs 17 s of CPU, so each core does it for a share of the modules, and caches the bytecode.
     cores = len(os.sched_getaffinity(0))
     compiling: list[int] = []
     for share in range(1, cores):
         if (pid := os.fork()) == 0:
-            _import(modules[share::cores])
+            _import_all(modules[share::cores])
             os._exit(0)
         compiling.append(pid)
-    _import(modules[::cores])
+    _import_all(modules[::cores])
     for pid in compiling:
         os.waitpid(pid, 0)
-    _import(modules)
+    _import_all(modules)
     gc.collect()
-    gc.freeze()  # a collection would copy its pages into each worker
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
+    gc.freeze()  # a collection in a worker would copy the pages of these objects
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the workers
     while True:
         readable, _, _ = select.select([listening, parent], [], [])
         if parent in readable:
@@ -65,42 +66,44 @@ def _serve(listening: socket.socket, parent: socket.socket, modules: list[str]) 
         if os.fork() == 0:
             listening.close()
             parent.close()
-            # The connection stays open in the fork, and ends with it.
+            # The connection stays open until the fork ends, and shows the program that it has.
             os._exit(_become_worker(streams, json.loads(message)))
         connection.close()
         for stream in streams:
             os.close(stream)
 
 
-def _import(modules: list[str]) -> None:
+def _import_all(modules: list[str]) -> None:
     for module in modules:
-        with suppress(Exception, pytest.skip.Exception):  # left to the workers to report
+        with suppress(Exception, pytest.skip.Exception):  # the workers report it
             importlib.import_module(module)
 
 
 def _become_worker(streams: list[int], code: str) -> int:
-    """Runs code as `python -c` does, with nothing left of what the parent had begun."""
+    """Runs code as `python -c` does, without the parent's handlers, streams and random state."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     atexit._clear()
     logging.getLogger().handlers.clear()
     random.seed()
-    # It runs, as a child of this process' parent.
+    # The fork server runs already, as a child of this process' parent.
     forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
+    for descriptor, stream in enumerate(streams):
+        os.dup2(stream, descriptor)
         os.close(stream)
-    sys.stdin, sys.stdout, sys.stderr = (
-        open(number, mode, closefd=False)  # noqa: SIM115  for as long as the process is
-        for number, mode in enumerate("rww")
-    )
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    # Open until the process ends.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
     try:
         exec(code, main.__dict__)
-    except BaseException:  # noqa: BLE001  as the interpreter does at its end
+    except BaseException:  # noqa: BLE001  as the interpreter does
         traceback.print_exc()
         return 1
     finally:
-        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  # the same
+        # The interpreter's own steps when it ends.
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -111,7 +114,7 @@ if __name__ == "__main__":
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(sys.argv[1])
         socket.send_fds(server, [json.dumps(sys.argv[-1]).encode()], range(_STREAMS))
-        server.recv(1)  # until it has ended
+        server.recv(1)  # returns when the worker has ended
 else:
     import atexit
     import gc

@@ -2,11 +2,11 @@
 
 A step between fork and exec is needed, because the kernel forgets a parent-death signal at fork. It is a small program
 and not a `preexec_fn`, which would run Python in a forked copy of a process with threads, where a lock held by another
-thread at that moment is held for ever. It uses the standard library alone and costs about 25 ms.
+thread at that moment stays locked for ever. It uses the standard library alone and costs about 25 ms.
 
 The kernel sends the signal when the *thread* that forked ends, so `spawn` in process.py forks from the main thread
-only. Linux alone has this. On macOS the command is run all the same, and survives a SIGKILL of its supervisor; the lock
-of the data directory, which every child inherits, then makes the next start fail with that reason.
+only. Only Linux has this signal. On macOS the command runs without it and survives a SIGKILL of its supervisor; as
+every child inherits the lock of the data directory, the next start then fails and says why.
 """
 
 import ctypes
@@ -20,7 +20,8 @@ COULD_NOT_START = 127
 
 def main(argv: list[str]) -> None:
     """Ties this process to its supervisor and becomes the command."""
-    supervisor, command = int(argv[1]), argv[2:]
+    supervisor = int(argv[1])
+    command = argv[2:]
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

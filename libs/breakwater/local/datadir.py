@@ -18,7 +18,9 @@ from breakwater.kernel.process.files import write_private
 from breakwater.kernel.security.secret_refs import mask_url
 from breakwater.kernel.types import format_time
 
-_LOCK, _SECRETS, _ENDPOINTS = "up.lock", "secrets", "endpoints.json"
+_LOCK = "up.lock"
+_SECRETS = "secrets"
+_ENDPOINTS = "endpoints.json"
 _SECRET_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _HANDOVER_S = 5.0
 _POLL_S = 0.05
@@ -73,15 +75,15 @@ class DataDirError(BreakwaterError, RuntimeError):
 
 
 class AlreadyRunningError(DataDirError):
-    """Another stack uses the directory: that of process `pid`, or None if it has not said so yet."""
+    """Another stack uses the directory: the one of process `pid`, or None if it has not written its pid yet."""
 
     def __init__(self, pid: int | None, path: Path) -> None:
         self.pid = pid
-        who = "a process that has not written its pid yet" if pid is None else f"process {pid}"
+        holder = "a process that has not written its pid yet" if pid is None else f"process {pid}"
         if pid is not None and not is_alive(pid):
-            who = f"children of process {pid} that are still running (`fuser {path / _LOCK}` lists them)"
+            holder = f"children of process {pid} that are still running (`fuser {path / _LOCK}` lists them)"
         super().__init__(
-            f"a stack is already running here, held by {who}", path, "Stop that one, or name another data directory."
+            f"a stack is already running here, held by {holder}", path, "Stop that one, or name another data directory."
         )
 
 

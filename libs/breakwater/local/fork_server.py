@@ -76,9 +76,9 @@ def fork(service: str, log: int, environment: Mapping[str, str], *, inherit: Seq
     Raises:
         OSError: the server does not work.
     """
-    kept = [_Descriptor(number) for number in inherit]
+    inherited = [_Descriptor(number) for number in inherit]
     try:
-        return Popen(_CONTEXT.Process(target=_run, args=(service, dict(environment), _Descriptor(log), kept)))
+        return Popen(_CONTEXT.Process(target=_run, args=(service, dict(environment), _Descriptor(log), inherited)))
     except EOFError as error:
         raise ForkServerError(f"the fork server ended while it started {service}") from error
 
@@ -110,7 +110,7 @@ def _received(duplicate: Any) -> _Descriptor:
     return _Descriptor(duplicate.detach())
 
 
-def _run(service: str, environment: dict[str, str], log: _Descriptor, kept: list[_Descriptor]) -> None:  # noqa: ARG001
+def _run(service: str, environment: dict[str, str], log: _Descriptor, inherited: list[_Descriptor]) -> None:  # noqa: ARG001
     """Makes a fork a process of its own, tied to the server's life, and runs the service in it."""
     from breakwater.local.preload import SERVER_PID  # which ties the process that imports it
 

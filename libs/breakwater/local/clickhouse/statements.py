@@ -1,8 +1,8 @@
 """Statements of ClickHouse's SQL, as far as they are read outside the engine, and the errors of those that fail.
 
-The engine parses SQL: a statement is taken as its `formatQuery` writes it, without comments, and each clause on a line
-of its own. Two things are found here: where the data behind an INSERT begins, as data is no SQL, and where the name of
-a file belongs in a statement, for the data of an INSERT or for a result.
+The engine parses SQL: a statement is read as its `formatQuery` writes it, without comments and with each clause on a
+line of its own. This module finds where the data of an INSERT begins, which is not SQL, and where a statement takes the
+name of a file: for the data of an INSERT, or for a result.
 """
 
 import re
@@ -76,10 +76,10 @@ class ClickHouseError(BreakwaterError):
     @classmethod
     def from_engine(cls, text: str) -> "ClickHouseError":
         """Reads the text of chdb's exception, without what it wraps around the engine's own."""
-        found = _ENGINE_TEXT.search(text)
-        if found is None:
+        match = _ENGINE_TEXT.search(text)
+        if match is None:
             return cls.of(ErrorCode.UNKNOWN_EXCEPTION, text.strip() or "the engine failed without giving a reason")
-        return cls(int(found[1]), _VERSION_TEXT.sub("", found[0]))
+        return cls(int(match[1]), _VERSION_TEXT.sub("", match[0]))
 
     @property
     def status(self) -> int:
@@ -121,7 +121,7 @@ class Statement:
 
     @property
     def has_result(self) -> bool:
-        """True if it returns rows, be it none."""
+        """True if it returns rows, even if there are none."""
         return self.keyword in _WITH_ROWS
 
     def text(self, file: str) -> str:
@@ -131,8 +131,8 @@ class Statement:
 
 def find_data(text: bytes) -> int:
     """Returns where the data begins in an INSERT with data; 0 for any other text."""
-    found = _INSERT.match(text)
-    return found.end() if found is not None else 0
+    insert = _INSERT.match(text)
+    return insert.end() if insert is not None else 0
 
 
 def read_statement(canonical: str, default_format: str, *, in_session: bool, has_data: bool) -> Statement:
@@ -159,10 +159,13 @@ def read_statement(canonical: str, default_format: str, *, in_session: bool, has
     if clause is not None and clause["gap"] == " " and "INSERT INTO " not in canonical:
         clause = None  # ORDER BY format ASC
     if keyword in _WITH_ROWS:
-        text, name, after = canonical, default_format, ""
-        if clause is not None:
-            text, name, after = canonical[: clause.start("gap")], clause["name"], clause["after"] or ""
-        return Statement(keyword, f"{text}\nINTO OUTFILE ", f" APPEND\nFORMAT {name}{after}", name)
+        if clause is None:
+            return Statement(
+                keyword, f"{canonical}\nINTO OUTFILE ", f" APPEND\nFORMAT {default_format}", default_format
+            )
+        text = canonical[: clause.start("gap")]
+        format_clause = f" APPEND\nFORMAT {clause['name']}{clause['after'] or ''}"
+        return Statement(keyword, f"{text}\nINTO OUTFILE ", format_clause, clause["name"])
     if keyword == "INSERT" and clause is not None:
         if has_data:
             return Statement(keyword, f"{canonical[: clause.start()]}\nFROM INFILE ", clause[0], clause["name"])

@@ -167,7 +167,7 @@ async def start_stack(
     config = load_config(settings.config)
 
     async def when_ready(server: str, prepare: Callable[[Settings, Config], Awaitable[object]]) -> None:
-        if server not in stack.given:
+        if server not in stack.external:
             await supervisor.keepers[server].until_ready()
         await prepare(settings, config)
 
@@ -227,7 +227,7 @@ def _show_endpoints(stack: Stack, key: str | None, link: str | None, agent: str,
     metrics = list(endpoints.metrics.values())
 
     def server(name: str, url: str) -> tuple[str, str]:
-        return name, connect.without_password(url) + (" (given)" if name in stack.given else "")
+        return name, connect.without_password(url) + (" (given)" if name in stack.external else "")
 
     output.styled(("Breakwater is up.", "bold green"))
     for name, value in (

@@ -38,8 +38,8 @@ def main() -> int:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     try:
-        script, port, name = arguments.script.read_bytes(), arguments.port, arguments.name
-        uvloop.run(_serve(SimulatedProvider(script, port=port, name=name)))
+        script = arguments.script.read_bytes()
+        uvloop.run(_serve(SimulatedProvider(script, port=arguments.port, name=arguments.name)))
     except (ScriptError, OSError) as error:
         structlog.get_logger().error("provider_can_not_start", script=str(arguments.script), error=str(error))
         return 2

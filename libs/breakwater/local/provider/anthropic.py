@@ -51,7 +51,7 @@ class _ContentBlock(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Takes no thought that was changed; one that was left out is in its signature."""
+        """Refuses a thought that was changed. One that was left out is in its signature."""
         if self.type == "thinking" and (
             (thought := unsealed(self.signature)) is None or self.thinking not in ("", thought)
         ):
@@ -70,7 +70,7 @@ class _AnthropicMessage(BaseModel):
     content: Annotated[list[_ContentBlock], BeforeValidator(_blocks), Field(min_length=1)]
 
     def as_openai(self) -> Iterator[dict[str, Any]]:
-        """Yields the same as messages in OpenAI's format, where each result of a tool is a message."""
+        """Yields it as messages in OpenAI's format, where each result of a tool is a message of its own."""
         for block in self.content:
             if block.type == "tool_result":
                 yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.content}
@@ -96,7 +96,7 @@ class _Choice(BaseModel):
 
 
 class _Body(BaseModel):
-    """All fields of the interface; as the real one, it refuses any other."""
+    """All fields of the interface; like the real one, it refuses any other."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
@@ -164,7 +164,7 @@ class Anthropic(OpenAI):
         """Reads a body, and brings it into OpenAI's format. Raises ValidationError."""
         body = _Body.model_validate(content)
         messages = [turn for message in body.messages for turn in message.as_openai()]
-        asked = body.output_config.format
+        schema = body.output_config.format
         return _MessagesRequest.model_validate(
             {
                 "model": body.model,
@@ -181,7 +181,7 @@ class Anthropic(OpenAI):
                     for tool in body.tools or ()
                 ),
                 "body": content,
-                "response_format": asked and {"type": "json_schema", "json_schema": asked},
+                "response_format": schema and {"type": "json_schema", "json_schema": schema},
             }
         )
 
@@ -189,9 +189,9 @@ class Anthropic(OpenAI):
         """Returns the error for a model that the script does not have."""
         return ErrorText(type="not_found_error", message=f"model: {model}")
 
-    def error(self, status: int, given: ErrorText | None = None) -> dict[str, Any]:
+    def error(self, status: int, scripted: ErrorText | None = None) -> dict[str, Any]:
         """Returns the body of an error, which has no code here."""
-        return {"type": "error", "error": self.error_text(status, given).model_dump(include={"type", "message"})}
+        return {"type": "error", "error": self.error_text(status, scripted).model_dump(include={"type", "message"})}
 
     def error_headers(self, status: int, retry_after_s: float | None) -> dict[str, str]:
         """Returns `retry-after` where the script has one, and the `anthropic-ratelimit-*` family on 429."""
@@ -206,7 +206,7 @@ class Anthropic(OpenAI):
         """Returns an event of a stream, named after the document's type."""
         return b"event: %b\ndata: %b\n\n" % (str(document["type"]).encode(), orjson.dumps(document))
 
-    def whole(self, answer: ScriptedAnswer) -> dict[str, Any]:
+    def response_body(self, answer: ScriptedAnswer) -> dict[str, Any]:
         """Returns an answer as a `message` object."""
         calls = iter(range(len(answer.tool_calls)))
         blocks = [block for place, part in enumerate(answer.parts) for block in _blocks_of(answer, place, part, calls)]
@@ -228,13 +228,14 @@ class Anthropic(OpenAI):
         }
         if (usage := answer.shown_usage) is not None:
             # Here the cached tokens, and those that are written to a cache, are not a part of the input.
-            minutes, hour = usage.cache_write_tokens, usage.cache_write_1h_tokens
+            five_minutes = usage.cache_write_tokens
+            hour = usage.cache_write_1h_tokens
             searches = sum(call.tool == "web_search" for call in answer.hosted_calls)
             message["usage"] = {
-                "input_tokens": usage.input_tokens - usage.cached_tokens - minutes - hour,
-                "cache_creation_input_tokens": minutes + hour,
+                "input_tokens": usage.input_tokens - usage.cached_tokens - five_minutes - hour,
+                "cache_creation_input_tokens": five_minutes + hour,
                 "cache_read_input_tokens": usage.cached_tokens,
-                "cache_creation": {"ephemeral_5m_input_tokens": minutes, "ephemeral_1h_input_tokens": hour},
+                "cache_creation": {"ephemeral_5m_input_tokens": five_minutes, "ephemeral_1h_input_tokens": hour},
                 "output_tokens": usage.output_tokens,
                 "output_tokens_details": {"thinking_tokens": thought} if (thought := usage.reasoning_tokens) else None,
                 "server_tool_use": {"web_search_requests": searches, "web_fetch_requests": 0} if searches else None,
@@ -249,20 +250,20 @@ class Anthropic(OpenAI):
         def event(kind: str, *, content: bool = False, ends: bool = False, **fields: Any) -> StreamEvent:
             return StreamEvent(self.event({"type": kind, **fields}), content, ends)
 
-        message = self.whole(answer)
+        message = self.response_body(answer)
         usage = message.get("usage")
-        begun = {} if usage is None else {"usage": {**usage, "output_tokens": 1}}
-        events = [event("message_start", message={**message, "content": [], "stop_reason": None, **begun})]
+        usage_at_start = {} if usage is None else {"usage": {**usage, "output_tokens": 1}}
+        events = [event("message_start", message={**message, "content": [], "stop_reason": None, **usage_at_start})]
         events.append(event("ping"))
         for index, block in enumerate(message["content"]):
-            first, deltas = _deltas_of(block, pace)
-            events.append(event("content_block_start", index=index, content_block={**block, **first}))
+            empty_fields, deltas = _deltas_of(block, pace)
+            events.append(event("content_block_start", index=index, content_block={**block, **empty_fields}))
             events += (event("content_block_delta", content=True, index=index, delta=delta) for delta in deltas)
             events.append(event("content_block_stop", index=index))
-        ended: dict[str, Any] = {"delta": {name: message[name] for name in _DELTA}}
+        last: dict[str, Any] = {"delta": {name: message[name] for name in _DELTA}}
         if usage is not None:
-            ended["usage"] = {name: usage[name] for name in usage if name not in _ONLY_AT_START}
-        return [*events, event("message_delta", ends=True, **ended), event("message_stop", ends=True)]
+            last["usage"] = {name: usage[name] for name in usage if name not in _ONLY_AT_START}
+        return [*events, event("message_delta", ends=True, **last), event("message_stop", ends=True)]
 
 
 class CountTokens(Anthropic):
@@ -279,8 +280,8 @@ def _tool(tool: _Tool) -> dict[str, Any]:
 
 
 def _choice(choice: _Choice) -> Any:
-    named = {"type": "function", "function": {"name": choice.name}}
-    return {"any": "required", "tool": named}.get(choice.type)
+    function = {"type": "function", "function": {"name": choice.name}}
+    return {"any": "required", "tool": function}.get(choice.type)
 
 
 def _blocks_of(answer: ScriptedAnswer, place: int, part: Part, calls: Iterator[int]) -> list[dict[str, Any]]:
@@ -297,12 +298,12 @@ def _blocks_of(answer: ScriptedAnswer, place: int, part: Part, calls: Iterator[i
         case "thinking":
             if part.redacted:
                 return [{"type": "redacted_thinking", "data": sealed(part.text)}]
-            shown = (answer.request.body.get("thinking") or {}).get("display") != "omitted"
-            return [{"type": "thinking", "thinking": part.text if shown else "", "signature": sealed(part.text)}]
+            displayed = (answer.request.body.get("thinking") or {}).get("display") != "omitted"
+            return [{"type": "thinking", "thinking": part.text if displayed else "", "signature": sealed(part.text)}]
         case "tool_call":
-            tool_id, given = f"toolu_{answer.number}_{next(calls)}", part.arguments
-            used = given if part.input is None else {"input": part.input}
-            return [{"type": "tool_use", "id": tool_id, "name": part.name, "input": used, **_DIRECT}]
+            tool_id = f"toolu_{answer.number}_{next(calls)}"
+            tool_input = part.arguments if part.input is None else {"input": part.input}
+            return [{"type": "tool_use", "id": tool_id, "name": part.name, "input": tool_input, **_DIRECT}]
         case "hosted":
             return _search(f"srvtoolu_{answer.number}_{place}", part) if part.blocks is None else list(part.blocks)
 
@@ -311,8 +312,8 @@ _PAGE = {"title": "Simulated page", "encrypted_index": sealed("page")}
 
 
 def _search(tool_id: str, part: ScriptedHostedCall) -> list[dict[str, Any]]:
-    found = {"type": "web_search_result", "url": "https://example.org/", "title": _PAGE["title"], "page_age": None}
-    result = [{**found, "encrypted_content": _PAGE["encrypted_index"]}]
+    page = {"type": "web_search_result", "url": "https://example.org/", "title": _PAGE["title"], "page_age": None}
+    result = [{**page, "encrypted_content": _PAGE["encrypted_index"]}]
     return [
         {"type": "server_tool_use", "id": tool_id, "name": "web_search", "input": {"query": part.query}, **_DIRECT},
         {"type": "web_search_tool_result", "tool_use_id": tool_id, "content": result, **_DIRECT},
@@ -323,15 +324,15 @@ def _deltas_of(block: dict[str, Any], pace: Pace) -> tuple[dict[str, Any], list[
     """Returns the fields that a block lacks at its start, and the deltas that fill them."""
     match block:
         case {"type": "text", "text": text}:
-            cites = block["citations"] or ()
-            cited = [{"type": "citations_delta", "citation": one} for one in cites]
+            citations = block["citations"] or ()
+            cited = [{"type": "citations_delta", "citation": citation} for citation in citations]
             texts = [{"type": "text_delta", "text": piece} for piece in pieces_of(text, pace)]
-            return {"text": "", **({"citations": []} if cites else {})}, [*cited, *texts]
+            return {"text": "", **({"citations": []} if citations else {})}, [*cited, *texts]
         case {"type": "thinking", "thinking": text, "signature": seal}:
             thoughts = [{"type": "thinking_delta", "thinking": piece} for piece in pieces_of(text, pace)]
             return {"thinking": "", "signature": ""}, [*thoughts, {"type": "signature_delta", "signature": seal}]
-        case {"type": "tool_use" | "server_tool_use" | "mcp_tool_use", "input": given}:
-            pieces = pieces_of(orjson.dumps(given).decode(), pace)
+        case {"type": "tool_use" | "server_tool_use" | "mcp_tool_use", "input": tool_input}:
+            pieces = pieces_of(orjson.dumps(tool_input).decode(), pace)
             return {"input": {}}, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
         case _:
             return {}, []

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from breakwater.kernel.types import format_time
 from breakwater.local.provider.anthropic import Anthropic, CountTokens
-from breakwater.local.provider.behaviour import Decision, ModelPlan, decide, make_plans
+from breakwater.local.provider.behaviour import ChatRequest, Decision, ModelPlan, decide, make_plans
 from breakwater.local.provider.embeddings import AzureEmbeddings, Embeddings
 from breakwater.local.provider.ledger import CallLedger, LedgerCall
 from breakwater.local.provider.openai import Azure, OpenAI, RequestRefusedError
@@ -34,7 +34,9 @@ MAX_BODY_BYTES = 64 * 2**20
 NO_MODEL = "-"
 WHOLE = Fraction(1)
 LOOPBACK = "127.0.0.1"
-OPENAI, ANTHROPIC, TOKEN_COUNT = OpenAI(), Anthropic(), CountTokens()
+OPENAI = OpenAI()
+ANTHROPIC = Anthropic()
+TOKEN_COUNT = CountTokens()
 API_PATHS = {
     "/v1/chat/completions": OPENAI,
     "/v1/responses": Responses(),
@@ -205,11 +207,11 @@ class SimulatedProvider:
         return self._script.api_keys is None or dialect.key_of(request.headers) in self._script.api_keys
 
     def _plan(self, name: str) -> ModelPlan | None:
-        """Returns the plan of a model, whose provider's name may be left out where the rest is unique."""
+        """Returns the plan of a model, whose provider's name may be left out if the remaining name is unique."""
         if (plan := self._plans.get(name)) is not None:
             return plan
-        close = [plan for model, plan in self._plans.items() if model.endswith(f"/{name}")]
-        return close[0] if len(close) == 1 else None
+        candidates = [plan for model, plan in self._plans.items() if model.endswith(f"/{name}")]
+        return candidates[0] if len(candidates) == 1 else None
 
     async def _chat(self, request: web.BaseRequest, dialect: OpenAI, model: str | None = None) -> web.StreamResponse:
         received = time.monotonic()
@@ -238,21 +240,24 @@ class SimulatedProvider:
     async def _receive(
         self, request: web.BaseRequest, dialect: OpenAI, named: str | None, received: float
     ) -> tuple[LedgerCall, Decision]:
-        received_at, chat, refused = format_time(datetime.now(UTC)), None, None
+        received_at = format_time(datetime.now(UTC))
+        chat: ChatRequest | None = None
+        refusal: RequestRefusedError | None = None
         model = named or NO_MODEL
         try:
             chat = dialect.read(await request.read(), named)
             model = chat.model
             dialect.require(request)
         except RequestRefusedError as error:
-            model, refused = error.model or model, error
+            model = error.model or model
+            refusal = error
         plan = self._plan(model)
         name = model if plan is None else plan.model
         call = self.ledger.begin(name, received_at, request.headers.get("X-Client-Request-Id"))
         if not self._authorized(dialect, request):
             return call, Decision(401, "unauthorized")
-        if refused is not None:
-            return call, Decision(refused.status, "invalid_request", refused.error)
+        if refusal is not None:
+            return call, Decision(refusal.status, "invalid_request", refusal.error)
         if plan is None or chat is None:
             return call, Decision(404, "unknown_model", dialect.unknown_model(model))
         if (chat.body.get("dimensions") or 0) > plan.script.dimensions:
@@ -280,7 +285,9 @@ class SimulatedProvider:
             return web.Response(status=reply.status, body=reply.steps[0][1].data, headers=reply.headers)
         response = web.StreamResponse(status=reply.status, headers=reply.headers)
         response.content_length = reply.length
-        due, sent, delivered = time.monotonic(), 0, False
+        due = time.monotonic()
+        sent = 0
+        delivered = False
         try:
             await response.prepare(request)
             for wait_s, event in reply.steps:
@@ -289,7 +296,7 @@ class SimulatedProvider:
                     await asyncio.sleep(rest_s)
                 await response.write(event.data)
                 sent += event.content
-            delivered = reply.whole and _listens(request)
+            delivered = reply.complete and _listens(request)
         finally:
             # Also where the client leaves: a provider stops then.
             share = Fraction(sent, reply.chunks) if sent < reply.chunks else WHOLE

@@ -38,7 +38,7 @@ from breakwater.local.provider.script import (
 ECHOED_CHARS = 80
 MAX_DEPTH = 20
 UNBILLED = ("malformed_json", "empty_body", "truncated", "error_in_200", "failed", "reset")
-"""Kinds of faults whose answer does not report its usage."""
+"""Kinds of faults whose answer does not report its usage, and is therefore not billed."""
 
 _NORMAL = NormalDist()
 _Z95 = _NORMAL.inv_cdf(0.95)
@@ -90,7 +90,7 @@ class _Tool(BaseModel):
 
 
 class _NamedSchema(BaseModel):
-    of: dict[str, Any] | None = Field(None, alias="schema")
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class _ResponseFormat(BaseModel):
@@ -160,7 +160,7 @@ class ChatRequest(BaseModel):
     def json_schema(self) -> dict[str, Any] | None:
         """The schema for the answer, if the request has one."""
         named = self.response_format and self.response_format.json_schema
-        return named.of if named else None
+        return named.json_schema if named else None
 
     @property
     def offers_tools(self) -> bool:
@@ -229,7 +229,7 @@ class AnswerUsage:
     reasoning_tokens: int = 0
 
     def part(self, share: Fraction) -> AnswerUsage:
-        """Returns the usage of a stream of which only a share of the content was sent."""
+        """Returns the usage of a stream that was sent only in part."""
         sent = math.ceil(self.output_tokens * share)
         return replace(self, output_tokens=sent, reasoning_tokens=min(self.reasoning_tokens, sent))
 
@@ -239,8 +239,10 @@ class AnswerUsage:
         The exact sum of all parts is rounded half up, once: rounding each part would drift by up to a nano-dollar
         and a half a call. The plane's own price function follows the same rule, so the two agree to the nano-dollar.
         """
-        fresh_price, cached_price = price.input_usd_per_mtok, price.cached_input_usd_per_mtok
-        write_price, hour_price = price.cache_write_usd_per_mtok, price.cache_write_1h_usd_per_mtok
+        fresh_price = price.input_usd_per_mtok
+        cached_price = price.cached_input_usd_per_mtok
+        write_price = price.cache_write_usd_per_mtok
+        hour_price = price.cache_write_1h_usd_per_mtok
         fresh = self.input_tokens - self.cached_tokens - self.cache_write_tokens - self.cache_write_1h_tokens
         exact = (
             fresh * fresh_price
@@ -315,14 +317,14 @@ class ModelPlan:
         """Returns 64 bits of the request with that number; lanes keep the draws of one request independent."""
         return int.from_bytes(blake2b(f"{number}:{lane}".encode(), key=self.key, digest_size=8).digest())
 
-    def drawn(self, number: int, lane: str, rule: int | tuple[int, int]) -> int:
+    def draw(self, number: int, lane: str, rule: int | tuple[int, int]) -> int:
         """Returns the number of a rule, or one from its range."""
         return rule[0] + self.bits(number, lane) % (rule[1] - rule[0] + 1) if isinstance(rule, tuple) else rule
 
     def input_tokens(self, number: int, request: ChatRequest) -> int:
         """Returns the tokens of a request."""
         rule = self.script.usage.input_tokens
-        return self.drawn(number, "input", request.input_tokens if rule is None else rule)
+        return self.draw(number, "input", request.input_tokens if rule is None else rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +377,7 @@ def decide(plan: ModelPlan, number: int, elapsed_s: float, request: ChatRequest)
     """
     applies = partial(_applies, plan, number, elapsed_s, request)
     rule = next((fault for index, fault in enumerate(plan.script.faults) if applies(index, fault)), NO_FAULT)
-    whole = not rule.refuses and rule.kind not in UNBILLED
+    reports_usage = not rule.refuses and rule.kind not in UNBILLED
     return Decision(
         status=None if rule.kind == "reset" else rule.status or 200,
         fault=rule.name,
@@ -383,7 +385,7 @@ def decide(plan: ModelPlan, number: int, elapsed_s: float, request: ChatRequest)
         delay_s=_delay_s(plan, number, rule),
         answer=_answer(plan, number, request, rule),
         price=plan.script.price,
-        billed=whole if rule.billed is None else rule.billed,
+        billed=reports_usage if rule.billed is None else rule.billed,
         pace=plan.script.stream if request.stream else None,
         rule=rule,
         headers=plan.script.headers,
@@ -414,21 +416,25 @@ def _delay_s(plan: ModelPlan, number: int, fault: Fault) -> float:
 
 
 def _answer(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) -> ScriptedAnswer:
-    rules, choices = plan.script.usage, request.n or 1
-    parts, stopped_by = _stopped(() if request.embeds else _said(plan, number, request, fault), request.stop)
+    rules = plan.script.usage
+    choices = request.n or 1
+    scripted_parts = () if request.embeds else _answer_parts(plan, number, request, fault)
+    parts, stopped_by = _cut_at_stop(scripted_parts, request.stop)
     input_tokens = plan.input_tokens(number, request)
-    cached = min(plan.drawn(number, "cached", rules.cached_tokens), input_tokens)
-    written = min(plan.drawn(number, "written", rules.cache_write_tokens), input_tokens - cached)
-    hour = min(plan.drawn(number, "hour", rules.cache_write_1h_tokens), input_tokens - cached - written)
+    cached = min(plan.draw(number, "cached", rules.cached_tokens), input_tokens)
+    written = min(plan.draw(number, "written", rules.cache_write_tokens), input_tokens - cached)
+    hour = min(plan.draw(number, "hour", rules.cache_write_1h_tokens), input_tokens - cached - written)
     length = tokens_of(sum(map(_length, parts)))
-    output_tokens = plan.drawn(number, "output", length if rules.output_tokens is None else rules.output_tokens)
+    output_tokens = plan.draw(number, "output", length if rules.output_tokens is None else rules.output_tokens)
     finish_reason = "tool_calls" if any(part.type == "tool_call" for part in parts) else "stop"
     limit = request.max_completion_tokens or request.max_tokens
     if limit is not None and output_tokens > limit:
-        parts, finish_reason, output_tokens = tuple(_cut(parts, output_tokens, limit)), "length", limit
+        parts = tuple(_cut_to_limit(parts, output_tokens, limit))
+        finish_reason = "length"
+        output_tokens = limit
     thought = sum(len(part.text) for part in parts if part.type == "thinking")
     rule = rules.reasoning_tokens
-    reasoning = plan.drawn(number, "reasoning", (thought and tokens_of(thought)) if rule is None else rule)
+    reasoning = plan.draw(number, "reasoning", (thought and tokens_of(thought)) if rule is None else rule)
     output_tokens = 0 if request.embeds else output_tokens * choices
     usage = AnswerUsage(input_tokens, output_tokens, cached, written, hour, min(reasoning, output_tokens))
     return ScriptedAnswer(
@@ -457,9 +463,10 @@ def _length(part: Part) -> int:
             return len(part.text)
 
 
-def _said(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) -> tuple[Part, ...]:
+def _answer_parts(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) -> tuple[Part, ...]:
     """Returns the parts of the answer."""
-    turns, offered = plan.script.turns, {tool.function.name for tool in request.tools or ()}
+    turns = plan.script.turns
+    offered = {tool.function.name for tool in request.tools or ()}
     turn = turns[request.turn] if request.turn < len(turns) else ()
     if fault.answer is not None:
         parts: tuple[Part, ...] = (ScriptedText(text=_filled(fault.answer, number, request)),)
@@ -482,7 +489,8 @@ def _said(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) -> t
 
 def _without_turns(plan: ModelPlan, number: int, request: ChatRequest) -> tuple[str | None, tuple[Part, ...]]:
     """Returns the text, or the calls of tools."""
-    rules, forced = plan.script, request.forced_tool
+    rules = plan.script
+    forced = request.forced_tool
     if (
         request.offers_tools
         and rules.tool_calls
@@ -503,12 +511,14 @@ def _without_turns(plan: ModelPlan, number: int, request: ChatRequest) -> tuple[
     return text, ()
 
 
-def _stopped(parts: tuple[Part, ...], stops: list[str] | None) -> tuple[tuple[Part, ...], str | None]:
-    """Returns what comes before the first of the texts that end an answer, and that text."""
+def _cut_at_stop(parts: tuple[Part, ...], stops: list[str] | None) -> tuple[tuple[Part, ...], str | None]:
+    """Cuts an answer before the first of the texts that end it, and returns that text, too."""
     for index, part in enumerate(parts):
-        found = [(at, stop) for stop in stops or () if part.type == "text" and (at := part.text.find(stop)) >= 0]
-        if found and part.type == "text":
-            at, stop = min(found)
+        if part.type != "text":
+            continue
+        matches = [(at, stop) for stop in stops or () if (at := part.text.find(stop)) >= 0]
+        if matches:
+            at, stop = min(matches)
             return (*parts[:index], part.model_copy(update={"text": part.text[:at]})), stop
     return parts, None
 
@@ -523,18 +533,18 @@ def _filled(template: str, number: int, request: ChatRequest) -> str:
     return _PLACEHOLDER.sub(lambda match: values[match[0]], template)
 
 
-def _cut(parts: tuple[Part, ...], tokens: int, limit: int) -> Iterator[Part]:
-    """Yields as much of an answer as a limit leaves; calls of the client's tools are left out."""
+def _cut_to_limit(parts: tuple[Part, ...], tokens: int, limit: int) -> Iterator[Part]:
+    """Yields as much of an answer as fits the limit, without calls of the client's tools."""
     texts = (ScriptedText, ScriptedThinking, ScriptedRefusal)
     length = sum(len(part.text) for part in parts if isinstance(part, texts))
-    left = min(length * limit // tokens, limit * CHARS_PER_TOKEN)
+    chars_left = min(length * limit // tokens, limit * CHARS_PER_TOKEN)
     for index, part in enumerate(parts):
         if isinstance(part, ScriptedHostedCall):
             yield part
         elif isinstance(part, texts):
-            if left or not index:
-                yield part.model_copy(update={"text": part.text[:left]})
-            left = max(0, left - len(part.text))
+            if chars_left or not index:
+                yield part.model_copy(update={"text": part.text[:chars_left]})
+            chars_left = max(0, chars_left - len(part.text))
 
 
 def example_of(schema: Any, text: str, depth: int = 0) -> Any:
@@ -547,19 +557,20 @@ def example_of(schema: Any, text: str, depth: int = 0) -> Any:
     """
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return text
-    rules, within = cast("dict[str, Any]", schema), partial(example_of, text=text, depth=depth + 1)
+    rules = cast("dict[str, Any]", schema)
+    nested_example = partial(example_of, text=text, depth=depth + 1)
     match rules:
         case {"const": value} | {"default": value} | {"enum": [value, *_]} | {"examples": [value, *_]}:
             return value
         case {"anyOf": [first, *_]} | {"oneOf": [first, *_]}:
-            return within(first)
+            return nested_example(first)
         case {"type": [first, *_]}:
-            return within({**rules, "type": first})
+            return nested_example({**rules, "type": first})
         case {"type": "object"} | {"properties": _}:
             properties = rules.get("properties", {})
-            return {name: within(properties.get(name, {})) for name in rules.get("required", properties)}
+            return {name: nested_example(properties.get(name, {})) for name in rules.get("required", properties)}
         case {"type": "array"}:
-            return [within(rules.get("items", {}))] * int(rules.get("minItems", 0))
+            return [nested_example(rules.get("items", {}))] * int(rules.get("minItems", 0))
         case {"type": "integer" | "number"}:
             return rules.get("minimum", rules.get("exclusiveMinimum", -1) + 1)
         case {"type": "boolean"}:
@@ -567,5 +578,6 @@ def example_of(schema: Any, text: str, depth: int = 0) -> Any:
         case {"type": "null"}:
             return None
         case _:
-            least, most = int(rules.get("minLength", 0)), int(rules.get("maxLength", len(text)))
-            return text[:most].ljust(least, ".")
+            shortest = int(rules.get("minLength", 0))
+            longest = int(rules.get("maxLength", len(text)))
+            return text[:longest].ljust(shortest, ".")

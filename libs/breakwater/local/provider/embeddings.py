@@ -34,25 +34,25 @@ class _Body(BaseModel):
 
 
 class Embeddings(OpenAI):
-    """OpenAI's embeddings: the scripted answer has no text here, and costs its input alone."""
+    """OpenAI's embeddings: a scripted answer has no text, and only its input is billed."""
 
     def parse(self, content: Any) -> ChatRequest:
         """Reads a body, whose inputs are messages of the user. Raises ValidationError."""
         body = _Body.model_validate(content)
-        given = body.input
-        inputs = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
-        # Tokens that are given as such count like the text that they are of.
-        said = [one if isinstance(one, str) else " " * len(one) * CHARS_PER_TOKEN for one in inputs]  # pyright: ignore[reportArgumentType]
+        several = isinstance(body.input, list) and not isinstance(body.input[0], int)
+        inputs = body.input if several else [body.input]
+        # An input of token ids costs as much as the text that they encode.
+        texts = [text if isinstance(text, str) else " " * len(text) * CHARS_PER_TOKEN for text in inputs]  # pyright: ignore[reportArgumentType]
         return ChatRequest.model_validate(
             {
                 "model": body.model,
-                "messages": [{"role": "user", "content": text} for text in said],
-                "embeds": [str(one) for one in inputs],
+                "messages": [{"role": "user", "content": text} for text in texts],
+                "embeds": [str(text_or_tokens) for text_or_tokens in inputs],
                 "body": content,
             }
         )
 
-    def whole(self, answer: ScriptedAnswer) -> dict[str, Any]:
+    def response_body(self, answer: ScriptedAnswer) -> dict[str, Any]:
         """Returns an answer as a list of `embedding` objects."""
         body = answer.request.body
         dimensions = body.get("dimensions") or answer.dimensions
@@ -67,11 +67,11 @@ class Embeddings(OpenAI):
 
 
 class AzureEmbeddings(Azure, Embeddings):
-    """Azure's deployments of them."""
+    """Azure's deployments of embedding models."""
 
 
 def vector_of(model: str, text: str, dimensions: int) -> list[float]:
-    """Returns a vector of length 1; with less dimensions, one of the same direction in these."""
+    """Returns a vector of length 1; with fewer dimensions, one that points in the same direction in these."""
     drawn = shake_256(f"{model}\n{text}".encode()).digest(dimensions)
     scale = 1 / math.sqrt(sum(map(_SQUARES.__getitem__, drawn)))
     # 256 roundings instead of one for each dimension, which would be most of the time of a batch.

@@ -36,7 +36,9 @@ class RequestRefusedError(BreakwaterError):
 
     def __init__(self, status: int, error: ErrorText, model: str | None = None) -> None:
         super().__init__(error.message)
-        self.status, self.error, self.model = status, error, model
+        self.status = status
+        self.error = error
+        self.model = model
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class StreamEvent:
     content: bool = False
     """True if it carries some of the answer, so that it comes at the pace of the tokens."""
     ends: bool = False
-    """True if it marks the answer as whole."""
+    """True if it marks the answer as complete."""
 
 
 def pieces_of(text: str, pace: Pace) -> list[str]:
@@ -57,7 +59,7 @@ def pieces_of(text: str, pace: Pace) -> list[str]:
 
 
 def sealed(text: str) -> str:
-    """Returns a text as only the provider reads it: a signature of a thought, or an encrypted one."""
+    """Returns a text in a form that only the provider reads: the signature of a thought, or its encrypted text."""
     return b64encode(blake2b(text.encode(), digest_size=16).digest() + text.encode()).decode()
 
 
@@ -71,7 +73,7 @@ def unsealed(seal: object) -> str | None:
 
 
 class OpenAI:
-    """OpenAI's chat completions. The others are this one but for what they override.
+    """OpenAI's chat completions, and the base class of the other interfaces, which override where they differ.
 
     Attributes:
         id_header: carries the request's id.
@@ -142,28 +144,28 @@ class OpenAI:
         message = f"The model `{model}` does not exist or you do not have access."
         return ErrorText(code="model_not_found", message=message)
 
-    def error_text(self, status: int, given: ErrorText | None) -> ErrorText:
+    def error_text(self, status: int, scripted: ErrorText | None) -> ErrorText:
         """Completes an error with the defaults of its status.
 
-        A message that is given without a code gets none: the default one would be about another error.
+        A message without a code gets none: the default code would describe another error.
         """
         default = self.errors.get(status) or ErrorText(
             type="invalid_request_error" if status < 500 else self.server_error,
             message=f"The request was answered with status {status}.",
         )
-        if given is None:
+        if scripted is None:
             return default
-        code = {} if given.message is None else {"code": None}
-        return default.model_copy(update={**code, **given.model_dump(exclude_none=True)})
+        code = {} if scripted.message is None else {"code": None}
+        return default.model_copy(update={**code, **scripted.model_dump(exclude_none=True)})
 
-    def error(self, status: int, given: ErrorText | None = None) -> dict[str, Any]:
+    def error(self, status: int, scripted: ErrorText | None = None) -> dict[str, Any]:
         """Returns the body of an error, completed with the defaults of its status."""
-        return {"error": self.error_text(status, given).model_dump()}
+        return {"error": self.error_text(status, scripted).model_dump()}
 
     def error_headers(self, status: int, retry_after_s: float | None) -> dict[str, str]:
         """Returns `Retry-After` where the script has one, and the `x-ratelimit-*` family on 429.
 
-        A wait that is not whole seconds is sent as it is: the standard knows whole seconds only, but gateways do send
+        A wait with a fraction of a second is sent as it is: the standard allows whole seconds only, but gateways send
         fractions, and clients read them.
         """
         headers: dict[str, str] = {}
@@ -176,7 +178,7 @@ class OpenAI:
         return headers
 
     def failed(self, answer: ScriptedAnswer, error: ErrorText | None) -> dict[str, Any]:  # noqa: ARG002  for others
-        """Returns an answer that says that it failed."""
+        """Returns the body of an answer that failed."""
         return self.error(500, error)
 
     def failure(self, document: dict[str, Any], sent: int) -> StreamEvent:  # noqa: ARG002  for others
@@ -187,7 +189,7 @@ class OpenAI:
         """Returns an event of a stream."""
         return b"data: %b\n\n" % orjson.dumps(document)
 
-    def whole(self, answer: ScriptedAnswer) -> dict[str, Any]:
+    def response_body(self, answer: ScriptedAnswer) -> dict[str, Any]:
         """Returns an answer as a `chat.completion` object."""
         message: dict[str, Any] = {
             "role": "assistant",
@@ -212,7 +214,8 @@ class OpenAI:
 
     def stream(self, answer: ScriptedAnswer, pace: Pace) -> list[StreamEvent]:
         """Returns an answer as the events of a stream: `chat.completion.chunk` objects, and `[DONE]`."""
-        head, choices = _head(answer, "chat.completion.chunk"), range(answer.choices)
+        head = _head(answer, "chat.completion.chunk")
+        choices = range(answer.choices)
         usage = answer.shown_usage if answer.stream_usage else None
 
         def chunk(index: int, delta: dict[str, Any], finish: str | None = None) -> bytes:
@@ -230,8 +233,8 @@ class OpenAI:
             named = {**call, kind: {**call[kind], field: ""}}
             parts = [named, *({kind: {field: piece}} for piece in pieces_of(call[kind][field], pace))]
             deltas += ({"tool_calls": [{"index": number, **part}]} for part in parts)
-        begun = {"role": "assistant", "content": None if answer.content is None else "", "refusal": None}
-        events = [StreamEvent(chunk(index, begun)) for index in choices]
+        first_delta = {"role": "assistant", "content": None if answer.content is None else "", "refusal": None}
+        events = [StreamEvent(chunk(index, first_delta)) for index in choices]
         events += (StreamEvent(chunk(index, delta), content=True) for delta in deltas for index in choices)
         events += (StreamEvent(chunk(index, {}, answer.finish_reason), ends=True) for index in choices)
         if usage is not None:

@@ -19,9 +19,9 @@ _IN_STREAM: dict[str | None, StreamFault] = {
     "empty_body": "no_end",
     "error_in_200": "error",
 }
-"""Faults of a whole answer as faults at the beginning of a stream."""
+"""Faults of a body, each with the fault at the beginning of a stream that corresponds to it."""
 _IN_MIDDLE: dict[str | None, StreamFault] = {"truncated": "cut", "failed": "error"}
-"""Faults of a whole answer as faults in the middle of a stream."""
+"""Faults of a body, each with the fault in the middle of a stream that corresponds to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class WireReply:
         length: of the body; None for a stream.
         chunks: number of chunks of content in the whole answer, if it is a stream.
         breaks: the connection is closed in the middle of the body.
-        whole: all of the answer is sent, and nothing else.
+        complete: all of the answer is sent, and nothing else.
     """
 
     status: int | None
@@ -44,17 +44,18 @@ class WireReply:
     length: int | None = None
     chunks: int = 0
     breaks: bool = False
-    whole: bool = True
+    complete: bool = True
 
 
 def reply_to(decision: Decision, dialect: OpenAI, request_id: str) -> WireReply:
     """Returns the answer for a decision over an interface, with the request's id."""
-    status, answer = decision.status, decision.answer
+    status = decision.status
+    answer = decision.answer
     if status is None:
-        return WireReply(None, {}, [], whole=False)
+        return WireReply(None, {}, [], complete=False)
     if answer is None or status >= 300:
         error = {**dialect.error(status, decision.error), **({"request_id": request_id} if dialect.id_in_error else {})}
-        reply = _whole(status, orjson.dumps(error))
+        reply = _body_reply(status, orjson.dumps(error))
         reply.headers.update(dialect.error_headers(status, decision.rule.retry_after_s) | decision.rule.headers)
     else:
         reply = _answered(status, decision, answer, dialect)
@@ -66,38 +67,41 @@ def reply_to(decision: Decision, dialect: OpenAI, request_id: str) -> WireReply:
 def _answered(status: int, decision: Decision, answer: ScriptedAnswer, dialect: OpenAI) -> WireReply:
     if status == 200 and decision.pace is not None and not answer.request.embeds:
         return _streamed(answer, decision.pace, decision.rule, dialect)
-    body = orjson.dumps(dialect.whole(answer))
+    body = orjson.dumps(dialect.response_body(answer))
     half = body[: len(body) // 2]
     match decision.rule.kind:
         case "empty_body":
-            return _whole(status, b"")
+            return _body_reply(status, b"")
         case "error_in_200":
-            return _whole(status, orjson.dumps(dialect.error(500, decision.error)))
+            return _body_reply(status, orjson.dumps(dialect.error(500, decision.error)))
         case "failed":
-            return _whole(status, orjson.dumps(dialect.failed(answer, decision.error)))
+            return _body_reply(status, orjson.dumps(dialect.failed(answer, decision.error)))
         case "byte_order_mark":
-            return _whole(status, codecs.BOM_UTF8 + body)
+            return _body_reply(status, codecs.BOM_UTF8 + body)
         case "malformed_json":
-            return _whole(status, half)
+            return _body_reply(status, half)
         case "truncated":
-            return WireReply(status, {**JSON}, [(0.0, StreamEvent(half))], len(body), breaks=True, whole=False)
+            return WireReply(status, {**JSON}, [(0.0, StreamEvent(half))], len(body), breaks=True, complete=False)
         case _:
-            return _whole(status, body)
+            return _body_reply(status, body)
 
 
-def _whole(status: int, body: bytes) -> WireReply:
+def _body_reply(status: int, body: bytes) -> WireReply:
     return WireReply(status, {**JSON}, [(0.0, StreamEvent(body))], len(body))
 
 
 def _streamed(answer: ScriptedAnswer, pace: Pace, rule: Fault, dialect: OpenAI) -> WireReply:
     events = dialect.stream(answer, pace)
     chunks = sum(event.content for event in events)
-    fault, after = rule.stream, rule.after_chunks
+    fault = rule.stream
+    after_chunks = rule.after_chunks
     if rule.kind in _IN_STREAM:
-        fault, after = _IN_STREAM[rule.kind], 0
+        fault = _IN_STREAM[rule.kind]
+        after_chunks = 0
     elif rule.kind in _IN_MIDDLE:
-        fault, after = _IN_MIDDLE[rule.kind], chunks // 2
-    at = 0 if rule.kind == "empty_body" else _place(events, fault, after)
+        fault = _IN_MIDDLE[rule.kind]
+        after_chunks = chunks // 2
+    at = 0 if rule.kind == "empty_body" else _event_index(events, fault, after_chunks)
     wait_s = 0.0 if pace.tokens_per_s is None else pace.tokens_per_chunk / pace.tokens_per_s
     steps = [(wait_s if event.content else 0.0, event) for event in events]
     match fault:
@@ -113,14 +117,14 @@ def _streamed(answer: ScriptedAnswer, pace: Pace, rule: Fault, dialect: OpenAI) 
             del steps[at:]
         case None:
             pass
-    return WireReply(200, {**EVENTS}, steps, chunks=chunks, breaks=fault == "cut", whole=fault in (None, "stall"))
+    return WireReply(200, {**EVENTS}, steps, chunks=chunks, breaks=fault == "cut", complete=fault in (None, "stall"))
 
 
-def _place(events: list[StreamEvent], fault: StreamFault | None, after: int | None) -> int:
+def _event_index(events: list[StreamEvent], fault: StreamFault | None, after_chunks: int | None) -> int:
     """Returns the index of the event that a fault hits, or comes before."""
-    if after is None and fault == "no_end":
+    if after_chunks is None and fault == "no_end":
         return len(events) - 1
     contents = [number for number, event in enumerate(events) if event.content]
-    if after is not None and after < len(contents):
-        return contents[after]
+    if after_chunks is not None and after_chunks < len(contents):
+        return contents[after_chunks]
     return next(number for number, event in enumerate(events) if event.ends)

@@ -36,7 +36,7 @@ _STEPS = {
     "mcp_call": ("in_progress", "completed"),
     "mcp_list_tools": ("in_progress", "completed"),
 }
-"""Events of a hosted tool's item, between the one that adds it and the one that ends it."""
+"""Events of a hosted tool's item, between the event that adds it and the event that ends it."""
 
 
 class _Item(BaseModel):
@@ -62,7 +62,7 @@ class _Choice(BaseModel):
 
 class _Format(BaseModel):
     type: str = "text"
-    of: dict[str, Any] | None = Field(None, alias="schema")
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class _Text(BaseModel):
@@ -70,7 +70,7 @@ class _Text(BaseModel):
 
 
 class _Body(BaseModel):
-    """All fields of the interface; as the real one, it refuses any other."""
+    """All fields of the interface; like the real one, it refuses any other."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
@@ -120,17 +120,18 @@ class Responses(OpenAI):
     def parse(self, content: Any) -> ChatRequest:
         """Reads a body, and brings it into the format of chat completions. Raises ValidationError."""
         body = _Body.model_validate(content)
-        given = [_Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-        asked = body.text.format if body.text is not None else None
+        items = [_Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+        text_format = body.text.format if body.text is not None else None
         return _ResponsesRequest.model_validate(
             {
                 "model": body.model,
-                "messages": [{"role": "system", "content": body.instructions or ""}, *_messages(given)],
+                "messages": [{"role": "system", "content": body.instructions or ""}, *_messages(items)],
                 "max_completion_tokens": body.max_output_tokens,
                 "stream": body.stream,
                 "tools": [_tool(tool) for tool in body.tools or ()],
                 "tool_choice": _choice(body.tool_choice),
-                "response_format": asked and {"type": asked.type, "json_schema": {"schema": asked.of}},
+                "response_format": text_format
+                and {"type": text_format.type, "json_schema": {"schema": text_format.json_schema}},
                 "logprobs": LOGPROBS in (body.include or ()) or bool(body.top_logprobs),
                 "top_logprobs": body.top_logprobs,
                 "thinks": body.reasoning is not None and body.reasoning.get("effort") != "none",
@@ -139,23 +140,23 @@ class Responses(OpenAI):
             }
         )
 
-    def whole(self, answer: ScriptedAnswer) -> dict[str, Any]:
+    def response_body(self, answer: ScriptedAnswer) -> dict[str, Any]:
         """Returns an answer as a `response` object."""
         reason = _INCOMPLETE.get(answer.finish_reason)
         return {
-            **_begun(answer),
+            **_response_in_progress(answer),
             "status": "incomplete" if reason else "completed",
             "completed_at": None if reason else int(time.time()),
             "incomplete_details": {"reason": reason} if reason else None,
             "output": _items(answer, "incomplete" if reason else "completed"),
-            **_used(answer),
+            **_usage_fields(answer),
         }
 
     def failed(self, answer: ScriptedAnswer, error: ErrorText | None) -> dict[str, Any]:
         """Returns a `response` object with the status `failed`."""
         text = self.error_text(500, error)
         return {
-            **_begun(answer),
+            **_response_in_progress(answer),
             "status": "failed",
             "error": {"code": text.code or "server_error", "message": text.message},
         }
@@ -175,11 +176,12 @@ class Responses(OpenAI):
 
     def stream(self, answer: ScriptedAnswer, pace: Pace) -> list[StreamEvent]:
         """Returns an answer as the events of a stream, from `response.created` to the one of its end."""
-        begun, whole = _begun(answer), self.whole(answer)
+        begun = _response_in_progress(answer)
+        ended = self.response_body(answer)
         documents = [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")]
-        for index, item in enumerate(whole["output"]):
+        for index, item in enumerate(ended["output"]):
             documents += _events_of(answer, item, index, pace)
-        documents.append({"type": f"response.{whole['status']}", "response": whole})
+        documents.append({"type": f"response.{ended['status']}", "response": ended})
         return [
             StreamEvent(
                 self.event({**document, "sequence_number": number}),
@@ -191,19 +193,22 @@ class Responses(OpenAI):
 
 
 def _messages(items: list[_Item]) -> list[dict[str, Any]]:
-    """Returns items as messages; those of the assistant that follow each other are one.
+    """Returns items as messages; consecutive items of the assistant become one message.
 
     Raises:
         RequestRefusedError: the encrypted content of a thought is not what was sent.
     """
     messages: list[dict[str, Any]] = []
     for item in items:
-        role, content, calls = item.role, item.content or "", list[dict[str, Any]]()
+        role = item.role
+        content = item.content or ""
+        calls: list[dict[str, Any]] = []
         if item.type == "reasoning":
             if (seal := item.encrypted_content) is not None and unsealed(seal) is None:
                 message = f"The encrypted content for item {item.id} could not be verified."
                 raise RequestRefusedError(400, ErrorText(code="invalid_encrypted_content", message=message))
-            role, content = "assistant", ""
+            role = "assistant"
+            content = ""
         elif item.type == "item_reference":
             raise RequestRefusedError(404, ErrorText(param="input", message=f"Item with id '{item.id}' not found."))
         elif item.type.endswith("_output"):
@@ -211,7 +216,8 @@ def _messages(items: list[_Item]) -> list[dict[str, Any]]:
             continue
         elif item.type != "message":
             # A call of the client's tool has an id that its output repeats; one of a hosted tool has none.
-            role, content = "assistant", ""
+            role = "assistant"
+            content = ""
             calls = [] if item.call_id is None else [{"id": item.call_id}]
         parts = [{"text": content}] if isinstance(content, str) else content
         if role == "assistant" and messages and messages[-1]["role"] == "assistant":
@@ -230,15 +236,15 @@ def _choice(choice: str | _Choice | None) -> Any:
     return {"type": "function", "function": {"name": choice.name}} if isinstance(choice, _Choice) else choice
 
 
-def _begun(answer: ScriptedAnswer) -> dict[str, Any]:
-    """Returns the `response` object as it is before there is any of its output."""
+def _response_in_progress(answer: ScriptedAnswer) -> dict[str, Any]:
+    """Returns the `response` object as it is before any output."""
     body = answer.request.body
 
-    def given(name: str, default: Any = None) -> Any:
+    def requested(name: str, default: Any = None) -> Any:
         value = body.get(name)
         return default if value is None else value
 
-    tier = given("service_tier", "auto")
+    tier = requested("service_tier", "auto")
     return {
         "id": f"resp_{answer.number}",
         "object": "response",
@@ -249,34 +255,34 @@ def _begun(answer: ScriptedAnswer) -> dict[str, Any]:
         "error": None,
         "frequency_penalty": 0.0,
         "incomplete_details": None,
-        "instructions": given("instructions"),
-        "max_output_tokens": given("max_output_tokens"),
-        "max_tool_calls": given("max_tool_calls"),
+        "instructions": requested("instructions"),
+        "max_output_tokens": requested("max_output_tokens"),
+        "max_tool_calls": requested("max_tool_calls"),
         "model": answer.model,
         "output": [],
-        "parallel_tool_calls": given("parallel_tool_calls", True),
+        "parallel_tool_calls": requested("parallel_tool_calls", True),
         "presence_penalty": 0.0,
         "previous_response_id": None,
-        "prompt_cache_key": given("prompt_cache_key"),
-        "prompt_cache_retention": given("prompt_cache_retention"),
-        "reasoning": {"effort": None, "summary": None, **given("reasoning", {})},
-        "safety_identifier": given("safety_identifier"),
+        "prompt_cache_key": requested("prompt_cache_key"),
+        "prompt_cache_retention": requested("prompt_cache_retention"),
+        "reasoning": {"effort": None, "summary": None, **requested("reasoning", {})},
+        "safety_identifier": requested("safety_identifier"),
         "service_tier": "default" if tier == "auto" else tier,
-        "store": given("store", True),
-        "temperature": given("temperature", 1.0),
-        "text": {"format": {"type": "text"}, "verbosity": "medium", **given("text", {})},
-        "tool_choice": given("tool_choice", "auto"),
-        "tools": [{**_FUNCTION, **tool} if tool.get("type") == "function" else tool for tool in given("tools", [])],
-        "top_logprobs": given("top_logprobs", 0),
-        "top_p": given("top_p", 1.0),
-        "truncation": given("truncation", "disabled"),
+        "store": requested("store", True),
+        "temperature": requested("temperature", 1.0),
+        "text": {"format": {"type": "text"}, "verbosity": "medium", **requested("text", {})},
+        "tool_choice": requested("tool_choice", "auto"),
+        "tools": [{**_FUNCTION, **tool} if tool.get("type") == "function" else tool for tool in requested("tools", [])],
+        "top_logprobs": requested("top_logprobs", 0),
+        "top_p": requested("top_p", 1.0),
+        "truncation": requested("truncation", "disabled"),
         "usage": None,
-        "user": given("user"),
-        "metadata": given("metadata", {}),
+        "user": requested("user"),
+        "metadata": requested("metadata", {}),
     }
 
 
-def _used(answer: ScriptedAnswer) -> dict[str, Any]:
+def _usage_fields(answer: ScriptedAnswer) -> dict[str, Any]:
     if (usage := answer.shown_usage) is None:
         return {}
     tokens = {
@@ -310,12 +316,12 @@ def _items(answer: ScriptedAnswer, status: str) -> list[dict[str, Any]]:
 def _item(answer: ScriptedAnswer, part: Part, calls: Iterator[int]) -> dict[str, Any]:
     match part.type:
         case "text":
-            found = logprobs_of(answer, part.text) or {"content": []}
+            logprobs = logprobs_of(answer, part.text) or {"content": []}
             content = {
                 "type": "output_text",
                 "text": part.text,
                 "annotations": [{"type": "url_citation", **cited} for cited in citations(part)],
-                "logprobs": found["content"],
+                "logprobs": logprobs["content"],
             }
             return {"type": "message", "role": "assistant", "content": [content]}
         case "refusal":
@@ -343,11 +349,13 @@ def _events_of(answer: ScriptedAnswer, item: dict[str, Any], index: int, pace: P
     """Yields the events of an item, without their numbers."""
     place = {"item_id": item["id"], "output_index": index}
 
-    def added(**fields: Any) -> dict[str, Any]:
+    def added_event(**fields: Any) -> dict[str, Any]:
         begun = {**item, "status": "in_progress", **fields}
         return {"type": "response.output_item.added", "output_index": index, "item": begun}
 
-    def said(name: str, text: str, field: str, /, *more: dict[str, Any], **fields: Any) -> Iterator[dict[str, Any]]:
+    def text_events(
+        name: str, text: str, field: str, /, *more: dict[str, Any], **fields: Any
+    ) -> Iterator[dict[str, Any]]:
         at = {**place, **{key: fields[key] for key in fields if key.endswith("index")}}
         extra = {"logprobs": list[Any]()} if name == "output_text" else {}
         for piece in pieces_of(text, pace):
@@ -359,31 +367,37 @@ def _events_of(answer: ScriptedAnswer, item: dict[str, Any], index: int, pace: P
     match item["type"]:
         case "message":
             [part] = item["content"]
-            at, field = {**place, "content_index": 0}, "text" if "text" in part else "refusal"
+            at = {**place, "content_index": 0}
+            field = "text" if "text" in part else "refusal"
             empty = {**part, field: "", **({"annotations": [], "logprobs": []} if field == "text" else {})}
-            noted = [
-                {"type": "response.output_text.annotation.added", **at, "annotation_index": number, "annotation": one}
-                for number, one in enumerate(part.get("annotations", ()))
+            annotation_events = [
+                {
+                    "type": "response.output_text.annotation.added",
+                    **at,
+                    "annotation_index": number,
+                    "annotation": annotation,
+                }
+                for number, annotation in enumerate(part.get("annotations", ()))
             ]
-            yield added(content=[])
+            yield added_event(content=[])
             yield {"type": "response.content_part.added", **at, "part": empty}
             probable = {"logprobs": part["logprobs"]} if field == "text" else {}
-            yield from said(part["type"], part[field], field, *noted, content_index=0, **probable)
+            yield from text_events(part["type"], part[field], field, *annotation_events, content_index=0, **probable)
             yield {"type": "response.content_part.done", **at, "part": part}
         case "reasoning":
-            yield added(summary=[])
+            yield added_event(summary=[])
             for number, part in enumerate(item["summary"]):
                 at = {**place, "summary_index": number}
                 yield {"type": "response.reasoning_summary_part.added", **at, "part": {**part, "text": ""}}
-                yield from said("reasoning_summary_text", part["text"], "text", summary_index=number)
+                yield from text_events("reasoning_summary_text", part["text"], "text", summary_index=number)
                 yield {"type": "response.reasoning_summary_part.done", **at, "part": part}
         case "function_call":
-            yield added(arguments="")
-            yield from said("function_call_arguments", item["arguments"], "arguments", name=item["name"])
+            yield added_event(arguments="")
+            yield from text_events("function_call_arguments", item["arguments"], "arguments", name=item["name"])
         case "custom_tool_call":
-            yield added(input="")
-            yield from said("custom_tool_call_input", item["input"], "input")
+            yield added_event(input="")
+            yield from text_events("custom_tool_call_input", item["input"], "input")
         case kind:
-            yield added()
+            yield added_event()
             yield from ({"type": f"response.{kind}.{step}", **place} for step in _STEPS.get(kind, ()))
     yield {"type": "response.output_item.done", "output_index": index, "item": item}

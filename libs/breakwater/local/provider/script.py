@@ -61,7 +61,7 @@ def _ordered(span: int | tuple[int, int | None]) -> int | tuple[int, int | None]
 
 
 Tokens = Annotated[NonNegativeInt | tuple[NonNegativeInt, NonNegativeInt], AfterValidator(_ordered)]
-"""A number, or a range that it is drawn from."""
+"""A number of tokens, or a range that it is drawn from."""
 
 
 class ScriptedPrice(Message):
@@ -250,9 +250,9 @@ class Fault(Message):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        given = [name for name in EFFECTS if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"needs exactly one of {', '.join(EFFECTS)}; it has {' and '.join(given) or 'none'}")
+        effects = [name for name in EFFECTS if getattr(self, name) is not None]
+        if len(effects) != 1:
+            raise ValueError(f"needs exactly one of {', '.join(EFFECTS)}; it has {' and '.join(effects) or 'none'}")
         if (self.retry_after_s is not None or self.headers) and not self.refuses:
             raise ValueError("retry_after_s or headers, sent with an error, needs status of 300 or more")
         if self.error is not None and not self.refuses and (self.kind or self.stream) not in WITH_ERROR:
