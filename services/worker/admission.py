@@ -76,12 +76,13 @@ async def admit(
         StateUnavailableError: ask again.
     """
     began = worker.clock()
-    asked, verdict = await _ask(worker, request, gates)
-    if asked and isinstance(verdict, Refused | WaitForCapacity | JobCancelledError):
-        # Not after a lost claim: the new holder of the job may have the same grants, for the same attempt.
-        await worker.redis.run([call for gate in asked if (call := gate.release()) is not None])
-    # The breaker before the task: only the admission that made it half-open announces that, and no repetition does.
-    for gate in reversed(asked):
+    asked_gates, verdict = await _ask(worker, request, gates)
+    if asked_gates and isinstance(verdict, Refused | WaitForCapacity | JobCancelledError):
+        # Not after a lost claim: the job's new holder may hold the same grants, for the same attempt.
+        await worker.redis.run([call for gate in asked_gates if (call := gate.release()) is not None])
+    # In reverse, so that the breaker announces before the task. Only the admission that made it half-open announces
+    # that; no repetition does.
+    for gate in reversed(asked_gates):
         if gate.announces:
             await gate.announce(verdict)
     if isinstance(verdict, ClaimLostError | JobCancelledError):
@@ -91,8 +92,8 @@ async def admit(
     if worker.clock() - began > LEASE_MARGIN_S / 2:
         # The grant may have expired during the announcement, and another call may be the probe now.
         return await admit(worker, request, gates)
-    flight_fields = {name: value for gate in asked for name, value in gate.flight_fields.items()}
-    return Admitted(request.flight.model_copy(update=flight_fields), asked)
+    flight_fields = {name: value for gate in asked_gates for name, value in gate.flight_fields.items()}
+    return Admitted(request.flight.model_copy(update=flight_fields), asked_gates)
 
 
 async def check(
@@ -114,7 +115,7 @@ _FINAL = Refused | ClaimLostError | JobCancelledError
 
 async def _ask(worker: WorkerContext, request: AdmissionRequest, gates: Gates) -> tuple[list[Gate], GateVerdict | None]:
     """Asks all gates in one round trip, or none if one refuses locally. Returns the asked gates and the verdict."""
-    asked: list[Gate] = []
+    asked_gates: list[Gate] = []
     calls: list[ScriptCall] = []
     for make in gates:
         gate = make(worker, request)
@@ -122,16 +123,16 @@ async def _ask(worker: WorkerContext, request: AdmissionRequest, gates: Gates) -
             case Refused() as refused:
                 return [gate], refused
             case ScriptCall() as call:
-                asked.append(gate)
+                asked_gates.append(gate)
                 calls.append(call)
             case None:
                 pass
     answers = await worker.redis.run(calls) if calls else []
     verdicts = [
-        verdict for gate, answer in zip(asked, answers, strict=True) if (verdict := gate.read(answer)) is not None
+        verdict for gate, answer in zip(asked_gates, answers, strict=True) if (verdict := gate.read(answer)) is not None
     ]
     if not verdicts:
-        return asked, None
+        return asked_gates, None
     waits = [verdict for verdict in verdicts if isinstance(verdict, WaitForCapacity)]
     longest = max(waits, key=lambda wait: wait.delay_s, default=None)
-    return asked, next((one for one in verdicts if isinstance(one, _FINAL)), longest)
+    return asked_gates, next((verdict for verdict in verdicts if isinstance(verdict, _FINAL)), longest)

@@ -28,7 +28,7 @@ from services.worker.leases import receive_cancel_requests
 
 
 def build(settings: Settings, config: Config) -> ServiceApp:
-    """A worker for every agent of the config. Raises ConfigError where a provider's key is missing."""
+    """Builds the worker, with a subscriber for each agent. Raises ConfigError if a provider's key is missing."""
     broker = make_broker(settings.nats_url.get_secret_value(), "worker", graceful_timeout_s=config.limits.drain_s)
     cipher = cipher_of(config, settings.plane_key)
     if not cipher.key_ids and config.private_agents:
@@ -40,7 +40,8 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         )
     redis = Redis(settings.redis_url.get_secret_value())
     connection = connection_of(broker)
-    pool, live = ProviderPool(), LiveConfig(config)
+    pool = ProviderPool()
+    live = LiveConfig(config)
     worker = context_for(
         config,
         live.caps,
@@ -91,7 +92,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         await config_versions.save()
 
     async def watch() -> None:
-        """Runs the background work of the gates, as the config has it now."""
+        """Restarts the background work of the gates under the current config."""
         ended = list(watches)
         watches[:] = [asyncio.create_task(run) for gate in GATES if (run := gate.watch(config_versions.newest.worker))]
         await background.stop(*ended)
@@ -103,7 +104,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         await watch()
 
     app.reload = reload
-    kept: list[asyncio.Task[None]] = []
+    background_tasks: list[asyncio.Task[None]] = []
 
     @app.after_startup
     async def start() -> None:
@@ -113,8 +114,8 @@ def build(settings: Settings, config: Config) -> ServiceApp:
             dead_workers.run,
             ConsumerWatch(connection, worker.publisher, config_versions).run,
         )
-        kept.append(asyncio.create_task(restore()))
-        kept.extend(asyncio.create_task(background.keep_doing(work)) for work in lasting)
+        background_tasks.append(asyncio.create_task(restore()))
+        background_tasks.extend(asyncio.create_task(background.keep_doing(work)) for work in lasting)
         await watch()
 
     @app.on_shutdown
@@ -123,7 +124,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
 
     @app.after_shutdown
     async def close() -> None:
-        await background.stop(*kept, *watches)
+        await background.stop(*background_tasks, *watches)
         with suppress(StateUnavailableError):
             await dead_workers.leave()
         await pool.close_except(())

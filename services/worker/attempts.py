@@ -72,7 +72,7 @@ Returned = TypeVar("Returned")
 
 
 class Attempts:
-    """Runs one job on one worker. The checkpoint holds all that must survive a crash; the rest is derived."""
+    """Runs one job on one worker. The checkpoint holds what must survive a crash; the rest is derived from it."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Attempts:
         lease = worker.leases.claims[job.claim]
         self._cancel = lease.cancel
         self._flight: InFlight | None = None
-        """The attempt whose call is under way."""
+        """The attempt whose call is in progress."""
         self._waited: dict[Reason, float] = {}
         self._waits_for: tuple[InFlight, Refused] | None = None
         self._last_call: Ended | None = None
@@ -113,13 +113,14 @@ class Attempts:
                 self._stream.count()
 
     async def _run(self, *, resumed: bool) -> Finished | Deferred:
-        at, is_cancelled = self._checkpoint, self._cancel.cancellation is not None
-        if at.model is not None and at.model not in self._job.chain:
-            return stopped(at, "error")  # removed from the config; the record keeps its attempts
+        checkpoint = self._checkpoint
+        is_cancelled = self._cancel.cancellation is not None
+        if checkpoint.model is not None and checkpoint.model not in self._job.chain:
+            return stopped(checkpoint, "error")  # removed from the config; the record keeps its attempts
         if (
-            at.resume_at is not None
+            checkpoint.resume_at is not None
             and not is_cancelled
-            and (deferred := await self._rest_of_wait(at.resume_at)) is not None
+            and (deferred := await self._rest_of_wait(checkpoint.resume_at)) is not None
         ):
             return deferred
         step: Finished | NextStep | None = await self._resume() if resumed else None
@@ -151,10 +152,11 @@ class Attempts:
 
     def _without_answer(self, reason: Reason) -> Finished:
         """Returns the outcome of a failed job: with the published part of an answer, or a failed program's result."""
-        end, output = stopped(self._checkpoint, reason), self._partial_output()
+        finished = stopped(self._checkpoint, reason)
+        output = self._partial_output()
         if output is not None or self._last_call is None or self._job.agent.on_error == "message":
-            return replace(end, output=output)
-        return replace(end, output=self._last_call.output, response=self._last_call.response)
+            return replace(finished, output=output)
+        return replace(finished, output=self._last_call.output, response=self._last_call.response)
 
     def _partial_output(self) -> JsonValue:
         return None if self._stream is None else self._stream.partial_output()
@@ -164,7 +166,7 @@ class Attempts:
     async def _attempt(self) -> Finished | NextStep:
         remaining_s = self._remaining_s()
         if remaining_s <= 0:
-            # A wait that took longer than planned ends in the refusal it waited for.
+            # The job waited longer than planned, so it ends with the refusal that made it wait.
             return Stop("timeout") if self._waits_for is None else await self._refused(*self._waits_for, is_over=True)
         messages: Sequence[JsonMessage] = self._job.messages
         dropped = 0
@@ -212,7 +214,8 @@ class Attempts:
 
     def _answered(self, ended: Ended) -> Finished:
         """Returns the outcome of a job whose last attempt, which is recorded, gave the answer."""
-        model, reason = ended.attempt.model, ended.attempt.finish_reason
+        model = ended.attempt.model
+        reason = ended.attempt.finish_reason
         return Finished(self._checkpoint, ended.output, model, None, None, ended.response, reason, ended.choices)
 
     async def _answer_begins(self, flight: InFlight) -> None:
@@ -222,11 +225,11 @@ class Attempts:
         self._cancel.check()
 
     async def _save(self, text: str) -> None:
-        kept = await self._worker.executions.checkpoint(self._job.claim, text)
-        if kept is None:
+        claim_state = await self._worker.executions.checkpoint(self._job.claim, text)
+        if claim_state is None:
             raise ClaimLostError(self._job.execution_id)
-        self._cancel.receive(kept.cancels)
-        self._worker.leases.claims[self._job.claim].has_children |= kept.has_children
+        self._cancel.receive(claim_state.cancels)
+        self._worker.leases.claims[self._job.claim].has_children |= claim_state.has_children
 
     async def _refused(self, flight: InFlight, refused: Refused, *, is_over: bool = False) -> NextStep:
         """Records a refusal. With `is_over`, the job has used up its time and tries no other model."""
@@ -251,16 +254,18 @@ class Attempts:
         `gates` admitted the call. On return, Redis has the effect of a failure on the breaker; the cost follows
         with the next round trip.
         """
-        worker, job = self._worker, self._job
-        held = [
-            (gate.must_settle, call) for gate in gates if gate.settles and (call := gate.settle(attempt)) is not None
-        ]
-        settling = worker.outcomes.settle(held)
+        worker = self._worker
+        job = self._job
+        settlements = [(gate.must_settle, gate.settle(attempt)) for gate in gates if gate.settles]
+        settling = worker.outcomes.settle(
+            [(must_settle, script) for must_settle, script in settlements if script is not None]
+        )
         sequence = await self._extending_deadline(partial(record, worker, job, attempt))
         target = worker.targets.of(job.agent_name, attempt.model)
         await worker.outcomes.record(settling, job, target, attempt, sequence)
         self._worker.metrics.attempt(attempt, tracing.recorded_trace_id(self._job.traceparent))
-        self._checkpoint, self._flight = self._checkpoint.after(attempt), None
+        self._checkpoint = self._checkpoint.after(attempt)
+        self._flight = None
         self._waited.clear()
         self._waits_for = None
         await self._progress.attempt_ended(attempt)
@@ -269,7 +274,8 @@ class Attempts:
 
     async def _after_failure(self, ended: Ended) -> NextStep:
         """Returns the step after a failed, recorded attempt: a repair, a retry, the next model, or the end."""
-        attempt, failure = ended.attempt, ended.failure
+        attempt = ended.attempt
+        failure = ended.failure
         assert failure is not None
         is_published = attempt.first_token_ms is not None
         if self._stream is not None:
@@ -303,7 +309,9 @@ class Attempts:
         return step
 
     async def _repaired(self, ended: Ended) -> Repaired | None:
-        agent, repairs, failure = self._job.agent, self._checkpoint.repairs or NO_REPAIRS, ended.failure
+        agent = self._job.agent
+        repairs = self._checkpoint.repairs or NO_REPAIRS
+        failure = ended.failure
         assert failure is not None
         native = self._is_native(ended.attempt)
         refused = self._refused_params(ended)
@@ -326,16 +334,17 @@ class Attempts:
             if repaired.cause == "provider_state" and is_of_model(failure.class_name):
                 self._worker.state_repairs.setdefault(ended.attempt.model, set()).add(repaired.repairs.state[-1])
             if repaired.event is not None:
-                at = {"attempt": ended.attempt.number, "model": ended.attempt.model}
-                await self._progress.report("retried", repaired.event, **at, count=repaired.count)
+                attempt_details = {"attempt": ended.attempt.number, "model": ended.attempt.model}
+                await self._progress.report("retried", repaired.event, **attempt_details, count=repaired.count)
             return repaired
         if failure.status_code == 401 and not repairs.credential_refreshed and await self._has_new_key(ended):
             return Repaired("credential_refresh", repairs.model_copy(update={"credential_refreshed": True}))
         return None
 
     def _refused_params(self, ended: Ended) -> RefusedParams | None:
-        """The parameters that an attempt was refused for, and that the next one may leave out."""
-        job, failure = self._job, ended.failure
+        """Returns the parameters that caused a refusal and that the next attempt may leave out."""
+        job = self._job
+        failure = ended.failure
         if failure is None:
             return None
         left_out = {*ended.attempt.dropped_params, *(self._checkpoint.repairs or NO_REPAIRS).left_out}
@@ -348,8 +357,12 @@ class Attempts:
         return refused_params(failure, added - left_out, self._droppable_params() - left_out, job.own_params)
 
     def _droppable_params(self) -> frozenset[str]:
-        """The job's own parameters that calls may go without; they are recorded, so none whose name is a text."""
-        job, redactor = self._job, self._worker.redactor
+        """Returns the job's own parameters that a call may omit.
+
+        The record names omitted parameters, so a parameter with a name that must not be stored is never omitted.
+        """
+        job = self._job
+        redactor = self._worker.redactor
         if job.agent.on_unsupported_param == "fail":
             return frozenset()
         keeps_texts = self._worker.keeps_error_texts(job.agent)
@@ -362,14 +375,14 @@ class Attempts:
         return api != "chat" and self._worker.config.speaks(attempt.provider, api)
 
     async def _has_new_key(self, ended: Ended) -> bool:
-        """Returns True if the provider's key has changed, as far as that can be read before the deadline."""
+        """Returns True if the provider's key is found to have changed before the job's deadline."""
         provider = self._worker.providers.get(ended.attempt.provider)
         if provider is None:
             return False
-        # Not cancelled with the wait: other jobs may share this read of the key.
+        # Not cancelled when the wait ends: other jobs may share this read of the key.
         reading = asyncio.ensure_future(provider.refresh_credential(ended.credential))
-        done, _ = await asyncio.wait({reading}, timeout=max(0.0, self._remaining_s()))
-        return reading.result() if done else False
+        finished_reads, _ = await asyncio.wait({reading}, timeout=max(0.0, self._remaining_s()))
+        return reading.result() if finished_reads else False
 
     def _answers_others(self, model: str) -> bool:
         """Returns True if the model answered another job of this worker after this job first called it."""
@@ -378,9 +391,10 @@ class Attempts:
         return answered is not None and answered > began
 
     async def _within_retry_budget(self, attempt: Attempt, step: Retry, *, busy: bool) -> NextStep:
-        worker, retry_id = self._worker, self._job.attempt_id(attempt.number + 1)
+        worker = self._worker
+        retry_id = self._job.attempt_id(attempt.number + 1)
         deployment = worker.targets.of(self._job.agent_name, attempt.model).deployment
-        # Retries on a busy model need no budget: its hold bounds all calls to it.
+        # Retries on a busy model need no budget: the hold on the model limits all calls to it.
         caller = caller_of(self._job.caller, self._job.job.tenant)
         if busy or await self._extending_deadline(lambda: worker.deployments.may_retry(deployment, retry_id, caller)):
             state = "waiting" if step.delay_s >= LONG_WAIT_S else "retried"
@@ -398,7 +412,7 @@ class Attempts:
         return (self._checkpoint.deadline - self._job.now()).total_seconds()
 
     async def _extending_deadline(self, work: Callable[[], Awaitable[Returned]]) -> Returned:
-        """Retries idempotent work while a server is unavailable, and extends the job's deadline by the wait."""
+        """Retries idempotent work while a server is unavailable, and extends the job's deadline by that time."""
         worker = self._worker
         began = worker.clock()
         value = await worker.outages.retry_while_unavailable(work)
@@ -407,7 +421,8 @@ class Attempts:
         return value
 
     async def _wait(self, delay_s: float) -> Deferred | None:
-        worker, job = self._worker, self._job
+        worker = self._worker
+        job = self._job
         due = job.now() + timedelta(seconds=delay_s)
         self._checkpoint = self._checkpoint.waiting(job.chain[self._checkpoint.model_index], delay_s, due)
         if delay_s < LONG_WAIT_S:
@@ -420,7 +435,7 @@ class Attempts:
         return Deferred(due)
 
     async def _rest_of_wait(self, due: datetime) -> Deferred | None:
-        """Waits for the rest of a delay after an early delivery, as after a crash while the job was being parked."""
+        """Waits for what remains of a delay if the job came back early, as after a crash during its parking."""
         rest_s = (due - self._job.now()).total_seconds()
         if rest_s >= LONG_WAIT_S:
             await self._progress.report("waiting", detail=f"trying again in {rest_s:.0f} s")
@@ -431,55 +446,55 @@ class Attempts:
         return None
 
     def _lost_answer(self) -> Finished:
-        """Ends a job with a published part of an answer that can't be continued. Another call would be paid again."""
+        """Ends a job whose published part of an answer can't be continued, as another call would cost money again."""
         return Finished(self._checkpoint, None, None, "worker_lost", LOST_ANSWER)
 
     async def _resume(self) -> Finished | NextStep | None:
         """Resumes after a crash. Returns None to continue from the checkpoint."""
-        found = await recover(self._worker, self._job, self._checkpoint)
-        self._checkpoint = found.checkpoint
-        whole: Answer | None = None
+        recovered = await recover(self._worker, self._job, self._checkpoint)
+        self._checkpoint = recovered.checkpoint
+        stored_answer: Answer | None = None
         if self._stream is not None and self._stream.continues:
             model = self._job.chain[self._checkpoint.model_index]
             begun = [attempt.first_token_ms for attempt in self._checkpoint.attempts]
-            begun += [] if found.lost is None else [found.lost[0].first_token_ms]
+            begun += [] if recovered.lost is None else [recovered.lost[0].first_token_ms]
             published = any(first_token_ms is not None for first_token_ms in begun)
             next_number = len(self._checkpoint.attempts) + 1
             await self._stream.resume(self._checkpoint.partial, next_number, model, published=published)
-            whole = self._stream.whole_answer
-        if found.lost is not None:
-            flight, attempt = found.lost
+            stored_answer = self._stream.whole_answer
+        if recovered.lost is not None:
+            flight, attempt = recovered.lost
             ended = Ended(attempt, WORKER_LOST)
-            if whole is not None:
-                # Its worker died between the last chunk and the record of the attempt.
+            if stored_answer is not None:
+                # The worker died after the last chunk and before it recorded the attempt.
                 assert self._stream is not None
                 flight = flight.model_copy(update={"chunks": self._stream.answer.chunks})
-                ended = answered(self._worker, self._job, flight, flight.started_at, whole)
+                ended = answered(self._worker, self._job, flight, flight.started_at, stored_answer)
                 attempt = ended.attempt
             target = self._worker.targets.of(self._job.agent_name, flight.model)
             request = AdmissionRequest(self._job, target, self._checkpoint, flight, 0, 0.0, attempt.attempt_id, None)
             try:
                 await self._record(attempt, [gate(self._worker, request) for gate in self._gates])
             except ClaimLostError:
-                # The worker that made the call recorded it after all, and stops, as it has lost the claim.
+                # The worker that made the call has recorded it after all. It stops, as it has lost the claim.
                 return await self._resume()
             self._cancel.check()
             if self._stream is not None and self._stream.is_lost:
                 return self._lost_answer()
             return self._answered(ended) if ended.failure is None else await self._after_failure(ended)
         self._cancel.check()
-        last = found.last
+        last = recovered.last
         if self._stream is not None and self._stream.is_lost and (last is None or last.outcome != "cancelled"):
             return self._lost_answer()
         if last is None:
             return None
-        if last.outcome == "success" and whole is not None:
-            # Its worker died between the record of the attempt and the result.
-            response = whole.response if self._job.job.include_response else None
-            content = response, last.finish_reason, whole.choices
-            return Finished(self._checkpoint, whole.output, last.model, None, None, *content)
+        if last.outcome == "success" and stored_answer is not None:
+            # The worker died after it recorded the attempt and before it stored the result.
+            response = stored_answer.response if self._job.job.include_response else None
+            content = response, last.finish_reason, stored_answer.choices
+            return Finished(self._checkpoint, stored_answer.output, last.model, None, None, *content)
         if last.outcome == "cancelled":
-            # Redis has lost the cancel request; the log still has its effect.
+            # Redis has lost the cancel request, but the log shows the cancelled attempt.
             return Finished(self._checkpoint, None, None, "cancelled", last.error)
         if last.short_circuited:
             ends = last.ends_chain or self._checkpoint.is_last_of(self._job.chain)
@@ -489,31 +504,31 @@ class Attempts:
 
 
 def params_key(worker: WorkerContext, job: Assignment, model: str, provider: str) -> tuple[str, str, CallApi]:
-    """Returns what parameters are refused by: their agent, the model, and the API that its provider is spoken to in."""
+    """Returns the key under which refused parameters are remembered: agent, model, and the API used for the call."""
     return job.agent_name, model, job.job.api if worker.config.speaks(provider, job.job.api) else "chat"
 
 
 def params_left_out(worker: WorkerContext, job: Assignment, target: Target, repairs: Repairs) -> tuple[str, ...]:
-    """Returns the parameters that a call goes without: those that its model refused, now or in earlier jobs."""
+    """Returns the parameters to omit from a call because its model refused them, in this job or an earlier one."""
     if not worker.left_out and not repairs.left_out:
         return ()
     key = params_key(worker, job, target.model, target.provider)
     names = {*worker.left_out.get(key, ()), *repairs.left_out}
     if names.intersection(OUTPUT_LIMITS) and _is_bounded(worker, job):
-        # Found for a job without a cap, perhaps: one of two names may go.
+        # An uncapped job may have found them. A capped job may omit one of the two names, but not both.
         names = names.difference(OUTPUT_LIMITS) if key[2] == "responses" or {*OUTPUT_LIMITS} <= names else names
     return job.droppable(names) if names else ()
 
 
 def _is_bounded(worker: WorkerContext, job: Assignment) -> bool:
-    """Returns True if a cap relies on the output limit of the job's calls."""
+    """Returns True if a cap depends on the output limit of the job's calls."""
     return worker.config.strict_params(job.agent, job.job) is not None
 
 
 def request_for(
     worker: WorkerContext,
     job: Assignment,
-    at: Checkpoint,
+    checkpoint: Checkpoint,
     timeout_s: float,
     dropped: int = 0,
     *,
@@ -523,48 +538,50 @@ def request_for(
 ) -> AdmissionRequest:
     """Builds the request for a job's next admission, on its current model.
 
-    `dropped` messages of the job are left out of the call. `lease_s` covers the whole of a streamed answer. `waited`
-    is the time that the job has waited for capacity, by reason.
+    The call omits `dropped` messages of the job. `lease_s` covers a whole streamed answer. `waited` has the time that
+    the job has waited for capacity, by reason.
     """
-    target = worker.targets.of(job.agent_name, job.chain[at.model_index])
+    target = worker.targets.of(job.agent_name, job.chain[checkpoint.model_index])
     size = job.input_size(as_written=worker.config.sends_as_written(target.provider, job.job.api))
-    learned, own = worker.state_repairs.get(target.model, ()), () if at.repairs is None else at.repairs.state
-    if substitutes := substitutes_in(job.messages, {*learned, *own}):
+    learned_repairs = worker.state_repairs.get(target.model, ())
+    job_repairs = () if checkpoint.repairs is None else checkpoint.repairs.state
+    if substitutes := substitutes_in(job.messages, {*learned_repairs, *job_repairs}):
         size += size_of_added(substitutes)
-    if at.repairs is not None:
-        size += at.repairs.correction_size
-    if at.partial:
-        size += size_of_added(continuing(at.partial))
-    input_tokens, output_tokens = estimate_input_tokens(size, target.token_rules), job.parameters.max_output_tokens
+    if checkpoint.repairs is not None:
+        size += checkpoint.repairs.correction_size
+    if checkpoint.partial:
+        size += size_of_added(continuing(checkpoint.partial))
+    input_tokens = estimate_input_tokens(size, target.token_rules)
+    output_tokens = job.parameters.max_output_tokens
     limit = None
     if (
         job.agent.reserve == "observed"
         and job.job.api != "embeddings"
         and not job.job.stream
-        and not (at.repairs is not None and at.repairs.full_output)
+        and not (checkpoint.repairs is not None and checkpoint.repairs.full_output)
     ):
-        # Not for a stream: the published part of one that is cut off can't be taken back.
+        # Not for a stream: if it is cut off, its published part can't be taken back.
         outputs = worker.outcomes.outputs(job.agent_name, target.model)
         limit = observed_limit(job.parameters.values, job.agent.max_tokens, outputs)
         output_tokens = limit or output_tokens
     worst = worst_input_tokens(input_tokens, size, target.token_rules, target.name)
     flight = InFlight(
-        number=len(at.attempts) + 1,
+        number=len(checkpoint.attempts) + 1,
         model=target.model,
         provider=target.provider,
-        cause=at.cause_of_next(target.model),
+        cause=checkpoint.cause_of_next(target.model),
         started_at=job.now(),
-        backoff_ms=at.backoff_ms,
+        backoff_ms=checkpoint.backoff_ms,
         reserved=None if target.pricing is None else target.pricing.worst_case(worst, output_tokens, size),
         input_tokens=None if worker.config.is_local(target.provider) else input_tokens,
         dropped_messages=dropped,
-        left_out=params_left_out(worker, job, target, at.repairs or NO_REPAIRS),
+        left_out=params_left_out(worker, job, target, checkpoint.repairs or NO_REPAIRS),
         max_tokens=limit,
     )
     return AdmissionRequest(
         job=job,
         target=target,
-        checkpoint=at,
+        checkpoint=checkpoint,
         flight=flight,
         worst_tokens=input_tokens + output_tokens,
         timeout_s=timeout_s,
@@ -575,10 +592,10 @@ def request_for(
 
 
 async def dry_run(worker: WorkerContext, job: Assignment, *, coarse: bool = False) -> Finished:
-    """Plans a dry run: its output has the admission of each model of the chain, as if it were called now.
+    """Plans a job without calling a model: the output says whether each model of the chain would be admitted now.
 
-    With `coarse`, the plan shows no bounds of the config, and only which budgets, caps and limits are exhausted.
-    Otherwise a caller could find the rest of each by a binary search over the size of free dry runs.
+    With `coarse`, the plan omits the limits of the config and shows only which budgets, caps and limits are exhausted.
+    Otherwise, a caller could find what remains of each by a binary search with free dry runs.
     """
     now = worker.now()
     start = Checkpoint(dispatched_at=now, deadline=now)
@@ -592,12 +609,13 @@ async def dry_run(worker: WorkerContext, job: Assignment, *, coarse: bool = Fals
 
 
 async def _planned(worker: WorkerContext, request: AdmissionRequest, *, coarse: bool) -> dict[str, Any]:
-    agent, worst = request.job.agent, request.flight.reserved
-    asked = request
+    agent = request.job.agent
+    worst = request.flight.reserved
+    checked_request = request
     if coarse:
-        least = request.flight.model_copy(update={"reserved": None if worst is None else min(worst, 1)})
-        asked = replace(request, flight=least, worst_tokens=1)
-    verdict = await worker.outages.retry_while_unavailable(lambda: check(worker, asked, ALL_GATES))
+        minimal_flight = request.flight.model_copy(update={"reserved": None if worst is None else min(worst, 1)})
+        checked_request = replace(request, flight=minimal_flight, worst_tokens=1)
+    verdict = await worker.outages.retry_while_unavailable(lambda: check(worker, checked_request, ALL_GATES))
     return {
         "model": request.flight.model,
         "provider": request.flight.provider or None,
@@ -609,9 +627,9 @@ async def _planned(worker: WorkerContext, request: AdmissionRequest, *, coarse: 
 
 
 def _admission(verdict: Refused | WaitForCapacity | None, *, coarse: bool) -> dict[str, Any]:
-    """Describes the verdict of the gates: `admitted`, `refused` or `wait`, and the reason of the latter two.
+    """Describes the verdict of the gates: `admitted`, `refused` or `wait`, with the reason for the latter two.
 
-    `coarse`: without figures.
+    With `coarse`, the description has no figures.
     """
     if verdict is None:
         return {"admission": "admitted", "refusal": None}

@@ -58,16 +58,19 @@ from services.worker.spans import call_began, call_ended, operation_of
 from services.worker.streaming import AttemptStream
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
-"""As JSON. Result and record hold it next to the attempts, and the NATS servers take messages of up to 8 MB."""
+"""The size limit of an answer as JSON.
+
+The result and the record contain it and the attempts, and the NATS servers take messages of up to 8 MB.
+"""
 
 MAX_RESPONSE_BYTES = 3 * 1024 * 1024
-"""The size limit of a response as JSON, as the result contains it and the answer."""
+"""The size limit of a response as JSON: the result contains the response and the answer."""
 
 MAX_NATIVE_BYTES = 6_000_000
-"""The size limit of a response of another API than chat, with the output."""
+"""The size limit of the response and the output together, for APIs other than chat."""
 
 MAX_EMBEDDINGS_BYTES = MAX_VECTOR_BYTES + 500_000
-"""The size limit of a response with vectors, which the result of a job for embeddings consists of."""
+"""The size limit of a response with vectors; the result of a job for embeddings has little else."""
 
 MAX_PROBLEMS_TEXT = 2_000
 
@@ -78,12 +81,12 @@ class Ended:
 
     Attributes:
         attempt: as it will be recorded.
-        failure: what the failure means; None when it succeeded.
-        output: the answer, checked against the agent's schema; of a program that failed, its `result`.
-        credential: the reading of the key that the call was made with, where it failed.
-        correction: the feedback for the model, where its answer did not satisfy the schema.
-        response: the provider's own, where the job wants it.
-        choices: all of them, where the call gave several.
+        failure: the classified failure; None if the attempt succeeded.
+        output: the answer, checked against the agent's schema; if a program failed, its `result`.
+        credential: identifies the read of the key that a failed call was made with.
+        correction: the feedback for the model if its answer did not satisfy the schema.
+        response: the provider's response if the job wants it.
+        choices: all choices if the call gave several.
         lowered: the call's output limit was lower than the job's.
     """
 
@@ -99,7 +102,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class CallCost:
-    """Usage and cost of a call, as far as they are credible; the fields are those of its attempt."""
+    """The usage and cost of a call as far as they are credible. The fields are those of its attempt."""
 
     cost: int | None = 0
     cost_basis: CostBasis = "billed"
@@ -122,15 +125,17 @@ async def call(
 ) -> Ended:
     """Makes one call. The returned attempt is not recorded yet.
 
-    `timeout_s` is for the answer; of one that is streamed, until it begins. `repairs` are those of the parameters.
+    `timeout_s` is the time limit of the answer, or of the beginning of a streamed one. `repairs` change the parameters.
     """
     started_at = job.now()
     if stream is not None:
-        stream.called()  # after that: a call's first token does not come later than its end
-    guard, target = job.output_guard, worker.targets.of(job.agent_name, flight.model)
-    most, left_out = flight.max_tokens, flight.left_out
+        stream.called()  # after `started_at`: otherwise the first token could seem to arrive after the call's end
+    guard = job.output_guard
+    target = worker.targets.of(job.agent_name, flight.model)
+    max_tokens = flight.max_tokens
+    left_out = flight.left_out
     if repairs.output_limit is not None:
-        most = min(repairs.output_limit, most or repairs.output_limit)
+        max_tokens = min(repairs.output_limit, max_tokens or repairs.output_limit)
     state_repairs = {*repairs.state, *worker.state_repairs.get(flight.model, ())}
     if "thinking" in state_repairs:
         left_out = (*left_out, "thinking")
@@ -142,14 +147,16 @@ async def call(
         attributes=lambda: call_began(worker, job, flight, target.name, streaming=stream is not None),
     )
     params = job.params_without(left_out)
-    if most is not None:
-        params = limited(params, most)
+    if max_tokens is not None:
+        params = limited(params, max_tokens)
     speaks = worker.config.speaks(flight.provider, job.job.api)
     is_repaired = messages is not job.messages and messages != job.messages
     author = None if speaks or job.job.api_request is None else author_of(target.deployment)
     if stream is not None:
         stream.author = author
-    body, sent_messages, sent_params = job.native_body(params, left_out) if speaks else None, messages, params
+    body = job.native_body(params, left_out) if speaks else None
+    sent_messages = messages
+    sent_params = params
     if not speaks:
         sent_messages, sent_params = job.chat_request(messages, params)
     if author is not None or state_repairs or (is_repaired and body is not None):
@@ -177,14 +184,16 @@ async def call(
         headers=dict(job.job.api_request.headers) if job.job.api_request else {},
         repaired=is_repaired,
     )
-    sent, answer = False, None
+    sent = False
+    answer = None
     try:
         try:
             with worker.leases.claims[job.claim].cancel.interruptible():
                 sent = True
                 answer = await _performed(worker, job, flight, request)
             if stream is not None:
-                answer, flight = await stream.whole(answer), stream.ended()
+                answer = await stream.whole(answer)
+                flight = stream.ended()
             if author is not None and answer.response is not None:
                 answer = replace(answer, response={**answer.response, AUTHOR: author})
             ended = answered(worker, job, flight, started_at, answer)
@@ -224,18 +233,20 @@ async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, r
         if job.agent.on_empty_answer == "fail" or classify(failed.failure, job.now()).class_name != "EmptyAnswerError":
             raise
         return Answer("", failed.usage or Usage(None, None), finish_reason=failed.finish_reason)
-    # From any provider: a published answer must be readable for all that wait for it.
+    # Checked for every provider: all who wait for a published answer must be able to read it.
     response = answer.response if job.job.returns_response else None
     if any(map(is_too_deep, (answer.output, response, *(choice.output for choice in answer.choices)))):
-        broken, reason = BrokenAnswer(f"the answer {TOO_DEEP}", storable=False), answer.finish_reason
+        broken = BrokenAnswer(f"the answer {TOO_DEEP}", storable=False)
+        reason = answer.finish_reason
         raise CallError(broken, maybe_billed=True, usage=answer.usage, cost=answer.cost, finish_reason=reason)
     return answer
 
 
 def _unread(error: Exception, attempt_id: str) -> CallError:
-    """The failure of a call whose answer could not be read here."""
+    """Describes the failure of a call whose answer the worker could not read."""
     # The error's text may quote the answer.
-    frames, name = "".join(format_tb(error.__traceback__)), type(error).__name__
+    frames = "".join(format_tb(error.__traceback__))
+    name = type(error).__name__
     structlog.get_logger().error("answer_not_read", attempt_id=attempt_id, error=name, traceback=frames)
     text = f"the answer could not be read: {name} in the worker; see its log"
     return CallError(BrokenAnswer(text), maybe_billed=True)
@@ -254,7 +265,8 @@ def attempt_of(
     refused: Refused | None = None,
 ) -> Attempt:
     """Builds the record of an attempt that has just ended."""
-    completed_at, usage = job.now(), spent.usage
+    completed_at = job.now()
+    usage = spent.usage
     return Attempt(
         attempt_id=job.attempt_id(flight.number),
         execution_id=job.execution_id,
@@ -313,23 +325,24 @@ async def record(worker: WorkerContext, job: Assignment, attempt: Attempt) -> in
             subject, attempt, id=attempt.attempt_id, at=attempt.completed_at, once=True, traceparent=job.traceparent
         )
     except AlreadyDecidedError:
-        # Ours, if the acknowledgement of an earlier try was lost; otherwise another worker has taken the job over.
-        found = await worker.lookup.winner(Stream.EVENTS, subject)
-        if found.data != attempt.json_bytes():
+        # It is our own record if the acknowledgement of an earlier try was lost. Otherwise, another worker has taken
+        # over the job.
+        recorded_event = await worker.lookup.winner(Stream.EVENTS, subject)
+        if recorded_event.data != attempt.json_bytes():
             raise ClaimLostError(attempt.execution_id) from None
-        return found.sequence
+        return recorded_event.sequence
     return stored.sequence
 
 
 async def recorded_attempt(worker: WorkerContext, job: Assignment | JobDelivery, number: int) -> Attempt | None:
     """Returns the record of an attempt, written by any worker."""
     subject = subjects.attempt(job.agent_name, job.execution_id, number)
-    found = await worker.outages.retry_while_unavailable(lambda: worker.lookup.last(Stream.EVENTS, subject))
-    return None if found is None else Attempt.model_validate_json(found.data)
+    event = await worker.outages.retry_while_unavailable(lambda: worker.lookup.last(Stream.EVENTS, subject))
+    return None if event is None else Attempt.model_validate_json(event.data)
 
 
 def spent_at_most(flight: InFlight) -> CallCost:
-    """Estimates the cost of a call without any report: its input, and at most its reservation."""
+    """Estimates the cost of a call about which nothing is reported: its reservation, and its estimated input."""
     basis: CostBasis = "unknown" if flight.reserved is None else "estimated"
     return CallCost(flight.reserved, basis, _with_estimates(flight, None))
 
@@ -344,30 +357,37 @@ def _spent(
     maybe_billed: bool,
     part: Usage | None = None,
 ) -> CallCost:
-    """Usage and cost of a call as they were reported; where its cost is missing, at most its reservation.
+    """Returns the reported usage and cost of a call. A missing cost is estimated, at most as its reservation.
 
-    `part` is the usage with estimates of its missing figures, by the received part of an answer.
+    `part` is the usage with its missing figures estimated from the received part of the answer.
     """
-    target, reported = worker.targets.of(job.agent_name, flight.model), usage or part
-    answered = None if reported is None else reported.model
-    other = None if answered is None or answered == target.name else worker.targets.other(target, answered)
+    target = worker.targets.of(job.agent_name, flight.model)
+    reported = usage or part
+    answering_model = None if reported is None else reported.model
+    other_model = (
+        None
+        if answering_model is None or answering_model == target.name
+        else worker.targets.other(target, answering_model)
+    )
     price = partial(_priced, flight, usage, cost, maybe_billed=maybe_billed, part=part)
-    if other is None or answered is None:
-        spent = price(target.pricing, most=flight.reserved)
+    if other_model is None or answering_model is None:
+        spent = price(target.pricing, max_estimate=flight.reserved)
     else:
-        spent = price(other.pricing or target.pricing, most=None if other.pricing else flight.reserved)
-        name = other.known or worker.storable_word(job.agent, answered)
+        spent = price(
+            other_model.pricing or target.pricing, max_estimate=None if other_model.pricing else flight.reserved
+        )
+        name = other_model.known or worker.storable_word(job.agent, answering_model)
         worker.targets.log_other(target, name)
         spent = replace(spent, response_model=name)
-        if other.pricing is None and cost is None:
+        if other_model.pricing is None and cost is None:
             doubt = f"the model {name} answered, which has no price"
             basis: CostBasis = "estimated" if spent.cost_basis == "billed" else spent.cost_basis
             problem = "; ".join(filter(None, (spent.usage_problem, doubt)))
             spent = replace(spent, cost_basis=basis, usage_problem=problem)
     if spent.usage_problem is not None and reported is not None:
         for term in reported.terms:
-            kept = worker.storable_word(job.agent, term)
-            spent = replace(spent, usage_problem=(spent.usage_problem or "").replace(repr(term), repr(kept)))
+            storable_term = worker.storable_word(job.agent, term)
+            spent = replace(spent, usage_problem=(spent.usage_problem or "").replace(repr(term), repr(storable_term)))
     return spent
 
 
@@ -379,16 +399,17 @@ def _priced(
     *,
     maybe_billed: bool,
     part: Usage | None,
-    most: int | None = None,
+    max_estimate: int | None = None,
 ) -> CallCost:
-    """The same, at given prices. `most`: what an estimate is no more than."""
+    """Returns the usage and cost of a call at the given prices. An estimate is at most `max_estimate`."""
     problem = None if usage is None else usage.problem
-    if cost is None and usage is not None and pricing is not None and (found := pricing.cost(usage)) is not None:
-        if found.unknown is not None:
-            return CallCost(None, "unknown", usage, problem or found.unknown)
-        if found.nano <= MAX_COUNTED:
-            problem = problem or found.doubt
-            return CallCost(found.nano, "billed" if problem is None else "estimated", usage, problem)
+    usage_cost = pricing.cost(usage) if cost is None and usage is not None and pricing is not None else None
+    if usage_cost is not None:
+        if usage_cost.unknown is not None:
+            return CallCost(None, "unknown", usage, problem or usage_cost.unknown)
+        if usage_cost.nano <= MAX_COUNTED:
+            problem = problem or usage_cost.doubt
+            return CallCost(usage_cost.nano, "billed" if problem is None else "estimated", usage, problem)
         problem = "the reported usage exceeds what can be counted at the model's price"
     if cost is None:
         usage = part or usage
@@ -396,8 +417,9 @@ def _priced(
         usage = _with_estimates(flight, usage)
     if cost is not None:
         return CallCost(cost, "billed", usage, problem)
-    if part is not None and pricing is not None and (found := pricing.cost(part)) is not None:
-        estimate = found.nano if most is None else min(found.nano, most)
+    part_cost = pricing.cost(part) if part is not None and pricing is not None else None
+    if part_cost is not None:
+        estimate = part_cost.nano if max_estimate is None else min(part_cost.nano, max_estimate)
         return CallCost(estimate, "estimated", part, problem)
     return replace(spent_at_most(flight) if maybe_billed else NO_COST, usage=usage, usage_problem=problem)
 
@@ -410,15 +432,20 @@ def answered(
     answer: Answer,
 ) -> Ended:
     """Ends an attempt with an answer, which may be refused. The returned attempt is not recorded yet."""
-    used, part, embeds = credible(answer.usage), None, job.job.api == "embeddings"
+    used = credible(answer.usage)
+    part = None
+    embeds = job.job.api == "embeddings"
     unread = used.output_tokens is None
     if flight.input_tokens is not None:
         if used.output_tokens == 0 and answer.output and not embeds:
             problem = "0 output tokens were reported for an answer that is not empty"
             used = replace(used, output_tokens=None, problem="; ".join(filter(None, (used.problem, problem))))
         if None in (used.input_tokens, used.output_tokens):
-            part = _with_estimates(flight, used, worker.targets.of(job.agent_name, flight.model), _said(answer))
-    # Without a word of its output a call costs what it may have cost at most: a model may think more than it says.
+            part = _with_estimates(
+                flight, used, worker.targets.of(job.agent_name, flight.model), _generated_messages(answer)
+            )
+    # Without reported output tokens, the call counts with its highest possible cost: a model may think more than it
+    # writes.
     spent = _spent(worker, job, flight, used, answer.cost, maybe_billed=True, part=None if unread else part)
     if spent.usage is not (usage := part or used):
         spent = replace(spent, usage=usage)
@@ -426,30 +453,33 @@ def answered(
     reason = answer.finish_reason and worker.storable_word(job.agent, answer.finish_reason)
     attempt = partial(attempt_of, job, flight, started_at, spent=spent, finish_reason=reason)
 
-    def refused(class_name: str, text: str, correction: Correction | None = None) -> Ended:
+    def refusal(class_name: str, text: str, correction: Correction | None = None) -> Ended:
         kind = "client" if correction is None else "logic"
         failure = Classification(kind, class_name, text, None, retryable=False, counts_for_breaker=False)
         return Ended(attempt("error", error=failure.error_info()), failure, correction=correction)
 
-    guard, output = job.output_guard, answer.output
+    guard = job.output_guard
+    output = answer.output
     text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
-    if (size := len(text.encode())) > MAX_ANSWER_BYTES:
-        return refused("AnswerTooLargeError", f"the answer has {size} bytes; at most {MAX_ANSWER_BYTES} can be stored")
-    if (more := len(to_json(answer.choices))) > MAX_RESPONSE_BYTES:
-        text = f"the answer's choices have {more} bytes; at most {MAX_RESPONSE_BYTES} can be stored"
-        return refused("AnswerTooLargeError", text)
+    if (output_bytes := len(text.encode())) > MAX_ANSWER_BYTES:
+        return refusal(
+            "AnswerTooLargeError", f"the answer has {output_bytes} bytes; at most {MAX_ANSWER_BYTES} can be stored"
+        )
+    if (choices_bytes := len(to_json(answer.choices))) > MAX_RESPONSE_BYTES:
+        text = f"the answer's choices have {choices_bytes} bytes; at most {MAX_RESPONSE_BYTES} can be stored"
+        return refusal("AnswerTooLargeError", text)
     if flight.max_tokens is not None and answer.finish_reason == "length":
-        return refused(
+        return refusal(
             "OutputCutOffError",
             f"the answer was truncated at {flight.max_tokens} tokens, the reservation of its budgets",
         )
     checked = Valid(output) if guard is None else guard.check(output)
     if isinstance(checked, Invalid):
-        # Redacted as a whole, and cut then: a part of a secret is not known for one.
+        # Redacted before it is cut: the redactor would not recognize a part of a secret.
         problems = worker.redactor.text("; ".join(checked.problems))[:MAX_PROBLEMS_TEXT]
         if not worker.keeps_error_texts(job.agent):
             problems = f"{len(checked.problems)} problems, whose texts are not kept for this agent"
-        # Without the problems, which quote the answer.
+        # Only the number of problems is logged: their texts quote the answer.
         structlog.get_logger().warning(
             "output_validation_failed",
             agent=job.agent_name,
@@ -458,18 +488,20 @@ def answered(
             problems=len(checked.problems),
         )
         correction = Correction(answer=text, problems=checked.problems)
-        return refused("InvalidOutputError", f"the answer does not satisfy the output schema: {problems}", correction)
+        return refusal("InvalidOutputError", f"the answer does not satisfy the output schema: {problems}", correction)
     response = answer.response if job.job.returns_response else None
     if response is not None and part is not None and job.agent.usage_estimates:
         response = with_estimated_usage(response, part)
     if embeds and (wrong := _wrong_embeddings(worker, job, flight, answer)) is not None:
-        return refused(*wrong)
+        return refusal(*wrong)
     if not embeds and response is not None:
         is_native = worker.config.speaks(flight.provider, job.job.api) and job.job.api != "chat"
-        held, most = (size, MAX_NATIVE_BYTES) if is_native else (more, MAX_RESPONSE_BYTES)
-        if (held := held + len(to_json(response))) > most:
-            if is_native:  # with images and the like, of which the output has nothing
-                return refused("AnswerTooLargeError", f"the answer has {held} bytes; at most {most} can be stored")
+        stored_bytes = len(to_json(response)) + (output_bytes if is_native else choices_bytes)
+        max_bytes = MAX_NATIVE_BYTES if is_native else MAX_RESPONSE_BYTES
+        if stored_bytes > max_bytes:
+            if is_native:  # it may have images and the like, which the output lacks
+                text = f"the answer has {stored_bytes} bytes; at most {max_bytes} can be stored"
+                return refusal("AnswerTooLargeError", text)
             response = None
     return Ended(attempt("success"), None, checked.value, response=response, choices=answer.choices)
 
@@ -477,16 +509,17 @@ def answered(
 def _wrong_embeddings(
     worker: WorkerContext, job: Assignment, flight: InFlight, answer: Answer
 ) -> tuple[str, str] | None:
-    """Returns the class and the text of the error of embeddings that must not be used, or can't be stored."""
-    found, declared = cast(dict[str, int], answer.output)["dimensions"], worker.config.dimensions(flight.model)
+    """Returns the class and the text of the error if embeddings must not be used or can't be stored."""
+    dimensions = cast(dict[str, int], answer.output)["dimensions"]
+    declared = worker.config.dimensions(flight.model)
     expected = dimensions_of(job.parameters.values, declared)
-    if expected not in {None, found}:
-        by = (
+    if expected not in {None, dimensions}:
+        expectation = (
             "the request asks for"
             if job.parameters.values.get("dimensions")
             else f"models.{flight.model}.dimensions is"
         )
-        return "WrongDimensionsError", f"the vectors have {found} dimensions, and {by} {expected}"
+        return "WrongDimensionsError", f"the vectors have {dimensions} dimensions, and {expectation} {expected}"
     if (size := len(to_json(answer.response))) > MAX_EMBEDDINGS_BYTES:
         text = (
             f"the answer has {size} bytes; at most {MAX_EMBEDDINGS_BYTES} can be stored: send fewer inputs in a request"
@@ -495,42 +528,44 @@ def _wrong_embeddings(
     return None
 
 
-def _said(answer: Answer) -> list[JsonValue | JsonMessage]:
-    """All that a model said and showed of its thoughts."""
+def _generated_messages(answer: Answer) -> list[JsonValue | JsonMessage]:
+    """Returns everything that a model generated: its output, and its thoughts if it shows them."""
     response = answer.response or {}
-    choices, content = response.get("choices"), response.get("content")
+    choices = response.get("choices")
+    content = response.get("content")
     if isinstance(choices, list):
         return [dict(fields(fields(choice).get("message"))) for choice in choices]
     return [{"content": answer.output if content is None else content}]
 
 
 def _part(flight: InFlight, target: Target, stream: AttemptStream | None, reported: Usage | None) -> Usage | None:
-    """Usage of an answer that broke off, by the received part; None where nothing was received.
+    """Estimates the usage of an answer that broke off from its received part; None if nothing was received.
 
-    The usage that was reported so far counts where it is more.
+    If more output tokens were reported than estimated, the reported number counts.
     """
     if stream is None or not stream.begun:
         return None
-    said, so_far = stream.streaming.answer.messages().values(), credible(reported or Usage(None, None))
-    part = _with_estimates(flight, replace(so_far, output_tokens=None), target, said)
-    return replace(part, output_tokens=max(part.output_tokens or 0, so_far.output_tokens or 0) or None)
+    generated = stream.streaming.answer.messages().values()
+    reported_usage = credible(reported or Usage(None, None))
+    part = _with_estimates(flight, replace(reported_usage, output_tokens=None), target, generated)
+    return replace(part, output_tokens=max(part.output_tokens or 0, reported_usage.output_tokens or 0) or None)
 
 
 def _with_estimates(
     flight: InFlight,
     usage: Usage | None,
     target: Target | None = None,
-    said: Iterable[JsonValue | JsonMessage] = (),
+    generated: Iterable[JsonValue | JsonMessage] = (),
 ) -> Usage:
-    """Usage of a call: as it was reported, and estimates of missing figures.
+    """Fills the missing figures of a call's reported usage with estimates.
 
-    A program is no model: its input and output need not have been tokens of one.
+    There are none for a program, whose input and output need not be tokens of a model.
 
     Args:
-        flight: whose input was estimated before it was sent.
-        usage: as it was reported.
-        target: the model, where something has come of an answer.
-        said: all that came of it.
+        flight: the attempt, with its input tokens as estimated before the call.
+        usage: the reported usage.
+        target: the model, if a part of an answer was received.
+        generated: everything received of the answer.
     """
     usage = usage or Usage(None, None)
     if flight.input_tokens is None:
@@ -538,7 +573,9 @@ def _with_estimates(
     if usage.input_tokens is None:
         usage = replace(usage, input_tokens=flight.input_tokens)
     if usage.output_tokens is None and target is not None:
-        size = size_of_messages(one if isinstance(one, Mapping) else {"content": one} for one in said)
+        size = size_of_messages(
+            message if isinstance(message, Mapping) else {"content": message} for message in generated
+        )
         usage = replace(usage, output_tokens=estimate_input_tokens(size, target.token_rules))
     return usage
 
@@ -553,7 +590,7 @@ def _aborted(
     *,
     sent: bool,
 ) -> Ended:
-    """A call that was aborted as its job was cancelled. It may be billed all the same."""
+    """Ends an attempt whose call was aborted by the job's cancellation. The provider may bill it all the same."""
     spent = _spent(worker, job, flight, None, None, maybe_billed=sent, part=part)
     error = error_of(cancellation)
     attempt = attempt_of(job, flight, started_at, "cancelled", spent=spent, error=error)
@@ -580,21 +617,25 @@ def _failed(
         else job.agent.breaker_counts_auth_errors and failure.status_code in {401, 402, 403}
     )
     if failure.kind == "timeout" and timeout_s < job.agent.timeout_s:
-        counted = False  # the job's own deadline cut it short, which says nothing of the model
+        counted = False  # the job's own deadline cut the call short, which says nothing about the model
     of_model = flight.input_tokens is not None
-    broke_off = of_model and part is not None and failed.finish_reason is None  # what was reported is not all yet
+    broke_off = of_model and part is not None and failed.finish_reason is None  # the report is incomplete
     used = None if failed.usage is None or broke_off else credible(failed.usage)
     spent = _spent(worker, job, flight, used, failed.cost, maybe_billed=failed.maybe_billed, part=part)
-    # The identity of the error is that of what is kept of it: two errors that differ in a secret are the same.
-    said: str | None = None
+    # Errors are identified by their stored text, so two errors that differ only in a secret are the same.
+    stored_message: str | None = None
     if worker.keeps_error_texts(job.agent):
-        kept = replace(failure, message=worker.redactor.text(failure.message))
-        # Of the network and of answers the words are ours, or the system's.
-        said = kept.message if isinstance(failed.failure, HttpFailure | ProgramFailure | NotSent) else None
+        stored_failure = replace(failure, message=worker.redactor.text(failure.message))
+        # The texts of other failures, as of the network, are ours or the system's.
+        stored_message = (
+            stored_failure.message if isinstance(failed.failure, HttpFailure | ProgramFailure | NotSent) else None
+        )
     else:
-        kept = without_text(failure, failed.failure)
-        failure = replace(failure, class_name=kept.class_name)
-    error = kept.error_info(said, (flight.model, worker.targets.of(job.agent_name, flight.model).name))
+        stored_failure = without_text(failure, failed.failure)
+        failure = replace(failure, class_name=stored_failure.class_name)
+    error = stored_failure.error_info(
+        stored_message, (flight.model, worker.targets.of(job.agent_name, flight.model).name)
+    )
     attempt = attempt_of(
         job,
         flight,
@@ -616,7 +657,7 @@ def _failed(
 
 
 def _readable_response(response: dict[str, JsonValue] | None, flight: InFlight) -> dict[str, JsonValue] | None:
-    """Returns what a failed program has answered, if a result can hold it and all readers can parse it."""
+    """Returns the response of a failed program, if it fits into a result and every reader can parse it."""
     if response is None or (not is_too_deep(response) and len(to_json(response)) <= MAX_RESPONSE_BYTES):
         return response
     structlog.get_logger().warning("failed_response_omitted", model=flight.model, limit=MAX_RESPONSE_BYTES)

@@ -43,7 +43,7 @@ from services.worker.progress import ProgressReporter
 
 def conclude(
     received: JobDelivery,
-    end: Finished,
+    finished: Finished,
     completed_at: datetime,
     config_version: str,
     *,
@@ -54,11 +54,12 @@ def conclude(
     """Builds the result of a job. Pure. `cached_from` is the execution whose answer was reused."""
     job = received.job or Job.model_construct(agent=received.agent_name, prompt="")
     chain = received.agent.chain if received.job is None else received.agent.chain_for(job)
-    # By the clock of NATS, which may be ahead of this worker's: nothing comes before the queue.
-    queued_at = min(received.delivery.queued_at, end.checkpoint.dispatched_at)
-    attempts = end.checkpoint.attempts
-    sums = totals(attempts, answered=end.reason is None)
-    error, output = end.error, end.output
+    # The clock of NATS may be ahead of this worker's, but no step of a job may precede its queueing.
+    queued_at = min(received.delivery.queued_at, finished.checkpoint.dispatched_at)
+    attempts = finished.checkpoint.attempts
+    sums = totals(attempts, answered=finished.reason is None)
+    error = finished.error
+    output = finished.output
     if error is not None:
         error = error.model_copy(update={"user_message": user_message_for(error), "figures": None})
         if received.agent.on_error == "message" and output is None:
@@ -74,10 +75,10 @@ def conclude(
         parent_execution_id=job.parent_execution_id,
         plan_id=job.plan_id,
         run_id=received.run_id,
-        status=status_of(end.reason),
-        reason=end.reason,
+        status=status_of(finished.reason),
+        reason=finished.reason,
         requested_model=chain[0],
-        chosen_model=end.chosen_model,
+        chosen_model=finished.chosen_model,
         fallback_chain=chain,
         attempts=tuple(map(without_figures, attempts)),
         attempts_count=len(attempts),
@@ -90,13 +91,13 @@ def conclude(
         wasted_by_cause=sums.wasted_by_cause,
         cost_basis=sums.cost_basis,
         output=output,
-        statistics=attempts[-1].statistics if attempts and end.reason not in {None, "cancelled"} else None,
-        finish_reason=end.finish_reason,
-        choices=end.choices,
+        statistics=attempts[-1].statistics if attempts and finished.reason not in {None, "cancelled"} else None,
+        finish_reason=finished.finish_reason,
+        choices=finished.choices,
         error=error,
         metadata=job.metadata,
         queued_at=queued_at,
-        dispatched_at=end.checkpoint.dispatched_at,
+        dispatched_at=finished.checkpoint.dispatched_at,
         started_at=started,
         completed_at=completed_at,
         duration_ms=max(0, round((completed_at - queued_at).total_seconds() * 1000)),
@@ -107,23 +108,23 @@ def conclude(
         job_digest=received.digest,
         config_version=config_version,
         trace_id=trace_id,
-        cancellation=end.cancellation,
-        response=end.response,
+        cancellation=finished.cancellation,
+        response=finished.response,
     )
 
 
-def cancelled(at: Checkpoint, cancellation: Cancellation, output: JsonValue = None) -> Finished:
-    """The outcome of a cancelled job, with what was published of its answer. Pure."""
-    return Finished(at, output, None, "cancelled", error_of(cancellation), cancellation=cancellation)
+def cancelled(checkpoint: Checkpoint, cancellation: Cancellation, output: JsonValue = None) -> Finished:
+    """Builds the outcome of a cancelled job, with the published part of its answer. Pure."""
+    return Finished(checkpoint, output, None, "cancelled", error_of(cancellation), cancellation=cancellation)
 
 
-def stopped(at: Checkpoint, reason: Reason) -> Finished:
-    """The outcome of a job without an answer, as nothing more is tried for a reason. Pure."""
-    return Finished(at, None, None, *why_unanswered(at.attempts, reason))
+def stopped(checkpoint: Checkpoint, reason: Reason) -> Finished:
+    """Builds the outcome of a job that stops trying, for a reason, without an answer. Pure."""
+    return Finished(checkpoint, None, None, *why_unanswered(checkpoint.attempts, reason))
 
 
 def without_answer(result: Result) -> Result:
-    """The substitute of a result that is too large to be published. The cost of its calls is wasted. Pure."""
+    """Builds the substitute for a result that is too large to be published. The cost of its calls is wasted. Pure."""
     message = "the answer and the job's metadata together exceed the size limit of a result (8 MB)"
     error = ErrorInfo(kind="invalid", class_="ResultTooLargeError", message=message)
     sums = totals(result.attempts, answered=False)
@@ -144,15 +145,16 @@ def without_answer(result: Result) -> Result:
 
 
 async def end_without_run(worker: WorkerContext, received: JobDelivery, reason: Reason, error: ErrorInfo) -> None:
-    """Decides a job that can't be run, or not to its end."""
-    # A job that was refused at first has made no call; a repeated one may have, and that remains its cost.
-    again = not received.delivery.is_first
+    """Decides a job that can't run, or can't run to its end."""
     attempts: list[Attempt] = []
-    while again and (found := await recorded_attempt(worker, received, len(attempts) + 1)) is not None:
-        attempts.append(found)
+    if not received.delivery.is_first:
+        # An earlier delivery may have made calls, whose cost the job keeps.
+        while (attempt := await recorded_attempt(worker, received, len(attempts) + 1)) is not None:
+            attempts.append(attempt)
     if received.job is not None and attempts:
-        # That of its parent perhaps, which the job does not name.
-        job, task_id = received.job, attempts[0].task_id
+        # The job may belong to its parent's task without naming it.
+        job = received.job
+        task_id = attempts[0].task_id
         run = received.run_id if task_id is None else run_of(job, "", run_of_parent=run_id(job.tenant, task_id))
         received = replace(received, job=job.model_copy(update={"task_id": task_id}), run_id=run)
     await finish(worker, received, result_without_run(worker, received, reason, error, tuple(attempts)))
@@ -167,18 +169,18 @@ def result_without_run(
     return conclude(received, Finished(checkpoint, None, None, reason, error), now, worker.config_version)
 
 
-async def answer_known(worker: WorkerContext, received: JobDelivery, known: Result) -> None:
+async def answer_from_decision(worker: WorkerContext, received: JobDelivery, decided: Result) -> None:
     """Answers from an earlier decision, or refuses another job with the same id."""
-    if known.agent == received.agent_name and known.job_digest in (None, received.digest):
-        await answer(worker, received, known)
+    if decided.agent == received.agent_name and decided.job_digest in (None, received.digest):
+        await answer(worker, received, decided)
     else:
         await refuse_id(worker, received)
 
 
 async def refuse_id(worker: WorkerContext, received: JobDelivery) -> None:
-    """Refuses a job whose id another execution has: dead-lettered and answered, but not recorded under that id."""
-    why = f"job_id: {shown(received.execution_id)!r} is already the id of another job; choose another id"
-    error = ErrorInfo(kind="invalid", class_="IdConflictError", message=why, user_message=why)
+    """Refuses a job whose id belongs to another execution: dead-letters and answers it, but records nothing."""
+    message = f"job_id: {shown(received.execution_id)!r} is already the id of another job; choose another id"
+    error = ErrorInfo(kind="invalid", class_="IdConflictError", message=message, user_message=message)
     refusal = result_without_run(worker, received, "invalid", error)
     await _keep_dead_letter(worker, received, refusal)
     if received.reply_to is not None:
@@ -195,28 +197,32 @@ async def finish(
     counted: bool = False,
     progress: ProgressReporter | None = None,
 ) -> Result:
-    """Decides a job, and answers it; returns the result that counts, perhaps of another worker.
+    """Decides a job and answers it. Returns the result that counts, which may be another worker's.
 
-    `held_claim` is the claim that it was run under, and `progress` has reported its steps. With `counted`, its task
-    knows of its end already.
+    `held_claim` is the claim that the job ran under, and `progress` has reported its steps. With `counted`, the end of
+    the job is already counted in its task.
     """
     if result.status == "dead_lettered":
         await _keep_dead_letter(worker, received, result)
-    vectors = received.job is not None and received.job.api == "embeddings"
-    for shorter in _shortened(result, has_answer=not vectors):
-        if shorter.status == "dead_lettered" != result.status:
-            await _keep_dead_letter(worker, received, shorter)
+    is_embeddings = received.job is not None and received.job.api == "embeddings"
+    for candidate in _shortened(result, may_omit_response=not is_embeddings):
+        loses_answer = candidate.status == "dead_lettered" and result.status != "dead_lettered"
+        if loses_answer:
+            await _keep_dead_letter(worker, received, candidate)
         with suppress(MessageTooLargeError):
-            decided = await _decide(worker, received, shorter)
+            decided = await _decide(worker, received, candidate)
             await answer(worker, received, decided, held_claim, counted=counted, progress=progress)
             return decided
     raise MessageTooLargeError(f"{result.execution_id}: even the shortest result was refused")
 
 
-def _shortened(result: Result, *, has_answer: bool) -> Generator[Result]:
-    """A result, and shorter ones for a server that does not take it. `has_answer`: also without its response."""
+def _shortened(result: Result, *, may_omit_response: bool) -> Generator[Result]:
+    """Yields a result, then shorter ones in case the server refuses it as too large.
+
+    With `may_omit_response`, the first of these only lacks the response. The last one has no answer.
+    """
     yield result
-    if has_answer:
+    if may_omit_response:
         yield result.model_copy(update={"response": None})
     yield without_answer(result)
 
@@ -256,7 +262,7 @@ async def answer(
     if received.reply_to is not None:
         await worker.publisher.send(received.reply_to, reply_of(result))
     if is_recorded_now:
-        # Not again by a second message of the job, nor by a second worker: no step follows the last one.
+        # Only the worker that stores the record reports it, so that the last step is reported once.
         progress = progress or ProgressReporter(worker, received)
         await progress.report(result.status, at=result.completed_at)
     claim = held_claim or Claim(result.execution_id, "")
@@ -278,22 +284,23 @@ def reply_of(result: Result) -> bytes:
 
 
 async def _decide(worker: WorkerContext, received: JobDelivery, result: Result) -> Result:
-    """Publishes the result and returns the stored one: this, or that of another worker that was first."""
-    subject, private = subjects.result(result.job_id), not received.agent.keeps_error_texts
+    """Publishes the result. Returns the stored one, which is another worker's if that worker was first."""
+    subject = subjects.result(result.job_id)
+    private = not received.agent.keeps_error_texts
     publish = partial(
         worker.publisher.event, subject, result, id=result.job_id, at=result.completed_at, once=True, private=private
     )
     try:
         await worker.outages.retry_while_unavailable(publish)
     except AlreadyDecidedError:
-        found = await worker.outages.retry_while_unavailable(partial(worker.lookup.winner, Stream.RESULTS, subject))
-        if is_result_of(found.data, result.execution_id):
-            return Result.model_validate_json(found.data)
+        winner = await worker.outages.retry_while_unavailable(partial(worker.lookup.winner, Stream.RESULTS, subject))
+        if is_result_of(winner.data, result.execution_id):
+            return Result.model_validate_json(winner.data)
     return result
 
 
 async def _record(worker: WorkerContext, received: JobDelivery, result: Result) -> bool:
-    """Publishes the record. Returns False if it is there already."""
+    """Publishes the record. Returns False if the log already has it."""
     record = redacted(worker, received, result)
     subject = subjects.execution(record.agent, record.execution_id)
     publish = partial(worker.publisher.event, subject, id=record.execution_id, at=record.completed_at, once=True)
@@ -302,18 +309,18 @@ async def _record(worker: WorkerContext, received: JobDelivery, result: Result) 
         try:
             await worker.outages.retry_while_unavailable(partial(publish, shortened))
         except AlreadyDecidedError:
-            return False  # by ourselves before a crash, or by another worker from the same result
+            return False  # this worker before a crash, or another one, has recorded the same result
         except PublishRefusedError as error:
             refusal = error
         else:
             return True
-    # The job is decided: it is not to come again for what nothing takes.
+    # The job is decided. Delivering it again would not help: the server refuses every form of the record.
     structlog.get_logger().error("record_refused", execution_id=record.execution_id, error=str(refusal))
     return True
 
 
 def _without_texts(record: Execution) -> Generator[Execution]:
-    """A record, and shorter ones: placeholders may make it longer than the bus takes, and any is better than none."""
+    """Yields a record, then shorter ones in case placeholders have made it too long for the server."""
     yield record
     shorter = record.model_copy(update={"messages": None, "input": None, "params": None})
     yield shorter
@@ -324,18 +331,20 @@ def redacted(worker: WorkerContext, received: JobDelivery, result: Result) -> Ex
     """Builds the redacted record of a result, with the conversation if the agent keeps it."""
     redact = worker.redactor.json
     messages: JsonValue = None
-    given: JsonValue = None
+    redacted_input: JsonValue = None
     params: JsonValue = None
     if received.agent.persist_prompts and received.job is not None:
         messages = redact(cast(JsonValue, conversation_of(received.job)))
-        given = None if (asked := input_of(received.job)) is None else redact(asked)
-        params = redact(own) if (own := params_of(received.job)) else {}
+        job_input = input_of(received.job)
+        redacted_input = None if job_input is None else redact(job_input)
+        job_params = params_of(received.job)
+        params = redact(job_params) if job_params else {}
     fields = vars(result) | {
         "output": redact(result.output) if received.agent.persist_responses else None,
         "messages": messages,
-        "input": given,
+        "input": redacted_input,
         "params": params,
         "metadata": redact(result.metadata) if result.metadata else {},
-        "encrypted": None,  # of a result that was read back with its texts left out
+        "encrypted": None,  # set in a result that was read back without its texts
     }
     return Execution.model_validate(fields)

@@ -39,8 +39,9 @@ class ProviderPool:
 
     async def close_except(self, used: Iterable[Provider]) -> None:
         """Closes all providers except these."""
-        kept = {id(provider) for provider in used}
-        for key, provider in [one for one in self._opened.items() if id(one[1]) not in kept]:
+        used_ids = {id(provider) for provider in used}
+        unused = {key: provider for key, provider in self._opened.items() if id(provider) not in used_ids}
+        for key, provider in unused.items():
             del self._opened[key]
             await provider.close()
 
@@ -90,15 +91,15 @@ class ConfigVersions:
         """Handles one delivery of an agent's job."""
         version = self._serving[agent]
         if not delivery.is_first:
-            held = self.newest.worker.leases.deliveries
-            held.add(delivery)
+            deliveries = self.newest.worker.leases.deliveries
+            deliveries.add(delivery)
             try:
                 version = await self._began_under(agent, delivery) or self._serving[agent]
             except asyncio.CancelledError:
                 await delivery.retry_in(0)
                 raise
             finally:
-                held.discard(delivery)
+                deliveries.discard(delivery)
         version.running += 1
         try:
             await version.handlers[agent].handle(delivery)
@@ -111,7 +112,7 @@ class ConfigVersions:
         """Uses another config for jobs that start from now on. Raises ConfigError without changing anything."""
         self._add(config)
         self.newest = self._compiled[config.version]
-        removed = {name: one for name, one in self._serving.items() if name not in self.newest.handlers}
+        removed = {name: version for name, version in self._serving.items() if name not in self.newest.handlers}
         self._serving = removed | dict.fromkeys(self.newest.handlers, self.newest)
         self._live.reload(config)
         await self.save()
@@ -119,23 +120,26 @@ class ConfigVersions:
 
     async def save(self) -> None:
         """Saves the configs and the removed agents for workers that start later."""
-        outages, configs = self.newest.worker.outages, {v: one.worker.config.text for v, one in self._compiled.items()}
+        outages = self.newest.worker.outages
+        configs = {version: compiled.worker.config.text for version, compiled in self._compiled.items()}
         agents = tuple(self.newest.handlers)
-        retired = {name: one.worker.config_version for name, one in self._serving.items() if name not in agents}
+        retired = {
+            name: compiled.worker.config_version for name, compiled in self._serving.items() if name not in agents
+        }
         await outages.retry_while_unavailable(partial(self._configs.save, configs, agents=agents, retired=retired))
 
     async def restore(self) -> None:
         """Serves agents again that were removed from the config before this worker started."""
         for name, version in (await self.newest.worker.outages.retry_while_unavailable(self._configs.retired)).items():
-            if name not in self._serving and (found := await self._load(version, name)) is not None:
-                self._serving[name] = found
-                self._live.keep(name, found.worker.config.agents[name].budget)
+            if name not in self._serving and (compiled := await self._load(version, name)) is not None:
+                self._serving[name] = compiled
+                self._live.keep(name, compiled.worker.config.agents[name].budget)
 
     def _add(self, config: Config) -> None:
         """Compiles a config as the newest one."""
-        known = self._compiled.pop(config.version, None)
+        compiled = self._compiled.pop(config.version, None)
         worker = self.newest.worker
-        self._compiled[config.version] = known or ConfigVersion.of(worker.under(config, self._pool.open(config)))
+        self._compiled[config.version] = compiled or ConfigVersion.of(worker.under(config, self._pool.open(config)))
 
     async def _began_under(self, agent: str, delivery: Delivery) -> ConfigVersion | None:
         """Returns the config that a job started with; None if it has not started, or that config is lost."""
@@ -158,18 +162,24 @@ class ConfigVersions:
                 _log_unavailable(version, str(error))
                 return None
             self._compiled = older | self._compiled
-        found = self._compiled.get(version)
-        return found if found is not None and agent in found.handlers else None
+        compiled = self._compiled.get(version)
+        return compiled if compiled is not None and agent in compiled.handlers else None
 
     async def _evict(self) -> None:
         """Evicts configs that no job and no agent uses, except the latest few."""
         needed = {id(self.newest), *map(id, self._serving.values())}
-        spare = [version for version, one in self._compiled.items() if not one.running and id(one) not in needed]
+        spare = [
+            version
+            for version, compiled in self._compiled.items()
+            if not compiled.running and id(compiled) not in needed
+        ]
         if len(spare) <= RETAINED:
             return
         for version in spare[: len(spare) - RETAINED]:
             del self._compiled[version]
-        await self._pool.close_except(one for kept in self._compiled.values() for one in kept.worker.providers.values())
+        await self._pool.close_except(
+            provider for compiled in self._compiled.values() for provider in compiled.worker.providers.values()
+        )
 
 
 def _log_unavailable(version: str, error: str) -> None:

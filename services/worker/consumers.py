@@ -22,25 +22,27 @@ from breakwater.redaction.rules.redact import Redactor
 from services.worker.config_versions import ConfigVersions
 
 LOOK_EVERY_S = 5.0, 15.0
-"""The shortest and the longest wait between looks. A random one, so that one of several workers comes first."""
+"""The shortest and the longest wait between checks. It is random, so that one of several workers is first."""
 
 
 class ConsumerWatch:
-    """Looks at the consumers of all services; without one, an agent or a service gets no messages."""
+    """Checks the consumers of all services. Without its consumer, an agent or a service gets no messages."""
 
     def __init__(self, connection: ClientGetter, publisher: Publisher, config_versions: ConfigVersions) -> None:
-        self._connection, self._publisher, self._config_versions = connection, publisher, config_versions
+        self._connection = connection
+        self._publisher = publisher
+        self._config_versions = config_versions
         self._check = ConsumerCheck(connection)
 
     async def run(self) -> None:
-        """Looks until it is cancelled."""
+        """Checks until it is cancelled."""
         outage = Outage("looking at the consumers")
         while True:
             await outage.run_logged(self.look, expected=BusError)
             await asyncio.sleep(random.uniform(*LOOK_EVERY_S))  # noqa: S311  no secret
 
     async def look(self) -> None:
-        """Looks once. Raises BusError: look again."""
+        """Checks once. Raises BusError: check again."""
         config = self._config_versions.newest.worker.config
         agents = {name: agent.concurrency for name, agent in config.agents.items()}
         deleted = await self._check.deleted(Plan(agents, tuple(config.alerts.channels)))
@@ -55,7 +57,7 @@ class ConsumerWatch:
             await incidents.apply(consumer_restored(stream, name, datetime.now(UTC)), rules)
 
     def _incidents(self, config: Config) -> tuple[IncidentLog, IncidentRules]:
-        # Only now: it holds all incidents in memory.
+        # Created only when needed, as it keeps all incidents in memory.
         alerts = config.alerts
         log = IncidentLog(self._connection, self._publisher, Redactor.compile(config.redaction))
         return log, IncidentRules(alerts.on_events, alerts.quiet_s, alerts.escalate, alerts.reminders)

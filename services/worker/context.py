@@ -52,7 +52,7 @@ class WorkerContext:
     """Everything that running a job needs. Clock and randomness are here, so that the decisions stay pure."""
 
     id: str
-    """Of the worker, as its claims have it."""
+    """The id of the worker, as its claims have it."""
     config: Config
     config_version: str
     providers: Mapping[str, Provider]
@@ -75,42 +75,43 @@ class WorkerContext:
     plans: PlanLog
     room: ResponseRoom
     cipher: Cipher
-    """Of the texts that are stored."""
+    """The cipher of stored texts."""
     rate_limits: RateLimits
     output_guards: Mapping[str, OutputGuard]
-    """Of the agents that have an output schema."""
+    """The output guards of the agents that have an output schema."""
     caps: Callable[[], CapTable]
-    """Returns the caps that hold now."""
+    """Returns the caps that apply now."""
     live_reservations: dict[str, LiveReservation] = field(default_factory=dict[str, LiveReservation])
-    """Of the calls under way, by attempt."""
+    """The reservations of the calls in progress, by attempt."""
     left_out: dict[tuple[str, str, CallApi], set[str]] = field(default_factory=dict[tuple[str, str, CallApi], set[str]])
-    """Parameters that a model was found not to know, by the agent that adds them, the model, and the API spoken."""
+    """Parameters that a model has refused, by the agent that adds them, the model, and the API of the call."""
     state_repairs: dict[str, set[StateRepair]] = field(default_factory=dict[str, set[StateRepair]])
-    """Repairs without which a model was found to refuse conversations, by model."""
+    """Repairs without which a model has refused conversations, by model."""
     now: Callable[[], datetime] = utc_now
     clock: Callable[[], float] = monotonic
-    """Seconds, whatever is done to the time of day meanwhile."""
+    """Returns seconds that do not depend on changes to the time of day."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     jitter: Callable[[], float] = random.random
 
     def keeps_error_texts(self, agent: Agent) -> bool:
-        """True if a provider's words on an error may be stored. Encrypted texts must not be quoted in plain ones."""
+        """Returns True if a provider's error texts may be stored. Plain texts must not quote encrypted ones."""
         return agent.keeps_error_texts and not self.cipher.on
 
     def storable_word(self, agent: Agent, word: str) -> str:
-        """A provider's word as it may be stored: a term, a reason, the name of a model."""
-        kept = known_or_hash(word)
-        if kept == word or not self.keeps_error_texts(agent) or holds_key(word) or not is_identifier(word):
-            return kept
+        """Returns a provider's word, such as a reason or the name of a model, in a form that may be stored."""
+        word_or_hash = known_or_hash(word)
+        if word_or_hash == word or not self.keeps_error_texts(agent) or holds_key(word) or not is_identifier(word):
+            return word_or_hash
         return word
 
     def steady_time(self) -> Callable[[], datetime]:
-        """The time of day as it is now, counted on by the monotonic clock: it does not jump."""
-        now, at = self.now(), self.clock()
-        return lambda: now + timedelta(seconds=self.clock() - at)
+        """Returns a clock that starts at the time of day and then follows the monotonic clock, so it never jumps."""
+        started_at = self.now()
+        clock_at_start = self.clock()
+        return lambda: started_at + timedelta(seconds=self.clock() - clock_at_start)
 
     def under(self, config: Config, providers: Mapping[str, Provider]) -> WorkerContext:
-        """The same with another config; connections, leases and reservations are those of this one."""
+        """Returns this context under another config, with the same connections, leases and reservations."""
         return replace(self, providers=providers, **_compiled(config, self.redis))
 
 
@@ -124,8 +125,10 @@ def context_for(
     providers: Mapping[str, Provider],
     cipher: Cipher = OFF,
 ) -> WorkerContext:
-    """The context of a worker, from its connections and what its config compiles to."""
-    executions, breakers, outages = Executions(redis, cipher), Breakers(redis), Outages()
+    """Creates the context of a worker from its connections and its config."""
+    executions = Executions(redis, cipher)
+    breakers = Breakers(redis)
+    outages = Outages()
     return WorkerContext(
         id=process.own_id(),
         **_compiled(config, redis),
@@ -150,7 +153,7 @@ def context_for(
 
 
 def _compiled(config: Config, redis: Redis) -> dict[str, Any]:
-    """The fields of a context that are compiled from a config."""
+    """Compiles the fields of a context that depend on the config."""
     return {
         "config": config,
         "config_version": config.version,

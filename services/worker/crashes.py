@@ -19,8 +19,11 @@ from services.worker.conclude import end_without_run, reply_of, result_without_r
 from services.worker.context import WorkerContext
 from services.worker.parsing import JobDelivery, execution_id_of, unread_job
 
-KEY_WAIT, KEY_POLL = timedelta(hours=1), timedelta(minutes=1)
-"""Wait of a job for a missing key, and interval of the checks for it."""
+KEY_WAIT = timedelta(hours=1)
+"""The longest wait of a job for a missing key."""
+
+KEY_POLL = timedelta(minutes=1)
+"""The interval at which a waiting job checks for its key."""
 
 MAX_CRASHES = 10
 """The number of internal failures of a job, on any worker, before it is dead-lettered."""
@@ -57,7 +60,7 @@ class Crashes:
             await end_without_run(self._worker, received, "error", info)
         except (UnavailableError, StoppedWaitingError):
             raise
-        except Exception:  # noqa: BLE001  in any case the message is ended
+        except Exception:  # noqa: BLE001  the message must end in any case
             place = {"agent": self._agent_name, "sequence": delivery.sequence}
             execution_id = None if received is None else received.execution_id
             structlog.get_logger().exception("job_ended_without_a_record", **place, execution_id=execution_id)
@@ -65,12 +68,13 @@ class Crashes:
 
     async def wait_for_key(self, delivery: Delivery, why: DecryptionError) -> None:
         """Parks a job whose key is missing, and dead-letters it after `KEY_WAIT`."""
-        worker, execution_id = self._worker, execution_id_of(delivery, None)
+        worker = self._worker
+        execution_id = execution_id_of(delivery, None)
         structlog.get_logger().error("job_not_decrypted", execution_id=execution_id, error=str(why))
         if worker.now() - delivery.queued_at > KEY_WAIT:
             text = "The request could not be read."
             error = ErrorInfo(kind="invalid", class_="UndecryptableJobError", message=str(why), user_message=text)
-            # Unless it is decided already, with a result that can't be read either.
+            # This fails if the job is already decided with a result that can't be decrypted, either.
             with suppress(DecryptionError):
                 await end_without_run(worker, self._unread(delivery, str(why)), "invalid", error)
                 return
@@ -81,7 +85,7 @@ class Crashes:
         await worker.publisher.acknowledge(delivery.ack_subject)
 
     async def _end_without_record(self, received: JobDelivery | None, delivery: Delivery, info: ErrorInfo) -> None:
-        """Ends a message whose end can't be recorded. Its sender still gets an answer."""
+        """Ends a message without a record, as making the record failed. Its sender still gets an answer."""
         worker = self._worker
         await worker.outages.retry_while_unavailable(
             lambda: dead_letter(
@@ -96,10 +100,12 @@ class Crashes:
             )
         )
         if received is not None and received.reply_to is not None:
-            made = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
-            execution_id = made if received.job is None else received.job.job_id or made
-            bare = replace(received, job=None, execution_id=execution_id)
-            await worker.publisher.send(received.reply_to, reply_of(result_without_run(worker, bare, "error", info)))
+            generated_id = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
+            execution_id = generated_id if received.job is None else received.job.job_id or generated_id
+            unreadable = replace(received, job=None, execution_id=execution_id)
+            await worker.publisher.send(
+                received.reply_to, reply_of(result_without_run(worker, unreadable, "error", info))
+            )
         await delivery.terminate()
 
     def _unread(self, delivery: Delivery, problem: str) -> JobDelivery:

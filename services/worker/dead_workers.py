@@ -1,7 +1,7 @@
-"""Workers that have died: each worker sends a heartbeat, and takes over the jobs of those whose heartbeat stays away.
+"""Dead workers: each worker sends a heartbeat, and takes over the jobs of workers whose heartbeat stops.
 
-Nothing of this is done for each job. The jobs of a dead worker are found when it has died: all that NATS has delivered
-and no worker has acknowledged, if the claim of the execution is the dead worker's, or missing for some seconds.
+This costs nothing per job. Only once a worker is dead does another one look for its jobs: messages that are delivered
+and not acknowledged, and whose execution is claimed by the dead worker or has had no claim for some seconds.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from services.worker.parsing import execution_id_of
 
 BEAT_EVERY_S = 1.0
 GAP_S = 2.5
-"""A heartbeat that comes so long after the one before means that Redis or this process was away meanwhile."""
+"""A longer gap between two heartbeats means that Redis or this process was unavailable."""
 
 UNCLAIMED_S = RENEW_EVERY_S + 1.0
-"""A job that has been unclaimed for so long has no holder: one whose claim Redis has lost writes it again before."""
+"""A job that has been unclaimed for so long has no holder: a holder would have restored a claim that Redis lost."""
 
 RETRY_S = 1.0
 
@@ -52,7 +52,7 @@ class DeadWorkers:
         *,
         runs: Callable[[str], bool | None] = process.runs,
     ) -> None:
-        """Takes its worker, and what gives the names of the agents that it serves."""
+        """Takes its worker, and a function that returns the names of the agents that it serves."""
         self._worker = worker
         self._connection = connection
         self._agents = agents
@@ -61,10 +61,10 @@ class DeadWorkers:
         self._presence = Presence(connection, worker.id)
         self._beaten_at = self._watched_from = monotonic()
         self._unclaimed: dict[str, tuple[float, set[int]]] = {}
-        """Of dead workers: when their jobs were freed, and the sequences of those without a claim then."""
+        """When the jobs of each dead worker were freed, and the sequences of those that had no claim then."""
 
     async def run(self) -> None:
-        """Does so until it is cancelled."""
+        """Sends heartbeats and takes over jobs until it is cancelled."""
         outage = Outage("heartbeat")
 
         async def beat() -> None:
@@ -88,39 +88,41 @@ class DeadWorkers:
         if now - self._beaten_at > GAP_S:
             self._watched_from = now
         self._beaten_at = now
-        # A worker that is late no more lives, or another worker has taken over all that it had.
-        self._unclaimed = {one.id: self._unclaimed[one.id] for one in late if one.id in self._unclaimed}
-        # All at the same time: one that does not answer takes half a second, and the next heartbeat comes soon.
-        dead = await asyncio.gather(*(self._is_dead(one) for one in late))
-        for one, is_dead_now in zip(late, dead, strict=True):
-            if one.id in self._unclaimed or is_dead_now:
-                await self._take_over(one)
+        # A worker that is no longer late is alive, or another worker has taken over all its jobs.
+        self._unclaimed = {
+            late_worker.id: self._unclaimed[late_worker.id] for late_worker in late if late_worker.id in self._unclaimed
+        }
+        # Concurrently: a worker that does not answer takes half a second, and the next heartbeat is due soon.
+        dead = await asyncio.gather(*(self._is_dead(late_worker) for late_worker in late))
+        for late_worker, is_dead_now in zip(late, dead, strict=True):
+            if late_worker.id in self._unclaimed or is_dead_now:
+                await self._take_over(late_worker)
 
-    async def _is_dead(self, late: LateWorker) -> bool:
-        runs = self._runs(late.id)
-        if runs or (runs is None and not MISSED_S <= late.silent_s <= LATEST_S):
+    async def _is_dead(self, late_worker: LateWorker) -> bool:
+        runs = self._runs(late_worker.id)
+        if runs or (runs is None and not MISSED_S <= late_worker.silent_s <= LATEST_S):
             return False
         return is_dead(
             Silence(
-                late.silent_s,
+                late_worker.silent_s,
                 runs,
-                await self._presence.has(late.id) if late.heard_on else None,
-                self._presence.knows_since(late.heard_on, late.silent_s),
+                await self._presence.has(late_worker.id) if late_worker.heard_on else None,
+                self._presence.knows_since(late_worker.heard_on, late_worker.silent_s),
                 monotonic() - self._watched_from,
             )
         )
 
     async def _take_over(self, dead: LateWorker) -> None:
-        """Several may do so at the same time: the second one finds less to do."""
+        """Takes over the jobs of a dead worker. Several workers may do so at the same time."""
         now = monotonic()
-        since, known = self._unclaimed.get(dead.id, (now, set[int]()))
+        since, unclaimed_then = self._unclaimed.get(dead.id, (now, set[int]()))
         if since < now < since + UNCLAIMED_S:
             return
-        sure = await self._workers.kept_for_s() > 2 * UNCLAIMED_S
+        keeps_claims = await self._workers.kept_for_s() > 2 * UNCLAIMED_S
         freed = await asyncio.gather(
-            *(self._free_jobs(dead.id, agent, None if sure else known) for agent in self._agents())
+            *(self._free_jobs(dead.id, agent, None if keeps_claims else unclaimed_then) for agent in self._agents())
         )
-        unclaimed = {sequence for _, left in freed for sequence in left}
+        unclaimed = {sequence for _, unclaimed_sequences in freed for sequence in unclaimed_sequences}
         if dead.id not in self._unclaimed and unclaimed:
             self._unclaimed[dead.id] = now, unclaimed
         else:
@@ -128,39 +130,42 @@ class DeadWorkers:
         jobs = sum(count for count, _ in freed)
         structlog.get_logger().warning("worker_died", worker=dead.id, silent_s=dead.silent_s, jobs_taken_over=jobs)
 
-    async def _free_jobs(self, dead: str, agent: str, unclaimed: set[int] | None) -> tuple[int, set[int]]:
-        """Has NATS deliver the jobs of an agent again that a dead worker had.
+    async def _free_jobs(self, dead: str, agent: str, unclaimed_before: set[int] | None) -> tuple[int, set[int]]:
+        """Makes NATS redeliver the jobs of an agent that a dead worker had.
 
         Args:
-            dead: the worker.
-            agent: whose jobs.
-            unclaimed: the sequences of those without a claim some time ago; None where no claim can be lost.
+            dead: the id of the dead worker.
+            agent: the agent.
+            unclaimed_before: the sequences that had no claim some time ago; None if Redis can't have lost a claim.
 
         Returns:
-            Their number, and the sequences of those without a claim, which may have had one then.
+            The number of these jobs, and the sequences of jobs without a claim that another worker may still have.
         """
-        held: dict[Delivery, str] = {}
+        execution_ids: dict[Delivery, str] = {}
         deliveries = held_deliveries(self._connection, Stream.JOBS, worker_consumer(agent), subjects.jobs_of(agent))
         async with aclosing(deliveries):
             async for delivery in deliveries:
                 if (execution_id := self._execution_id(delivery)) is not None:
-                    held[delivery] = execution_id
+                    execution_ids[delivery] = execution_id
                 delivery.data = b""
-        states = dict(zip(held, await self._worker.executions.free(dead, tuple(held.values())), strict=True))
-        given_back = [
-            one
-            for one, now in states.items()
-            if now == "freed" or (now == "unclaimed" and (unclaimed is None or one.sequence in unclaimed))
+        states = dict(
+            zip(execution_ids, await self._worker.executions.free(dead, tuple(execution_ids.values())), strict=True)
+        )
+        returned = [
+            delivery
+            for delivery, state in states.items()
+            if state == "freed"
+            or (state == "unclaimed" and (unclaimed_before is None or delivery.sequence in unclaimed_before))
         ]
-        for delivery in given_back:
+        for delivery in returned:
             await delivery.retry_in(0)
-        left = {one.sequence for one, now in states.items() if now == "unclaimed"}
-        return len(given_back), left.difference(one.sequence for one in given_back)
+        unclaimed_now = {delivery.sequence for delivery, state in states.items() if state == "unclaimed"}
+        return len(returned), unclaimed_now.difference(delivery.sequence for delivery in returned)
 
     def _execution_id(self, delivery: Delivery) -> str | None:
         if may_be_encrypted(delivery.data):
             try:
                 delivery.data = self._worker.cipher.decrypt_document(delivery.data)
             except DecryptionError:
-                return None  # this worker could not run it, either: it is left to the ack wait
+                return None  # this worker could not run the job, either; NATS redelivers it after the ack wait
         return execution_id_of(delivery, None)

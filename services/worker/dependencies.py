@@ -31,83 +31,92 @@ class Dependencies:
         self._received = received
         self._job = job
         self._progress = progress
-        self._whose = (job.job.tenant, received.owner)
-        self._again = worker.outages.retry_while_unavailable
+        self._tenant_and_owner = (job.job.tenant, received.owner)
+        self._retry = worker.outages.retry_while_unavailable
 
-    async def settle(self, at: Checkpoint) -> Finished | Deferred | None:
-        """The end of the job without a call, or its next wait; None where it may start."""
-        found = await self._look()
-        open_ones = [job_id for job_id, status in found.items() if status != "succeeded"]
-        if not open_ones:
+    async def settle(self, checkpoint: Checkpoint) -> Finished | Deferred | None:
+        """Ends the job without a call, or defers it; returns None if it may start."""
+        statuses = await self._look()
+        open_ids = [job_id for job_id, status in statuses.items() if status != "succeeded"]
+        if not open_ids:
             return None
-        worker, job = self._worker, self._job
+        worker = self._worker
+        job = self._job
         waited_s = (worker.now() - self._received.delivery.queued_at).total_seconds()
         at_most_s = job.job.total_timeout_s or job.agent.total_timeout_s
-        why = dependency_failure({shown(one): status for one, status in found.items()}, waited_s, at_most_s)
-        if why is None:
-            # The end of each of them wakes this job from now on.
+        problem = dependency_failure(
+            {shown(job_id): status for job_id, status in statuses.items()}, waited_s, at_most_s
+        )
+        if problem is None:
+            # From now on, the end of each dependency wakes this job.
             wait_ms = round(max(at_most_s - waited_s, 1.0) * 1000)
-            unknown = {one: wait_ms for one in open_ones if found[one] == "unknown"}
-            known = [one for one in open_ones if one not in unknown]
+            unknown_waits = {job_id: wait_ms for job_id in open_ids if statuses[job_id] == "unknown"}
+            known_ids = [job_id for job_id in open_ids if job_id not in unknown_waits]
             owner = self._received.owner or job.caller or job.job.tenant or ""
-            note = partial(worker.executions.wait_for, known, job.execution_id, unknown=unknown, owner=owner)
-            await self._again(note)
-            why = await self._circle(open_ones)
-        if why is not None:
-            error = ErrorInfo(kind="dependency_failed", class_="DependencyFailedError", message=why)
-            return Finished(at, None, None, "dependency_failed", error)
-        await self._progress.report("waiting", detail=f"depends on {', '.join(map(shown, open_ones))}")
+            register = partial(
+                worker.executions.wait_for, known_ids, job.execution_id, unknown=unknown_waits, owner=owner
+            )
+            await self._retry(register)
+            problem = await self._deadlock(open_ids)
+        if problem is not None:
+            error = ErrorInfo(kind="dependency_failed", class_="DependencyFailedError", message=problem)
+            return Finished(checkpoint, None, None, "dependency_failed", error)
+        await self._progress.report("waiting", detail=f"depends on {', '.join(map(shown, open_ids))}")
         delay_s = look_again_in(waited_s)
-        if "unknown" in found.values():
+        if "unknown" in statuses.values():
             delay_s = min(delay_s, max(at_most_s - waited_s, 0.1))
         return Deferred(worker.now() + timedelta(seconds=delay_s), self.have_changed)
 
     async def have_changed(self) -> bool:
-        """True if one of them has ended since: its worker may have looked for this job before it slept."""
-        found = await self._look()
-        values = set(found.values())
-        return values == {"succeeded"} or not values.isdisjoint({"dead_lettered", "cancelled"})
+        """Returns True if a dependency has ended meanwhile, perhaps before this job was registered to be woken."""
+        statuses = await self._look()
+        distinct_statuses = set(statuses.values())
+        return distinct_statuses == {"succeeded"} or not distinct_statuses.isdisjoint({"dead_lettered", "cancelled"})
 
     async def _look(self) -> dict[str, Dependency]:
         ids = self._job.job.depends_on
-        found = await asyncio.gather(*(self._again(partial(self._status, job_id)) for job_id in ids))
-        return dict(zip(ids, found, strict=True))
+        statuses = await asyncio.gather(*(self._retry(partial(self._status, job_id)) for job_id in ids))
+        return dict(zip(ids, statuses, strict=True))
 
     async def _status(self, job_id: str) -> Dependency:
-        found = await decided(self._worker.lookup.as_stored(), job_id)
-        if found is not None:
-            # The outcome of another owner's job is not shown.
-            return found.status if self._is_ours(found.tenant, found.owner) and not found.dry_run else "unknown"
+        result = await decided(self._worker.lookup.as_stored(), job_id)
+        if result is not None:
+            # The outcome of another owner's job is not disclosed.
+            return result.status if self._is_ours(result.tenant, result.owner) and not result.dry_run else "unknown"
         status = await Accepted(self._worker.redis).status(job_id, just_now=False)
-        known = status is not None and self._is_ours(
-            # Of one that came over NATS nothing is known but that it is under way; and whose it is, if its id says so.
+        is_visible = status is not None and self._is_ours(
+            # Of a job that came over NATS, only its id is known, which may have its owner.
             self._job.job.tenant if status.agent is None else status.tenant,
             self._received.owner if status.agent is None and "@" in job_id else status.owner,
         )
-        return "undecided" if known else "unknown"
+        return "undecided" if is_visible else "unknown"
 
     def _is_ours(self, tenant: str | None, owner: str | None) -> bool:
-        return (tenant, owner) == self._whose
+        return (tenant, owner) == self._tenant_and_owner
 
-    async def _circle(self, open_ones: list[str]) -> str | None:
-        """Reason for a wait without an end: a dependency waits for this job, through others perhaps."""
-        executions, own = self._worker.executions, self._job.execution_id
-        seen, level = {own}, {own}
+    async def _deadlock(self, open_ids: list[str]) -> str | None:
+        """Describes a deadlock: a dependency waits for this job, directly or through others. None if there is none."""
+        executions = self._worker.executions
+        own_id = self._job.execution_id
+        visited = {own_id}
+        level = {own_id}
         while level:
-            level = await self._again(partial(executions.waiting_for, level)) - seen
-            if (both := sorted(level.intersection(open_ones))) or own in open_ones:
-                return f"the job {shown((both or [own])[0])!r}, which this one depends on, depends on this one in turn"
-            seen |= level
+            level = await self._retry(partial(executions.waiting_for, level)) - visited
+            waiting_ids = sorted(level.intersection(open_ids))
+            if waiting_ids or own_id in open_ids:
+                first_id = waiting_ids[0] if waiting_ids else own_id
+                return f"the job {shown(first_id)!r}, which this one depends on, depends on this one in turn"
+            visited |= level
         return None
 
 
 async def wake(worker: WorkerContext, waiting: tuple[str, ...]) -> None:
-    """Puts jobs back into their queues that waited for one that has ended."""
-    for one in await asyncio.gather(
+    """Returns jobs to their queues that waited for a job that has ended."""
+    for outcome in await asyncio.gather(
         *(wake_early(worker.publisher, worker.lookup, job_id) for job_id in waiting), return_exceptions=True
     ):
-        if isinstance(one, BusUnavailableError | PublishRefusedError):
-            # They look again by themselves.
-            structlog.get_logger().info("waiting_jobs_not_woken", error=str(one))
-        elif isinstance(one, BaseException):
-            raise one
+        if isinstance(outcome, BusUnavailableError | PublishRefusedError):
+            # Waiting jobs also look again by themselves.
+            structlog.get_logger().info("waiting_jobs_not_woken", error=str(outcome))
+        elif isinstance(outcome, BaseException):
+            raise outcome

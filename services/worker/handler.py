@@ -1,4 +1,4 @@
-"""From a delivered job to its one terminal record: parse, claim, attempt, conclude, acknowledge."""
+"""The handling of a delivered job, up to its one terminal record: parse, claim, attempt, conclude, acknowledge."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from services.worker import crashes
 from services.worker.admission import ALL_GATES, gates_of
 from services.worker.attempts import Attempts, dry_run
 from services.worker.call import recorded_attempt
-from services.worker.conclude import answer_known, cancelled, conclude, end_without_run, finish, refuse_id
+from services.worker.conclude import answer_from_decision, cancelled, conclude, end_without_run, finish, refuse_id
 from services.worker.context import WorkerContext
 from services.worker.crashes import CrashedEachTimeError, Crashes
 from services.worker.dependencies import Dependencies
@@ -62,15 +62,16 @@ class JobHandler:
         self._gates = gates_of(worker, agent)
         self._output_guard = worker.output_guards.get(agent_name)
         self._parameters = Parameters.of(agent, {}, self._output_guard)
-        """Parameters of a job that sets none."""
-        of_task = None if agent.guard is None else agent.guard.for_embeddings()
-        self._embedding_agent = agent.model_copy(update={"guard": of_task})
+        """The parameters of a job that sets none."""
+        embedding_guard = None if agent.guard is None else agent.guard.for_embeddings()
+        self._embedding_agent = agent.model_copy(update={"guard": embedding_guard})
 
     async def handle(self, delivery: Delivery) -> None:
-        """Handles one delivery: acknowledges it once the record is stored, and else returns it for redelivery."""
-        worker, log = self._worker, structlog.get_logger()
+        """Handles one delivery: acknowledges it once the record is stored, or returns it for redelivery."""
+        worker = self._worker
+        log = structlog.get_logger()
         received: JobDelivery | None = None
-        # The count includes waits. Only it reveals a message that crashes its worker each time.
+        # The number of deliveries includes waits, but nothing else reveals a message that always crashes its worker.
         suspect = delivery.deliveries > crashes.MAX_CRASHES
         try:
             worker.leases.deliveries.add(delivery)
@@ -105,36 +106,39 @@ class JobHandler:
             await self._crashes.repeat_or_end(delivery, received, error)
 
     async def _claim(self, received: JobDelivery) -> None:
-        """Answers a job that was decided before, and claims and runs any other."""
-        worker, delivery = self._worker, received.delivery
+        """Answers a job that is already decided; claims and runs any other."""
+        worker = self._worker
+        delivery = received.delivery
         maybe_seen = (
             delivery.deliveries > 1 or Header.UNIQUE_ID.value not in delivery.headers or worker.leases.may_be_late()
         )
-        if maybe_seen and (known := await self._find_result(received)) is not None:
-            await answer_known(worker, received, known)
+        if maybe_seen and (decided_result := await self._find_result(received)) is not None:
+            await answer_from_decision(worker, received, decided_result)
             return
         received = await self._with_references(received)
-        claim, requested_at, job = Claim.new(received.execution_id, worker.id), monotonic(), received.job
+        claim = Claim.new(received.execution_id, worker.id)
+        requested_at = monotonic()
+        job = received.job
         tenant, task_id = (None, None) if job is None else (job.tenant, job.task_id)
         # A job without a guard starts no task.
         task_id = task_id or (received.execution_id if self._agent.guard is None else None)
-        # The run that its children find by its task needs no place in Redis.
-        run = None if received.run_id == run_id(tenant, task_id or received.execution_id) else received.run_id
-        whose = {"tenant": tenant, "task_id": task_id, "owner": received.owner, "run_id": run}
+        # Children find their parent's run by its task, so Redis only needs a run that differs from it.
+        stored_run_id = None if received.run_id == run_id(tenant, task_id or received.execution_id) else received.run_id
+        claim_fields = {"tenant": tenant, "task_id": task_id, "owner": received.owner, "run_id": stored_run_id}
         accepted_s = delivery.queued_at.timestamp()
-        ask = partial(
+        request_claim = partial(
             worker.executions.claim,
             claim,
             received.digest,
-            **whose,
+            **claim_fields,
             accepted_s=accepted_s,
             redelivered=not delivery.is_first,
         )
 
         async def restore(progress: SavedProgress, lease_ms: int) -> bool:
-            return await worker.executions.restore(claim, progress, received.digest, **whose, lease_ms=lease_ms)
+            return await worker.executions.restore(claim, progress, received.digest, **claim_fields, lease_ms=lease_ms)
 
-        match await worker.outages.retry_while_unavailable(ask):
+        match await worker.outages.retry_while_unavailable(request_claim):
             case Conflict():
                 await refuse_id(worker, received)
                 return
@@ -145,7 +149,8 @@ class JobHandler:
                 return
             case Claimed(saved_text, cancels, has_children):
                 pass
-        leases, owner = worker.leases, received.owner
+        leases = worker.leases
+        owner = received.owner
         with leases.renewing(claim, self._agent_name, requested_at, owner, tenant, restore) as lease:
             lease.has_children = has_children
             lease.progress = lambda: SavedProgress(saved_text)
@@ -155,10 +160,10 @@ class JobHandler:
             if cancels:
                 lease.cancel.receive(cancels)
             try:
-                # The result is read again under the claim: the job may have been decided just before.
+                # Look for the result again under the claim: another worker may just have decided the job.
                 maybe_decided = maybe_seen or saved_text is not None or cancels
-                if maybe_decided and (known := await self._find_result(received)) is not None:
-                    await answer_known(worker, received, known)
+                if maybe_decided and (decided_result := await self._find_result(received)) is not None:
+                    await answer_from_decision(worker, received, decided_result)
                 elif job is None:
                     message = worker.redactor.text(received.problem)
                     user_message = "The request was not valid and was not run."
@@ -175,14 +180,15 @@ class JobHandler:
                 else:
                     await self._run(received, job, claim, lease, progress, saved_text)
             except BaseException:
-                # So that the next claim does not wait for the lease to expire.
+                # Otherwise, the next claim would wait for the lease to expire.
                 with suppress(StateUnavailableError):
                     await leases.release(claim)
                 raise
 
     async def _with_references(self, received: JobDelivery) -> JobDelivery:
-        """Returns a job with the full ids of the jobs it refers to, and with its parent's task where it names none."""
-        job, worker = received.job, self._worker
+        """Adds to a job the full ids of the jobs it refers to, and its parent's task if it names none."""
+        job = received.job
+        worker = self._worker
         if job is None:
             return received
         if received.owner is None and program_of(worker.config, received.submitted_by) is not None:
@@ -190,30 +196,32 @@ class JobHandler:
         if job.parent_execution_id is not None:
             parent = job.parent_execution_id
             if job.task_id is None:
-                task_id, parents = await task_of_parent(worker, job, parent, received.owner)
-                parents = parents or run_id(job.tenant, task_id)
-                received = replace(received, run_id=run_of(job, received.execution_id, run_of_parent=parents))
+                task_id, parent_run_id = await task_of_parent(worker, job, parent, received.owner)
+                parent_run_id = parent_run_id or run_id(job.tenant, task_id)
+                received = replace(received, run_id=run_of(job, received.execution_id, run_of_parent=parent_run_id))
                 job = job.model_copy(update={"task_id": task_id})
         return received if job is received.job else replace(received, job=job)
 
     async def _with_tenant_references(self, job: Job) -> Job:
-        """Returns a job of a tenant's program, which may refer to its tenant's HTTP jobs by their generated ids."""
-        named = {
-            one for one in (job.parent_execution_id, *job.depends_on) if one is not None and is_generated_id(shown(one))
+        """Adds the full ids to a job of a tenant's program, which may name its tenant's HTTP jobs by generated ids."""
+        generated_ids = {
+            job_id
+            for job_id in (job.parent_execution_id, *job.depends_on)
+            if job_id is not None and is_generated_id(shown(job_id))
         }
-        of_tenant: dict[str, str] = {}
-        for one in named:
-            is_known = partial(self._is_of_tenant, shown(one), job.tenant)
-            if await self._worker.outages.retry_while_unavailable(is_known):
-                of_tenant[one] = shown(one)
-        return scope_references(job, None, lambda one, _: of_tenant.get(one, one)) if of_tenant else job
+        http_ids: dict[str, str] = {}
+        for job_id in generated_ids:
+            is_of_tenant = partial(self._is_of_tenant, shown(job_id), job.tenant)
+            if await self._worker.outages.retry_while_unavailable(is_of_tenant):
+                http_ids[job_id] = shown(job_id)
+        return scope_references(job, None, lambda job_id, _: http_ids.get(job_id, job_id)) if http_ids else job
 
     async def _is_of_tenant(self, job_id: str, tenant: str | None) -> bool:
-        # Its note ends soon after the job.
-        if (ended := await decided(self._worker.lookup.as_stored(), job_id)) is not None:
-            return ended.tenant == tenant
-        found = await Accepted(self._worker.redis).status(job_id, just_now=False)
-        return found is not None and found.agent is not None and found.tenant == tenant
+        # The note of an accepted job is deleted soon after the job ends, so look for a result first.
+        if (result := await decided(self._worker.lookup.as_stored(), job_id)) is not None:
+            return result.tenant == tenant
+        status = await Accepted(self._worker.redis).status(job_id, just_now=False)
+        return status is not None and status.agent is not None and status.tenant == tenant
 
     async def _run(
         self,
@@ -225,14 +233,16 @@ class JobHandler:
         saved_text: str | None,
     ) -> None:
         """Runs a claimed job in a slot of its agent. `saved_text` is the checkpoint of an earlier claim."""
-        worker, delivery, slots = self._worker, received.delivery, self._worker.slots
+        worker = self._worker
+        delivery = received.delivery
+        slots = self._worker.slots
         callers = {"key": received.submitted_by or received.owner or "", "tenant": job.tenant or ""}
         may_wait = saved_text is None and lease.cancel.cancellation is None
         if may_wait and not slots.has_room(self._agent_name, self._agent.concurrency, callers):
             due = worker.now() + timedelta(seconds=slots.retry_delay_s(self._agent_name, callers))
             await self._park(delivery, claim, lease, Deferred(due))
             return
-        # No await in between: concurrent jobs would all find the same free slot.
+        # No await since `has_room`: otherwise, concurrent jobs would all see the same free slot.
         with slots.taking(self._agent_name, callers):
             span = tracing.begin(
                 f"invoke_agent {self._agent_name}",
@@ -258,39 +268,48 @@ class JobHandler:
         self, received: JobDelivery, job: Assignment, saved_text: str | None
     ) -> tuple[Checkpoint, bool]:
         """Returns the checkpoint of a job that starts or resumes, and True if it may have made calls before."""
-        worker, delivery = self._worker, received.delivery
+        worker = self._worker
+        delivery = received.delivery
         if job.job.depends_on and (received.submitted_by is None or received.submitted_by.startswith(PROGRAM)):
-            # A job over NATS is not in its plan yet, and may be parked before it is dispatched.
+            # A job over NATS is not in its plan yet, and may be parked before its dispatch.
             await reach_stage(worker, received, "pending")
         if saved_text is not None:
             return Checkpoint.model_validate_json(saved_text), True
-        now, total_s = job.now(), job.job.total_timeout_s or self._agent.total_timeout_s
+        now = job.now()
+        total_s = job.job.total_timeout_s or self._agent.total_timeout_s
         deadline = now + timedelta(seconds=total_s)
         checkpoint = Checkpoint(dispatched_at=now, deadline=deadline, config_version=worker.config_version)
         resumed = not delivery.is_first
         if resumed and (job.job.depends_on or parked_execution(delivery.headers) is not None):
-            # It may have been parked before its first call, for a slot or for the jobs that it depends on.
+            # The job may have been parked before its first call, for a slot or for a dependency.
             resumed = await recorded_attempt(worker, received, 1) is not None
         return checkpoint, resumed
 
     def _assignment(self, received: JobDelivery, job: Job, claim: Claim, traceparent: str | None) -> Assignment:
         rules = self._agent.rules_for(job)
         assert isinstance(rules, JobRules)  # `validate_job` has refused others
-        tags, agent, of_task, guard = dict[str, str](), self._agent, rules.guard, self._output_guard
+        agent = self._agent
+        task_guard = rules.guard
+        output_guard = self._output_guard
         if job.api == "embeddings" and job.api_request is not None:
-            parameters, guard = Parameters.of_embeddings(agent, job.api_request), None
-            agent, of_task = self._embedding_agent, of_task and of_task.for_embeddings()
+            parameters = Parameters.of_embeddings(agent, job.api_request)
+            output_guard = None
+            agent = self._embedding_agent
+            task_guard = task_guard and task_guard.for_embeddings()
         else:
-            parameters = Parameters.of(agent, params, guard) if (params := params_of(job)) else self._parameters
-        own = {name: one for name, one in (("guard", of_task), ("retry", rules.retry)) if one is not None}
+            params = params_of(job)
+            parameters = Parameters.of(agent, params, output_guard) if params else self._parameters
+        settings_of_job = {"guard": task_guard, "retry": rules.retry}
+        job_settings = {name: setting for name, setting in settings_of_job.items() if setting is not None}
+        job_cost_tags: dict[str, str] = {}
         if job.metadata:
             keys = [key for key in self._worker.config.cost_tags if key in job.metadata]
             redacted = self._worker.redactor.json({key: job.metadata[key] for key in keys})
-            tags = cost_tags(keys, redacted) if isinstance(redacted, dict) else {}
+            job_cost_tags = cost_tags(keys, redacted) if isinstance(redacted, dict) else {}
         return Assignment(
             execution_id=claim.execution_id,
             agent_name=self._agent_name,
-            agent=agent.model_copy(update=own) if own else agent,
+            agent=agent.model_copy(update=job_settings) if job_settings else agent,
             breaker=rules.breaker,
             job=job,
             chain=self._agent.chain_for(job),
@@ -299,12 +318,12 @@ class JobHandler:
             trace_id=tracing.sampled_trace_id(traceparent),
             parameters=parameters,
             now=self._worker.steady_time(),
-            output_guard=guard,
+            output_guard=output_guard,
             owner=received.owner,
             submitted_by=received.submitted_by,
-            # All keys of operators, and the NATS user `client`, share one caller.
+            # All operator keys and the NATS user `client` count as one caller.
             caller=received.owner or (received.submitted_by if job.tenant else None),
-            cost_tags=tags,
+            cost_tags=job_cost_tags,
         )
 
     async def _decide(
@@ -318,35 +337,37 @@ class JobHandler:
         resumed: bool,
     ) -> Result | None:
         """Runs a job and decides it. Returns None for a job that was parked."""
-        worker, again = self._worker, self._worker.outages.retry_while_unavailable
+        worker = self._worker
+        retry = self._worker.outages.retry_while_unavailable
         rules = job.agent.cache
         kind = EmbeddingsCache if job.job.api == "embeddings" else ResponseCache
         cache = None if rules is None or job.job.skip_cache else kind(worker, job, rules)
         lease.on_renew = None if cache is None else cache.renew
         try:
-            end, cached_from = None, None
+            outcome: Finished | Deferred | None = None
+            cached_from: str | None = None
             if job.job.depends_on and not resumed and lease.cancel.cancellation is None:
-                end = await Dependencies(worker, received, job, progress).settle(checkpoint)
-            if end is None:
+                outcome = await Dependencies(worker, received, job, progress).settle(checkpoint)
+            if outcome is None:
                 if job.job.plan_id is not None:
                     await reach_stage(worker, received, "running")
-                end, cached_from = await self._find_answer(job, checkpoint, cache, lease, progress, resumed=resumed)
-            if isinstance(end, Deferred):
-                await self._park(received.delivery, job.claim, lease, end)
+                outcome, cached_from = await self._find_answer(job, checkpoint, cache, lease, progress, resumed=resumed)
+            if isinstance(outcome, Deferred):
+                await self._park(received.delivery, job.claim, lease, outcome)
                 return None
             # A worker that lost its claim during the call must not decide the job.
-            await again(partial(worker.leases.confirm, job.claim))
+            await retry(partial(worker.leases.confirm, job.claim))
             result = conclude(
-                received, end, job.now(), worker.config_version, cached_from=cached_from, trace_id=job.trace_id
+                received, outcome, job.now(), worker.config_version, cached_from=cached_from, trace_id=job.trace_id
             )
-            # Counted before it is decided: the task's next job may arrive as soon as this one is answered.
+            # Count the job before it is decided: the task's next job may arrive as soon as this one is answered.
             if counted := job.job.task_id is not None or lease.has_children:
-                result = await again(partial(count_job, worker, job, result))
+                result = await retry(partial(count_job, worker, job, result))
             if job.agent is not received.agent:
                 received = replace(received, agent=job.agent)
             if cache is not None and cached_from is None:
-                # Cached before it is answered: an identical job may arrive right after that.
-                await cache.keep(end, job.execution_id)
+                # Cache the answer before it is sent: an identical job may arrive right after that.
+                await cache.keep(outcome, job.execution_id)
             result = await finish(worker, received, result, job.claim, counted=counted, progress=progress)
         finally:
             lease.on_renew = None
@@ -365,7 +386,7 @@ class JobHandler:
         *,
         resumed: bool,
     ) -> tuple[Finished | Deferred, str | None]:
-        """Finds a cached answer or calls models. Returns the outcome, and the execution that was cached."""
+        """Finds a cached answer or calls models. Returns the outcome, and the execution that a cached one is from."""
         if lease.cancel.cancellation is not None and not resumed:
             return cancelled(checkpoint, lease.cancel.cancellation), None
         await progress.report("dispatched")
@@ -384,24 +405,29 @@ class JobHandler:
         own_agent = self._embedding_agent if job.job.api == "embeddings" else self._agent
         brings_rules = job.breaker is not None or job.agent is not own_agent
         gates = ALL_GATES if brings_rules else self._gates
-        asked = cache.rest() if isinstance(cache, EmbeddingsCache) else job
-        if asked.job.api == "embeddings" and (size := self._batch_size(asked)) is not None:
-            end = await EmbeddingsBatches(self._worker, asked, size, progress, gates).run(checkpoint, resumed=resumed)
+        model_job = cache.rest() if isinstance(cache, EmbeddingsCache) else job
+        if model_job.job.api == "embeddings" and (size := self._batch_size(model_job)) is not None:
+            outcome = await EmbeddingsBatches(self._worker, model_job, size, progress, gates).run(
+                checkpoint, resumed=resumed
+            )
         else:
-            end = await Attempts(self._worker, asked, checkpoint, progress, gates).run(resumed=resumed)
-        return cache.whole(end) if isinstance(cache, EmbeddingsCache) and isinstance(end, Finished) else end, None
+            outcome = await Attempts(self._worker, model_job, checkpoint, progress, gates).run(resumed=resumed)
+        if isinstance(cache, EmbeddingsCache) and isinstance(outcome, Finished):
+            outcome = cache.whole(outcome)
+        return outcome, None
 
     def _batch_size(self, job: Assignment) -> int | None:
-        """Returns the most inputs of one call of a job for embeddings; None where all of its inputs fit into one."""
+        """Returns how many inputs one call of a job for embeddings may have; None if one call takes all of them."""
         assert job.job.api_request is not None
         size = self._worker.config.max_inputs(job.chain)
         return None if size is None or len(inputs_of(job.job.api_request.body)) <= size else size
 
     async def _park(self, delivery: Delivery, claim: Claim, lease: ClaimLease, deferred: Deferred) -> None:
-        worker, agent = self._worker, self._agent_name
-        # The job returns as another message, which must not wait for the lease to expire.
-        kept = await worker.outages.retry_while_unavailable(partial(worker.leases.release, claim))
-        lease.cancel.receive(() if kept is None else kept.cancels)
+        worker = self._worker
+        agent = self._agent_name
+        # The job returns as another message, which should not have to wait for the lease to expire.
+        claim_state = await worker.outages.retry_while_unavailable(partial(worker.leases.release, claim))
+        lease.cancel.receive(() if claim_state is None else claim_state.cancels)
         if lease.cancel.cancellation is not None:
             await delivery.retry_in(0)
             return
@@ -410,7 +436,7 @@ class JobHandler:
                 lambda: park(worker.publisher, delivery, agent=agent, execution_id=claim.execution_id, due=deferred.due)
             )
         except PublishRefusedError as error:
-            # Fallback: it waits in JOBS, where it keeps its slot.
+            # As a fallback, the job waits in JOBS, where it occupies a slot of the consumer.
             structlog.get_logger().warning("job_not_parked", execution_id=claim.execution_id, error=str(error))
             await delivery.retry_in(max(0.0, (deferred.due - worker.now()).total_seconds()))
         else:
@@ -418,7 +444,7 @@ class JobHandler:
             if lease.cancel.cancellation is None and (deferred.over is None or not await deferred.over()):
                 await worker.publisher.acknowledge(delivery.ack_subject)
             else:
-                # The event that wakes it may have come before it was parked.
+                # The event that should wake the job may have come before the job was parked.
                 await delivery.retry_in(0)
 
     async def _find_result(self, received: JobDelivery) -> Result | None:

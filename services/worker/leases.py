@@ -53,10 +53,13 @@ class CancelSignal:
 
     def receive(self, cancels: Iterable[PendingCancel]) -> None:
         """Receives cancel requests, and interrupts the job's current wait if one of them applies to it."""
-        if self.cancellation is not None or (found := cancelled_by(cancels, *self._of)) is None:
+        if self.cancellation is not None:
             return
-        self.cancellation = found
-        # The job's own task is not waiting now: cancelling it would hit its next wait.
+        cancellation = cancelled_by(cancels, *self._of)
+        if cancellation is None:
+            return
+        self.cancellation = cancellation
+        # If the job's own task receives the request, it is not waiting now, and `cancel` would hit its next wait.
         if self._waiting is not None and self._waiting is not asyncio.current_task():
             self._interrupted = True
             self._waiting.cancel()
@@ -72,12 +75,14 @@ class CancelSignal:
         self.check()
         task = asyncio.current_task()
         assert task is not None
-        before, self._waiting, self._interrupted = task.cancelling(), task, False
+        cancels_before = task.cancelling()
+        self._waiting = task
+        self._interrupted = False
         try:
             yield
         except asyncio.CancelledError:
             # As `asyncio.timeout` does: the task may also be cancelled because the process stops.
-            if self._interrupted and task.uncancel() <= before:
+            if self._interrupted and task.uncancel() <= cancels_before:
                 self.check()
             raise
         except BaseException:
@@ -99,7 +104,7 @@ STALL_S = 5.0
 """The shortest pause that counts as a stall of the process or its machine, and not as load."""
 
 BUFFERED_S = 30.0
-"""The time after a stall in which messages may be old: they were delivered before it."""
+"""The time after a stall in which messages may be old, as they were delivered before it."""
 
 
 @dataclass(slots=True)
@@ -112,11 +117,11 @@ class ClaimLease:
     on_renew: Callable[[], Awaitable[None]] | None = None
     """Renews the job's lead among identical jobs that share one call."""
     has_children: bool = False
-    """True if the job names no task and has children: it then counts in the task with its id."""
+    """True if the job names no task and has children: the job then counts in the task that has the job's id."""
     progress: Callable[[], SavedProgress] = lambda: SavedProgress(None)
-    """Returns what Redis must have of the job now."""
+    """Returns the progress that Redis must have now."""
     restore: Restore | None = None
-    """Writes that to Redis again, which has lost it: progress and lease; False if another handling has the job."""
+    """Writes progress and lease again that Redis has lost. Returns False if another handling has the job."""
 
 
 class Leases:
@@ -145,9 +150,9 @@ class Leases:
         Args:
             claim: the claim that Redis has granted.
             agent: the agent of the job.
-            requested_at: time of the request for it, or before, by the monotonic clock.
-            owner: of the job.
-            tenant: of the job.
+            requested_at: the time of the request for it, or an earlier one, by the monotonic clock.
+            owner: the owner of the job.
+            tenant: the tenant of the job.
             restore: writes the execution again if Redis has lost it.
         """
         lease = self.claims[claim] = ClaimLease(
@@ -167,14 +172,15 @@ class Leases:
             ClaimLostError: another handling has taken it over.
             StateUnavailableError: ask again.
         """
-        lease, requested_at = self.claims[claim], self._clock()
+        lease = self.claims[claim]
+        requested_at = self._clock()
         if requested_at < lease.lease_valid_until:
             return
-        kept = await self._executions.checkpoint(claim, "")
-        if kept is None:
+        claim_state = await self._executions.checkpoint(claim, "")
+        if claim_state is None:
             raise ClaimLostError(claim.execution_id)
-        lease.cancel.receive(kept.cancels)
-        if kept.incomplete:
+        lease.cancel.receive(claim_state.cancels)
+        if claim_state.incomplete:
             await self.restore(claim)
         lease.lease_valid_until = requested_at + CLAIM_LEASE_MS / 1000
 
@@ -198,13 +204,13 @@ class Leases:
         Raises:
             StateUnavailableError: do it again.
         """
-        kept = await self._executions.release(claim)
-        if kept is not None and kept.incomplete:
+        claim_state = await self._executions.release(claim)
+        if claim_state is not None and claim_state.incomplete:
             try:
                 await self.restore(claim, lease_ms=0)
             except ClaimLostError:
                 return None
-        return kept
+        return claim_state
 
     def cancel(self, request: PendingCancel) -> None:
         """Receives a request to cancel one of these jobs; ignores one for any other."""
@@ -226,30 +232,32 @@ class Leases:
         )
 
     async def _tick(self) -> None:
-        before, self._ticked_at = self._ticked_at, self._clock()
-        stalled_s = self._ticked_at - before
+        last_tick_at = self._ticked_at
+        self._ticked_at = self._clock()
+        stalled_s = self._ticked_at - last_tick_at
         if STALL_S < stalled_s < float("inf"):
             self._stalled_at = self._ticked_at
             structlog.get_logger().warning("process_stalled", for_s=round(stalled_s, 1))
 
     async def _renew_claims(self) -> None:
-        # Jobs that end during an outage are left out of the next try.
+        # Each try reads the claims again, as jobs may end during an outage.
         await self._outages.retry_while_unavailable(self.renew)
         for renew in [lease.on_renew for lease in self.claims.values() if lease.on_renew is not None]:
             await renew()
 
     async def renew(self) -> None:
         """Renews all claims, and restores those that Redis has lost. Raises StateUnavailableError."""
-        claims, requested_at = tuple(self.claims), self._clock()
+        claims = tuple(self.claims)
+        requested_at = self._clock()
         incomplete: list[Claim] = []
-        for claim, kept in zip(claims, await self._executions.renew(claims), strict=True):
+        for claim, claim_state in zip(claims, await self._executions.renew(claims), strict=True):
             if (lease := self.claims.get(claim)) is not None:
-                lease.lease_valid_until = requested_at if kept is None else requested_at + CLAIM_LEASE_MS / 1000
-                if kept is not None and kept.cancels:
-                    lease.cancel.receive(kept.cancels)
-                if kept is not None and kept.has_children:
+                lease.lease_valid_until = requested_at if claim_state is None else requested_at + CLAIM_LEASE_MS / 1000
+                if claim_state is not None and claim_state.cancels:
+                    lease.cancel.receive(claim_state.cancels)
+                if claim_state is not None and claim_state.has_children:
                     lease.has_children = True
-                if kept is not None and kept.incomplete:
+                if claim_state is not None and claim_state.incomplete:
                     incomplete.append(claim)
         for claim in incomplete:
             # Jobs end while others are restored.
@@ -260,9 +268,9 @@ class Leases:
             structlog.get_logger().warning("executions_restored", reason="Redis had lost them", count=len(incomplete))
 
 
-async def _keep(what: str, every_s: float, work: Callable[[], Awaitable[None]]) -> None:
+async def _keep(name: str, every_s: float, work: Callable[[], Awaitable[None]]) -> None:
     """Repeats work at an interval and survives any error: all jobs of the worker depend on it."""
-    outage = Outage(what)
+    outage = Outage(name)
     while True:
         await asyncio.sleep(background.aligned_delay(every_s))
         await outage.run_logged(work, expected=())

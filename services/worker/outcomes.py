@@ -1,4 +1,4 @@
-"""Outcomes of calls, recorded in Redis for the next admission: a failure before its job continues, all else after.
+"""Outcomes of calls, recorded in Redis for the next admission: a failure before its job continues, others after.
 
 The event of an attempt remains the source of truth. The budget and the breaker service later read that event, and find
 their work done.
@@ -27,14 +27,17 @@ from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailab
 from breakwater.prices.rules.price import MAX_OBSERVED
 
 RECORD_TIMEOUT_S = 1.0
-"""The longest wait of a job for Redis to have its outcome. An outage of Redis must not delay the answer."""
+"""The longest time that a job waits until Redis has its outcome. An outage of Redis must not delay the answer."""
 
 
 class Outcomes:
     """Records the outcomes of this worker's calls."""
 
     def __init__(self, redis: Redis, breakers: Breakers, outages: Outages, jitter: Callable[[], float]) -> None:
-        self._redis, self._breakers, self._outages, self._jitter = redis, breakers, outages, jitter
+        self._redis = redis
+        self._breakers = breakers
+        self._outages = outages
+        self._jitter = jitter
         self._recording: set[asyncio.Task[None]] = set()
         self._outputs: dict[tuple[str, str], deque[int]] = {}
         self.answered: dict[str, datetime] = {}
@@ -84,7 +87,8 @@ class Outcomes:
         if attempt.outcome == "success":
             self.answered[target.deployment] = attempt.completed_at
         recording = set[asyncio.Task[None]]() if settling is None else {settling}
-        key, rules = target.breaker, job.agent.breaker
+        key = target.breaker
+        rules = job.agent.breaker
         rules_by_breaker: dict[BreakerKey, BreakerRules] = {}
         if key is not None and rules is not None and not attempt.short_circuited:
             if attempt.counts_for_breaker or attempt.cause == "probe" or rules.failure_rate is not None:
@@ -94,15 +98,17 @@ class Outcomes:
                 caller = caller_of(job.caller, attempt.tenant)
                 success = self._breakers.succeeded_call(key, attempt.breaker_version, sequence, caller)
                 self._redis.run_with_next([success])
-        own = job.task_breaker(attempt.model)
-        if own is not None and job.breaker is not None and not attempt.short_circuited:
-            rules_by_breaker[own] = job.breaker
+        task_breaker = job.task_breaker(attempt.model)
+        if task_breaker is not None and job.breaker is not None and not attempt.short_circuited:
+            rules_by_breaker[task_breaker] = job.breaker
         if rules_by_breaker:
-            seen = observation_of(sequence, AS_OF_NOW, attempt)
-            for one, breaker_rules in rules_by_breaker.items():
-                # The attempt has the version of its agent's breaker; and a task has one caller.
-                observed = seen if one.task is None else replace(seen, version=None, caller="", task="")
-                self._pending.setdefault(one, []).append(Seen(observed, breaker_rules))
+            observation = observation_of(sequence, AS_OF_NOW, attempt)
+            for breaker_key, breaker_rules in rules_by_breaker.items():
+                # The attempt's version is that of its agent's breaker, and a task has only one caller.
+                observed = (
+                    observation if breaker_key.task is None else replace(observation, version=None, caller="", task="")
+                )
+                self._pending.setdefault(breaker_key, []).append(Seen(observed, breaker_rules))
             recording.add(self._begin(self._update_breakers))
         if recording:
             await asyncio.wait(recording, timeout=RECORD_TIMEOUT_S)
@@ -116,15 +122,15 @@ class Outcomes:
                 log, breakers = await self._breakers.load_with_log(list(pending))
                 # If Redis lost the breakers, the breaker service rebuilds them from the log, these outcomes included.
                 decided = [
-                    decide(key, before, pending[key], self._jitter())
-                    for key, before in zip(pending, breakers, strict=True)
+                    decide(key, loaded, pending[key], self._jitter())
+                    for key, loaded in zip(pending, breakers, strict=True)
                     if log is not None or key.task is not None
                 ]
-                changed = [one for one in decided if one.after != one.before.breaker]
+                changed = [change for change in decided if change.after != change.before.breaker]
                 saved = await self._breakers.save(changed)
-                # Another writer saved first: decide again, on what it saved.
-                again = {one.key for one, is_saved in zip(changed, saved, strict=True) if not is_saved}
-                pending = {key: seen for key, seen in pending.items() if key in again}
+                # If another writer saved first, decide again on the state that it saved.
+                unsaved_keys = {change.key for change, is_saved in zip(changed, saved, strict=True) if not is_saved}
+                pending = {key: observations for key, observations in pending.items() if key in unsaved_keys}
 
     def _begin(self, work: Callable[[], Awaitable[Any]]) -> asyncio.Task[None]:
         task = asyncio.create_task(self._logged(work))
@@ -137,6 +143,6 @@ class Outcomes:
         try:
             await work()
         except (StoppedWaitingError, StateUnavailableError):
-            return  # an outage is logged where its end is waited for
-        except Exception:  # noqa: BLE001  the services that read the log do the same again
+            return  # the code that waits for an outage to end logs it
+        except Exception:  # noqa: BLE001  the services that read the log apply the outcome, too
             structlog.get_logger().exception("outcome_not_noted")

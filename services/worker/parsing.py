@@ -63,7 +63,7 @@ class JobDelivery:
 
 
 class _Origin(NamedTuple):
-    """Headers of a job that name its owner and its sender, and the form of its ids."""
+    """The owner and the sender of a job, and the form of its ids, as its headers name them."""
 
     owner: str | None
     sender: str | None
@@ -99,7 +99,7 @@ def read_job(
         inside = inside.model_copy(update={"session_id": _storable_session(inside.session_id, redactor, cipher)})
     execution_id = execution_id_of(delivery, inside, origin)
     if (trace_id := tracing.trace_id_of(delivery.headers.get(Header.TRACEPARENT))) is not None:
-        # Callers choose it as they choose ids: with another's, a job does not join its run.
+        # Callers choose trace ids freely. Scoping them keeps a job out of another caller's run.
         trace_id = scoped(trace_id, None if owner is None else scope_in(owner, None))
     return JobDelivery(
         delivery=delivery,
@@ -119,13 +119,16 @@ def read_job(
 def unread_job(
     config: Config, agent_name: str, agent: Agent, delivery: Delivery, problem: str, job: Job | None = None
 ) -> JobDelivery:
-    """Describes a job that must not run, for a reason. It is answered if its `reply_to` can be read."""
-    origin, subject = _origin_of(delivery), _field(delivery.data, "reply_to")
-    may = subject is not None and subjects.is_reply_subject(subject) and may_be_answered_at(subject, origin.sender)
+    """Describes a job that must not run because of `problem`. The job is answered if its `reply_to` can be read."""
+    origin = _origin_of(delivery)
+    subject = _field(delivery.data, "reply_to")
+    is_answerable = (
+        subject is not None and subjects.is_reply_subject(subject) and may_be_answered_at(subject, origin.sender)
+    )
     owner = _owner(config, origin)
     execution_id = execution_id_of(delivery, None, origin)
     if parked_execution(delivery.headers) is None and id_objection(config.redaction, shown(execution_id)) is not None:
-        execution_id = scoped(_made_id(delivery), origin.scope)
+        execution_id = scoped(_generated_id(delivery), origin.scope)
     return JobDelivery(
         delivery=delivery,
         agent_name=agent_name,
@@ -133,7 +136,7 @@ def unread_job(
         execution_id=execution_id,
         job=None,
         problem=problem,
-        reply_to=subject if may else None,
+        reply_to=subject if is_answerable else None,
         owner=owner,
         submitted_by=origin.sender,
         digest=job_digest(job or delivery.data, owner),
@@ -156,28 +159,31 @@ def execution_id_of(delivery: Delivery, job: Job | None, origin: _Origin | None 
     if (parked := parked_execution(delivery.headers)) is not None:
         return parked
     origin = origin or _origin_of(delivery)
-    header, own = delivery.headers.get(Header.MSG_ID.value, ""), None if job is None else job.job_id
-    fits = is_identifier if origin.chosen_ids else is_full_id
-    if job is None and (found := _field(delivery.data, "job_id", fits)) is not None and not holds_key(found):
-        own = found
-    if own is not None and not origin.chosen_ids:
-        return own
-    chosen = own or (header if is_identifier(header) and not holds_key(header) else None)
+    message_id = delivery.headers.get(Header.MSG_ID.value, "")
+    if job is None:
+        own_id = _field(delivery.data, "job_id", is_identifier if origin.chosen_ids else is_full_id)
+        if own_id is not None and holds_key(own_id):
+            own_id = None
+    else:
+        own_id = job.job_id
+    if own_id is not None and not origin.chosen_ids:
+        return own_id
+    chosen = own_id or (message_id if is_identifier(message_id) and not holds_key(message_id) else None)
     if job is not None and job.dry_run and chosen is not None and subjects.user_of_job(delivery.subject) is not None:
         # A dry run reserves no id: a later job with the same id still runs.
-        return f"{chosen}@{_made_id(delivery)}"
-    return scoped(chosen or _made_id(delivery), origin.scope)
+        return f"{chosen}@{_generated_id(delivery)}"
+    return scoped(chosen or _generated_id(delivery), origin.scope)
 
 
-def _made_id(delivery: Delivery) -> str:
+def _generated_id(delivery: Delivery) -> str:
     return f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
 
 
 def _storable_session(session_id: str, redactor: Redactor, cipher: Cipher) -> str:
     """Returns a session's id as it may be stored. Its scope, if it has one, is the name of its owner."""
     chosen = shown(session_id)
-    given: JsonValue = {"session_id": chosen}
-    if redactor.json(given) == given:
+    session: JsonValue = {"session_id": chosen}
+    if redactor.json(session) == session:
         return session_id
     return cipher.pseudonym(session_id) + session_id[len(chosen) :]
 
@@ -202,29 +208,30 @@ def _parsed(config: Config, agent_name: str, delivery: Delivery, sender: str | N
         raise _InvalidJobError(f"{Header.MSG_ID.value}: {why}")
     if (problem := validate_job(config, job, scoped_ids=is_scoped)) is not None:
         raise _InvalidJobError(f"{problem.path}: {problem.message}", job)
-    # The rights of the sender; a job that came over HTTP was checked there.
+    # Check the rights of the sender. Those of an HTTP sender were checked at the API.
     if job.reply_to is not None and not may_be_answered_at(job.reply_to, sender):
         raise _InvalidJobError(f"reply_to: {job.reply_to!r} is not below the sender's own prefix")
     program = program_of(config, sender)
     if program is not None:
         job = for_own_tenant(program, job)
-        if (wrong := forbidden_field(program, job.agent, job.tenant)) is not None:
-            raise _InvalidJobError(f"{wrong[0]}: the NATS user {sender!r} may only submit {wrong[1]}", job)
+        if (forbidden := forbidden_field(program, job.agent, job.tenant)) is not None:
+            raise _InvalidJobError(f"{forbidden[0]}: the NATS user {sender!r} may only submit {forbidden[1]}", job)
     elif sender is not None and sender.startswith(PROGRAM) and subjects.user_of_job(delivery.subject) is not None:
-        # Over HTTP it is a key with such a name.
+        # A sender over HTTP is a key, which may have such a name.
         raise _InvalidJobError(f"the config has no program {sender.removeprefix(PROGRAM)!r}")
     return job
 
 
 def _origin_of(delivery: Delivery) -> _Origin:
-    owner, sender = _name_in(delivery, Header.OWNER), _name_in(delivery, Header.SUBMITTED_BY)
+    owner = _name_in(delivery, Header.OWNER)
+    sender = _name_in(delivery, Header.SUBMITTED_BY)
     chosen = Header.SCOPED_IDS.value not in delivery.headers and (sender is None or sender.startswith(PROGRAM))
     scope = scope_in(owner, None) if owner is not None and owner.startswith(PROGRAM) else None
     return _Origin(owner, sender, chosen, scope)
 
 
 def _name_in(delivery: Delivery, header: Header) -> str | None:
-    """Returns the API key that a header of a job names, or None."""
+    """Returns the API key or NATS user that a header of a job names, or None."""
     token = delivery.headers.get(header.value)
     if token is None:
         return None

@@ -15,15 +15,18 @@ from services.worker.parsing import JobDelivery
 
 
 async def reach_stage(worker: WorkerContext, received: JobDelivery, stage: Stage, reason: Reason | None = None) -> None:
-    """Records that a job of a plan has reached a stage. Repeating it is safe. `reason`: of an end without an answer."""
+    """Records that a job of a plan has reached a stage. Repeating it is safe.
+
+    `reason` says why the job ended without an answer.
+    """
     job = received.job
     if job is None or job.plan_id is None or job.dry_run:
         return
-    noted = NotedJob(received.delivery.queued_at, received.agent_name, job.tenant, received.owner)
-    by_stage = {"pending": "was accepted", "running": "was dispatched"}
-    because = "" if reason is None else f": {reason}"
-    words = f"the job {shown(received.execution_id)!r} {by_stage.get(stage, f'ended {stage}{because}')}"
+    plan_job = NotedJob(received.delivery.queued_at, received.agent_name, job.tenant, received.owner)
+    stage_words = {"pending": "was accepted", "running": "was dispatched"}
+    reason_text = "" if reason is None else f": {reason}"
+    description = f"the job {shown(received.execution_id)!r} {stage_words.get(stage, f'ended {stage}{reason_text}')}"
     trace_id = tracing.trace_id_of(received.delivery.headers.get(Header.TRACEPARENT.value))
     source = PlanSource(job.tenant, received.owner, trace_id, received.execution_id)
-    change = partial(worker.plans.change, job.plan_id, stage, {received.execution_id: noted}, words, source)
+    change = partial(worker.plans.change, job.plan_id, stage, {received.execution_id: plan_job}, description, source)
     await worker.outages.retry_while_unavailable(change)

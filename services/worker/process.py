@@ -1,4 +1,4 @@
-"""Ids of worker processes, and a look whether one still runs, by its id."""
+"""Ids of worker processes, and a check by id whether a process still runs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from uuid import uuid4
 
 
 def own_id() -> str:
-    """The id of the worker that this process is: machine, pid, and when the process began."""
+    """Returns this worker's id: its machine, its pid, and the start time of the process."""
     pid = os.getpid()
     began = _began(pid)
-    # Without /proc, one of a machine without other workers.
+    # Without /proc, the machine gets a random id, so that no other worker seems to share it.
     return f"{_machine() or uuid4().hex[:12]}-{pid}-{began or 0}"
 
 
 def runs(worker_id: str) -> bool | None:
-    """True if a worker's process runs; None for one of another machine, or of another container on this one."""
+    """Returns True if a worker's process runs; None if it belongs to another machine or another container."""
     machine, pid, began = worker_id.split("-")
     if machine != _machine():
         return None
@@ -26,24 +26,24 @@ def runs(worker_id: str) -> bool | None:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # it is another user's
-    found = _began(int(pid))
-    return found is None or found == int(began)
+        pass  # the process exists, and belongs to another user
+    current_began = _began(int(pid))
+    return current_began is None or current_began == int(began)
 
 
 def _machine() -> str | None:
-    """This machine since it was started, and where on it pids are the same; None where that is not known."""
+    """Identifies this machine since its last boot, and the namespace of its pids; None if that is unknown."""
     try:
         booted = Path("/proc/sys/kernel/random/boot_id").read_text()
         namespace = Path("/proc/self/ns/pid").readlink()
     except OSError:
         return None
-    # Copies of a virtual machine share the other two.
+    # The node's name is included as copies of a virtual machine share the other two.
     return sha256(f"{os.uname().nodename} {booted} {namespace}".encode()).hexdigest()[:12]
 
 
 def _began(pid: int) -> int | None:
-    """Start of a process, in ticks since the machine's; -1 for one that is dead and not yet reaped."""
+    """Returns the start of a process in ticks since boot; -1 if it is dead and not yet reaped."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -28,8 +28,8 @@ class ProgressReporter:
         self._queued_at = received.delivery.queued_at
 
     async def queued(self) -> None:
-        """Reports that the job was queued. Only the worker can: a publisher might be later than the first call."""
-        # The clock of NATS may be ahead of the one that gives all further steps their times.
+        """Reports that the job was queued. A publisher's report might come after the first call; the worker's can't."""
+        # The clock of NATS may be ahead of this worker's, which times all later steps.
         await self.report("queued", at=min(self._queued_at, self._worker.now()))
 
     async def report(self, state: str, event: Notification | None = None, **details: object) -> None:
@@ -45,6 +45,6 @@ class ProgressReporter:
         await self.report(state, event, attempt=attempt.number, model=attempt.model, **error, **details)
 
     async def attempt_ended(self, attempt: Attempt) -> None:
-        """Reports a recorded attempt, a refused one, too."""
+        """Reports a recorded attempt, including a refused one."""
         for step in steps_of(attempt, self._belongs_to):
             await self._worker.publisher.send(self._subject, step.json_bytes())

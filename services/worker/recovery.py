@@ -1,4 +1,4 @@
-"""Recovery after a crash: of attempts that only the log has, and of a lost call."""
+"""Recovery after a crash: attempts that only the log has, and a lost call."""
 
 from __future__ import annotations
 
@@ -33,21 +33,23 @@ async def recover(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint
     """Merges recorded attempts into the checkpoint, and finds a lost call."""
     last: Attempt | None = None
     number = len(checkpoint.attempts) + 1
-    while (found := await recorded_attempt(worker, job, number)) is not None:
-        checkpoint, last, number = _with_recorded(job, checkpoint, found), found, number + 1
+    while (attempt := await recorded_attempt(worker, job, number)) is not None:
+        checkpoint = _with_recorded(job, checkpoint, attempt)
+        last = attempt
+        number += 1
     flight = checkpoint.in_flight
     if flight is None or flight.number != number:
         return Recovered(checkpoint, last, None)
-    held = await _held(worker, job, flight)
-    if held is None and flight.reserved is not None and flight.reserved_at is None:
-        # It only waited for capacity: the checkpoint is saved with each question, but only an admitted call has a
-        # reservation until its attempt is recorded, or a checkpoint that was restored after its admission.
+    reservation = await _reservation_of(worker, job, flight)
+    if reservation is None and flight.reserved is not None and flight.reserved_at is None:
+        # The job only waited for capacity. Each admission request saves the checkpoint, but only an admitted call has
+        # a reservation, which lasts until its attempt is recorded, or a checkpoint restored after its admission.
         return Recovered(checkpoint.model_copy(update={"in_flight": None}), last, None)
-    flight = flight if held is None else flight.model_copy(update={"reserved_at": held.at})
-    # Its worker may have died after it charged the cost: the rest of the reservation is free, and may be spent.
+    flight = flight if reservation is None else flight.model_copy(update={"reserved_at": reservation.at})
+    # The worker may have died after it charged the cost. Then the remaining reservation is free and may be spent.
     spent = spent_at_most(flight)
-    if held is not None and held.charged:
-        spent = replace(spent, cost=held.amount, cost_basis="estimated")
+    if reservation is not None and reservation.charged:
+        spent = replace(spent, cost=reservation.amount, cost_basis="estimated")
     error = WORKER_LOST.error_info()
     lost = attempt_of(job, flight, flight.started_at, "worker_lost", spent=spent, error=error)
     return Recovered(checkpoint, last, (flight, lost))
@@ -57,30 +59,37 @@ def classification_of(attempt: Attempt, now: datetime) -> Classification:
     """Classifies a recorded failure, as of now."""
     error = attempt.error
     if error is None:
-        # A success without a result: the worker died between the two, and the answer is lost.
+        # The attempt succeeded, but the worker died before it stored the result, and the answer is lost.
         return WORKER_LOST
     waited_s = (now - attempt.completed_at).total_seconds()
-    asked_s = None if error.retry_after_s is None else max(0.0, error.retry_after_s - waited_s)
-    found = error.kind, error.class_, error.message, error.status_code, error.retryable, False, asked_s
-    return Classification(*found, error.param)
+    return Classification(
+        error.kind,
+        error.class_,
+        error.message,
+        error.status_code,
+        error.retryable,
+        counts_for_breaker=False,
+        retry_after_s=None if error.retry_after_s is None else max(0.0, error.retry_after_s - waited_s),
+        param=error.param,
+    )
 
 
-def _with_recorded(job: Assignment, at: Checkpoint, attempt: Attempt) -> Checkpoint:
+def _with_recorded(job: Assignment, checkpoint: Checkpoint, attempt: Attempt) -> Checkpoint:
     """Adds an attempt from the log to a checkpoint that lags by one, or that Redis lost."""
     if attempt.model in job.chain:
         index = job.chain.index(attempt.model)
-        if index != at.model_index:
-            at = at.at_model(index)
-    if attempt.cause != at.cause:
-        # Decided after the checkpoint was saved; else the checkpoint has the repair.
-        before = at.repairs or Repairs()
-        repairs = before.replayed(attempt.cause, job.messages, at.attempts, attempt.dropped_params)
-        at = at.model_copy(update={"repairs": repairs})
-    return at.after(attempt)
+        if index != checkpoint.model_index:
+            checkpoint = checkpoint.at_model(index)
+    if attempt.cause != checkpoint.cause:
+        # The repair was decided after the checkpoint was saved; otherwise, the checkpoint would have it.
+        repairs_before = checkpoint.repairs or Repairs()
+        repairs = repairs_before.replayed(attempt.cause, job.messages, checkpoint.attempts, attempt.dropped_params)
+        checkpoint = checkpoint.model_copy(update={"repairs": repairs})
+    return checkpoint.after(attempt)
 
 
-async def _held(worker: WorkerContext, job: Assignment, flight: InFlight) -> Reservation | None:
-    """Returns the reservation or the charge of a lost call: the checkpoint lacks its time."""
+async def _reservation_of(worker: WorkerContext, job: Assignment, flight: InFlight) -> Reservation | None:
+    """Returns the reservation or the charge of a lost call, including its time, which the checkpoint lacks."""
     attempt_id = job.attempt_id(flight.number)
-    [held] = await worker.outages.retry_while_unavailable(lambda: worker.budgets.reservations([attempt_id]))
-    return held
+    [reservation] = await worker.outages.retry_while_unavailable(lambda: worker.budgets.reservations([attempt_id]))
+    return reservation

@@ -17,7 +17,8 @@ from services.worker.context import WorkerContext
 LEASE_S = 60.0
 """The lease of the job that calls on behalf of identical jobs; after it, another job takes its place."""
 
-MIN_POLL_S, MAX_POLL_S = 0.05, 1.0
+MIN_POLL_S = 0.05
+MAX_POLL_S = 1.0
 
 
 class ResponseCache:
@@ -41,18 +42,18 @@ class ResponseCache:
             schema=None if job.output_guard is None else dict(job.output_guard.schema),
         )
         if job.job.returns_response:
-            self._key += ":response"  # an answer that was kept without it would not do
+            self._key += ":response"  # an answer that was cached without its response would not do
 
     async def find(self, until: datetime) -> Cached | None:
-        """Returns the cached answer, and waits for that of an identical job in flight."""
+        """Returns the cached answer. Waits for it if an identical job is already calling a model."""
         wait_s = MIN_POLL_S
         while True:
-            found = await self._ask()
-            if isinstance(found, Cached):
-                return found
-            self._leads = self._rules.share_concurrent and not isinstance(found, Follower)
+            lookup = await self._ask()
+            if isinstance(lookup, Cached):
+                return lookup
+            self._leads = self._rules.share_concurrent and not isinstance(lookup, Follower)
             left_s = (until - self._now()).total_seconds()
-            if not isinstance(found, Follower) or left_s <= 0:
+            if not isinstance(lookup, Follower) or left_s <= 0:
                 return None
             await self._worker.sleep(min(wait_s, left_s))
             wait_s = min(wait_s * 2, MAX_POLL_S)

@@ -27,12 +27,14 @@ class Callers:
 
     def may_take(self, slots: int, caller: str, now: float) -> bool:
         """Returns True if a caller may take one more of the agent's slots."""
-        own = self._running[caller]
-        if own < slots // 2:
+        running = self._running[caller]
+        if running < slots // 2:
             return True
         self._roll(now)
-        others = sum((self._peak | self._previous_peak).values()) - max(self._peak[caller], self._previous_peak[caller])
-        return may_take(slots, own, others)
+        peak_of_others = sum((self._peak | self._previous_peak).values()) - max(
+            self._peak[caller], self._previous_peak[caller]
+        )
+        return may_take(slots, running, peak_of_others)
 
     def take(self, caller: str, now: float) -> None:
         """Counts a slot that a caller takes."""
@@ -49,7 +51,8 @@ class Callers:
     def _roll(self, now: float) -> None:
         if now - self._since >= WINDOW_S:
             self._previous_peak = self._peak if now - self._since < 2 * WINDOW_S else Counter()
-            self._peak, self._since = Counter(self._running), now
+            self._peak = Counter(self._running)
+            self._since = now
 
 
 class Slots:
@@ -59,7 +62,7 @@ class Slots:
         """Takes the clock, in seconds."""
         self._clock = clock
         self._agents: defaultdict[tuple[str, str], Callers] = defaultdict(lambda: Callers(clock()))
-        """By agent and kind of caller."""
+        """The callers by agent and kind, such as key or tenant."""
         self._delayed: dict[tuple[str, str], float] = {}
         self.workers = 1
         """The number of workers that share the slots of each agent."""
@@ -72,7 +75,8 @@ class Slots:
             concurrency: the concurrency of the agent, over all workers.
             callers: the callers that the job counts for, by kind: its key and its tenant.
         """
-        slots, now = -(-concurrency // self.workers), self._clock()
+        slots = -(-concurrency // self.workers)
+        now = self._clock()
         return all(self._agents[agent, kind].may_take(slots, caller, now) for kind, caller in callers.items())
 
     @contextmanager
@@ -89,7 +93,8 @@ class Slots:
 
     def retry_delay_s(self, agent: str, callers: dict[str, str]) -> float:
         """Returns the delay, in seconds, of a job without a slot. The jobs of one caller return one after the other."""
-        now, name = self._clock(), (agent, "\n".join(callers.values()))
-        self._delayed = {known: at for known, at in self._delayed.items() if at > now}
-        at = self._delayed[name] = max(now + MIN_DELAY_S, self._delayed.get(name, 0.0) + DELAY_STEP_S)
-        return at - now
+        now = self._clock()
+        delay_key = (agent, "\n".join(callers.values()))
+        self._delayed = {key: due for key, due in self._delayed.items() if due > now}
+        due = self._delayed[delay_key] = max(now + MIN_DELAY_S, self._delayed.get(delay_key, 0.0) + DELAY_STEP_S)
+        return due - now

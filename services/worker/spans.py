@@ -28,7 +28,7 @@ from services.worker.context import WorkerContext
 def call_began(
     worker: WorkerContext, job: Assignment, flight: InFlight, name: str, *, streaming: bool
 ) -> tracing.SpanAttributes:
-    """Of a call that is about to be made. `name`: of the model, as the provider knows it."""
+    """Returns the attributes of a call that is about to be made. The provider knows the model by `name`."""
     serving = worker.config.providers[flight.provider]
     base_url = serving.base_url if isinstance(serving, HttpSettings) else None
     return {
@@ -45,64 +45,68 @@ def call_began(
             operation=operation_of(job),
         ),
         **tracing.provider_attributes(serving.kind, base_url, flight.provider),
-        **_asked(worker, job),
+        **_request_attributes(worker, job),
     }
 
 
 def operation_of(job: Assignment) -> str:
-    """The name of a call's operation, in the words of the conventions."""
+    """Returns the name of a call's operation in the semantic conventions."""
     return "embeddings" if job.job.api == "embeddings" else "chat"
 
 
 def call_ended(
     worker: WorkerContext, job: Assignment, messages: Sequence[JsonMessage], attempt: Attempt, answer: Answer | None
 ) -> tracing.SpanAttributes:
-    """Of a call that has ended."""
-    several = () if answer is None else answer.choices
-    reasons = tuple(choice.finish_reason or "error" for choice in several)
+    """Returns the attributes of a call that has ended."""
+    choices = () if answer is None else answer.choices
+    reasons = tuple(choice.finish_reason or "error" for choice in choices)
     response = answer.response if answer is not None else None
     if response is not None and not worker.keeps_error_texts(job.agent):
         # A provider may write anything there.
         model = attempt.response_model or worker.targets.of(job.agent_name, attempt.model).name
         response = {"id": hashed(str(response.get("id") or "")), "model": model}
         reasons = tuple(map(known_or_hash, reasons))
-    said = {**tracing.outcome_attributes(attempt, response, reasons)}
+    attributes = {**tracing.outcome_attributes(attempt, response, reasons)}
     if not worker.config.tracing.capture_content or job.job.api == "embeddings":
-        return said  # of vectors, there are no messages to show
+        return attributes  # embeddings have no messages to show
     if not job.agent.persist_responses:
-        # Messages that the plane has added to the conversation quote answers.
-        own = job.messages
-        messages = [message for message in messages if message in own]
-    apart = worker.config.providers[attempt.provider].kind == "anthropic"
-    content = _conversation(worker, job, messages, system_apart=apart)
+        # Omit the messages that the plane has added to the conversation, as they quote answers.
+        job_messages = job.messages
+        messages = [message for message in messages if message in job_messages]
+    system_apart = worker.config.providers[attempt.provider].kind == "anthropic"
+    content = _conversation(worker, job, messages, system_apart=system_apart)
     if answer is not None:
-        outputs = [(one.output, one.finish_reason) for one in several] or [(answer.output, answer.finish_reason)]
+        outputs = [(choice.output, choice.finish_reason) for choice in choices] or [
+            (answer.output, answer.finish_reason)
+        ]
         content |= _answers(worker, job, outputs)
-    return said | _bounded(worker, content)
+    return attributes | _bounded(worker, content)
 
 
 def job_ended(worker: WorkerContext, job: Assignment, result: Result) -> tracing.SpanAttributes:
-    """Of a job that is decided."""
-    said = {**tracing.result_attributes(result), **_asked(worker, job)}
+    """Returns the attributes of a job that is decided."""
+    attributes = {**tracing.result_attributes(result), **_request_attributes(worker, job)}
     if not worker.config.tracing.capture_content or job.job.api == "embeddings":
-        return said
+        return attributes
     content = _conversation(worker, job, job.messages, system_apart=True)
     if result.output is not None:
         content |= _answers(worker, job, [(result.output, result.finish_reason)])
-    # Phoenix lists these of traces and sessions. Not on calls, where Langfuse would show it in place of the messages.
+    # Phoenix lists these two for traces and sessions. Calls lack them, as Langfuse would show them there instead of
+    # the messages.
     for value, name in (("input.value", "gen_ai.input.messages"), ("output.value", "gen_ai.output.messages")):
         if name in content:
-            said[value] = last_text(content[name], worker.config.tracing.max_content_bytes)
-    return said | _bounded(worker, content)
+            attributes[value] = last_text(content[name], worker.config.tracing.max_content_bytes)
+    return attributes | _bounded(worker, content)
 
 
-def _asked(worker: WorkerContext, job: Assignment) -> tracing.SpanAttributes:
-    params, guard = job.parameters.values, job.output_guard
+def _request_attributes(worker: WorkerContext, job: Assignment) -> tracing.SpanAttributes:
+    params = job.parameters.values
+    guard = job.output_guard
     stops = params.get("stop", params.get("stop_sequences"))
-    may_say = job.agent.persist_prompts and not worker.cipher.on
+    may_quote = job.agent.persist_prompts and not worker.cipher.on
     return tracing.request_attributes(
         params,
-        worker.redactor.json(stops) if may_say else None,
+        worker.redactor.json(stops) if may_quote else None,
         json_schema=guard is not None and guard.rules.native,
     )
 
@@ -115,8 +119,10 @@ def _conversation(
     if job.job.input is not None:
         return {"gen_ai.input.messages": [text_message(worker.redactor.json(job.job.input))]}
     redacted = cast(list[JsonObject], worker.redactor.json(cast(JsonValue, list(messages))))
-    instructions = [one for one in redacted if system_apart and one.get("role") in {"system", "developer"}]
-    conversation = [one for one in redacted if not system_apart or one.get("role") not in {"system", "developer"}]
+    instructions = [message for message in redacted if system_apart and message.get("role") in {"system", "developer"}]
+    conversation = [
+        message for message in redacted if not system_apart or message.get("role") not in {"system", "developer"}
+    ]
     content = {
         "gen_ai.system_instructions": system_instructions(instructions),
         "gen_ai.input.messages": input_messages(conversation),

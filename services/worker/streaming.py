@@ -36,9 +36,11 @@ _CONTINUED = frozenset({"role", THOUGHT, "reasoning", "thinking_blocks"})
 """Fields of a message, other than its text, that an interruption leaves as they are."""
 
 
-def continuing(said: str) -> list[dict[str, JsonValue]]:
+def continuing(partial_text: str) -> list[dict[str, JsonValue]]:
     """Returns the messages that ask a model to continue an answer that broke off."""
-    return [{"role": "assistant", "content": said}, {"role": "user", "content": CONTINUE}] if said else []
+    if not partial_text:
+        return []
+    return [{"role": "assistant", "content": partial_text}, {"role": "user", "content": CONTINUE}]
 
 
 class AnswerStream:
@@ -56,19 +58,21 @@ class AnswerStream:
         self.execution_id = job.execution_id
         self._worker = worker
         self._job = job
-        own, called = subjects.chunks(job.agent_name, job.execution_id), job.execution_id
-        self._subjects = {own: called, **({} if reply_to is None else {reply_to: shown(called)})}
+        self._subjects = {subjects.chunks(job.agent_name, job.execution_id): job.execution_id}
+        """The subjects that each part is published to, with the id that the job has there."""
+        if reply_to is not None:
+            self._subjects[reply_to] = shown(job.execution_id)
         self._number = 0
         # Without a key, the log would have no texts of an agent that keeps none.
         keeps = job.job.keep_chunks and (job.agent.keeps_error_texts or worker.publisher.has_key)
         self._log = ResponseLog(worker.publisher, worker.lookup, worker.cipher) if keeps else None
         self._last = 0
-        """Sequence of the last message in the log."""
+        """The sequence of the last message in the log."""
         self._share = store_share(job.owner, job.job.tenant)
         self._uncounted = 0
-        """Bytes in the log that the owner's share of it does not have yet."""
+        """Bytes in the log that are not counted in its owner's share yet."""
         self.is_lost = False
-        """A part of the answer was published, and the log has it no more."""
+        """True if a part of the answer was published and is gone from the log."""
         self.continues = keeps or job.agent.on_stream_break == "continue"
 
     def partial_output(self) -> JsonValue:
@@ -80,7 +84,7 @@ class AnswerStream:
 
     @property
     def text(self) -> str | None:
-        """The published part if it can be continued: the text of one choice, empty while the model only thinks."""
+        """The published text if it can be continued: that of one choice, empty while the model only thinks."""
         messages = self.answer.messages()
         message = dict(messages.get(0, {}))
         text = message.pop("content", None) or ""
@@ -90,14 +94,14 @@ class AnswerStream:
 
     @property
     def saved_part(self) -> tuple[str, int]:
-        """The published part as Redis has it, and the messages it was sent in; nothing for an answer in the log."""
+        """The published text for Redis, and the number of its messages; empty for an answer in the log."""
         if self._log is not None or not self.continues:
             return "", 0
         texts = [message.get("content") or "" for message in self.answer.messages().values()]
         return "".join(text for text in texts if isinstance(text, str)), self._number
 
     def is_published(self, attempt: Attempt) -> bool:
-        """True if a part of the answer is published after an attempt. What the log says is the truth."""
+        """Returns True if a part of the answer is published after an attempt. The log decides if there is one."""
         return attempt.first_token_ms is not None if self._log is None else self.answer.length > 0
 
     @property
@@ -107,21 +111,20 @@ class AnswerStream:
             return None
         body = self.answer.completion()
         choices = tuple(ChatCompletions("").choices(body))
-        chosen = next((one for one in choices if one.output is not None), None)
+        chosen = next((choice for choice in choices if choice.output is not None), None)
         if chosen is None:
             return None
-        several = choices if len(choices) > 1 else ()
         usage = of_completion(body) or Usage(None, None)
-        return Answer(chosen.output, usage, None, body, chosen.finish_reason, several)
+        return Answer(chosen.output, usage, None, body, chosen.finish_reason, choices if len(choices) > 1 else ())
 
-    async def resume(self, said: str, attempt: int, model: str, *, published: bool) -> None:
-        """Restores the part that another worker, or an earlier handling, has published.
+    async def resume(self, saved_text: str, attempt: int, model: str, *, published: bool) -> None:
+        """Restores the part of the answer that another worker or an earlier handling has published.
 
         Args:
-            said: that part, as the checkpoint has it.
-            attempt: the number of the next one.
-            model: its model.
-            published: the checkpoint proves that there is such a part.
+            saved_text: the text of that part in the checkpoint.
+            attempt: the number of the next attempt.
+            model: the model of the next attempt.
+            published: True if the checkpoint proves that there is such a part.
 
         Raises:
             ClaimLostError: another worker adds to the log.
@@ -133,7 +136,7 @@ class AnswerStream:
             partial(self._worker.executions.partial_output, self._job.claim)
         )
         self._number = number
-        if text := stored or said:
+        if text := stored or saved_text:
             self.answer.add({"choices": [{"index": 0, "delta": {"content": text}}]})
 
     async def _resume_from_log(self, attempt: int, model: str, *, published: bool) -> None:
@@ -143,21 +146,22 @@ class AnswerStream:
                 partial(self._log.messages, self.execution_id, whole=True)
             )
             self.answer = Assembly(self.execution_id)
-            was_dropped = messages[-1]["type"] == DELETED or messages[0]["number"] != 1 if messages else published
-            if was_dropped:
-                # Deleted, or dropped: what the log had is gone, and nothing is added to it.
+            was_deleted = bool(messages) and messages[-1]["type"] == DELETED
+            lacks_beginning = (was_deleted or messages[0]["number"] != 1) if messages else published
+            if lacks_beginning:
+                # Readers could not make sense of what follows, so nothing more is added to the log.
                 self._log = None
-                self.is_lost = published or messages[-1]["type"] != DELETED
+                self.is_lost = published or not was_deleted
                 return
             for message in messages:
                 for chunk in message["chunks"]:
                     self.answer.add(chunk)
             self._number = messages[-1]["number"] if messages else 0
             try:
-                # From here on, the worker that wrote them can add nothing.
+                # From here on, the worker that wrote these messages can't add any.
                 await self.publish(attempt, model, ())
             except ClaimLostError:
-                # Not by one that has taken the job over: by its former worker, until now.
+                # The former worker may just have added a message. `confirm` fails if another has taken over the job.
                 confirm = partial(self._worker.leases.confirm, self._job.claim)
                 await self._worker.outages.retry_while_unavailable(confirm)
             else:
@@ -173,21 +177,21 @@ class AnswerStream:
     ) -> None:
         """Publishes a part of the answer in one message. A message that NATS refuses is lost, which leaves a gap.
 
-        With `keep_chunks`, it is in the log before it is anywhere else.
+        With `keep_chunks`, the log has the message before any reader.
 
         Args:
-            attempt: the number of the attempt that the part is of.
-            model: its model.
+            attempt: the number of the attempt.
+            model: the model of the attempt.
             chunks: the part.
-            begin: saves that a part is published. What is saved so is in the log, if there is one.
-            dropped_params: of the attempt.
+            begin: saves that a part is published. With a log, the log has the part before that.
+            dropped_params: the parameters that the attempt omits.
 
         Raises:
             ClaimLostError: another worker has taken the job over.
         """
         if self._log is None and begin is not None:
             await begin()
-        # With no wait before its chunks are added: Redis is restored from both (`saved_part`).
+        # No await between this and the addition of the chunks: `saved_part` restores Redis from both.
         self._number += 1
         if self._log is not None:
             logged = self._message(self.execution_id, attempt, model, chunks, dropped_params)
@@ -200,20 +204,22 @@ class AnswerStream:
             for chunk in chunks:
                 self.answer.add(chunk)
             await self._worker.outages.retry_while_unavailable(partial(self._save, "".join(map(_text_of, chunks))))
-        payload, written = b"", ""
-        for subject, called in self._subjects.items():
-            if called != written:
-                payload, written = self._message(called, attempt, model, chunks, dropped_params), called
+        payload = b""
+        payload_id: str | None = None
+        for subject, job_id in self._subjects.items():
+            if job_id != payload_id:
+                payload = self._message(job_id, attempt, model, chunks, dropped_params)
+                payload_id = job_id
             with suppress(BusUnavailableError):
                 await self._worker.publisher.send(subject, payload)
 
     async def _save(self, text: str) -> None:
         claim = self._job.claim
-        kept = await self._worker.executions.append_partial(claim, text, self._number)
-        if kept is None:
+        claim_state = await self._worker.executions.append_partial(claim, text, self._number)
+        if claim_state is None:
             raise ClaimLostError(self.execution_id)
-        if kept.incomplete:
-            # With this part, which the answer has already.
+        if claim_state.incomplete:
+            # The restored progress includes this part, which `answer` already has.
             await self._worker.leases.restore(claim)
 
     async def _append(self, log: ResponseLog, message: bytes) -> None:
@@ -226,12 +232,12 @@ class AnswerStream:
                 append = partial(log.append, self.execution_id, stored, self._last)
                 self._last = await outages.retry_while_unavailable(append)
             except ChunksDroppedError:
-                # The call goes on, as its result is whole; readers of the log see that its beginning is gone. Without
-                # the last message the log fences no other worker off; the claim does.
-                [renewed] = await outages.retry_while_unavailable(
+                # The call goes on, as its result will be complete; readers of the log see that its beginning is gone.
+                # Without its last message, the log can't fence off other workers; the claim does that.
+                [claim_state] = await outages.retry_while_unavailable(
                     partial(self._worker.executions.renew, [self._job.claim])
                 )
-                if renewed is None:
+                if claim_state is None:
                     raise ClaimLostError(self.execution_id) from None
                 append = partial(log.append, self.execution_id, stored, 0)
                 self._last = await outages.retry_while_unavailable(append)
@@ -242,7 +248,7 @@ class AnswerStream:
             self.count()
 
     def count(self) -> None:
-        """Counts what is in the log in its owner's share."""
+        """Adds the bytes that the log has gained to its owner's share."""
         if self._uncounted:
             self._worker.room.count_soon(self._share, self._uncounted)
             self._uncounted = 0
@@ -270,7 +276,7 @@ class AttemptStream:
     Attributes:
         streaming: the receiver that the provider gets.
         flight: the attempt, with the timing and the size of its answer.
-        author: what the answer is signed with (`dialects.rules.provider_state`); None in an answer of its client's API.
+        author: the signature of the answer (`dialects.rules.provider_state`); None if the client's API made it.
     """
 
     def __init__(
@@ -289,8 +295,8 @@ class AttemptStream:
         self.author: str | None = None
         self._began_at = monotonic()
         self._held: list[Chunk] = []
-        said = stream.text if stream.continues else None
-        self._join = None if said is None else Join(said)
+        continued_text = stream.text if stream.continues else None
+        self._join = None if continued_text is None else Join(continued_text)
         if not stream.continues:
             # Without continuation, the published part is this attempt's, and is assembled only once.
             stream.answer = self.streaming.answer
@@ -305,15 +311,15 @@ class AttemptStream:
         return self.flight.first_token_ms is not None
 
     async def whole(self, answer: Answer) -> Answer:
-        """Returns the whole answer, including the earlier attempts that this one continues. Raises ClaimLostError."""
+        """Returns the complete answer, with the parts that earlier attempts have published. Raises ClaimLostError."""
         if self._join is None:
             return answer
         if not self.streaming.answer.length:
             # The provider did not stream it.
             output = answer.output if isinstance(answer.output, str) else orjson.dumps(answer.output).decode()
             await self.streaming.put([_chunk(0, {"content": output}, answer.finish_reason or "stop")])
-        if rest := self._join.end():
-            await self._publish([_chunk(0, {"content": rest})])
+        if remaining_text := self._join.end():
+            await self._publish([_chunk(0, {"content": remaining_text})])
         self._join = None
         await self._publish(self._held)
         response = {**(answer.response or {}), **self._stream.answer.completion()}
@@ -334,7 +340,8 @@ class AttemptStream:
             self._held += chunks
             if not self.streaming.answer.length:
                 return
-            chunks, self._held = self._held, []
+            chunks = self._held
+            self._held = []
         await self._publish(chunks)
 
     async def _publish(self, chunks: Sequence[Chunk]) -> None:
@@ -345,7 +352,7 @@ class AttemptStream:
         if not self.begun:
             first_token_ms = round((monotonic() - self._began_at) * 1000)
             self.flight = self.flight.model_copy(update={"first_token_ms": first_token_ms})
-            # Saved before it is published: after a crash, the next worker must know that a part may be out.
+            # Saved before it is published: after a crash, the next worker must know that readers may have a part.
             begin = partial(self._begin, self.flight)
             await self._stream.publish(
                 self.flight.number, self.flight.model, chunks, begin, dropped_params=self.flight.dropped_params
@@ -355,7 +362,7 @@ class AttemptStream:
             await self._stream.publish(flight.number, flight.model, chunks, dropped_params=flight.dropped_params)
 
     def _continued(self, join: Join, chunk: Chunk) -> Chunk | None:
-        """Returns the part of a chunk that continues the answer. Its end is held until the overlap is known."""
+        """Returns the part of a chunk that continues the answer. Holds back its end until the overlap is known."""
         choices: list[dict[str, Any]] = []
         for choice in chunk["choices"]:
             delta = {name: value for name, value in choice.get("delta", {}).items() if value and name != "role"}
@@ -368,7 +375,7 @@ class AttemptStream:
                 self._held.append({**_without_event(chunk), "choices": [{**choice, "delta": {}}]})
         if not chunk["choices"] and (more := _without_event(chunk)).keys() > {"choices"}:
             self._held.append(more)
-        # Its provider's events are those of another answer than the one that is continued.
+        # Events of this attempt's provider belong to its own answer, and not to the one that it continues.
         return {**_without_event(chunk), "choices": choices} if choices else None
 
 
