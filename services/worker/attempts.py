@@ -233,7 +233,7 @@ class Attempts:
 
     async def _refused(self, flight: InFlight, refused: Refused, *, is_over: bool = False) -> NextStep:
         """Records a refusal. With `is_over`, the job has used up its time and tries no other model."""
-        await self._record(attempt_of(self._job, flight, self._job.now(), "short_circuited", refused=refused))
+        await self._record(attempt_of(self._job, flight, self._job.now(), "short_circuited", refusal=refused))
         ends = refused.ends_chain or is_over or self._checkpoint.is_last_of(self._job.chain)
         return Stop(refused.reason) if ends else NextModel()
 
@@ -386,9 +386,11 @@ class Attempts:
 
     def _answers_others(self, model: str) -> bool:
         """Returns True if the model answered another job of this worker after this job first called it."""
-        answered = self._worker.outcomes.answered.get(self._worker.targets.of(self._job.agent_name, model).deployment)
-        began = min(attempt.started_at for attempt in self._checkpoint.attempts if attempt.model == model)
-        return answered is not None and answered > began
+        answered_at = self._worker.outcomes.answered.get(
+            self._worker.targets.of(self._job.agent_name, model).deployment
+        )
+        called_at = min(attempt.started_at for attempt in self._checkpoint.attempts if attempt.model == model)
+        return answered_at is not None and answered_at > called_at
 
     async def _within_retry_budget(self, attempt: Attempt, step: Retry, *, busy: bool) -> NextStep:
         worker = self._worker
@@ -534,7 +536,7 @@ def request_for(
     *,
     lease_s: float | None = None,
     waited: Mapping[Reason, float] | None = None,
-    dry_run: bool = False,
+    is_dry_run: bool = False,
 ) -> AdmissionRequest:
     """Builds the request for a job's next admission, on its current model.
 
@@ -586,7 +588,7 @@ def request_for(
         worst_tokens=input_tokens + output_tokens,
         timeout_s=timeout_s,
         attempt_id=job.attempt_id(flight.number),
-        lease_ms=None if dry_run else round(((lease_s or timeout_s) + LEASE_MARGIN_S) * 1000),
+        lease_ms=None if is_dry_run else round(((lease_s or timeout_s) + LEASE_MARGIN_S) * 1000),
         waited={} if waited is None else waited,
     )
 
@@ -600,7 +602,7 @@ async def dry_run(worker: WorkerContext, job: Assignment, *, coarse: bool = Fals
     now = worker.now()
     start = Checkpoint(dispatched_at=now, deadline=now)
     requests = [
-        request_for(worker, job, start.at_model(index), job.agent.timeout_s, dry_run=True)
+        request_for(worker, job, start.at_model(index), job.agent.timeout_s, is_dry_run=True)
         for index in range(len(job.chain))
     ]
     models: list[JsonValue] = [await _planned(worker, request, coarse=coarse) for request in requests]

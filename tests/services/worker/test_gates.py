@@ -91,7 +91,7 @@ class Bench:
         assignment = Assignment(name, agent_name, agent, job, agent.chain, claim, None, parameters, self.worker.now)
         now = datetime.now(UTC)
         at = Checkpoint(dispatched_at=now, deadline=now + timedelta(minutes=1))
-        return request_for(self.worker, assignment, at, 30.0, dry_run=dry_run)
+        return request_for(self.worker, assignment, at, 30.0, is_dry_run=dry_run)
 
     async def set_breaker(self, **fields: Any) -> None:
         [before] = await self.worker.breakers.load([self.key])
