@@ -271,6 +271,7 @@ class Supervisor:
         self._on_event = on_event
         self._inherit = tuple(inherit)
         self._fork = fork and fork_server.SUPPORTED
+        self._fork_server_started = False
         self._stop_s = stop_s
         # Processes that were started together stop together, in reverse order.
         self._steps: list[list[Keeper]] = []
@@ -297,6 +298,7 @@ class Supervisor:
         """
         if self._fork:
             fork_server.start()  # it imports the services while the servers come up
+            self._fork_server_started = True
         keepers: list[Keeper] = []
         self._steps.append(keepers)
         for spec in specs:
@@ -312,7 +314,7 @@ class Supervisor:
             left_s = max(end - loop.time(), _LEAST_GRACE_S)
             await asyncio.gather(*(keeper.stop(min(keeper.spec.stop_timeout_s, left_s)) for keeper in self._steps[-1]))
             self._steps.pop()
-        if self._fork:
+        if self._fork_server_started:
             fork_server.stop()
 
     def kill_all(self) -> None:
