@@ -44,7 +44,7 @@ ANSWER_TIMEOUT_S = 20.0
 """The longest time in seconds that a query may take."""
 DRAIN_S = 0.5
 """Seconds to finish requests at the end. Only pages of running jobs take longer, and browsers reconnect them."""
-STATIC_FILES: list[str | tuple[str, str]] = [("services.console", "static"), (LIBRARY_PACKAGE, LIBRARY_FOLDER)]
+STATIC_FILES: list[str | tuple[str, str]] = [("breakwater.kernel.pages", "static"), (LIBRARY_PACKAGE, LIBRARY_FOLDER)]
 YEAR_S = 365 * 24 * 3600
 
 

@@ -47,9 +47,12 @@ def found() -> list[ShownString]:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("breakwater/cli/contract.py", "Write nothing; list what is out of date, and exit with code 1."),  # an option
-        ("breakwater/cli/contract.py", "wrote {…}"),  # a message with a value
-        ("services/console/templates/sign_in.html", "Sign in"),  # a page
+        (
+            "breakwater/cli/commands/contract.py",
+            "Write nothing; list what is out of date, and exit with code 1.",
+        ),  # an option
+        ("breakwater/cli/commands/contract.py", "wrote {…}"),  # a message with a value
+        ("breakwater/identity/templates/sign_in.html", "Sign in"),  # a page
         ("breakwater/alerts/contract.py", "Shared by all changes of an incident. Plain ASCII."),  # a field
     ],
 )

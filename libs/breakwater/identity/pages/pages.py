@@ -7,14 +7,15 @@ import hashlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 from zoneinfo import ZoneInfo
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+import breakwater
 from breakwater.client import ApiError, ApiKeyRefusedError, ApiUnavailableError
 from breakwater.identity.pages.sessions import SESSION, Session
 from breakwater.kernel.clickhouse.client import Analytics
@@ -35,7 +36,10 @@ CLICKHOUSE_AWAY = (
 )
 """The problem of all parts that are read from ClickHouse. A page shows it once, and does not refresh itself then."""
 
-STATIC = files("services.console") / "static"
+ROOMS = Path(breakwater.__file__).parent
+TEMPLATES = (ROOMS / "kernel" / "pages" / "templates", *sorted(ROOMS.glob("*/templates")))
+"""The folders of templates: what all pages share, and what each room shows."""
+STATIC = ROOMS / "kernel" / "pages" / "static"
 
 HEADERS: Mapping[str, str] = {
     # Whatever an agent wrote, a page loads nothing from elsewhere and runs only the console's own script.
@@ -67,7 +71,7 @@ class PageRenderer:
 
     def __init__(self) -> None:
         self._templates = Environment(
-            loader=PackageLoader("services.console", "templates"),
+            loader=FileSystemLoader(TEMPLATES),
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,

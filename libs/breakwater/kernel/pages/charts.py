@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlencode
 
-from jinja2 import Environment, PackageLoader
+from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from breakwater.kernel import formats
@@ -31,7 +32,7 @@ _LIBRARY_MAJOR = b"Chart.js v4."
 _DAY = timedelta(days=1)
 
 _MACROS: Any = (
-    Environment(loader=PackageLoader("services.console"), autoescape=True, trim_blocks=True)
+    Environment(loader=FileSystemLoader(Path(__file__).with_name("templates")), autoescape=True, trim_blocks=True)
     .get_template("chart.html")
     .module
 )
