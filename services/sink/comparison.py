@@ -102,7 +102,7 @@ class LogComparer:
         lost = 0
         while first <= last and (head := await self._lookup.next(Stream.EVENTS, EVENTS, first)) is not None:
             end, since = min(first + SPAN - 1, last), head.stored_at - MARGIN
-            missing = await missing_sequences(self._analytics, first, end, since=since, most=MOST)
+            missing = await missing_sequences(self._analytics, first, end, since=since, limit=MOST)
             stored = await self._store_again(missing)
             lost += sum(sequence <= acknowledged and happened_at >= since for sequence, happened_at in stored)
             first = missing[-1] + 1 if len(missing) == MOST else end + 1

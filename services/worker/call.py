@@ -376,7 +376,7 @@ def _spent(
         spent = price(
             other_model.pricing or target.pricing, max_estimate=None if other_model.pricing else flight.reserved
         )
-        name = other_model.known or worker.storable_word(job.agent, answering_model)
+        name = other_model.known_name or worker.storable_word(job.agent, answering_model)
         worker.targets.log_other(target, name)
         spent = replace(spent, response_model=name)
         if other_model.pricing is None and cost is None:

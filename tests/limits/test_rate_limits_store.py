@@ -103,7 +103,7 @@ async def test_calls_are_admitted_up_to_each_limit_and_not_beyond(
 ) -> None:
     answers = [await admit(redis, f"j{number}", limited, tokens=tokens) for number in range(granted + 2)]
     assert answers[:granted] == [None] * granted
-    assert [(over.name, over.what) for over in answers[granted:] if over] == [(AGENT, what)] * 2
+    assert [(over.name, over.quantity) for over in answers[granted:] if over] == [(AGENT, what)] * 2
     assert await used(redis, AGENT) == [(granted, granted * tokens, granted)]
 
 
@@ -117,7 +117,7 @@ async def test_requests_and_tokens_of_an_hour_or_a_day_are_counted_for_that_long
     assert [await admit(redis, f"j{number}", *limits, tokens=20) for number in range(2)] == [None, None]
     over = await admit(redis, "j2", *limits, tokens=20)
     assert over is not None
-    assert (over.name, over.what) == (AGENT, f"requests_per_{period}")
+    assert (over.name, over.quantity) == (AGENT, f"requests_per_{period}")
     assert over.wait_ms is not None
     # A slice is 1 % of the window, and counts until a whole window after its end.
     assert hours * 3_600_000 * 0.99 < over.wait_ms <= hours * 3_600_000 * 1.01
@@ -126,11 +126,11 @@ async def test_requests_and_tokens_of_an_hour_or_a_day_are_counted_for_that_long
     await release(redis, "j1", limits)
     over = await admit(redis, "j3", *limits, tokens=30)
     assert over is not None
-    assert over.what == f"tokens_per_{period}"
+    assert over.quantity == f"tokens_per_{period}"
     assert await admit(redis, "j4", *limits, tokens=25) is None
     never = await admit(redis, "j5", *limits, tokens=101)
     assert never is not None
-    assert (never.what, never.wait_ms) == (f"tokens_per_{period}", None)
+    assert (never.quantity, never.wait_ms) == (f"tokens_per_{period}", None)
     [remembered] = await redis.client.keys("bw:rate:attempt:j4")
     assert LEASE_MS < await redis.client.pttl(remembered) <= LEASE_MS + 3_600_000
 
@@ -190,7 +190,7 @@ async def test_a_call_that_used_more_than_its_worst_case_counts_in_full(redis: R
     assert await used(redis, AGENT) == [(1, 130, 0)]
     refused = await admit(redis, "k", tpm(100), tokens=1)
     assert refused is not None
-    assert refused.what == "tokens_per_minute"
+    assert refused.quantity == "tokens_per_minute"
 
 
 async def test_unknown_usage_leaves_the_worst_case_and_known_usage_corrects_it_later(redis: Redis) -> None:
@@ -304,7 +304,7 @@ async def test_of_several_that_refuse_the_longest_is_reported_and_concurrency_la
     await admit(redis, "j", *both, lease_ms=600_000)
     refused = await admit(redis, "k", *both)
     assert refused is not None
-    assert (refused.name, refused.what) == (MODEL, "requests_per_minute")
+    assert (refused.name, refused.quantity) == (MODEL, "requests_per_minute")
 
 
 async def test_the_wait_for_a_lowered_concurrency_is_for_as_many_leases_as_are_too_many(redis: Redis) -> None:
@@ -484,7 +484,7 @@ class Limits(RuleBasedStateMachine):
         refusing = self.refusing(limits, tokens)
         assert (refused is None) == (not refusing)
         if refused is not None:
-            assert (refused.name, refused.what) in refusing
+            assert (refused.name, refused.quantity) in refusing
             never = [limited.name for limited in limits if tokens > (limited.rule.tokens_per_minute or tokens)]
             assert (refused.wait_ms is None) == bool(never)
             return

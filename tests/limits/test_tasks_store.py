@@ -281,7 +281,7 @@ async def test_of_two_hundred_jobs_at_once_as_many_hold_as_the_cap_has_room_for(
     asked = await asyncio.gather(*(enter(redis, f"e{number}", hold=5, cap=104) for number in range(200)))
     assert sum(not one.over_cap for one in asked) == 20
     assert set((await holds(redis)).values()) == {5}
-    assert {one.held for one in asked if one.over_cap} == {100}
+    assert {one.other_holds for one in asked if one.over_cap} == {100}
     # A job that has no room is an iteration all the same: it waits.
     assert sorted(one.number for one in asked) == list(range(1, 201))
 
@@ -289,11 +289,11 @@ async def test_of_two_hundred_jobs_at_once_as_many_hold_as_the_cap_has_room_for(
 async def test_a_job_has_one_hold_however_often_it_asks_and_for_whatever(redis: Redis) -> None:
     for hold in (40, 40, 60, 10, 100, 0):
         entered = await enter(redis, "a", hold=hold, cap=100)
-        assert (entered.held, entered.over_cap) == (0, False)
+        assert (entered.other_holds, entered.over_cap) == (0, False)
         assert await holds(redis) == ({"a": hold} if hold else {})
     await enter(redis, "a", hold=70, cap=100)
     refused = await enter(redis, "b", hold=31, cap=100)
-    assert (refused.held, refused.over_cap) == (70, True)
+    assert (refused.other_holds, refused.over_cap) == (70, True)
     # One that gets no room for more keeps what it had.
     assert (await enter(redis, "a", hold=101, cap=100)).over_cap
     assert await holds(redis) == {"a": 70}
@@ -353,7 +353,7 @@ async def test_a_job_of_a_life_that_is_over_touches_no_hold_of_the_next(redis: R
     await enter(redis, "new", hold=60, cap=100)
     for job in ("old", "older"):
         asked = await enter(redis, job, hold=10, cap=100)
-        assert (asked.number, asked.held, asked.over_cap) == (0, 60, False)
+        assert (asked.number, asked.other_holds, asked.over_cap) == (0, 60, False)
         await shrink(redis, job, 1)
         await tasks.record(KEY, job, FINE)
     assert await holds(redis) == {"new": 60}
@@ -405,7 +405,7 @@ class Spending(RuleBasedStateMachine):
         fits = self.cost + others + hold <= self.CAP
         for _ in range(1 + twice):
             entered = self.run(enter(self.redis, name, hold=hold, cap=self.CAP))
-            assert (entered.over_cap, entered.held, entered.task.cost) == (not fits, others, self.cost)
+            assert (entered.over_cap, entered.other_holds, entered.task.cost) == (not fits, others, self.cost)
         self.entered.add(name)
         if fits:
             self.held[name] = hold
@@ -600,11 +600,11 @@ async def test_a_task_takes_little_memory_whatever_its_names(redis: Redis) -> No
     for name in ("nightly run", "é" * 128, "~" + "0" * 32):
         await redis.client.flushdb()
         key = TaskKey(name, name)
-        assert (await enter(redis, name, key, hold=500, cap=10**9)).held == 0
-        assert (await enter(redis, "another", key, hold=1, cap=10**9)).held == 500
+        assert (await enter(redis, name, key, hold=500, cap=10**9)).other_holds == 0
+        assert (await enter(redis, "another", key, hold=1, cap=10**9)).other_holds == 500
         assert (await tasks.record(key, name, FINE)).iterations == 2
         assert (await tasks.record(key, name, FINE)).cost == 3_000, "counted once"
-        assert (await enter(redis, "another", key, cap=10**9)).held == 0
+        assert (await enter(redis, "another", key, cap=10**9)).other_holds == 0
         # For seven days, and for an hour after its last job.
         assert await taken("bw:task:*}") < 300
         assert await taken("bw:task:*") < 700

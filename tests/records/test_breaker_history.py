@@ -87,7 +87,7 @@ async def test_what_people_did_with_breakers_and_tasks(analytics: Analytics):
     for sequence, event in enumerate((samples.guard_event(), reset, reset)):
         await analytics.insert(schema.GUARD_EVENTS, [rows.guard_row(event, sequence)])
     found = await operator_actions(analytics, WINDOW)
-    assert [(one.by, one.what, one.model, one.task_id, one.tenant) for one in found] == [
+    assert [(one.by, one.action, one.model, one.task_id, one.tenant) for one in found] == [
         ("ops", "reset", None, "task-7", "acme"),
         ("zoë", "isolated", "gpt-4o", None, None),
         ("ops", "reset", "gpt-4.1", None, None),

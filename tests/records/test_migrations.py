@@ -125,7 +125,7 @@ async def test_what_somebody_took_away_is_made_again(analytics: Analytics) -> No
     await analytics.execute("DROP TABLE attempts")
     await analytics.execute("ALTER TABLE executions DROP COLUMN cache_hit")
     gone = ("column executions.cache_hit", "table attempts", "view executions_per_minute", "view incidents")
-    assert tuple(one.what for one in await missing(analytics)) == gone
+    assert tuple(one.description for one in await missing(analytics)) == gone
     done = await migrate(analytics)
     assert done == tuple(f"created {what} in ClickHouse: it was missing" for what in gone)
     assert await migrate(analytics) == ()

@@ -41,7 +41,7 @@ MISSING = (
 class BreakerGate(Gate):
     """Asks the breaker of the agent and the model."""
 
-    whose: ClassVar[str] = "agent"
+    subject: ClassVar[str] = "agent"
 
     _key: BreakerKey | None = None
     _admitted: BreakerAdmitted | None = None
@@ -77,7 +77,8 @@ class BreakerGate(Gate):
 
     def _note(self, admitted: BreakerAdmitted) -> None:
         # The outcome will count for this version of the breaker only.
-        self.announces, self.flight_fields["breaker_version"] = admitted.became_half_open, admitted.version
+        self.announces = admitted.became_half_open
+        self.flight_fields["breaker_version"] = admitted.version
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Refuses while the breaker is open, and while another call is its probe, after a short wait for its end."""
@@ -105,7 +106,8 @@ class BreakerGate(Gate):
     async def announce(self, verdict: GateVerdict | None) -> None:
         """Publishes that the breaker is half-open, even if the call is refused."""
         del verdict
-        worker, rules = self.worker, self._rules()
+        worker = self.worker
+        rules = self._rules()
         assert self._key is not None
         assert rules is not None
         [loaded] = await worker.breakers.load([self._key])
@@ -118,17 +120,20 @@ class BreakerGate(Gate):
         )
 
     def _open(self, refused: BreakerRefused) -> Refused:
-        user_message, rules, wait_s = "This agent is paused for now. Please try again later.", self._rules(), None
+        user_message = "This agent is paused for now. Please try again later."
+        rules = self._rules()
+        wait_s: float | None = None
         state = ISOLATED
         if refused.until_ms:
-            wait_s, until = refused.wait_ms / 1000, moment(time_from_ms(refused.until_ms))
+            wait_s = refused.wait_ms / 1000
+            until = moment(time_from_ms(refused.until_ms))
             if refused.probing and rules is not None and rules.cooldown_s < wait_s:
                 # A probe ends long before its lease: then calls are admitted, or another cool-down begins.
                 wait_s = rules.cooldown_s
                 until = moment(self.worker.now() + timedelta(seconds=wait_s))
             state = "half-open, and its probe is in flight" if refused.probing else f"open until {until}"
             why = "temporarily unavailable because of recent failures"
-            user_message = f"This {self.whose} is {why}. Please try again after {until}."
+            user_message = f"This {self.subject} is {why}. Please try again after {until}."
         assert self._key is not None
         error = breaker_open(self._key, refused.reason, state=state, retry_after_s=wait_s, user_message=user_message)
         return Refused("breaker_open", error, statistics=refused.statistics)
@@ -140,7 +145,7 @@ class TaskBreakerGate(BreakerGate):
     The agent's own breaker applies too, unless the task's own failures have opened it.
     """
 
-    whose = "task"
+    subject = "task"
 
     def ask(self) -> ScriptCall | None:
         """Returns None if the job sets no breaker."""

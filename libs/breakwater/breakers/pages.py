@@ -44,7 +44,7 @@ COLUMNS: tuple[Column[BreakerRow], ...] = (
 ACTIONS: tuple[Column[OperatorAction], ...] = (
     Column("time", lambda action: action.at, "time"),
     Column("operator", lambda action: action.by),
-    Column("action", lambda action: action.what),
+    Column("action", lambda action: action.action),
     Column("target", lambda action: action.task_id or f"{action.agent} on {action.model}"),
     Column("reason", lambda action: action.reason, below=True),
 )

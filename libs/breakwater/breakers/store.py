@@ -115,7 +115,7 @@ class Breakers:
         """Reads the answer to `admit_call`."""
         verdict, until_ms, version, changed, wait_ms, *why = answer
         if verdict in {"refused", "probing"}:
-            reason, in_a_row, total, errors = (one or "" for one in cast(list[str | None], why[0]))
+            reason, in_a_row, total, errors = (text or "" for text in cast(list[str | None], why[0]))
             statistics = of_breaker(
                 reason,
                 consecutive_failures=int(in_a_row or 0),
@@ -163,10 +163,10 @@ class Breakers:
         of_fleet = [change for change in changes if change.key.task is None]
         listed = [ScriptCall(_LUA["list"], [INDEX], [change.key.name for change in of_fleet])] if of_fleet else []
         saved = [bool(answer) for answer in (await self._redis.run([*listed, *calls]))[len(listed) :]]
-        made = [change.key.name for change in of_fleet if change.before.revision == UNSAVED]
-        if made:
+        new_names = [change.key.name for change in of_fleet if change.before.revision == UNSAVED]
+        if new_names:
             # Again: a reader that did not find it there yet may have taken it off the list.
-            await self._redis.client.sadd(INDEX, *made)
+            await self._redis.client.sadd(INDEX, *new_names)
         return saved
 
     async def all(self) -> list[tuple[BreakerKey, Loaded]]:
@@ -174,19 +174,23 @@ class Breakers:
         listed = cast(AsyncIterator[str], self._redis.client.sscan_iter(INDEX, count=_BATCH))
         names = sorted({name async for name in listed})
         keys = [_key(name) for name in names]
-        found: list[tuple[BreakerKey, Loaded]] = []
+        loaded_breakers: list[tuple[BreakerKey, Loaded]] = []
         for begin in range(0, len(keys), _BATCH):
             batch = keys[begin : begin + _BATCH]
-            found += zip(batch, await self.load(batch), strict=True)
-        forgotten = [key.name for key, loaded in found if loaded.revision == UNSAVED]
+            loaded_breakers += zip(batch, await self.load(batch), strict=True)
+        forgotten = [key.name for key, loaded in loaded_breakers if loaded.revision == UNSAVED]
         if forgotten:
             await self._redis.client.srem(INDEX, *forgotten)
             # One that was made meanwhile belongs there.
             lost = [_key(name) for name in forgotten]
-            again = [key.name for key, one in zip(lost, await self.load(lost), strict=True) if one.revision != UNSAVED]
+            again = [
+                key.name
+                for key, reloaded in zip(lost, await self.load(lost), strict=True)
+                if reloaded.revision != UNSAVED
+            ]
             if again:
                 await self._redis.client.sadd(INDEX, *again)
-        return [(key, loaded) for key, loaded in found if loaded.revision != UNSAVED]
+        return [(key, loaded) for key, loaded in loaded_breakers if loaded.revision != UNSAVED]
 
     async def filled_from(self) -> str | None:
         """The log that the breakers were made from; None where they are lost. Raises StateUnavailableError."""
@@ -273,7 +277,9 @@ def _fields(breaker: Breaker) -> dict[str, str | int]:
         "probed_by": breaker.probed_by,
         "errors_seen": ",".join(breaker.errors_seen),
         "consecutive_failures": consecutive_failures(breaker),  # for refusals
-        "slices": json.dumps([[one.number, one.calls, one.failed, one.caller] for one in breaker.slices]),
+        "slices": json.dumps(
+            [[slice_.number, slice_.calls, slice_.failed, slice_.caller] for slice_ in breaker.slices]
+        ),
         "counted": json.dumps(breaker.counted),
     }
 
@@ -298,7 +304,9 @@ def _loaded(now_ms: int, flat: Sequence[str]) -> Loaded:
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     errors_seen = fields.get("errors_seen")
     callers, successes = (
-        tuple((name, int(number)) for name, _, number in (one.partition("=") for one in fields.get(field, "").split()))
+        tuple(
+            (name, int(number)) for name, _, number in (entry.partition("=") for entry in fields.get(field, "").split())
+        )
         for field in ("callers", "successes")
     )
     breaker = Breaker(
@@ -307,7 +315,7 @@ def _loaded(now_ms: int, flat: Sequence[str]) -> Loaded:
         reason=fields.get("reason", ""),
         failures=tuple(_read_failure(*values) for values in json.loads(fields.get("failures", "[]"))),
         errors_seen=tuple(errors_seen.split(",")) if errors_seen else (),
-        slices=tuple(Slice(*one) for one in json.loads(fields.get("slices", "[]"))),
+        slices=tuple(Slice(*values) for values in json.loads(fields.get("slices", "[]"))),
         counted=tuple(json.loads(fields.get("counted", "[]"))),
         callers=callers,
         successes=tuple(sorted(successes)),

@@ -52,20 +52,22 @@ def observation_of(sequence: int, at_ms: int, attempt: Attempt) -> Observation:
         failed = True
     error = (attempt.error.hash if attempt.error is not None else None) or ""
     limited = attempt.outcome == "error" and attempt.error is not None and attempt.error.kind == "rate_limit"
-    version, job = attempt.breaker_version, short_hash(attempt.execution_id) if failed else ""
+    version = attempt.breaker_version
+    job = short_hash(attempt.execution_id) if failed else ""
     caller = caller_of(attempt.caller, attempt.tenant)
     names = attempt.caller or "", attempt.tenant or ""
     task = task_of(attempt.tenant, attempt.task_id or attempt.execution_id) if failed else ""
     return Observation(sequence, attempt.attempt_id, at_ms, failed, error, version, limited, job, caller, names, task)
 
 
-def decide(key: BreakerKey, before: Loaded, seen: Sequence[Seen], jitter: float) -> Saving:
+def decide(key: BreakerKey, before: Loaded, outcomes: Sequence[Seen], jitter: float) -> Saving:
     """A breaker after some outcomes, with its transitions behind those that `before` has yet to publish."""
-    breaker, transitions = before.breaker, list[BreakerTransition]()
-    for one in seen:
-        breaker, change = observe(breaker, one.observation, one.rules, before.now_ms, jitter)
+    breaker = before.breaker
+    transitions = list[BreakerTransition]()
+    for outcome in outcomes:
+        breaker, change = observe(breaker, outcome.observation, outcome.rules, before.now_ms, jitter)
         if change is not None and key.task is None:
-            transitions.append(transition(key, change, one.rules, before.now_ms))
+            transitions.append(transition(key, change, outcome.rules, before.now_ms))
     return saving(key, before, breaker, transitions)
 
 

@@ -155,9 +155,9 @@ class Parameters:
         return cls({name: value for name, value in body.items() if name != "input"}, 0, InputSize())
 
     @classmethod
-    def of(cls, agent: Agent, own: Mapping[str, JsonValue], guard: OutputGuard | None) -> Parameters:
+    def of(cls, agent: Agent, job_params: Mapping[str, JsonValue], guard: OutputGuard | None) -> Parameters:
         """Merges a job's parameters over those of its agent."""
-        values: dict[str, JsonValue] = {**agent.params, **own}
+        values: dict[str, JsonValue] = {**agent.params, **job_params}
         if "max_tokens" not in values and "max_completion_tokens" not in values:
             # Without an output limit the worst case would be unbounded, and no budget could hold.
             values["max_tokens"] = agent.max_tokens
@@ -223,8 +223,8 @@ class Assignment:
 
     def droppable(self, names: Iterable[str]) -> tuple[str, ...]:
         """Those of the parameters that calls of the job may go without."""
-        own = self.own_params if self.agent.on_unsupported_param == "drop" else frozenset[str]()
-        return tuple(sorted({*names} & (self.added_params | own)))
+        own_params = self.own_params if self.agent.on_unsupported_param == "drop" else frozenset[str]()
+        return tuple(sorted({*names} & (self.added_params | own_params)))
 
     def params_without(self, left_out: Collection[str]) -> Mapping[str, JsonValue]:
         """The parameters of a call, without those that its model refuses.
@@ -274,15 +274,16 @@ class Assignment:
         request = self.job.api_request
         if request is None:
             return None
-        most = max_tokens_of(params, self.agent.max_tokens)
-        dialect, prompt = DIALECTS[request.api], self.agent.system_prompt
-        own = {name: value for name, value in self.agent.params.items() if name not in left_out}
-        body = dialect.native_body(request.body, params=own, max_tokens=most, system_prompt=prompt)
+        max_tokens = max_tokens_of(params, self.agent.max_tokens)
+        dialect = DIALECTS[request.api]
+        prompt = self.agent.system_prompt
+        agent_params = {name: value for name, value in self.agent.params.items() if name not in left_out}
+        body = dialect.native_body(request.body, params=agent_params, max_tokens=max_tokens, system_prompt=prompt)
         if not left_out:
             return body
         # Anthropic requires a limit, and the form of vectors says how an answer is translated.
-        kept = {"messages": OUTPUT_LIMITS, "embeddings": TRANSLATED}.get(request.api, ())
-        dropped = [name for name in left_out if name not in kept]
+        kept_fields = {"messages": OUTPUT_LIMITS, "embeddings": TRANSLATED}.get(request.api, ())
+        dropped = [name for name in left_out if name not in kept_fields]
         names = chat_form(request).names
         return cast(Mapping[str, JsonValue], without_fields(body, (names.get(name, name) for name in dropped)))
 

@@ -24,17 +24,18 @@ class ClaimGate(Gate):
 
     def read(self, answer: Any) -> ClaimLostError | JobCancelledError | WaitForCapacity | None:
         """Fails if another handling has taken the job over. Asks again if the job has got its first child."""
-        job, kept = self.request.job, self.worker.executions.kept(answer)
-        if kept is None:
+        job = self.request.job
+        claim_state = self.worker.executions.kept(answer)
+        if claim_state is None:
             return ClaimLostError(job.execution_id)
-        if kept.cancels:
+        if claim_state.cancels:
             cancel = self.worker.leases.claims[job.claim].cancel
-            cancel.receive(kept.cancels)
+            cancel.receive(claim_state.cancels)
             if cancel.cancellation is not None:
                 return JobCancelledError(cancel.cancellation)
-        if not kept.has_children or (held := self.worker.leases.claims[job.claim]).has_children:
+        if not claim_state.has_children or (live_claim := self.worker.leases.claims[job.claim]).has_children:
             return None
-        held.has_children = True
+        live_claim.has_children = True
         return WaitForCapacity(0.0, Refused("budget_exceeded", task_budget_held(job.agent_name), refused_by="task"))
 
     def release(self) -> ScriptCall | None:

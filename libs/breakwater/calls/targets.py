@@ -47,11 +47,11 @@ class Other:
     """A model that answered in place of the requested one.
 
     Attributes:
-        known: its name in the config or in the price list; None where neither has it.
+        known_name: its name in the config or in the price list; None where neither has it.
         pricing: None where it has no price.
     """
 
-    known: str | None
+    known_name: str | None
     pricing: Pricing | None
 
 
@@ -68,7 +68,9 @@ class Targets:
         self._logged: set[tuple[str, str]] = set()
 
     def _target(self, agent_name: str, model: str) -> Target:
-        config, agent, settings = self._config, self._config.agents[agent_name], self._config.models.get(model)
+        config = self._config
+        agent = config.agents[agent_name]
+        settings = config.models.get(model)
         provider = config.provider_name(agent, model) or ""
         rules = (
             (f"agent:{agent_name}", agent.rate_limit),
@@ -82,7 +84,7 @@ class Targets:
             token_rules=token_rules(config, provider, model),
             pricing=self._pricing(provider, model),
             breaker=None if agent.breaker is None else BreakerKey.of(agent.breaker.scope, agent_name, model, provider),
-            limits=tuple(one for name, rule in rules if rule is not None for one in Limited.all_of(name, rule)),
+            limits=tuple(limited for name, rule in rules if rule is not None for limited in Limited.all_of(name, rule)),
         )
 
     def other(self, target: Target, answered: str) -> Other | None:
@@ -94,8 +96,8 @@ class Targets:
         free = target.pricing is not None and target.pricing.worst_case(10**6, 10**6) == 0
         if free or serving is None or serving.kind == "azure":
             return None
-        other = self._other(target.provider, answered)
-        return None if other.pricing is None and is_placeholder(answered) else other
+        other_model = self._other(target.provider, answered)
+        return None if other_model.pricing is None and is_placeholder(answered) else other_model
 
     def log_other(self, target: Target, answered: str) -> None:
         """Logs once that another model answers than the requested one. `answered` is safe to log."""
@@ -114,15 +116,16 @@ class Targets:
         return Other(next((model for model in ids if model in config.known_models), None), None)
 
     def _priced(self, provider: str, model: str) -> Pricing | None:
-        found = pricing_of(self._config, provider, model)
-        if found is None and not self._config.is_local(provider):
+        pricing = pricing_of(self._config, provider, model)
+        if pricing is None and not self._config.is_local(provider):
             structlog.get_logger().warning("model_without_price", model=model, what_to_do=f"set models.{model}.price")
-        return found
+        return pricing
 
 
 def token_rules(config: Config, provider: str, model: str) -> TokenRules:
     """Rules that estimate the tokens of a call: by its provider, and by the model's name there."""
-    serving, settings = config.providers.get(provider), config.models.get(model)
+    serving = config.providers.get(provider)
+    settings = config.models.get(model)
     return rules_for(
         "" if serving is None else serving.kind,
         serving.base_url if isinstance(serving, HttpSettings) else "",

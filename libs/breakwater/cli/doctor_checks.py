@@ -169,7 +169,7 @@ async def clickhouse_findings(plane: PlaneLocation, _config: Config | None = Non
     applied = {int(row[0]) for row in rows}
     required = {migration.version for migration in MIGRATIONS}
     for missing_part in missing_parts:
-        yield Finding("clickhouse", "fail", f"{missing_part.what} is missing", SETUP)
+        yield Finding("clickhouse", "fail", f"{missing_part.description} is missing", SETUP)
     if pending := sorted(required - applied):
         yield Finding("clickhouse", "fail", f"migrations {', '.join(map(str, pending))} are not applied", SETUP)
     elif (newest := max(applied)) > max(required):

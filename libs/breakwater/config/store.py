@@ -36,7 +36,7 @@ class Configs:
                 pipe.set(_key(version), text, ex=KEEP_S)
             pipe.hdel(_RETIRED, *agents)
             if retired:
-                pipe.hset(_RETIRED, items=[part for one in retired.items() for part in one])
+                pipe.hset(_RETIRED, items=[part for pair in retired.items() for part in pair])
             pipe.expire(_RETIRED, KEEP_S)
             await pipe.execute()
 

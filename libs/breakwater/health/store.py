@@ -68,15 +68,15 @@ class Healths:
     @staticmethod
     def note_call(agent: str, by_model: Mapping[str, Sequence[EndedCall]]) -> ScriptCall:
         """Takes an agent's calls into account, each once; those under `""` count for no model."""
-        together = [one for calls in by_model.values() for one in calls]
+        together = [call for calls in by_model.values() for call in calls]
         arguments: list[str | int] = [KEEP_MS, LAST_CALLS]
         for model, calls in ({"": together} | {model: calls for model, calls in by_model.items() if model}).items():
-            in_order = sorted(calls, key=lambda one: one.sequence)
-            # From the latest success on, and the last ones: the rest leaves no trace.
-            success = max((place for place, one in enumerate(in_order) if not one.failed), default=0)
+            in_order = sorted(calls, key=lambda call: call.sequence)
+            # Only calls since the latest success, and the last ones, change the counts.
+            success = max((place for place, call in enumerate(in_order) if not call.failed), default=0)
             counted = in_order[max(0, min(success, len(in_order) - LAST_CALLS)) :]
             arguments += [model, len(counted)]
-            arguments += [part for one in counted for part in (one.sequence, one.at_ms, int(one.failed))]
+            arguments += [part for call in counted for part in (call.sequence, call.at_ms, int(call.failed))]
         return ScriptCall(_NOTE, [_key(agent)], arguments)
 
     async def note(self, calls: Sequence[ScriptCall]) -> None:
@@ -94,7 +94,9 @@ class Healths:
         Raises:
             StateUnavailableError: Redis does not answer.
         """
-        return [_by_model(fields) for fields in await read_hashes(self._redis.client, [_key(one) for one in agents])]
+        return [
+            _by_model(fields) for fields in await read_hashes(self._redis.client, [_key(agent) for agent in agents])
+        ]
 
 
 def _key(agent: str) -> str:
@@ -107,9 +109,10 @@ def _by_model(fields: Mapping[str, str]) -> dict[str, CallHealth]:
         return None if value is None else int(value)
 
     models = [field.removeprefix("in_a_row:") for field in fields if field.startswith("in_a_row:")]
-    found: dict[str, CallHealth] = {}
+    by_model: dict[str, CallHealth] = {}
     for model in models:
         in_a_row = number("in_a_row", model) or 0
-        failure, last = number("failure", model) if in_a_row else None, fields.get(f"last:{model}", "")
-        found[model] = CallHealth(in_a_row, failure, number("success", model), len(last), last.count("1"))
-    return found
+        failure = number("failure", model) if in_a_row else None
+        last = fields.get(f"last:{model}", "")
+        by_model[model] = CallHealth(in_a_row, failure, number("success", model), len(last), last.count("1"))
+    return by_model

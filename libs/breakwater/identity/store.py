@@ -108,32 +108,34 @@ class Sessions:
         self._redis = redis
 
     async def begin(self, session: StoredSession) -> Begun:
-        """Begins a session. Of the holder of one key, and of one person, there are only so many."""
-        of, session_id, secret = _of(session), secrets.token_hex(8), secrets.token_urlsafe(32)
+        """Begins a session, and ends the oldest one of a key's holder or a person who has too many."""
+        holder = _of(session)
+        session_id = secrets.token_hex(8)
+        secret = secrets.token_urlsafe(32)
         fields = {name: value for name, value in asdict(session).items() if value is not None}
         stored = json.dumps({"sha256": _digest(secret), **fields})
         if isinstance(session, PersonSession) and session.sid is not None:
-            await self._redis.client.set(_of_sid(session.issuer, session.sid), of, px=LASTS_MS)
-        call = ScriptCall(_BEGIN, [_key(of)], [session_id, stored, LASTS_MS, MAX_OF_A_HOLDER])
+            await self._redis.client.set(_of_sid(session.issuer, session.sid), holder, px=LASTS_MS)
+        call = ScriptCall(_BEGIN, [_key(holder)], [session_id, stored, LASTS_MS, MAX_OF_A_HOLDER])
         [ends_ms] = await self._redis.run([call])
-        return Begun(session_id, f"{SESSION_PREFIX}_{of}_{session_id}_{secret}", int(ends_ms))
+        return Begun(session_id, f"{SESSION_PREFIX}_{holder}_{session_id}_{secret}", int(ends_ms))
 
     async def find(self, token: str) -> Known | None:
-        """The session of a token; None where there is none, or none any more."""
+        """The session of a token; None if there is none, or it has ended."""
         parts = _parts(token)
         if parts is None:
             return None
-        of, session_id, secret = parts
+        holder, session_id, secret = parts
         async with self._redis.client.pipeline(transaction=False) as pipe:
-            pipe.hget(_key(of), session_id)
+            pipe.hget(_key(holder), session_id)
             pipe.time()
-            found, (seconds, micros) = cast("tuple[str | None, tuple[int, int]]", await pipe.execute())
-        if found is None:
+            text, (seconds, micros) = cast("tuple[str | None, tuple[int, int]]", await pipe.execute())
+        if text is None:
             return None
-        known, digest = _read(session_id, found)
-        if not hmac.compare_digest(digest, _digest(secret)) or known.ends_ms <= seconds * 1000 + micros // 1000:
+        session, digest = _read(session_id, text)
+        if not hmac.compare_digest(digest, _digest(secret)) or session.ends_ms <= seconds * 1000 + micros // 1000:
             return None
-        return known
+        return session
 
     async def offer(self, key_id: str) -> str:
         """The token of a new sign-in link, which is as good as a key, once. Only its digest is stored."""
@@ -147,31 +149,32 @@ class Sessions:
 
     async def end(self, token: str) -> Known | None:
         """Ends a session: from now on its token opens nothing. Returns it; None where there was none."""
-        parts, known = _parts(token), await self.find(token)
-        if parts is not None and known is not None:
+        parts = _parts(token)
+        session = await self.find(token)
+        if parts is not None and session is not None:
             await cast(Any, self._redis.client.hdel(_key(parts[0]), parts[1]))
-        return known
+        return session
 
     async def end_of_person(self, issuer: str, subject: str | None, sid: str | None) -> list[Known]:
-        """Ends the sessions of a person, or those alone that have come from one session at the provider.
+        """Ends all sessions of a person, or only those that came from one session at the provider.
 
         Args:
             issuer: the provider.
-            subject: its `sub` of them; None where it names its session alone.
-            sid: its session; None for all.
+            subject: the person's `sub` there; None if the provider names only its session.
+            sid: the session at the provider; None for all.
 
         Returns:
-            Those sessions.
+            The sessions that were ended.
         """
-        of = None if subject is None else _of(PersonSession(issuer, subject, "", ()))
-        if of is None and sid is not None:
-            of = cast("str | None", await self._redis.client.get(_of_sid(issuer, sid)))
-        if of is None:
+        holder = None if subject is None else _of(PersonSession(issuer, subject, "", ()))
+        if holder is None and sid is not None:
+            holder = cast("str | None", await self._redis.client.get(_of_sid(issuer, sid)))
+        if holder is None:
             return []
-        [stored] = await read_hashes(self._redis.client, [_key(of)])
-        ended = [known for session_id, text in stored.items() if _has(known := _read(session_id, text)[0], sid)]
+        [stored] = await read_hashes(self._redis.client, [_key(holder)])
+        ended = [session for session_id, text in stored.items() if _has(session := _read(session_id, text)[0], sid)]
         if ended:
-            await cast(Any, self._redis.client.hdel(_key(of), *(known.id for known in ended)))
+            await cast(Any, self._redis.client.hdel(_key(holder), *(session.id for session in ended)))
         return ended
 
 
@@ -206,9 +209,9 @@ def _used(token: str) -> str:
     return f"bw:openid:used:{_digest(token)}"
 
 
-def _has(known: Known, sid: str | None) -> bool:
+def _has(session: Known, sid: str | None) -> bool:
     """True if a session has come from this one at the provider, as far as that has named it."""
-    return isinstance(known.session, PersonSession) and (sid is None or known.session.sid in (None, sid))
+    return isinstance(session.session, PersonSession) and (sid is None or session.session.sid in (None, sid))
 
 
 def _read(session_id: str, text: str) -> tuple[Known, str]:
@@ -228,8 +231,8 @@ def _session(fields: dict[str, Any]) -> StoredSession:
 
 def _parts(token: str) -> tuple[str, str, str] | None:
     match token.split("_", 3):
-        case [prefix, of, session_id, secret] if prefix == SESSION_PREFIX:
-            return of, session_id, secret
+        case [prefix, holder, session_id, secret] if prefix == SESSION_PREFIX:
+            return holder, session_id, secret
         case _:
             return None
 
@@ -246,8 +249,8 @@ def _of_sid(issuer: str, sid: str) -> str:
     return f"bw:openid:sid:{_digest(f'{issuer} {sid}')}"
 
 
-def _key(of: str) -> str:
-    return f"bw:sessions:{of}"
+def _key(holder: str) -> str:
+    return f"bw:sessions:{holder}"
 
 
 def _digest(text: str) -> str:

@@ -37,8 +37,11 @@ ATTEMPTS = "bw.attempts.>"
 SAMPLES = 16
 """Attempts that are looked up in ClickHouse before it is believed to have all of them."""
 
-SINK, BUDGET = "sink-events", "budget"
-"""The durable consumers that have to be done with an event before it is read from ClickHouse."""
+SINK = "sink-events"
+"""The durable consumer that stores events in ClickHouse: an event is read from there only after its acknowledgement."""
+
+BUDGET = "budget"
+"""The durable consumer that settles events in Redis: an event counts as settled only after its acknowledgement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +109,15 @@ class RecordedSpend:
             AnalyticsUnavailableError, QueryError: ClickHouse can't be asked, and is needed.
             BusUnavailableError: NATS does not answer.
         """
-        # Asked for first: events that the two are done with by now are in ClickHouse and Redis.
-        done = [(await self._lookup.progress(Stream.EVENTS, consumer)).acknowledged for consumer in (SINK, BUDGET)]
+        # Asked for first: the events that both consumers have acknowledged by now are in ClickHouse and Redis.
+        acknowledged = [
+            (await self._lookup.progress(Stream.EVENTS, consumer)).acknowledged for consumer in (SINK, BUDGET)
+        ]
         log = await self._lookup.facts(Stream.EVENTS)
         first = await self._lookup.next(Stream.EVENTS, ATTEMPTS, max(log.first, 1))
         begins_at = None if first is None else first.stored_at
         try:
-            upto = min(*done, await stored_upto(self._analytics, log_created=log.created))
+            upto = min(*acknowledged, await stored_upto(self._analytics, log_created=log.created))
             if thorough or not await self._has_all(log, upto):
                 upto = min(upto, max(log.first - 1, 0))
             figures = await spend(self._analytics, periods, log_created=log.created, upto=upto)
@@ -120,8 +125,8 @@ class RecordedSpend:
         except (AnalyticsUnavailableError, QueryError):
             if log.first > 1 or lost_log:
                 raise
-            return StoredSpend(log, begins_at, done[1], 0, {}, ())
-        return StoredSpend(log, begins_at, done[1], upto, figures, events)
+            return StoredSpend(log, begins_at, acknowledged[1], 0, {}, ())
+        return StoredSpend(log, begins_at, acknowledged[1], upto, figures, events)
 
     async def is_alone(self, stored: StoredSpend, periods: Sequence[Period]) -> bool:
         """True if nothing of the record is from before this log. Raises as `stored` does."""
@@ -137,7 +142,9 @@ class RecordedSpend:
         step = max((upto - first) // SAMPLES, 1)
         places = range(first, upto + 1, step)[: SAMPLES + 1]
         looks = [await self._lookup.next(Stream.EVENTS, ATTEMPTS, place) for place in places]
-        attempts = [read_record(found, Attempt) for found in looks if found is not None and found.sequence <= upto]
+        attempts = [
+            read_record(message, Attempt) for message in looks if message is not None and message.sequence <= upto
+        ]
         ids = {attempt.attempt_id for attempt in attempts if attempt is not None}
         missing = len(ids) - await stored_attempts(self._analytics, sorted(ids)) if ids else 0
         if missing:
@@ -149,7 +156,7 @@ class RecordedSpend:
     async def logged(
         self, stored: StoredSpend, periods: Sequence[Period], counts: Callable[[int], bool] = lambda _: True
     ) -> LoggedSpend:
-        """The part of EVENTS that ClickHouse lacks. Raises BusUnavailableError, also where a replica is behind.
+        """The part of EVENTS that ClickHouse lacks. Raises BusUnavailableError, also if a replica is behind.
 
         Args:
             stored: the other part.
@@ -158,13 +165,14 @@ class RecordedSpend:
         """
         wanted = {period.name for period in periods}
         sums: dict[BudgetPlace, AttemptSums] = defaultdict(AttemptSums)
-        upto, log = stored.upto, await self._lookup.facts(Stream.EVENTS)
+        upto = stored.upto
+        log = await self._lookup.facts(Stream.EVENTS)
         if upto >= log.last or log.first > log.last:
             return LoggedSpend(upto, {})
-        # Events that a cut-off replica lacks would be taken for money that was never spent.
-        whole = self._lookup.scan(Stream.EVENTS, ATTEMPTS, start=upto + 1, up_to=log.last, whole=True)
-        async with aclosing(whole) as found:
-            async for message in found:
+        # A replica that is cut off lacks events, and their cost would count as never spent.
+        scan = self._lookup.scan(Stream.EVENTS, ATTEMPTS, start=upto + 1, up_to=log.last, whole=True)
+        async with aclosing(scan) as messages:
+            async for message in messages:
                 upto = message.sequence
                 attempt = read_record(message, Attempt) if counts(message.sequence) else None
                 if attempt is not None and not attempt.short_circuited:
@@ -177,8 +185,8 @@ class RecordedSpend:
     async def notes(self, stored: StoredSpend, periods: Sequence[Period]) -> dict[str, Notes]:
         """The announced thresholds and the raised caps of budgets, by the period's name. Raises as `logged`."""
         events = {event.event_id: event for event in stored.events}
-        async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.budgets.>", whole=True)) as found:
-            async for message in found:
+        async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.budgets.>", whole=True)) as messages:
+            async for message in messages:
                 if (event := message.read(BudgetEvent)) is not None:
                     events[event.event_id] = event
         wanted = {period.name for period in periods}
@@ -202,36 +210,38 @@ class BudgetComparison:
     @property
     def differences(self) -> Mapping[BudgetPlace, AttemptSums]:
         """The counters less the record, by period and scope."""
-        counted, recorded = self.snapshot.settled, self.recorded
+        counted = self.snapshot.settled
+        recorded = self.recorded
         differences = {
             place: counted.get(place, AttemptSums()) - recorded.get(place, AttemptSums())
             for place in {*counted, *recorded}
         }
-        return {place: one for place, one in sorted(differences.items()) if one != AttemptSums()}
+        return {place: difference for place, difference in sorted(differences.items()) if difference != AttemptSums()}
 
     @property
     def leaks(self) -> Mapping[BudgetPlace, int]:
         """Amounts held by the counters beyond those of calls, in nano-dollars, by period and scope."""
-        held, counted = self.snapshot.held(charged=False), self.snapshot.reserved
-        # A call may hold something in a period that has begun since: it is not in the snapshot.
+        held_by_calls = self.snapshot.held(charged=False)
+        counted = self.snapshot.reserved
+        # A call may hold money in a period that began after the snapshot, which lacks that period.
         names = {counters.period.name for counters in self.snapshot.periods}
-        places = {place for place in {*held, *counted} if place[0] in names}
-        leaks = {place: counted.get(place, 0) - held.get(place, 0) for place in places}
+        places = {place for place in {*held_by_calls, *counted} if place[0] in names}
+        leaks = {place: counted.get(place, 0) - held_by_calls.get(place, 0) for place in places}
         return {place: leak for place, leak in sorted(leaks.items()) if leak}
 
     @property
     def doubtful(self) -> frozenset[BudgetPlace]:
         """Places where the counters have more than the record, which may have lost the difference.
 
-        There nothing is taken away: a record that lost rows would open a cap that is spent.
+        Nothing is subtracted there: a record that has lost rows would open a cap that is spent.
         """
         filled = self.snapshot.filled
         alone = filled is not None and filled.alone
         periods = {counters.period.name: counters.period for counters in self.snapshot.periods}
         return frozenset(
             place
-            for place, one in self.differences.items()
-            if one.spent > 0 and not self.stored.is_all_logged(periods[place[0]], alone=alone)
+            for place, difference in self.differences.items()
+            if difference.spent > 0 and not self.stored.is_all_logged(periods[place[0]], alone=alone)
         )
 
     def repairs(self) -> tuple[Repair, ...]:
@@ -240,9 +250,9 @@ class BudgetComparison:
         doubtful = self.doubtful
         figures = [
             Repair(periods[place[0]], f"{figure}:{place[1]}", -value)
-            for place, one in self.differences.items()
+            for place, difference in self.differences.items()
             if place not in doubtful
-            for figure, value in one.items()
+            for figure, value in difference.items()
             if value
         ]
         leaks = [Repair(periods[name], f"reserved:{key}", -leak) for (name, key), leak in self.leaks.items()]
@@ -251,8 +261,11 @@ class BudgetComparison:
     def reconciliation(self) -> Reconciliation:
         """The report to users: the budgets of the current periods, and of earlier ones where they differ."""
         now = int(self.at.timestamp() * 1000)
-        differences, charged, recorded = self.differences, self.snapshot.held(charged=True), self.recorded
-        stored, logged = self.stored.figures, self.logged.figures
+        differences = self.differences
+        recorded = self.recorded
+        charged = self.snapshot.held(charged=True)
+        stored = self.stored.figures
+        logged = self.logged.figures
         budgets: list[BudgetReconciliation] = []
         for counters in self.snapshot.periods:
             name = counters.period.name
@@ -290,9 +303,9 @@ class BudgetComparison:
 async def compare(
     record: RecordedSpend, counters: BudgetCounters, now: datetime, *, thorough: bool = False
 ) -> BudgetComparison:
-    """Compares the counters with the record. Nothing stops for it.
+    """Compares the counters with the record, while calls go on.
 
-    The counters are read as of one moment, with the events that they count; of those the record is summed up.
+    The counters are read as of one moment, with the events that they count; the record is the sum of the same events.
 
     Args:
         record: the costs of calls.
@@ -307,7 +320,8 @@ async def compare(
     """
     periods = counters.periods(now)
     stored = await record.stored(periods, thorough=thorough)
-    log, first = stored.log, max(stored.upto, stored.counted, stored.log.first - 1) + 1
+    log = stored.log
+    first = max(stored.upto, stored.counted, log.first - 1) + 1
     snapshot = await counters.snapshot(periods, log.identity, first, log.last)
     filled = snapshot.filled
     if filled is None or (filled.log, filled.zone) != (log.identity, counters.zone.key):
@@ -319,15 +333,15 @@ async def compare(
     return BudgetComparison(snapshot, stored, await record.logged(stored, periods, counts), now)
 
 
-def added(one: Ledger, other: Ledger) -> dict[BudgetPlace, AttemptSums]:
+def added(first: Ledger, second: Ledger) -> dict[BudgetPlace, AttemptSums]:
     """Both sums together."""
-    return {place: one.get(place, AttemptSums()) + other.get(place, AttemptSums()) for place in {*one, *other}}
+    return {place: first.get(place, AttemptSums()) + second.get(place, AttemptSums()) for place in {*first, *second}}
 
 
-def at_least(one: Ledger, other: Ledger) -> dict[BudgetPlace, AttemptSums]:
+def at_least(first: Ledger, second: Ledger) -> dict[BudgetPlace, AttemptSums]:
     """The larger of each figure."""
-    places = {*one, *other}
-    return {place: one.get(place, AttemptSums()).largest(other.get(place, AttemptSums())) for place in places}
+    places = {*first, *second}
+    return {place: first.get(place, AttemptSums()).largest(second.get(place, AttemptSums())) for place in places}
 
 
 def _notes(events: Iterable[BudgetEvent]) -> dict[str, Notes]:

@@ -50,7 +50,7 @@ class OperatorAction:
 
     at: datetime
     by: str
-    what: str
+    action: str
     """`isolated` or `reset`."""
     agent: str
     model: str | None
@@ -82,7 +82,8 @@ async def openings(
     """
 
     def opening(**row: Any) -> Opening:
-        start, end = ms_from_time(row["opened_at"]), ms_from_time(row["closed_at"] or now)
+        start = ms_from_time(row["opened_at"])
+        end = ms_from_time(row["closed_at"] or now)
         inside = min(end, window.end_ms) - max(start, window.start_ms)
         return Opening(**row, open_ms=max(end - start, 0), in_window_ms=max(inside, 0))
 

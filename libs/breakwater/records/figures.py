@@ -75,8 +75,8 @@ class History:
 
 async def history(analytics: Analytics, window: TimeWindow, *, agent: str | None = None) -> History:
     """The window's totals and steps, of all agents or of one."""
-    found = await _histories(analytics, {**within(window, agent), "steps": window.buckets, "by_agent": False})
-    return found[""] if found else History(WindowTotals(), (WindowTotals(),) * window.buckets)
+    histories = await _histories(analytics, {**within(window, agent), "steps": window.buckets, "by_agent": False})
+    return histories[""] if histories else History(WindowTotals(), (WindowTotals(),) * window.buckets)
 
 
 async def agents(analytics: Analytics, window: TimeWindow) -> dict[str, History]:
@@ -85,12 +85,14 @@ async def agents(analytics: Analytics, window: TimeWindow) -> dict[str, History]
 
 
 async def _histories(analytics: Analytics, parameters: dict[str, Any]) -> dict[str, History]:
-    asked = [analytics.read(dict[str, Any], SQL[name], parameters) for name in ("executions", "attempts")]
-    found: dict[tuple[str, int | None], dict[str, Any]] = defaultdict(dict)
-    for row in chain(*await asyncio.gather(*asked)):
-        name, step, in_all = row.pop("name"), row.pop("step"), row.pop("in_all")
-        found[name, None if in_all else step] |= row
-    sums = {key: WindowTotals(**row) for key, row in found.items()}
+    queries = [analytics.read(dict[str, Any], SQL[name], parameters) for name in ("executions", "attempts")]
+    merged_rows: dict[tuple[str, int | None], dict[str, Any]] = defaultdict(dict)
+    for row in chain(*await asyncio.gather(*queries)):
+        name = row.pop("name")
+        step = row.pop("step")
+        of_whole_window = row.pop("in_all")
+        merged_rows[name, None if of_whole_window else step] |= row
+    sums = {key: WindowTotals(**row) for key, row in merged_rows.items()}
     steps = range(parameters["steps"])
     return {
         name: History(sums[name, None], tuple(sums.get((name, step), WindowTotals()) for step in steps))
@@ -125,7 +127,9 @@ async def errors(
     """The errors of calls, the most frequent first."""
     lines = await analytics.read(ErrorLine, SQL["errors"], {**within(window, agent), "limit": limit})
     messages = await _messages(analytics, (line.last_at for line in lines), agent)
-    texts = {(one["agent"], one["hash"], one["started_at"]): one["error_message"] for one in messages}
+    texts = {
+        (message["agent"], message["hash"], message["started_at"]): message["error_message"] for message in messages
+    }
     return tuple(replace(line, message=texts.get((line.last_agent, line.hash, line.last_at))) for line in lines)
 
 
@@ -178,7 +182,7 @@ async def providers(analytics: Analytics, window: TimeWindow, *, agent: str | No
     """Every model that was called, by provider."""
     lines = await analytics.read(ProviderLine, SQL["providers"], within(window, agent))
     messages = await _messages(analytics, (line.last_error_at for line in lines if line.last_error_at), agent)
-    texts = {(one["model"], one["started_at"]): one["error_message"] for one in messages}
+    texts = {(message["model"], message["started_at"]): message["error_message"] for message in messages}
     return tuple(replace(line, last_error=texts.get((line.model, line.last_error_at))) for line in lines)
 
 
@@ -268,8 +272,8 @@ class RetryFigures:
 
 async def retries(analytics: Analytics, window: TimeWindow, *, agent: str | None = None) -> RetryFigures:
     """Success and cost of retries and fallbacks."""
-    (found,) = await analytics.read(RetryFigures, SQL["retries"], within(window, agent))
-    return found
+    (figures,) = await analytics.read(RetryFigures, SQL["retries"], within(window, agent))
+    return figures
 
 
 Spender = Literal["agent", "tenant", "model"]
@@ -330,11 +334,11 @@ class AgentSummary:
 
 async def agent_summaries(analytics: Analytics, *, since: datetime = EPOCH) -> tuple[AgentSummary, ...]:
     """Every agent that ran since a time, by name."""
-    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    merged_rows: dict[str, dict[str, Any]] = defaultdict(dict)
     for name in ("agent_executions", "agent_attempts"):
         for row in await analytics.read(dict[str, Any], SQL[name], {"since": since}):
-            found[row["agent"]] |= row
-    return tuple(AgentSummary(**row) for _, row in sorted(found.items()))
+            merged_rows[row["agent"]] |= row
+    return tuple(AgentSummary(**row) for _, row in sorted(merged_rows.items()))
 
 
 def within(window: TimeWindow, agent: str | None) -> dict[str, Any]:

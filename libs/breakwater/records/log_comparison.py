@@ -37,12 +37,12 @@ _TABLES = (ATTEMPTS, EXECUTIONS, BREAKER_TRANSITIONS, GUARD_EVENTS, BUDGET_EVENT
 _WITHIN = "event_sequence BETWEEN {first:UInt64} AND {last:UInt64}"
 _SINCE = "{since:DateTime64(3, 'UTC')}"
 _STORED = " UNION ALL ".join(
-    f"SELECT event_sequence FROM {one.name} WHERE {one.time} >= {_SINCE} AND {_WITHIN}"  # noqa: S608  of constants
-    for one in _TABLES
+    f"SELECT event_sequence FROM {table.name} WHERE {table.time} >= {_SINCE} AND {_WITHIN}"  # noqa: S608  of constants
+    for table in _TABLES
 )
 _MISSING = f"""
 SELECT sequence FROM (SELECT arrayJoin(range({{first:UInt64}}, {{last:UInt64}} + 1)) AS sequence)
-WHERE sequence NOT IN ({_STORED}) ORDER BY sequence LIMIT {{most:UInt64}}"""  # noqa: S608  of constants
+WHERE sequence NOT IN ({_STORED}) ORDER BY sequence LIMIT {{limit:UInt64}}"""  # noqa: S608  of constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +66,28 @@ class LogComparison:
 
 async def last_comparison(analytics: Analytics, log: str) -> LogComparison:
     """The progress for the stream of an identity."""
-    asked = (
+    sql = (
         "SELECT settled, event_sequence AS upto, lost, lost_at, at FROM log_comparisons FINAL WHERE log = {log:String}"
     )
-    return next(iter(await analytics.read(LogComparison, asked, {"log": log})), LogComparison())
+    return next(iter(await analytics.read(LogComparison, sql, {"log": log})), LogComparison())
 
 
-async def save_comparison(analytics: Analytics, log: str, one: LogComparison) -> None:
+async def save_comparison(analytics: Analytics, log: str, comparison: LogComparison) -> None:
     """Replaces the progress for the stream."""
-    await analytics.insert(LOG_COMPARISONS, [(log, one.settled, one.lost, one.lost_at, one.at, one.upto)])
+    await analytics.insert(
+        LOG_COMPARISONS,
+        [(log, comparison.settled, comparison.lost, comparison.lost_at, comparison.at, comparison.upto)],
+    )
 
 
 async def missing_sequences(
-    analytics: Analytics, first: int, last: int, *, since: datetime, most: int
+    analytics: Analytics, first: int, last: int, *, since: datetime, limit: int
 ) -> tuple[int, ...]:
-    """The sequences of EVENTS from `first` to `last` that no table has, in order, at most `most`.
+    """The sequences of EVENTS from `first` to `last` that no table has, in order, at most `limit`.
 
     Events from before `since` are taken for missing.
     """
     for table in _TABLES:
         await analytics.catch_up(table)
-    parameters = {"first": first, "last": last, "since": since, "most": most}
+    parameters = {"first": first, "last": last, "since": since, "limit": limit}
     return tuple(int(row[0]) for row in (await analytics.query(_MISSING, parameters)).rows)

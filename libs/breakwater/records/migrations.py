@@ -52,7 +52,8 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
     older service goes on storing its rows. A view is made by the last step that changes it, as it may need the columns
     that come with that step.
     """
-    tables, views = (table.ddl(layout) for table in TABLES), (create_view(name, layout) for name in VIEWS)
+    tables = (table.ddl(layout) for table in TABLES)
+    views = (create_view(name, layout) for name in VIEWS)
     # The first release's. Those of development versions have lower numbers; from 16 on they lack what `missing` finds.
     return (Migration(20, "tables and views", (*tables, *views)),)
 
@@ -75,28 +76,30 @@ def _record(layout: Layout) -> str:
 class MissingObject:
     """A part of the schema that a database lacks, though the migrations ran: it was dropped."""
 
-    what: str
+    description: str
     statement: str
     """Brings it back, without the rows."""
 
 
 async def missing(analytics: Analytics, layout: Layout = PLAIN) -> tuple[MissingObject, ...]:
     """Tables, columns and views of the schema that are not there. Raises as `Analytics.query` does."""
-    found: dict[str, set[str]] = {}
+    existing_columns: dict[str, set[str]] = {}
     columns = "SELECT table, name FROM system.columns WHERE database = {database:String}"
     for table, column in (await analytics.query(columns, {"database": analytics.database})).rows:
-        found.setdefault(table, set()).add(column)
+        existing_columns.setdefault(table, set()).add(column)
     lacking: list[MissingObject] = []
     for table in (*TABLES, LOG_COMPARISONS):
-        if table.name not in found:
+        if table.name not in existing_columns:
             lacking.append(MissingObject(f"table {table.name}", table.ddl(layout)))
             continue
         lacking += [
             MissingObject(f"column {table.name}.{column}", table.add_column(column, layout))
             for column in (*table.columns, *table.computed)
-            if column not in found[table.name]
+            if column not in existing_columns[table.name]
         ]
-    lacking += [MissingObject(f"view {name}", create_view(name, layout)) for name in VIEWS if name not in found]
+    lacking += [
+        MissingObject(f"view {name}", create_view(name, layout)) for name in VIEWS if name not in existing_columns
+    ]
     return tuple(lacking)
 
 
@@ -110,8 +113,8 @@ async def retention(analytics: Analytics) -> dict[str, int | None]:
     """
     engines = "SELECT name, engine_full FROM system.tables WHERE database = {database:String}"
     rows = dict((await analytics.query(engines, {"database": analytics.database})).rows)
-    found = {table.name: _KEPT.search(rows[table.name]) for table in TABLES if table.name in rows}
-    return {name: None if days is None else int(days[1]) for name, days in found.items()}
+    ttl_matches = {table.name: _KEPT.search(rows[table.name]) for table in TABLES if table.name in rows}
+    return {name: None if days is None else int(days[1]) for name, days in ttl_matches.items()}
 
 
 async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ...]:
@@ -126,45 +129,46 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
         SchemaMismatchError: the tables are not replicated, and the layout is that of a cluster. Nothing was changed.
     """
     await _refuse_single(analytics, layout)
-    done: list[str] = []
+    changes: list[str] = []
     if await analytics.create_database(layout.on_cluster):
-        done.append(f"created database {analytics.database}")
+        changes.append(f"created database {analytics.database}")
     await analytics.execute(_record(layout))
     await analytics.execute(LOG_COMPARISONS.ddl(layout))
     applied = {row[0] for row in (await analytics.query("SELECT DISTINCT version FROM schema_migrations")).rows}
     if applied:
         # Before the steps: a view of theirs may need a column that the table of an earlier version lacks.
-        done += await _create_missing(analytics, layout, "column ")
+        changes += await _create_missing(analytics, layout, "column ")
     for step in migrations(layout):
         if step.version in applied:
             continue
         for statement in step.statements:
             await analytics.execute(statement)
         await analytics.execute(_applied(step))
-        done.append(f"applied ClickHouse migration {step.version} ({step.name})")
-    done += await _create_missing(analytics, layout)
-    kept = await retention(analytics)
+        changes.append(f"applied ClickHouse migration {step.version} ({step.name})")
+    changes += await _create_missing(analytics, layout)
+    days_kept = await retention(analytics)
     for table in TABLES:
-        before, days = kept[table.name], table.days(layout)
+        before = days_kept[table.name]
+        days = table.days(layout)
         if before != days:
             await analytics.execute(table.modify_ttl(layout))
             was = "something else" if before is None else _days(before)
-            done.append(f"ClickHouse now keeps rows of {table.name} for {_days(days)} (before: {was})")
-    return tuple(done)
+            changes.append(f"ClickHouse now keeps rows of {table.name} for {_days(days)} (before: {was})")
+    return tuple(changes)
 
 
 async def _create_missing(analytics: Analytics, layout: Layout, kind: str = "") -> list[str]:
     """Creates what the database lacks, all of it or of one kind. Returns the changes."""
-    done: list[str] = []
+    changes: list[str] = []
     for absent in await missing(analytics, layout):
-        if not absent.what.startswith(kind):
+        if not absent.description.startswith(kind):
             continue
-        if absent.what.startswith("table "):
+        if absent.description.startswith("table "):
             # What EVENTS has of it is stored again.
             await analytics.execute(f"TRUNCATE TABLE {LOG_COMPARISONS.name}{layout.on_cluster}")
         await analytics.execute(absent.statement)
-        done.append(f"created {absent.what} in ClickHouse: it was missing")
-    return done
+        changes.append(f"created {absent.description} in ClickHouse: it was missing")
+    return changes
 
 
 async def _refuse_single(analytics: Analytics, layout: Layout) -> None:
@@ -176,10 +180,10 @@ async def _refuse_single(analytics: Analytics, layout: Layout) -> None:
         " AND name IN {tables:Array(String)} ORDER BY name"
     )
     tables = [*(table.name for table in TABLES), "schema_migrations"]
-    found = (await analytics.query(single, {"database": analytics.database, "tables": tables})).rows
-    if found:
+    unreplicated = (await analytics.query(single, {"database": analytics.database, "tables": tables})).rows
+    if unreplicated:
         raise SchemaMismatchError(
-            f"clickhouse.cluster is {layout.cluster!r}, but table {found[0][0]} of "
+            f"clickhouse.cluster is {layout.cluster!r}, but table {unreplicated[0][0]} of "
             f"database {analytics.database} exists on one server only, "
             "and a table's engine can't be changed. Either name a new database in "
             "BREAKWATER_CLICKHOUSE_URL and copy the rows with INSERT INTO … SELECT, or remove "

@@ -102,8 +102,14 @@ def plan_row(change: PlanChange, sequence: int) -> StoredRow:
 
 def alert_row(alert: Alert, sequence: int) -> StoredRow:
     """A change of an incident as a row of `alerts`. Raises as `execution_row` does."""
-    began, worst = began_with(alert), highest_severity(alert)
-    return _row(ALERTS, alert, sequence, payload=_json(alert.payload), first_event=began, highest_severity=worst)
+    return _row(
+        ALERTS,
+        alert,
+        sequence,
+        payload=_json(alert.payload),
+        first_event=began_with(alert),
+        highest_severity=highest_severity(alert),
+    )
 
 
 def audit_row(event: AuditEvent, sequence: int) -> StoredRow:
@@ -137,11 +143,15 @@ def audit_event_of(**row: Any) -> AuditEvent:
     return AuditEvent.model_validate({**row, "details": from_json(row["details"])})
 
 
-def _row(table: Table, message: object, sequence: int, **given: object) -> StoredRow:
-    """A message as a row: each column is given, or the field of its name, converted as its type asks."""
-    given["event_sequence"] = sequence
+def _row(table: Table, message: object, sequence: int, **values: object) -> StoredRow:
+    """A message as a row: the values of its columns, from `values` or converted from the message's fields."""
+    values["event_sequence"] = sequence
     return tuple(
-        given[name] if name in given else getattr(message, name) if convert is None else convert(getattr(message, name))
+        values[name]
+        if name in values
+        else getattr(message, name)
+        if convert is None
+        else convert(getattr(message, name))
         for name, convert in _COLUMNS[table.name]
     )
 
@@ -201,7 +211,8 @@ def _json(value: object) -> str:
     return to_json(value, inf_nan_mode="null").decode()
 
 
-_json_or_null, _money_or_null = _or_null(_json), _or_null(_money)
+_json_or_null = _or_null(_json)
+_money_or_null = _or_null(_money)
 _CONVERTED: Mapping[str, Callable[[Any], object]] = {
     MONEY: _money,
     MONEY_OR_NULL: _money_or_null,
@@ -245,24 +256,24 @@ EXPORT_SETTINGS: Mapping[ExportFormat, Mapping[str, object]] = {"parquet": _PARQ
 
 
 def exported_rows(
-    what: ExportedRecords, *, since: datetime | None, until: datetime, agent: str | None, status: str | None
+    records: ExportedRecords, *, since: datetime | None, until: datetime, agent: str | None, status: str | None
 ) -> tuple[str, dict[str, object]]:
     """The SQL behind FROM that selects the rows, and its parameters. The begin is included, the end is not."""
-    table = _EXPORTED_TABLES[what]
+    table = _EXPORTED_TABLES[records]
     conditions = {
         "until": f"{table.time} < {{until:DateTime64(3, 'UTC')}}",
         "since": f"{table.time} >= {{since:DateTime64(3, 'UTC')}}",
         "agent": "agent = {agent:String}",
         "status": "status = {status:String}",
     }
-    given: dict[str, object] = {"until": until, "since": since, "agent": agent, "status": status}
-    parameters = {name: value for name, value in given.items() if value is not None}
+    bounds: dict[str, object] = {"until": until, "since": since, "agent": agent, "status": status}
+    parameters = {name: value for name, value in bounds.items() if value is not None}
     return f"{table.name} FINAL WHERE {' AND '.join(conditions[name] for name in parameters)}", parameters
 
 
-def export_statement(what: ExportedRecords, form: ExportFormat, rows: str) -> str:
+def export_statement(records: ExportedRecords, form: ExportFormat, rows: str) -> str:
     """The statement that writes rows, which `exported_rows` selects, as a file."""
-    columns = _EXPORTED_TABLES[what].columns
+    columns = _EXPORTED_TABLES[records].columns
     if form == "parquet":
         return f"SELECT {', '.join(columns)} FROM {rows} FORMAT Parquet"  # noqa: S608  made of constants
     # Put together here and not by JSONEachRow: what is JSON already would become a string that holds JSON.

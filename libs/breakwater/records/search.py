@@ -43,8 +43,9 @@ async def find_execution(analytics: Analytics, execution_id: str) -> Execution |
     """
     parameters = {"execution_id": execution_id}
     for record in await analytics.read(execution_of, SQL["one_execution"], parameters):
-        attempts, error = await analytics.read(attempt_of, SQL["its_attempts"], parameters), record.error
-        for refused in (one.error for one in attempts if one.short_circuited):
+        attempts = await analytics.read(attempt_of, SQL["its_attempts"], parameters)
+        error = record.error
+        for refused in (attempt.error for attempt in attempts if attempt.short_circuited):
             # Of a refusal, only the attempt has the figures.
             if error is not None and refused is not None and refused.message.startswith(error.message):
                 error = error.model_copy(update={"message": refused.message})
@@ -105,27 +106,27 @@ class Filters:
 
     def conditions(self) -> str:
         """All but the time and the text, as SQL."""
-        given = [sql for name, sql in _CONDITIONS.items() if getattr(self, name) is not None]
-        return " AND ".join(given if self.dry_runs else [*given, "NOT dry_run"]) or "1"
+        sql_conditions = [sql for name, sql in _CONDITIONS.items() if getattr(self, name) is not None]
+        return " AND ".join(sql_conditions if self.dry_runs else [*sql_conditions, "NOT dry_run"]) or "1"
 
     def matching(self, span: _Span) -> tuple[str, str]:
-        """The conditions in PREWHERE and in WHERE. Long texts are read only of what the rest leaves."""
-        kept = f"{_WITHIN} AND {self.conditions()}"
+        """The conditions in PREWHERE and in WHERE. Long texts are read only of rows that pass the others."""
+        prewhere = f"{_WITHIN} AND {self.conditions()}"
         if span.words:
-            return kept, f"{_BY_ID} OR {_BY_WORDS}"
-        return f"{kept} AND {_BY_ID}" if self.text else kept, "1"
+            return prewhere, f"{_BY_ID} OR {_BY_WORDS}"
+        return f"{prewhere} AND {_BY_ID}" if self.text else prewhere, "1"
 
     def matching_later(self) -> tuple[str, str]:
         """The same of the executions after a span, to the moment `end`; words are looked for from `floor` on."""
         texts = f"{_BY_ID} OR completed_at >= {{floor:DateTime64(3, 'UTC')}} AND ({_BY_WORDS})" if self.text else "1"
         return self.conditions(), texts
 
-    def parameters(self, span: _Span, **others: object) -> dict[str, object]:
+    def parameters(self, span: _Span, **placeholders: object) -> dict[str, object]:
         """The values of a statement's placeholders."""
         named = {name: value for name in (*_CONDITIONS, "text") if (value := getattr(self, name)) is not None}
         if self.min_cost is not None:
             named["min_cost"] = f"{Decimal(self.min_cost).scaleb(-9):f}"
-        return {**named, "from": time_from_ms(span.from_ms), "to": time_from_ms(span.to_ms), **others}
+        return {**named, "from": time_from_ms(span.from_ms), "to": time_from_ms(span.to_ms), **placeholders}
 
 
 class _Span(NamedTuple):
@@ -180,13 +181,14 @@ class Page(Generic[Line]):
     """For `after`: the page of those that ended earlier. None where this is the last."""
 
 
-_What = Literal["keys", "runs"]
+_KeyKind = Literal["keys", "runs"]
 _Key = tuple[str, datetime, str]
 """The agent, the end and the id of one execution only, as an id may be used again. Or a run, and the end and the id of
 its last step that matches."""
 
 _COLUMNS = ", ".join(ExecutionSummary.model_fields)
-_LINES, _STEPS = SQL["lines"] % _COLUMNS, SQL["steps"] % _COLUMNS
+_LINES = SQL["lines"] % _COLUMNS
+_STEPS = SQL["steps"] % _COLUMNS
 
 
 async def search(
@@ -227,7 +229,7 @@ async def search_runs(
 async def _page(
     analytics: Analytics,
     filters: Filters,
-    what: _What,
+    kind: _KeyKind,
     read: Callable[[Analytics, Sequence[_Key]], Awaitable[tuple[Line, ...]]],
     after: Cursor | None,
     before: Cursor | None,
@@ -235,10 +237,11 @@ async def _page(
 ) -> Page[Line]:
     if after is not None and before is not None:
         raise ValueError("a page comes either after or before a cursor, not both")
-    if after is None and before is None and (keys := await _of_id(analytics, filters, limit, what)):
+    if after is None and before is None and (keys := await _of_id(analytics, filters, limit, kind)):
         return Page(await read(analytics, keys))
-    keys = await _keys(analytics, filters, after or before, limit + 1, what, upwards=before is not None)
-    more, keys = len(keys) > limit, sorted(keys[:limit], key=lambda key: key[1:], reverse=True)
+    keys = await _keys(analytics, filters, after or before, limit + 1, kind, upwards=before is not None)
+    more = len(keys) > limit
+    keys = sorted(keys[:limit], key=lambda key: key[1:], reverse=True)
     lines = await read(analytics, keys)
     if not lines:
         return Page(())
@@ -269,9 +272,9 @@ async def largest_runs(
 ) -> tuple[RunSummary, ...]:
     """As `largest`, of runs: by the sum over their steps that match, or by the time from the first to the last one."""
     span = (await _parts(analytics, filters, filters.span()))[-1]
-    of = "dateDiff('millisecond', min(queued_at), max(completed_at))" if size == "duration_ms" else f"sum({size})"
+    size_sql = "dateDiff('millisecond', min(queued_at), max(completed_at))" if size == "duration_ms" else f"sum({size})"
     parameters = filters.parameters(span, sign=1 if smallest else -1, limit=limit)
-    sql = SQL["largest_runs"] % (*filters.matching(span), of)
+    sql = SQL["largest_runs"] % (*filters.matching(span), size_sql)
     return await _runs(analytics, (await analytics.query(sql, parameters)).rows)
 
 
@@ -280,8 +283,8 @@ async def count(analytics: Analytics, filters: Filters) -> int:
     if of_id := await _of_id(analytics, filters, 1_000, "keys"):
         return len(of_id)
     parts = await _parts(analytics, filters, filters.span())
-    asked = [(SQL["count"] % filters.matching(part), filters.parameters(part)) for part in parts]
-    return sum([(await analytics.query(*one)).rows[0][0] for one in asked])
+    queries = [(SQL["count"] % filters.matching(part), filters.parameters(part)) for part in parts]
+    return sum([(await analytics.query(*query)).rows[0][0] for query in queries])
 
 
 MAX_STEPS = 1_000
@@ -293,23 +296,25 @@ async def steps(analytics: Analytics, run_id: str) -> tuple[ExecutionSummary, ..
     return await analytics.read(ExecutionSummary.model_construct, _STEPS, parameters)
 
 
-async def _of_id(analytics: Analytics, filters: Filters, limit: int, what: _What) -> Sequence[_Key]:
+async def _of_id(analytics: Analytics, filters: Filters, limit: int, kind: _KeyKind) -> Sequence[_Key]:
     if not filters.text:
         return ()
-    sql, parameters = SQL[f"{what}_of_id"] % filters.conditions(), filters.parameters(filters.span(), limit=limit)
+    sql = SQL[f"{kind}_of_id"] % filters.conditions()
+    parameters = filters.parameters(filters.span(), limit=limit)
     return (await analytics.query(sql, parameters)).rows
 
 
 async def _keys(
-    analytics: Analytics, filters: Filters, cursor: Cursor | None, limit: int, what: _What, *, upwards: bool
+    analytics: Analytics, filters: Filters, cursor: Cursor | None, limit: int, kind: _KeyKind, *, upwards: bool
 ) -> Sequence[_Key]:
     """The keys of a page, the nearest to the cursor first, or the newest."""
-    whole = filters.span()
+    whole_span = filters.span()
     of_agent = "1" if filters.agent is None else _CONDITIONS["agent"]
-    newest, rows = (await analytics.query(SQL["newest"] % of_agent, filters.parameters(whole))).rows[0]
+    newest, rows = (await analytics.query(SQL["newest"] % of_agent, filters.parameters(whole_span))).rows[0]
     if not rows:
         return ()
-    low, high = whole.from_ms, ms_from_time(newest) + 1
+    low = whole_span.from_ms
+    high = ms_from_time(newest) + 1
     end = time_from_ms(high)
     at_ms, at_id = (high, "") if cursor is None else (ms_from_time(cursor.completed_at), cursor.execution_id)
     low, high = (max(low, at_ms), high) if upwards else (low, min(high, at_ms + 1))
@@ -321,25 +326,27 @@ async def _keys(
         "end": end,
         "floor": time_from_ms(parts[-1].from_ms),
     }
-    statement = SQL[f"{what}_{'upwards' if upwards else 'downwards'}"]
+    statement = SQL[f"{kind}_{'upwards' if upwards else 'downwards'}"]
     for part in parts if upwards else reversed(parts):
-        # Where words are looked for, whole: reading long texts takes the longer the more often it is begun.
+        # A search for words reads each part at once: every new query on long texts costs time of its own.
         for span in [part] if part.words else _slices(part, upwards=upwards):
             while True:
                 parameters = filters.parameters(span, limit=limit, **place)
-                found: Sequence[_Key] = (await analytics.query(statement % filters.matching(span), parameters)).rows
+                matched_keys: Sequence[_Key] = (
+                    await analytics.query(statement % filters.matching(span), parameters)
+                ).rows
                 later = (
-                    await _later(analytics, filters, span, place, found, upwards=upwards)
-                    if what == "runs"
+                    await _later(analytics, filters, span, place, matched_keys, upwards=upwards)
+                    if kind == "runs"
                     else set[str]()
                 )
-                keys += [key for key in found if key[0] not in later]
+                keys += [key for key in matched_keys if key[0] not in later]
                 if len(keys) >= limit:
                     return keys[:limit]
-                if len(found) < limit:
+                if len(matched_keys) < limit:
                     break
-                # Those that were left out make room for others.
-                place |= {"at": found[-1][1], "at_id": found[-1][2]}
+                # The runs that were left out make room for the next keys.
+                place |= {"at": matched_keys[-1][1], "at_id": matched_keys[-1][2]}
     return keys
 
 
@@ -348,17 +355,20 @@ async def _later(
     filters: Filters,
     span: _Span,
     place: Mapping[str, Any],
-    found: Sequence[_Key],
+    keys: Sequence[_Key],
     *,
     upwards: bool,
 ) -> set[str]:
-    """The runs of which a later step matches, too: their place is there."""
+    """The runs that have a later matching step: they belong on the page of that step."""
     to = time_from_ms(span.to_ms)
-    others = {**place, "later": to if upwards else min(to, place["at"])}
-    sql, later = SQL["runs_later"] % filters.matching_later(), set[str]()
-    for begin in range(0, len(found), _IDS_AT_ONCE):
-        ids = [key[0] for key in found[begin : begin + _IDS_AT_ONCE]]
-        later |= {row[0] for row in (await analytics.query(sql, filters.parameters(span, runs=ids, **others))).rows}
+    placeholders = {**place, "later": to if upwards else min(to, place["at"])}
+    sql = SQL["runs_later"] % filters.matching_later()
+    later = set[str]()
+    for begin in range(0, len(keys), _IDS_AT_ONCE):
+        ids = [key[0] for key in keys[begin : begin + _IDS_AT_ONCE]]
+        later |= {
+            row[0] for row in (await analytics.query(sql, filters.parameters(span, runs=ids, **placeholders))).rows
+        }
     return later
 
 
@@ -375,8 +385,9 @@ async def _parts(analytics: Analytics, filters: Filters, span: _Span) -> list[_S
 
 
 def _slices(span: _Span, *, upwards: bool) -> Iterator[_Span]:
-    """Parts of a span that together are all of it, the nearest to where a page begins first."""
-    (start, end, _), length = span, SHORTEST_MS
+    """The consecutive parts of a span, the nearest to the page's start first."""
+    start, end, _ = span
+    length = SHORTEST_MS
     while start < end:
         if upwards:
             cut = min(start + length, end)
@@ -395,9 +406,9 @@ async def _runs(analytics: Analytics, keys: Sequence[_Key]) -> tuple[RunSummary,
     runs: dict[str, RunSummary] = {}
     for begin in range(0, len(ids), _IDS_AT_ONCE):
         parameters = {"runs": ids[begin : begin + _IDS_AT_ONCE]}
-        found = await analytics.read(RunSummary.model_construct, SQL["run_summaries"], parameters)
-        runs |= {run.run_id: run for run in found}
-    return tuple(runs[one] for one in ids if one in runs)
+        summaries = await analytics.read(RunSummary.model_construct, SQL["run_summaries"], parameters)
+        runs |= {run.run_id: run for run in summaries}
+    return tuple(runs[run_id] for run_id in ids if run_id in runs)
 
 
 async def _lines(analytics: Analytics, keys: Sequence[_Key]) -> tuple[ExecutionSummary, ...]:
@@ -432,8 +443,8 @@ async def facets(analytics: Analytics, window: TimeWindow) -> Facets:
 
     def seen(facet: str) -> tuple[tuple[str, int], ...]:
         values = ((row[facet[:-1]], row["executions"]) for row in rows if row["facet"] == facet)
-        found = [(value, number) for value, number in values if value is not None]
-        return tuple(sorted(found, key=lambda one: (-one[1], one[0]))[:MAX_FACETS])
+        counted_values = [(value, number) for value, number in values if value is not None]
+        return tuple(sorted(counted_values, key=lambda counted: (-counted[1], counted[0]))[:MAX_FACETS])
 
     return Facets(seen("agents"), seen("models"), seen("tenants"), seen("reasons"), seen("error_kinds"))
 
@@ -443,22 +454,22 @@ _IDS_AT_ONCE = 200
 
 async def ended_jobs(analytics: Analytics, plan_ids: Sequence[str]) -> dict[str, list[PlanJob]]:
     """The ended jobs of plans, by plan."""
-    found: dict[str, list[PlanJob]] = {plan_id: [] for plan_id in plan_ids}
+    jobs_by_plan: dict[str, list[PlanJob]] = {plan_id: [] for plan_id in plan_ids}
     for start in range(0, len(plan_ids), _IDS_AT_ONCE):
         plans = list(plan_ids[start : start + _IDS_AT_ONCE])
         for row in await analytics.read(dict[str, Any], SQL["plan_jobs"], {"plans": plans}):
-            found[row["plan_id"]].append(PlanJob.model_validate(row))
-    return found
+            jobs_by_plan[row["plan_id"]].append(PlanJob.model_validate(row))
+    return jobs_by_plan
 
 
 async def plan_changes(analytics: Analytics, plan_ids: Sequence[str]) -> dict[str, list[PlanChange]]:
     """The recorded changes of plans, by plan."""
-    found: dict[str, list[PlanChange]] = {plan_id: [] for plan_id in plan_ids}
+    changes_by_plan: dict[str, list[PlanChange]] = {plan_id: [] for plan_id in plan_ids}
     for start in range(0, len(plan_ids), _IDS_AT_ONCE):
         plans = list(plan_ids[start : start + _IDS_AT_ONCE])
         for change in await analytics.read(PlanChange, SQL["plan_changes"], {"plans": plans}):
-            found[change.plan_id].append(change)
-    return found
+            changes_by_plan[change.plan_id].append(change)
+    return changes_by_plan
 
 
 async def newest_plans(analytics: Analytics, limit: int) -> dict[str, datetime]:

@@ -57,13 +57,17 @@ async def spend(
     """
     sums: dict[BudgetPlace, AttemptSums] = defaultdict(AttemptSums)
     await analytics.catch_up(ATTEMPTS)
-    for one in periods:
-        parameters = {**_within(one.start_ms, one.end_ms, _MARGIN_MS), "log_created": log_created, "upto": upto}
+    for budget_period in periods:
+        parameters = {
+            **_within(budget_period.start_ms, budget_period.end_ms, _MARGIN_MS),
+            "log_created": log_created,
+            "upto": upto,
+        }
         for row in await analytics.read(dict[str, Any], SQL["spend"], parameters):
             keys = scope_keys(row.pop("agent"), row.pop("tenant"))
             figures = AttemptSums(**{name: value or 0 for name, value in row.items()})
             for key in keys:
-                sums[one.name, key] += figures
+                sums[budget_period.name, key] += figures
     return dict(sums)
 
 
@@ -79,14 +83,17 @@ async def stored_upto(analytics: Analytics, *, log_created: datetime) -> int:
 async def stored_attempts(analytics: Analytics, attempt_ids: Sequence[str]) -> int:
     """The number of the given attempts that are stored."""
     executions = [attempt_id.rpartition(":")[0] for attempt_id in attempt_ids]
-    found = await analytics.query(SQL["stored_attempts"], {"executions": executions, "attempts": list(attempt_ids)})
-    return found.rows[0][0]
+    result = await analytics.query(SQL["stored_attempts"], {"executions": executions, "attempts": list(attempt_ids)})
+    return result.rows[0][0]
 
 
 async def budget_notes(analytics: Analytics, periods: Sequence[Period]) -> tuple[BudgetEvent, ...]:
     """The budget events of some periods, the earliest first."""
     await analytics.catch_up(BUDGET_EVENTS)
-    parameters = {"windows": [one.window for one in periods], "names": [one.name for one in periods]}
+    parameters = {
+        "windows": [budget_period.window for budget_period in periods],
+        "names": [budget_period.name for budget_period in periods],
+    }
     return await analytics.read(budget_of, SQL["budget_notes"], parameters)
 
 
@@ -106,21 +113,28 @@ class Burn:
         return self.points[-1][1]
 
 
-async def burn(analytics: Analytics, of: Period, key: str, zone: ZoneInfo, now: datetime) -> Burn:
+async def burn(analytics: Analytics, budget_period: Period, key: str, zone: ZoneInfo, now: datetime) -> Burn:
     """The growth of a budget's spend.
 
     Args:
         analytics: the database.
-        of: the period.
+        budget_period: the day or the month.
         key: the budget's scope: `global`, `agent:<name>` or `tenant:<name>`.
-        zone: of the budgets: where the days of a month begin.
+        zone: the budgets' time zone, which decides when the days of a month begin.
         now: time of the last point, unless the period is over.
     """
-    marks, (scope, _, name) = _marks(of, zone), key.partition(":")
-    end_ms = min(max(ms_from_time(now), of.start_ms), of.end_ms)
-    parameters = {**_within(of.start_ms, of.end_ms, _DRAWN_MARGIN_MS), "agent": "", "tenant": "", "steps": marks[:-1]}
+    marks = _marks(budget_period, zone)
+    scope, _, name = key.partition(":")
+    end_ms = min(max(ms_from_time(now), budget_period.start_ms), budget_period.end_ms)
+    parameters = {
+        **_within(budget_period.start_ms, budget_period.end_ms, _DRAWN_MARGIN_MS),
+        "agent": "",
+        "tenant": "",
+        "steps": marks[:-1],
+    }
     rows = {row["step"]: row for row in await analytics.read(dict[str, Any], SQL["burn"], {**parameters, scope: name})}
-    points, spent = [(time_from_ms(of.start_ms), 0)], 0
+    points = [(time_from_ms(budget_period.start_ms), 0)]
+    spent = 0
     for start, end in pairwise(marks):
         if start >= end_ms and start not in rows:
             break
@@ -156,7 +170,7 @@ async def spend_history(
     spent: dict[str | None, list[int]] = defaultdict(lambda: [0] * window.buckets)
     for row in await analytics.read(dict[str, Any], SQL["spend_history"] % _NAMES[by], parameters):
         spent[row["name"]][row["step"]] = row["spend"] or 0
-    return window, dict(sorted(spent.items(), key=lambda one: -sum(one[1])))
+    return window, dict(sorted(spent.items(), key=lambda entry: -sum(entry[1])))
 
 
 _NAMES = {
@@ -205,11 +219,11 @@ def _within(start_ms: int, end_ms: int, margin_ms: int) -> dict[str, object]:
     }
 
 
-def _marks(of: Period, zone: ZoneInfo) -> list[int]:
+def _marks(budget_period: Period, zone: ZoneInfo) -> list[int]:
     """The beginnings of the steps of a period, in ms since the epoch, and its end."""
-    if of.window == "daily":
-        return [*range(of.start_ms, of.end_ms, HOUR_MS), of.end_ms]
-    marks = [of.start_ms]
-    while marks[-1] < of.end_ms:
+    if budget_period.window == "daily":
+        return [*range(budget_period.start_ms, budget_period.end_ms, HOUR_MS), budget_period.end_ms]
+    marks = [budget_period.start_ms]
+    while marks[-1] < budget_period.end_ms:
         marks.append(period("daily", time_from_ms(marks[-1]), zone).end_ms)
     return marks

@@ -116,21 +116,21 @@ async def execution_tree(analytics: Analytics, execution_id: str) -> Tree | None
 
 
 async def _path_up(analytics: Analytics, execution_id: str) -> dict[str, TreeExecution | None]:
-    """The execution, its parent, and so on to the root, or to where the way grew too long or came round to itself.
+    """The execution, its parent and so on, up to the root, the limit of levels, or where the path closes a circle.
 
     Only the last one can be None: its children are unknown.
     """
     path: dict[str, TreeExecution | None] = {}
     current: str | None = execution_id
     while current is not None and current not in path and len(path) < MAX_LEVELS:
-        found = next(iter(await analytics.read(TreeExecution, ONE, {"execution_id": current})), None)
-        path[current] = found
-        current = None if found is None else found.parent_execution_id
+        execution = next(iter(await analytics.read(TreeExecution, ONE, {"execution_id": current})), None)
+        path[current] = execution
+        current = None if execution is None else execution.parent_execution_id
     return path
 
 
 async def _all_below(analytics: Analytics, up: dict[str, TreeExecution | None]) -> tuple[_Below, tuple[Cut, ...]]:
-    """Everything below the end of a path up, with the path itself, whatever has to be left out."""
+    """All descendants of the last execution of a path up; the path itself is never cut."""
     path = list(up.items())[::-1]
     below: _Below = {parent: [child] for (parent, _), (_, child) in pairwise(path) if child is not None}
     met = set(up)
@@ -138,16 +138,16 @@ async def _all_below(analytics: Analytics, up: dict[str, TreeExecution | None]) 
     depth = 1
     while level:
         children, more = await _children(analytics, level)
-        new = [one for one in children if one.execution_id not in met]
+        new = [child for child in children if child.execution_id not in met]
         if depth == MAX_LEVELS:
             return below, ("levels",) if new else ()
         room = MAX_NODES - len(met)
-        for one in new[:room]:
-            below.setdefault(one.parent_execution_id or "", []).append(one)
+        for child in new[:room]:
+            below.setdefault(child.parent_execution_id or "", []).append(child)
         if more or len(new) > room:
             return below, ("nodes",)
-        met.update(one.execution_id for one in new)
-        level = [one.execution_id for one in new] + [execution_id for execution_id, _ in path[depth : depth + 1]]
+        met.update(child.execution_id for child in new)
+        level = [child.execution_id for child in new] + [execution_id for execution_id, _ in path[depth : depth + 1]]
         depth += 1
     return below, ()
 
@@ -161,10 +161,10 @@ async def _children(analytics: Analytics, parents: Sequence[str]) -> tuple[list[
     more = False
     for begin in range(0, len(parents), _IDS_AT_ONCE):
         parameters = {"parents": list(parents[begin : begin + _IDS_AT_ONCE]), "limit": MAX_NODES + 1}
-        some = await analytics.read(TreeExecution, CHILDREN, parameters)
-        more = more or len(some) > MAX_NODES
-        rows += some
-    last = {one.execution_id: one for one in sorted(rows, key=_queued)}
+        children = await analytics.read(TreeExecution, CHILDREN, parameters)
+        more = more or len(children) > MAX_NODES
+        rows += children
+    last = {child.execution_id: child for child in sorted(rows, key=_queued)}
     return sorted(last.values(), key=_queued), more
 
 
@@ -173,20 +173,23 @@ def _queued(execution: TreeExecution) -> tuple[datetime, str]:
 
 
 def _node(execution_id: str, execution: TreeExecution | None, below: _Below) -> TreeNode:
-    children = tuple(_node(one.execution_id, one, below) for one in sorted(below.get(execution_id, ()), key=_queued))
+    in_order = sorted(below.get(execution_id, ()), key=_queued)
+    children = tuple(_node(child.execution_id, child, below) for child in in_order)
     return TreeNode(execution_id, execution, _sums(execution, [child.subtree for child in children]), children)
 
 
 def _sums(execution: TreeExecution | None, below: Sequence[Subtree]) -> Subtree:
-    own = [] if execution is None else [execution]
+    executions = [] if execution is None else [execution]
     return Subtree(
-        executions=len(own) + sum(one.executions for one in below),
-        total_cost=_sum([one.total_cost for one in (*own, *below)]),
-        wasted_cost=_sum([one.wasted_cost for one in (*own, *below)]),
-        unknown_costs=sum(one.cost_basis == "unknown" for one in own) + sum(one.unknown_costs for one in below),
+        executions=len(executions) + sum(subtree.executions for subtree in below),
+        total_cost=_sum([part.total_cost for part in (*executions, *below)]),
+        wasted_cost=_sum([part.wasted_cost for part in (*executions, *below)]),
+        unknown_costs=sum(
+            [*(item.cost_basis == "unknown" for item in executions), *(subtree.unknown_costs for subtree in below)]
+        ),
     )
 
 
 def _sum(costs: Sequence[int | None]) -> int | None:
-    known = [cost for cost in costs if cost is not None]
-    return sum(known) if known else None
+    known_costs = [cost for cost in costs if cost is not None]
+    return sum(known_costs) if known_costs else None

@@ -44,7 +44,7 @@ class MessageEvents:
     """
 
     def __init__(self, usage_of: Callable[[Mapping[str, Any]], Usage | None], *, native: bool = False) -> None:
-        self.done = False
+        self.ended = False
         self._native = native
         self._usage_of = usage_of
         self._message: dict[str, Any] = {}
@@ -61,7 +61,7 @@ class MessageEvents:
     @property
     def whole(self) -> bool:
         """True if the message has ended, or has a stop reason."""
-        return self.done or is_end(self._message.get("stop_reason"))
+        return self.ended or is_end(self._message.get("stop_reason"))
 
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
         """Returns the chunks of an event. Unknown events have none, as Anthropic may add some."""
@@ -96,7 +96,7 @@ class MessageEvents:
                 new_thinking = self._new_thinking() if self._calls else {}
                 return (self._chunk(new_thinking, finish_reason_of(reason, called=bool(self._calls))),)
             case "message_stop":
-                self.done = True
+                self.ended = True
                 return self._usage_chunk()
             case _:
                 return ()

@@ -323,7 +323,7 @@ class AnswerTooLargeError(UnusableAnswerError):
 class StreamReader(Protocol):
     """Reads the events of one stream. It does no I/O, and remembers only the stream."""
 
-    done: bool
+    ended: bool
     """True once the API has ended the stream."""
 
     @property

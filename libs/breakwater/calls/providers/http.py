@@ -136,7 +136,7 @@ class _HttpReply:
     status: int
     headers: Mapping[str, str]
     payload: bytes
-    whole: bool
+    is_complete: bool
 
 
 _Requesting = AbstractAsyncContextManager[aiohttp.ClientResponse]
@@ -393,15 +393,15 @@ def _limit(wire: Wire) -> int:
 async def _reply(response: aiohttp.ClientResponse, limit: int) -> _HttpReply:
     """Reads a response with its body, up to one byte more than the limit, or until the connection breaks."""
     payload = bytearray()
-    whole = True
+    is_complete = True
     try:
         while len(payload) <= limit and not response.content.at_eof():
             payload += await response.content.read(limit + 1 - len(payload))
     except (aiohttp.ClientError, ConnectionError) as error:
         _release(error)
         # The status has arrived, and matters more than the connection that broke afterwards.
-        whole = False
-    return _HttpReply(response.status, response.headers, bytes(payload), whole)
+        is_complete = False
+    return _HttpReply(response.status, response.headers, bytes(payload), is_complete)
 
 
 def _check_size(wire: Wire, reply: _HttpReply) -> None:
@@ -413,7 +413,7 @@ def _check_size(wire: Wire, reply: _HttpReply) -> None:
 def _parsed(wire: Wire, reply: _HttpReply) -> dict[str, Any]:
     status = reply.status
     payload = reply.payload
-    if not reply.whole:
+    if not reply.is_complete:
         raise _broken(status, f"the answer was truncated after {len(payload)} bytes")
     _check_size(wire, reply)
     if not payload.strip():
@@ -453,7 +453,7 @@ class _LongNamesReader:
     def __init__(self, reader: StreamReader, names: Mapping[str, str]) -> None:
         self._reader = reader
         self._names = names
-        self.done = False
+        self.ended = False
 
     @property
     def whole(self) -> bool:
@@ -463,7 +463,7 @@ class _LongNamesReader:
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
         """Returns the chunks of an event, with the names of the call."""
         chunks = [with_long_names(chunk, self._names) for chunk in self._reader.read(event)]
-        self.done = self._reader.done
+        self.ended = self._reader.ended
         return chunks
 
     def answer(self) -> dict[str, Any]:

@@ -99,7 +99,7 @@ async def receive(
     content = response.content
     idle_limit = _IdleLimit(limit, streaming)
     at_end = False
-    while not (at_end or reader.done):
+    while not (at_end or reader.ended):
         at_end = content.at_eof()
         # The last event may lack the empty line that ends it.
         piece = b"\n\n" if at_end else await _read_piece(content)
@@ -118,7 +118,7 @@ async def receive(
         # Events of the API without content show that a model thinks, or that a tool of its provider runs.
         if has_grown or any("event" in chunk for chunk in chunks):
             idle_limit.extend(has_begun=answer.length > 0)
-        if has_grown and not reader.done:
+        if has_grown and not reader.ended:
             await _gather(response)
     _check_end(reader, answer)
     with suppress(TimeoutError, aiohttp.ClientError, OSError):

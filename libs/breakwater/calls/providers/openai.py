@@ -133,17 +133,17 @@ def _choice(index: int, choice: Mapping[str, Any]) -> Choice:
 @dataclass(slots=True)
 class _Chunks:
     _answer: Assembly
-    done: bool = False
+    ended: bool = False
 
     @property
     def whole(self) -> bool:
         """True after `[DONE]` or all finish reasons, as some servers send only one of them."""
-        return self.done or self._answer.finished
+        return self.ended or self._answer.finished
 
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
         """Returns the chunk itself. An event without choices and usage has none."""
         if event is None:
-            self.done = True
+            self.ended = True
             return ()
         return (event,) if isinstance(event.get("choices"), list) or event.get("usage") else ()
 

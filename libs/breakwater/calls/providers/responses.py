@@ -122,7 +122,7 @@ def _conversation(native: Mapping[str, JsonValue], messages: Sequence[Mapping[st
 @dataclass(slots=True)
 class _ResponseReader:
     _answer: Assembly
-    done: bool = False
+    ended: bool = False
     _response: dict[str, Any] = field(default_factory=dict[str, Any])
     _items: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
     _calls: dict[int, int] = field(default_factory=dict[int, int])
@@ -133,7 +133,7 @@ class _ResponseReader:
     @property
     def whole(self) -> bool:
         """True if the last event has arrived, as only that ends a response."""
-        return self.done
+        return self.ended
 
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
         """Returns the chunk of an event, with the event itself, unless it is about the response as a whole."""
@@ -176,7 +176,7 @@ class _ResponseReader:
         return self._chunk({"tool_calls": [{"index": number, **call_head, name: call_fields}]}, event)
 
     def _end(self, response: dict[str, Any]) -> Iterable[Chunk]:
-        self.done = True
+        self.ended = True
         if not response.get("output"):
             response["output"] = [item for _, item in sorted(self._items.items())]
         self._response |= response
@@ -193,7 +193,7 @@ class _ResponseReader:
 
     def answer(self) -> dict[str, Any]:
         """Returns the response; if it broke off, the part of it that has arrived."""
-        if self.done:
+        if self.ended:
             return self._response
         message = self._answer.messages().get(0, {})
         partial_message = {

@@ -148,7 +148,8 @@ class Repairs(Event):
             return Repaired("provider_state", mended)
         if (without := self.leave_out(refused_params)) is not None:
             return Repaired("parameter", without)
-        is_overflow, sent = failure.kind == "context_overflow", may_ask_for_less_than or 0
+        is_overflow = failure.kind == "context_overflow"
+        sent = may_ask_for_less_than or 0
         limited = self.limit_output(failure.message) if is_overflow or failure.status_code in {400, 422} else None
         if limited is not None and (is_overflow or (limited.output_limit or 0) < sent):
             return Repaired("output_limit", limited)
@@ -163,9 +164,9 @@ class Repairs(Event):
             repairs, count = shorter
             return Repaired("context_trim", repairs, "context_trimmed", count)
         if failure.kind == "logic":
-            # An answer that its provider did not pass on is asked for once more.
-            most = max_corrections if failure.status_code is None else 1
-            corrected = self.correct(correction or Correction(answer=None), most)
+            # The provider withheld the answer: ask for another one, once.
+            max_tries = max_corrections if failure.status_code is None else 1
+            corrected = self.correct(correction or Correction(answer=None), max_tries)
             return None if corrected is None else Repaired("self_correction", corrected)
         return None
 
@@ -215,9 +216,9 @@ class Repairs(Event):
             return None
         return self.model_copy(update={"keep_ratios": (*self.keep_ratios, ratio)}), before + dropped
 
-    def correct(self, correction: Correction, most: int) -> Repairs | None:
-        """Sends the model what was wrong with its answer. None where `max_corrections` is reached."""
-        if len(self.corrections) >= most:
+    def correct(self, correction: Correction, max_corrections: int) -> Repairs | None:
+        """Sends the model what was wrong with its answer. None if `max_corrections` is reached."""
+        if len(self.corrections) >= max_corrections:
             return None
         return self.model_copy(update={"corrections": (*self.corrections, correction)})
 
@@ -226,9 +227,9 @@ NO_REPAIRS = Repairs()
 
 
 def _dialogue(corrections: Sequence[Correction]) -> list[JsonMessage]:
-    said: list[JsonMessage] = []
+    messages: list[JsonMessage] = []
     for correction in corrections:
         if correction.answer is not None:
-            said.append({"role": "assistant", "content": correction.answer})
-            said.append(correction_message(correction.problems))
-    return said
+            messages.append({"role": "assistant", "content": correction.answer})
+            messages.append(correction_message(correction.problems))
+    return messages

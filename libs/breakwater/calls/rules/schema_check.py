@@ -27,8 +27,14 @@ from breakwater.kernel.json_values import flaw_of, levels, subschemas
 
 _Schema = dict[str, JsonValue]
 
-_PATH, _NAMES, _OURS = 200, 200, 200
-"""Characters of a path, of a name that the value brought (longer ones are not shown), and shown of the schema."""
+_PATH = 200
+"""The longest path, in characters, that an error shows."""
+
+_NAMES = 200
+"""The longest name out of the value, in characters, that an error shows."""
+
+_OURS = 200
+"""The characters of the schema that an error shows."""
 
 _WORDS = {
     "minimum": "should be at least {}",
@@ -65,35 +71,36 @@ def _described(error: ValidationError) -> str:
 
 def _words(error: ValidationError) -> str:
     keyword = cast(str | None, error.validator)
-    asked, found = cast(Any, error.validator_value), cast(Any, error.instance)
+    expected = cast(Any, error.validator_value)
+    actual = cast(Any, error.instance)
     if keyword == "type":
-        return f"should be {_kinds(asked)}, is {_kind(found)}"
+        return f"should be {_kinds(expected)}, is {_kind(actual)}"
     if keyword == "required":
-        missing = [name for name in asked if name not in found]
+        missing = [name for name in expected if name not in actual]
         return f"is missing {_shown(', '.join(map(repr, missing)), _OURS)}"
     if keyword == "additionalProperties":
-        known = cast(Mapping[str, Any], cast(Mapping[str, Any], error.schema).get("properties", {}))
-        more = [name for name in cast(Mapping[str, Any], found) if name not in known]
+        properties = cast(Mapping[str, Any], cast(Mapping[str, Any], error.schema).get("properties", {}))
+        more = [name for name in cast(Mapping[str, Any], actual) if name not in properties]
         named = ", ".join(map(_name, more[:5]))
         return f"may not have {named}{f' and {len(more) - 5} more' if len(more) > 5 else ''}"
     if keyword in {"anyOf", "oneOf"}:
         if not error.context:
             return "matches more than one of the allowed forms; should match exactly one"
         types = [
-            form.get("type") if isinstance(form, dict) else None for form in cast(list[dict[str, Any] | bool], asked)
+            form.get("type") if isinstance(form, dict) else None for form in cast(list[dict[str, Any] | bool], expected)
         ]
         if not all(isinstance(kind, str) for kind in types):
             return "matches none of the allowed forms"
-        return f"should be {_kinds(cast(list[str], types))}, is {_kind(found)}"
+        return f"should be {_kinds(cast(list[str], types))}, is {_kind(actual)}"
     if keyword in _WORDS:
-        return _WORDS[keyword].format(_json(asked))
-    return f"does not satisfy `{keyword}`: {_json(asked)}" if keyword is not None else "is not allowed"
+        return _WORDS[keyword].format(_json(expected))
+    return f"does not satisfy `{keyword}`: {_json(expected)}" if keyword is not None else "is not allowed"
 
 
 def _name(name: str) -> str:
-    # Whole or not at all, as a path. What is escaped takes up to ten times its own length.
-    shown = repr(name)
-    return shown if len(shown) <= _NAMES + len("''") else f"a name of {len(name)} characters"
+    # A name is shown whole or not at all, as a path is: escapes make it up to ten times as long.
+    quoted = repr(name)
+    return quoted if len(quoted) <= _NAMES + len("''") else f"a name of {len(name)} characters"
 
 
 def _kinds(types: str | list[str]) -> str:
@@ -123,8 +130,11 @@ def _shown(text: str, length: int) -> str:
 
 
 MAX_PROBLEMS = 10
-MIN_STEPS, STEPS_PER_VALUE = 2_000, 10
-"""Number of references that one check may follow. Alternatives that refer to themselves could take for ever."""
+MIN_STEPS = 2_000
+"""The references that every check may follow. Alternatives that refer to themselves could take for ever."""
+
+STEPS_PER_VALUE = 10
+"""The further references that a check may follow for each part of its value."""
 
 _INTRICATE = "$: is too deep or too complex to check"
 
@@ -156,8 +166,8 @@ class SchemaCheck:
         """The mistakes of a value, each with its path; empty where it satisfies the schema."""
         self._steps = MIN_STEPS + STEPS_PER_VALUE * sum(map(len, levels(value)))
         try:
-            found = islice(self._validator.iter_errors(value), MAX_PROBLEMS)
-            return tuple(dict.fromkeys(map(_described, found)))
+            errors = islice(self._validator.iter_errors(value), MAX_PROBLEMS)
+            return tuple(dict.fromkeys(map(_described, errors)))
         except (RecursionError, OverflowError):
             return (_INTRICATE,)
 
@@ -174,13 +184,13 @@ def _validator_of(schema: _Schema, follow: Callable[[], None]) -> Any:
         follow()
         yield from Draft202012Validator.VALIDATORS["$ref"](validator, ref, instance, schema)
 
-    def forms(most: float) -> Callable[..., Iterator[ValidationError]]:
+    def forms(max_fitting: float) -> Callable[..., Iterator[ValidationError]]:
         def check(validator: Any, forms: Sequence[Any], instance: Any, _: Any) -> Iterator[ValidationError]:
             # The library's check looks for every mistake in every form, and in a tree that doubles the work at each
             # level.
             mistakes = [next(validator.descend(instance, form), None) for form in forms]
             fitting = mistakes.count(None)
-            if not 1 <= fitting <= most:
+            if not 1 <= fitting <= max_fitting:
                 yield ValidationError("", context=() if fitting else cast(Any, mistakes))
 
         return check
@@ -272,5 +282,5 @@ def _require_safe(schema: _Schema) -> None:
             target = resolver.lookup(str(ref)).contents
         except Unresolvable:
             target = None
-        if not isinstance(target, bool) and not any(target is known for known in places.values()):
+        if not isinstance(target, bool) and not any(target is schema_place for schema_place in places.values()):
             raise ValueError(f"{path}.$ref: {str(ref)[:100]!r} refers to no schema; write it like '#/$defs/name'")

@@ -131,7 +131,7 @@ def apply(
     output.styled(
         (f"version {applied.version} ", "bold"), "is applied" if applied.before else "is the first one applied"
     )
-    for line in (*applied.done, *applied.changes):
+    for line in (*applied.server_changes, *applied.changes):
         output.write(f"  {line}")
     output.note("Now send SIGHUP to the services; `breakwater doctor` names those that still use another version.")
 

@@ -82,7 +82,7 @@ class Prepared:
     """The version that was applied before; None for the first one."""
     changes: tuple[str, ...]
     """The changes of the config, a line each."""
-    done: tuple[str, ...]
+    server_changes: tuple[str, ...]
     """The changes on the servers, a line each."""
 
 

@@ -26,8 +26,10 @@ from breakwater.kernel.nats.publisher import Publisher, Stored
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.security.encryption import Cipher
 
-_CHUNKS, _BODY = ("chunks",), ("body",)
-"""The fields that hold texts."""
+_CHUNKS = ("chunks",)
+"""The fields of a message of chunks that hold texts."""
+_BODY = ("body",)
+"""The fields of a request that hold texts."""
 
 
 class ChunksDroppedError(BusError):
@@ -69,20 +71,21 @@ class ResponseLog:
         """The request of a stored response that is not deleted; None where there is none. Raises as `keep`."""
         subject = subjects.kept_request(execution_id)
         # A replica may not have it yet, or not know yet that it was deleted; the leader does.
-        found = await self._lookup.newest_on(Stream.RESPONSES, subject)
-        stored = None if found is None else self._read(found)
+        message = await self._lookup.newest_on(Stream.RESPONSES, subject)
+        stored = None if message is None else self._read(message)
         return None if stored is None or stored.deleted else stored
 
     async def find_all(self, execution_ids: tuple[str, ...]) -> dict[str, StoredResponse]:
         """The requests of those that are stored, by execution. Raises as `keep`."""
         wanted = list(map(subjects.kept_request, execution_ids))
         async with aclosing(self._lookup.last_on(Stream.RESPONSES, wanted)) as stored:
-            found = [self._read(message) async for message in stored]
-        return {one.execution_id: one for one in found}
+            responses = [self._read(message) async for message in stored]
+        return {response.execution_id: response for response in responses}
 
     async def delete(self, response: StoredResponse) -> None:
         """Replaces a response by the note that it was deleted, for ever. Raises BusUnavailableError: do it again."""
-        execution_id, rollup = response.execution_id, {Header.ROLLUP.value: "sub"}
+        execution_id = response.execution_id
+        rollup = {Header.ROLLUP.value: "sub"}
         # The request goes last: as long as it is there, deleting can be asked for again.
         marker = orjson.dumps({"type": DELETED, "execution_id": execution_id})
         await self._publish(subjects.kept_chunks(execution_id), marker, rollup)
@@ -103,24 +106,24 @@ class ResponseLog:
             BusUnavailableError: NATS does not answer.
             DecryptionError: the texts can't be read.
         """
-        found: list[dict[str, Any]] = []
+        messages: list[dict[str, Any]] = []
         subject = subjects.kept_chunks(execution_id)
         scan = self._lookup.scan(Stream.RESPONSES, subject, start=after + 1, whole=whole)
         async with aclosing(scan) as stored:
             async for message in stored:
                 after = message.sequence
-                found.append(cast(dict[str, Any], orjson.loads(self._cipher.decrypt_document(message.data))))
-        return found, after
+                messages.append(cast(dict[str, Any], orjson.loads(self._cipher.decrypt_document(message.data))))
+        return messages, after
 
     async def end(self, execution_id: str) -> tuple[int, int]:
         """Number and sequence of the last message of chunks, as the leader knows it; zeros while there is none.
 
         The number is -1 for deleted chunks. Raises BusUnavailableError.
         """
-        found = await self._lookup.newest_on(Stream.RESPONSES, subjects.kept_chunks(execution_id))
-        if found is None:
+        newest = await self._lookup.newest_on(Stream.RESPONSES, subjects.kept_chunks(execution_id))
+        if newest is None:
             return 0, 0
-        return int(orjson.loads(found.data).get("number", -1)), found.sequence
+        return int(orjson.loads(newest.data).get("number", -1)), newest.sequence
 
     def sealed(self, message: bytes, *, private: bool) -> bytes:
         """A message of chunks as it is stored. A repeated `append` takes the same bytes."""
@@ -144,12 +147,12 @@ class ResponseLog:
             added = await self._publish(subject, stored, {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(last)})
         except AlreadyDecidedError:
             # Ours, if the acknowledgement of an earlier try was lost.
-            found = await self._lookup.newest_on(Stream.RESPONSES, subject)
-            if found is None and last:
+            newest = await self._lookup.newest_on(Stream.RESPONSES, subject)
+            if newest is None and last:
                 raise ChunksDroppedError(f"the chunks of {execution_id} are gone") from None
-            if found is None or found.data != stored:
+            if newest is None or newest.data != stored:
                 raise
-            return found.sequence
+            return newest.sequence
         return added.sequence
 
     async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> Stored:
@@ -161,5 +164,5 @@ class ResponseLog:
         except StreamFullError as error:
             raise EventStreamFullError(f"{error}: the server has no storage left") from error
 
-    def _read(self, found: Found) -> StoredResponse:
-        return StoredResponse.model_validate_json(self._cipher.decrypt_document(found.data))
+    def _read(self, message: Found) -> StoredResponse:
+        return StoredResponse.model_validate_json(self._cipher.decrypt_document(message.data))

@@ -19,7 +19,8 @@ MESSAGE_BYTES = 256
 COUNTED_BYTES = 256 * 1024
 """Chunks are counted whenever they come to so much."""
 
-_STORED, _UNDER_WAY = "bw:responses:stored", "bw:responses:under-way"
+_STORED = "bw:responses:stored"
+_UNDER_WAY = "bw:responses:under-way"
 _LUA = scripts_of(__file__)
 
 

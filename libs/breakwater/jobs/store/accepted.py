@@ -119,8 +119,8 @@ class Accepted:
 
     async def dry_run(self, asked_ids: Iterable[str]) -> str | None:
         """The newest dry run of the first of some ids that has one. Raises StateUnavailableError."""
-        found = await self._redis.client.mget([_dry_run_key(one) for one in asked_ids])
-        return next((str(one) for one in found if one is not None), None)
+        dry_runs = await self._redis.client.mget([_dry_run_key(asked_id) for asked_id in asked_ids])
+        return next((str(execution_id) for execution_id in dry_runs if execution_id is not None), None)
 
     async def close(self) -> None:
         """Saves the rest, if Redis takes it immediately."""
@@ -160,7 +160,7 @@ class Accepted:
                 self._unsaved.pop(execution_id, None)
 
     async def _save(self, notes: Mapping[str, str]) -> None:
-        keys = [accepted_key(time.time()), *(Claim(one, "").key for one in notes)]
+        keys = [accepted_key(time.time()), *(Claim(execution_id, "").key for execution_id in notes)]
         flat = [part for note in notes.items() for part in note]
         await self._redis.run([ScriptCall(_NOTE, keys, [KEEP_S + SPAN_S, *flat])])
 
@@ -180,18 +180,20 @@ async def lately_accepted(redis: Redis, before: datetime, limit: int) -> tuple[l
     Where there are more than `limit`, these are of the latest hours, and of the earliest of those a random choice:
     Redis would answer no other client while it reads a hash of all jobs. Raises StateUnavailableError.
     """
-    found: list[RememberedJob] = []
-    left, left_out = limit, 0
+    jobs: list[RememberedJob] = []
+    remaining = limit
+    left_out = 0
     for key in recent_keys(before.timestamp()):
         count: int = await cast(Any, redis.client.hlen(key))
-        take = min(count, left)
-        left, left_out = left - take, left_out + count - take
+        take = min(count, remaining)
+        remaining -= take
+        left_out += count - take
         flat: list[str] = await cast(Any, redis.client.hrandfield(key, take, withvalues=True)) if take else []
         for execution_id, note in zip(flat[::2], flat[1::2], strict=True):
             epoch_ms, agent, *_ = json.loads(note)
-            found.append(RememberedJob(execution_id, agent, time_from_ms(epoch_ms)))
-    found = [job for job in found if job.accepted_at < before]
-    return sorted(found, key=lambda job: job.accepted_at, reverse=True), left_out
+            jobs.append(RememberedJob(execution_id, agent, time_from_ms(epoch_ms)))
+    jobs = [job for job in jobs if job.accepted_at < before]
+    return sorted(jobs, key=lambda job: job.accepted_at, reverse=True), left_out
 
 
 async def unclaimed(redis: Redis, jobs: Sequence[RememberedJob]) -> list[RememberedJob]:
@@ -210,8 +212,8 @@ def _dry_run_key(asked_id: str) -> str:
 def _status(note: str | None, *, taken: bool, checkpoint: str | None) -> JobStatus:
     if note is None:
         return JobStatus(None, None, taken, checkpoint)
-    epoch_ms, agent, *whose = json.loads(note)
-    return JobStatus(agent, time_from_ms(epoch_ms), taken, checkpoint, *whose)
+    epoch_ms, agent, *owner_fields = json.loads(note)
+    return JobStatus(agent, time_from_ms(epoch_ms), taken, checkpoint, *owner_fields)
 
 
 def recent_keys(epoch_s: float) -> list[str]:

@@ -188,8 +188,8 @@ class Executions:
 
         As Redis has it: without the texts where they are encrypted.
         """
-        found = await cast(Any, self._redis.client.hget(Claim(execution_id, "").key, "checkpoint"))
-        return found or None
+        checkpoint = await cast(Any, self._redis.client.hget(Claim(execution_id, "").key, "checkpoint"))
+        return checkpoint or None
 
     def checkpoint_call(self, claim: Claim, checkpoint: str, *, lease_ms: int = CLAIM_LEASE_MS) -> ScriptCall:
         """Saves a checkpoint; read its answer with `kept`. An empty text only renews the lease."""
@@ -314,7 +314,9 @@ class Executions:
 
         The holder of an `unclaimed` one writes its claim again, if Redis has lost it. Raises StateUnavailableError.
         """
-        calls = [ScriptCall(_LUA["free"], [Claim(one, "").key], [f"{worker}/"]) for one in execution_ids]
+        calls = [
+            ScriptCall(_LUA["free"], [Claim(execution_id, "").key], [f"{worker}/"]) for execution_id in execution_ids
+        ]
         return await self._redis.run(calls)
 
     async def wait_for(
@@ -329,16 +331,17 @@ class Executions:
             owner: whose jobs share the room for unknown ones.
         """
         calls = [
-            ScriptCall(_LUA["wait"], Claim(one, "").keys[1:], [waiting, KEEP_MS, MAX_WAITING]) for one in execution_ids
+            ScriptCall(_LUA["wait"], Claim(execution_id, "").keys[1:], [waiting, KEEP_MS, MAX_WAITING])
+            for execution_id in execution_ids
         ]
-        for one, keep_ms in unknown.items():
-            keys = [*Claim(one, "").keys[1:], f"bw:unknown-dependencies:{owner}"]
-            calls.append(ScriptCall(_LUA["wait"], keys, [waiting, keep_ms, MAX_WAITING, one, MAX_UNKNOWN]))
+        for unknown_id, keep_ms in unknown.items():
+            keys = [*Claim(unknown_id, "").keys[1:], f"bw:unknown-dependencies:{owner}"]
+            calls.append(ScriptCall(_LUA["wait"], keys, [waiting, keep_ms, MAX_WAITING, unknown_id, MAX_UNKNOWN]))
         await self._redis.run(calls)
 
     async def waiting_for(self, execution_ids: Iterable[str]) -> set[str]:
         """The jobs that wait for one of the executions. Raises StateUnavailableError."""
-        keys = (Claim(one, "").keys[1:] for one in execution_ids)
+        keys = (Claim(execution_id, "").keys[1:] for execution_id in execution_ids)
         notices: list[list[str]] = await self._redis.run([ScriptCall(_LUA["notices"], key, []) for key in keys])
         return {job_id for texts in notices for job_id in _waiting(texts)}
 
@@ -352,9 +355,11 @@ class Executions:
             StateUnavailableError: it may be left all the same; ask again.
         """
         by = request.cancellation
-        who = f"{by.by}/{by.key_id or by.name or ''}/{','.join(sorted(request.agents))}"
+        sender = f"{by.by}/{by.key_id or by.name or ''}/{','.join(sorted(request.agents))}"
         keys = Claim(request.execution_id, "").keys[1:]
-        [counts] = await self._redis.run([ScriptCall(_LUA["cancel"], keys, [who, request.model_dump_json(), KEEP_MS])])
+        [counts] = await self._redis.run(
+            [ScriptCall(_LUA["cancel"], keys, [sender, request.model_dump_json(), KEEP_MS])]
+        )
         return PendingCancel.model_validate_json(counts)
 
     async def count_unseen(self, user: str, execution_id: str) -> bool:
@@ -369,10 +374,14 @@ class Executions:
             return True
         for begin in range(0, MAX_UNSEEN, _BATCH):
             async with self._redis.client.pipeline(transaction=False) as pipe:
-                known = cast(list[str], await cast(Any, self._redis.client.zrange(key, begin, begin + _BATCH - 1)))
-                for one in known:
-                    pipe.exists(*Claim(one, "").keys[1:])
-                over = [one for one, kept in zip(known, await pipe.execute(), strict=True) if not kept]
+                unseen_ids = cast(list[str], await cast(Any, self._redis.client.zrange(key, begin, begin + _BATCH - 1)))
+                for unseen_id in unseen_ids:
+                    pipe.exists(*Claim(unseen_id, "").keys[1:])
+                over = [
+                    unseen_id
+                    for unseen_id, key_count in zip(unseen_ids, await pipe.execute(), strict=True)
+                    if not key_count
+                ]
                 if over:
                     await cast(Any, self._redis.client.zrem(key, *over))
                     break

@@ -23,8 +23,10 @@ KEEP_S = 72 * 3600
 MAX_ANNOUNCED = 1_000
 """Drafts and refused plans of one caller: they take half a megabyte of Redis' memory at most."""
 _NEWEST = "bw:plans"
-_ANNOUNCED, _STAGE = "\0", "\1"
-"""First characters of the fields of announcements and of stages, and of no job's id."""
+_ANNOUNCED = "\0"
+"""The first character of the fields of announcements. No job's id begins with it, nor with the next ones."""
+_STAGE = "\1"
+"""The first character of the fields of stages."""
 _OTHERS = ("\2", "\3")
 
 Stage = Literal["pending", "running", "succeeded", "dead_lettered", "cancelled"]
@@ -88,10 +90,10 @@ class Plans:
         """
         arguments = [plan_id, by, json.dumps(refusal), MAX_ANNOUNCED, KEEP_S, _now_ms()]
         [answer] = await self._redis.run([ScriptCall(_LUA["announce"], self._keys(plan_id, by), arguments)])
-        is_noted, *rest = answer
+        is_noted, *state_fields = answer
         if not int(is_noted):
             raise TooManyPlansError
-        version, announced, *stages = rest
+        version, announced, *stages = state_fields
         after = state_by_stages(map(int, stages), refused=refusal is not None)
         return _move(version, _before(announced, map(int, stages)), after)
 
@@ -126,13 +128,13 @@ class Plans:
     async def known(self, plan_ids: Iterable[str]) -> dict[str, KnownPlan]:
         """The notes of plans, by id."""
         wanted = list(plan_ids)
-        found = await read_hashes(self._redis.client, list(map(_key, wanted)))
-        return dict(zip(wanted, map(_known, found), strict=True))
+        hashes = await read_hashes(self._redis.client, list(map(_key, wanted)))
+        return dict(zip(wanted, map(_known, hashes), strict=True))
 
     async def newest(self, limit: int) -> dict[str, datetime]:
         """The plans of which something was noted last, and when, the latest first."""
-        found: Any = await self._redis.client.zrevrange(_NEWEST, 0, limit - 1, withscores=True)
-        return {plan_id: time_from_ms(int(at_ms)) for plan_id, at_ms in found}
+        scored_ids: Any = await self._redis.client.zrevrange(_NEWEST, 0, limit - 1, withscores=True)
+        return {plan_id: time_from_ms(int(at_ms)) for plan_id, at_ms in scored_ids}
 
     @staticmethod
     def _keys(plan_id: str, by: str | None) -> list[str]:

@@ -43,13 +43,13 @@ def problem_of(record: Attempt | Execution, subject: str, headers: Mapping[str, 
     subject (ADR 0001), and the server stores that condition with the message: one that bears it was the first.
     """
     if isinstance(record, Attempt):
-        own = subjects.attempt(record.agent, record.execution_id, record.number)
+        own_subject = subjects.attempt(record.agent, record.execution_id, record.number)
         if record.attempt_id != f"{record.execution_id}:{record.number}":
             return f"its attempt_id does not belong to attempt {record.number} of its execution"
     else:
-        own = subjects.execution(record.agent, record.execution_id)
-    if subject != own:
-        return f"it belongs on {own}"
+        own_subject = subjects.execution(record.agent, record.execution_id)
+    if subject != own_subject:
+        return f"it belongs on {own_subject}"
     if headers.get(Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value) != "0":
         return "it was published without requiring to be the first message on its subject"
     return None

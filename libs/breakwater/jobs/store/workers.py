@@ -77,7 +77,9 @@ class Workers:
         )
         self.was_emptied = self._kept_since not in {None, kept_since}
         self._kept_since = kept_since
-        return running, [LateWorker(one, int(silent_ms) / 1000, heard_on) for one, silent_ms, heard_on in late]
+        return running, [
+            LateWorker(late_worker, int(silent_ms) / 1000, heard_on) for late_worker, silent_ms, heard_on in late
+        ]
 
     async def forget(self, worker: str) -> None:
         """Removes a worker: it has stopped in order, or its jobs are taken over. Raises StateUnavailableError."""
@@ -99,7 +101,7 @@ class Workers:
             StateUnavailableError: Redis does not answer.
         """
         seconds, microseconds = cast(tuple[int, int], await cast(Any, self._redis.client.time()))
-        [known] = await read_hashes(self._redis.client, _KEYS[:1])
+        [texts] = await read_hashes(self._redis.client, _KEYS[:1])
         since = seconds * 1000 + microseconds // 1000 - LATE_MS
-        found = {worker: text.partition(" ") for worker, text in known.items()}
-        return {worker: heard_on for worker, (at, _, heard_on) in found.items() if int(at) > since}
+        heartbeats = {worker: text.partition(" ") for worker, text in texts.items()}
+        return {worker: heard_on for worker, (at, _, heard_on) in heartbeats.items() if int(at) > since}

@@ -55,10 +55,13 @@ class BudgetGate(Gate):
         own_cap = self.request.job.agent.max_cost_usd
         if own_cap is not None and (refused := self._over_own_cap(own_cap)) is not None:
             return refused
-        request, worst_case = self.request, self.request.flight.reserved
-        agent, tenant = request.job.agent_name, request.job.job.tenant
+        request = self.request
+        worst_case = request.flight.reserved
+        agent = request.job.agent_name
+        tenant = request.job.job.tenant
         caps = self.worker.caps()
-        self._counters, self._asked_at = caps.counters(agent, tenant), self.worker.now()
+        self._counters = caps.counters(agent, tenant)
+        self._asked_at = self.worker.now()
         if worst_case is None and any(counter.hard_limit is not None for counter in self._counters):
             return self._unpriced("a hard budget")
         return self.worker.budgets.reserve_call(
@@ -81,14 +84,15 @@ class BudgetGate(Gate):
             case Reserved(at):
                 self._reserved_at = at
                 # Redis' clock decides the day and the month of the call.
-                self.flight_fields["reserved_at"], self.lease = at, self._live(at)
+                self.flight_fields["reserved_at"] = at
+                self.lease = self._live(at)
                 return None
             case OverBudget(by_reservations=True) as over:
                 # A call that has just ended on another worker may be charged a moment later.
                 waited_s = self.request.waited.get("budget_exceeded", 0.0)
                 delay_s = min(POLL_S, max(FIRST_POLL_S, waited_s))
-                held = refusals.budget_held(over, self.request.flight.model)
-                refused = Refused("budget_exceeded", held, refused_by=over.counter.name)
+                error = refusals.budget_held(over, self.request.flight.model)
+                refused = Refused("budget_exceeded", error, refused_by=over.counter.name)
                 return WaitForCapacity(delay_s * (1 + self.worker.jitter()), refused)
             case OverBudget() as over:
                 return self._over_budget(over)
@@ -103,15 +107,18 @@ class BudgetGate(Gate):
         """Releases the reservation."""
         if self._reserved_at is None:
             return None
-        job, attempt_id = self.request.job, self.request.attempt_id
-        return self.worker.budgets.release_call(attempt_id, job.agent_name, job.job.tenant, self._reserved_at)
+        job = self.request.job
+        return self.worker.budgets.release_call(
+            self.request.attempt_id, job.agent_name, job.job.tenant, self._reserved_at
+        )
 
     def settle(self, attempt: Attempt) -> ScriptCall | None:
         """Replaces the reservation by the cost of the call, until the budget service settles its event.
 
         Does nothing without a hard cap: then no call waits for the rest of a budget.
         """
-        at, counters = attempt.reserved_at, self.worker.caps().counters(attempt.agent, attempt.tenant)
+        at = attempt.reserved_at
+        counters = self.worker.caps().counters(attempt.agent, attempt.tenant)
         if at is None or all(counter.hard_limit is None for counter in counters):
             return None
         spent = figures_of(attempt).spent
@@ -120,8 +127,10 @@ class BudgetGate(Gate):
     @contextmanager
     def _live(self, at: datetime) -> Generator[None]:
         """Keeps the reservation in the worker's list until its call has ended and is in the log."""
-        request, live = self.request, self.worker.live_reservations
-        job, amount = request.job, request.flight.reserved or 0
+        request = self.request
+        job = request.job
+        live = self.worker.live_reservations
+        amount = request.flight.reserved or 0
         until = self.worker.now() + timedelta(milliseconds=request.lease_ms or 0)
         live[request.attempt_id] = LiveReservation(
             request.attempt_id, job.agent_name, job.job.tenant, amount, at, until, job.caller
@@ -133,20 +142,21 @@ class BudgetGate(Gate):
 
     def _over_own_cap(self, cap: int) -> Refused | None:
         # Only one worker runs a job at a time, so its attempts are complete.
-        model, worst_case = self.request.flight.model, self.request.flight.reserved
+        flight = self.request.flight
+        worst_case = flight.reserved
         if worst_case is None:
             return self._unpriced("max_cost_usd", OWN_CAP)
         spent = spent_by(self.request.checkpoint.attempts)
         if fits(worst_case, limit=cap, spent=spent):
             return None
         agent = self.request.job.agent_name
-        error = refusals.over_own_cap(agent, model, worst_case, spent, cap)
+        error = refusals.over_own_cap(agent, flight.model, worst_case, spent, cap)
         return Refused("budget_exceeded", error, refused_by=OWN_CAP)
 
     def _unpriced(self, cap: str, refused_by: str | None = None) -> Refused:
         """Refuses a model without a price under a cap, as it may not be free."""
-        config, flight = self.worker.config, self.request.flight
-        local = config.is_local(flight.provider)
+        flight = self.request.flight
+        local = self.worker.config.is_local(flight.provider)
         setting = f"providers.{flight.provider}.cost_per_call_usd" if local else f"models.{flight.model}.price"
         return Refused("budget_exceeded", refusals.unpriced(flight.model, cap, setting), refused_by=refused_by)
 
@@ -190,9 +200,12 @@ class LiveReservations:
         if await self._worker.budgets.filled():
             self._lost.worked()
             ids = list(self._worker.live_reservations)
-            found = await self._worker.budgets.reservations(ids)
-            missing = {attempt_id for attempt_id, one in zip(ids, found, strict=True) if one is None}
-            wanted, self._missing = missing & self._missing, missing
+            reservations = await self._worker.budgets.reservations(ids)
+            missing = {
+                attempt_id for attempt_id, reservation in zip(ids, reservations, strict=True) if reservation is None
+            }
+            wanted = missing & self._missing
+            self._missing = missing
         else:
             if self._worker.caps().any_hard:
                 self._lost.failed("they are lost, or not made yet; until they are no call is made under a hard cap")

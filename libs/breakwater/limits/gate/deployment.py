@@ -65,12 +65,16 @@ class DeploymentGate(Gate):
         """Takes back the first try and the probe, as the call was not made."""
         if not (self._counted or self._probes):
             return None
-        name, attempt_id = self.request.target.deployment, self.request.attempt_id
-        return self.worker.deployments.take_back_call(name, first_try=self._counted, attempt_id=attempt_id)
+        request = self.request
+        return self.worker.deployments.take_back_call(
+            request.target.deployment, first_try=self._counted, attempt_id=request.attempt_id
+        )
 
     def settle(self, attempt: Attempt) -> ScriptCall | None:
         """Holds the model if it has answered with a rate limit, and ends its hold if a probe has succeeded."""
-        deployments, name, attempt_id = self.worker.deployments, self.request.target.deployment, self.request.attempt_id
+        deployments = self.worker.deployments
+        name = self.request.target.deployment
+        attempt_id = self.request.attempt_id
         error = attempt.error
         if error is not None and error.kind == "rate_limit":
             failures = failures_on(attempt.model, (*self.request.checkpoint.attempts, attempt))

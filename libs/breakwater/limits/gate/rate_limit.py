@@ -27,7 +27,8 @@ class RateLimitGate(Gate):
     must_settle = True
 
     def __post_init__(self) -> None:
-        job, self._limits = self.request.job, self.request.target.limits
+        job = self.request.job
+        self._limits = self.request.target.limits
         rule = None if job.agent.guard is None else job.agent.guard.rate_limit
         if rule is not None:
             tenant = "" if job.job.tenant is None else encode_token(job.job.tenant)
@@ -66,7 +67,8 @@ class RateLimitGate(Gate):
         """Replaces the worst-case tokens of the call by the tokens it used."""
         if not self._limits:
             return None
-        tokens, cached_tokens = _tokens_used(attempt), attempt.cached_tokens or 0
+        tokens = _tokens_used(attempt)
+        cached_tokens = attempt.cached_tokens or 0
         counted = [
             tokens if tokens is None or limited.rule.count_cached else max(0, tokens - cached_tokens)
             for limited in self._limits
@@ -76,12 +78,12 @@ class RateLimitGate(Gate):
     def _over_limit(self, over: OverLimit) -> Refused | WaitForCapacity:
         wait_s = None if over.wait_ms is None else over.wait_ms / 1000
         limited = next(limited for limited in self._limits if limited.name == over.name)
-        error = over_rate_limit(over.name, over.what, limited.rule, wait_s, self.request.job.agent_name)
+        error = over_rate_limit(over.name, over.quantity, limited.rule, wait_s, self.request.job.agent_name)
         refused = Refused("rate_limited", error, refused_by=over.name)
         if limited.rule.on_exceeded == "fail" or wait_s is None:
             return refused
         # A call under way usually ends long before its lease, and with fewer tokens than its worst case.
-        soon = over.what == "concurrent_calls" or (over.what.startswith("tokens") and over.under_way > 0)
+        soon = over.quantity == "concurrent_calls" or (over.quantity.startswith("tokens") and over.under_way > 0)
         # Jitter: not all at the same moment.
         return WaitForCapacity((min(wait_s, POLL_S) if soon else wait_s) + POLL_S * self.worker.jitter(), refused)
 

@@ -107,14 +107,16 @@ class TaskGate(Gate):
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Refuses if the task is stopped or must be. Waits if its other jobs hold the rest of its cost cap."""
-        entered, request = self.worker.tasks.entered(answer), self.request
+        request = self.request
+        entered = self.worker.tasks.entered(answer)
         shared = shared_task(self.worker, request.job)
         if shared is not None and 0 < entered.number <= FIRST_JOBS and request.lease_ms is not None:
             self.worker.tasks.begun(shared[1].redis_key, request.job.caller)
         return self._judged(entered)
 
     def _judged(self, entered: Entered) -> Refused | WaitForCapacity | None:
-        rules, attempts = self.request.job.agent.guard, self.request.checkpoint.attempts
+        rules = self.request.job.agent.guard
+        attempts = self.request.checkpoint.attempts
         assert rules is not None
         if entered.tripped is not None:
             return self._stop(entered.tripped, entered.task)
@@ -127,38 +129,47 @@ class TaskGate(Gate):
             tokens=tokens,
             cost=cost,
             worst_case=self.request.flight.reserved,
-            reserved=entered.held,
+            reserved=entered.other_holds,
         )
         match trip:
             case None:
                 if entered.unwarned is not None and self.request.lease_ms is not None:
                     near = near_cap(entered.task, entered.number, rules, tokens=tokens, cost=cost)
                     if near is not None:
-                        self._near, self.announces = (entered.unwarned, near, entered.task), True
+                        self._near = entered.unwarned, near, entered.task
+                        self.announces = True
                 return None
-            case TaskBudgetHeld(held):
-                used, worst = entered.task.cost + cost + held, self.request.flight.reserved or 0
-                agent, cap = self.request.job.agent_name, rules.max_cost_usd
-                error = task_budget_held(agent, used=used, worst_case=worst, cap=cap)
+            case TaskBudgetHeld(held_by_others):
+                error = task_budget_held(
+                    self.request.job.agent_name,
+                    used=entered.task.cost + cost + held_by_others,
+                    worst_case=self.request.flight.reserved or 0,
+                    cap=rules.max_cost_usd,
+                )
                 refused = Refused("budget_exceeded", error, refused_by="task")
                 return WaitForCapacity(POLL_S * (1 + self.worker.jitter()), refused)
             case Trip():
                 # Includes the usage of this job, which is no iteration if its first call is refused.
-                done = entered.task.iterations if attempts else entered.number - 1
+                iterations = entered.task.iterations if attempts else entered.number - 1
                 used = replace(
-                    entered.task, iterations=done, tokens=entered.task.tokens + tokens, cost=entered.task.cost + cost
+                    entered.task,
+                    iterations=iterations,
+                    tokens=entered.task.tokens + tokens,
+                    cost=entered.task.cost + cost,
                 )
                 return self._stop(trip, used)
 
     def _stop(self, why: Trip | Tripped, task: Task) -> Refused:
-        self._stopped, self.announces = _Stopped(why, task), True
+        self._stopped = _Stopped(why, task)
+        self.announces = True
         job = self.request.job
         trip, agent, by = (
             (why, job.agent_name, job.execution_id)
             if isinstance(why, Trip)
             else (why.trip, why.agent, why.execution_id)
         )
-        task_id, tenant = job.job.task_id or job.execution_id, job.job.tenant
+        tenant = job.job.tenant
+        task_id = job.job.task_id or job.execution_id
         error = task_stopped(trip.rule, trip.reason, agent=agent, task_id=task_id, tenant=tenant, execution_id=by)
         return Refused("guard_tripped", error, ends_chain=True, statistics=of_task(task, trip))
 
@@ -191,8 +202,8 @@ def shared_task(worker: WorkerContext, job: Assignment) -> tuple[GuardRules, Tas
     """Returns the guard and the task of a job; None if the job is alone in it, or its agent has no guard."""
     task_id = job.job.task_id
     if task_id is None:
-        held = worker.leases.claims.get(job.claim)
-        task_id = job.execution_id if held is not None and held.has_children else None
+        live_claim = worker.leases.claims.get(job.claim)
+        task_id = job.execution_id if live_claim is not None and live_claim.has_children else None
     if job.agent.guard is None or task_id is None:
         return None
     return job.agent.guard, TaskKey(job.job.tenant, task_id)
@@ -312,8 +323,8 @@ async def _trip(worker: WorkerContext, key: TaskKey, trip: Trip, task: Task, age
 
 
 async def _warn(worker: WorkerContext, job: Assignment, life: str, near: Trip, task: Task) -> None:
-    # That of `shared_task`, which no longer knows of the children once the claim is lost.
-    key, at = TaskKey(job.job.tenant, job.job.task_id or job.execution_id), worker.now()
+    # The key that `shared_task` returned before: once the claim is lost, it no longer knows of the children.
+    key = TaskKey(job.job.tenant, job.job.task_id or job.execution_id)
     event = GuardEvent(
         # Of two jobs that are near it at the same moment, both announce it, under one id.
         event_id=f"{key.name}@{life}#soft_cap",
@@ -324,7 +335,7 @@ async def _warn(worker: WorkerContext, job: Assignment, life: str, near: Trip, t
         execution_id=job.execution_id,
         rule=near.rule,
         reason=near.reason,
-        at=at,
+        at=worker.now(),
         **task.counts,
     )
     await _send(worker, event)

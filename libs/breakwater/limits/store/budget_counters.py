@@ -94,27 +94,33 @@ class Snapshot:
     @property
     def figures(self) -> Ledger:
         """By period and scope."""
-        return {(one.period.name, key): sums for one in self.periods for key, sums in one.figures.items()}
+        return {
+            (counters.period.name, key): sums for counters in self.periods for key, sums in counters.figures.items()
+        }
 
     @property
     def settled(self) -> Ledger:
-        """The same, without charges for calls of which nothing is recorded."""
+        """The figures without the charges for calls that left no record."""
         charged = self.held(charged=True)
         return {place: sums - AttemptSums(spent=charged.get(place, 0)) for place, sums in self.figures.items()}
 
     @property
     def reserved(self) -> Mapping[BudgetPlace, int]:
-        """Held by the counters, by period and scope."""
-        return {(one.period.name, key): held for one in self.periods for key, held in one.reserved.items()}
+        """The amounts reserved according to the counters, by period and scope."""
+        return {
+            (counters.period.name, key): amount
+            for counters in self.periods
+            for key, amount in counters.reserved.items()
+        }
 
     def held(self, *, charged: bool) -> Mapping[BudgetPlace, int]:
-        """Held by the reservations themselves; or charged when their leases ended without a settlement."""
+        """The amounts that the reservations hold, or were charged when their leases ended without a settlement."""
         sums: dict[BudgetPlace, int] = defaultdict(int)
-        for one in self.reservations:
-            if one.charged == charged:
-                for name in (one.day, one.month):
-                    for key in scope_keys(one.agent, one.tenant):
-                        sums[name, key] += one.amount
+        for held_call in self.reservations:
+            if held_call.charged == charged:
+                for name in (held_call.day, held_call.month):
+                    for key in scope_keys(held_call.agent, held_call.tenant):
+                        sums[name, key] += held_call.amount
         return dict(sums)
 
 
@@ -159,14 +165,14 @@ class BudgetCounters:
         """The counters of some periods as of one moment.
 
         Args:
-            periods: which.
-            log: whose events are asked for with `Snapshot.counts`.
-            first: the first of those, by its sequence.
-            last: the last of those. Events of the next minute may be asked for as well.
+            periods: the days and months to read.
+            log: the log of the events that `Snapshot.counts` will be asked about.
+            first: the sequence of the first of those events.
+            last: the sequence of the last one. Events of the next minute may be asked about as well.
         """
-        # Also where there is none of those yet: some may come, and be counted, before this is read.
+        # One block more, even if it has no events yet: some may come, and be counted, before it is read.
         blocks = range(first // BLOCK, max(first, last) // BLOCK + 2) if log else range(0)
-        hashes = [RESERVATIONS, *(period_key(one.window, one.name) for one in periods)]
+        hashes = [RESERVATIONS, *(period_key(period.window, period.name) for period in periods)]
         name = token_hex(8)
         copies = [f"bw:budget:copy:{name}:{number}" for number in range(len(hashes))]
         pairs = [key for pair in zip(hashes, copies, strict=True) for key in pair]
@@ -178,14 +184,14 @@ class BudgetCounters:
             raise StateUnavailableError("the copy of the budgets' counters was not read in time")
         return Snapshot(
             _filled(dict(zip(_FILLED, filled, strict=True))),
-            tuple(_period_counters(one, fields) for one, fields in zip(periods, counted, strict=True)),
+            tuple(_period_counters(period, fields) for period, fields in zip(periods, counted, strict=True)),
             tuple(reservation(attempt_id, text) for attempt_id, text in reservations.items()),
             {block: bytes.fromhex(part) for block, part in zip(blocks, bits, strict=True)},
         )
 
     async def fill(
         self,
-        known: Filled | None,
+        source: Filled | None,
         log: str,
         upto: int,
         periods: Sequence[Period],
@@ -197,43 +203,43 @@ class BudgetCounters:
         """Sets the counters to the figures of the record. Reservations of calls under way stay.
 
         Args:
-            known: their source so far.
+            source: their source so far.
             log: the identity of the log.
             upto: the last event that is counted in `figures`; those after it are settled as they come.
-            periods: which; others are not touched.
-            figures: by period and scope.
-            notes: next to them, by the period's name.
+            periods: the periods to set; the others stay.
+            figures: the sums by period and scope.
+            notes: the raised caps and announced thresholds, by the period's name.
             alone: nothing of `figures` is from elsewhere than this log.
 
         Returns:
-            True if it was done; another process may have filled them since `known` was read.
+            True if it was done; another process may have filled them since `source` was read.
         """
-        before = ("", "") if known is None else (known.log, known.zone)
+        before = ("", "") if source is None else (source.log, source.zone)
         arguments: list[Argument] = [log, self._zone.key, upto, int(alone), *before]
-        for one in periods:
+        for period in periods:
             fields: list[Argument] = []
             for (name, key), sums in figures.items():
-                if name == one.name:
+                if name == period.name:
                     fields += [part for figure, value in sums.items() for part in (f"{figure}:{key}", value)]
-            fields += _fields_of(notes.get(one.name, Notes()))
-            arguments += [one.name, one.end_ms + KEEP_MS, len(fields) // 2, *fields]
-        keys = [FILLED, RESERVATIONS, HELD, *(period_key(one.window, one.name) for one in periods)]
-        [done] = await self._redis.run([ScriptCall(LUA["fill"], keys, arguments)])
-        return bool(done)
+            fields += _fields_of(notes.get(period.name, Notes()))
+            arguments += [period.name, period.end_ms + KEEP_MS, len(fields) // 2, *fields]
+        keys = [FILLED, RESERVATIONS, HELD, *(period_key(period.window, period.name) for period in periods)]
+        [was_filled] = await self._redis.run([ScriptCall(LUA["fill"], keys, arguments)])
+        return bool(was_filled)
 
-    async def repair(self, known: Filled, repairs: Sequence[Repair], upto: int) -> bool:
-        """Adds missing amounts to counters; then they count all events of the log up to one of them.
+    async def repair(self, source: Filled, repairs: Sequence[Repair], upto: int) -> bool:
+        """Adds missing amounts to counters, which then count all events of the log up to `upto`.
 
         Returns:
-            True if it was done: not where they were filled or repaired since.
+            True if it was done; another process may have filled or repaired them since `source` was read.
         """
-        periods = list(dict.fromkeys(one.period for one in repairs))
-        arguments: list[Argument] = [known.log, known.zone, known.repairs, upto]
-        for one in repairs:
-            arguments += [periods.index(one.period) + 1, one.period.end_ms + KEEP_MS, one.field, one.add]
-        keys = [FILLED, *(period_key(one.window, one.name) for one in periods)]
-        [done] = await self._redis.run([ScriptCall(LUA["repair"], keys, arguments)])
-        return bool(done)
+        periods = list(dict.fromkeys(repair.period for repair in repairs))
+        arguments: list[Argument] = [source.log, source.zone, source.repairs, upto]
+        for repair in repairs:
+            arguments += [periods.index(repair.period) + 1, repair.period.end_ms + KEEP_MS, repair.field, repair.add]
+        keys = [FILLED, *(period_key(period.window, period.name) for period in periods)]
+        [was_repaired] = await self._redis.run([ScriptCall(LUA["repair"], keys, arguments)])
+        return bool(was_repaired)
 
     async def note_raise(self, period: Period, key: str, raised: CapRaise | None) -> None:
         """Records that an operator raised a cap until the period's end; None revokes the raise."""
@@ -254,10 +260,10 @@ class BudgetCounters:
         return int(spent or 0), raised_cap(cap)
 
     async def announced(self, period: Period, key: str, thresholds: Sequence[str]) -> tuple[int, list[bool]]:
-        """Held by calls in flight of a scope, and which thresholds (`<key>@<limit>@<percent>`) were announced."""
-        fields = [f"reserved:{key}", *(f"announced:{one}" for one in thresholds)]
-        held, *announced = await cast(Any, self._redis.client.hmget(period_key(period.window, period.name), fields))
-        return int(held or 0), [one is not None for one in announced]
+        """What a scope's calls hold, and whether each threshold (`<key>@<limit>@<percent>`) was announced."""
+        fields = [f"reserved:{key}", *(f"announced:{threshold}" for threshold in thresholds)]
+        reserved, *announced = await cast(Any, self._redis.client.hmget(period_key(period.window, period.name), fields))
+        return int(reserved or 0), [mark is not None for mark in announced]
 
     async def announce(self, period: Period, threshold: str) -> None:
         """Records that a threshold has been announced."""
@@ -281,16 +287,16 @@ def _period_counters(period: Period, fields: Mapping[str, str]) -> PeriodCounter
     raises: dict[str, CapRaise] = {}
     announced: set[str] = set()
     for name, value in fields.items():
-        what, _, key = name.partition(":")
-        if what in FIGURES:
-            figures[key][what] = int(value)
-        elif what == "reserved":
+        kind, _, key = name.partition(":")
+        if kind in FIGURES:
+            figures[key][kind] = int(value)
+        elif kind == "reserved":
             reserved[key] = int(value)
-        elif what == "raised":
+        elif kind == "raised":
             raises[key] = CapRaise.model_validate_json(value)
-        elif what == "announced":
+        elif kind == "announced":
             announced.add(key)
-    sums = {key: AttemptSums(**known) for key, known in figures.items()}
+    sums = {key: AttemptSums(**values) for key, values in figures.items()}
     return PeriodCounters(period, sums, reserved, Notes(raises, frozenset(announced)))
 
 

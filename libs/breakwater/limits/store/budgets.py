@@ -128,8 +128,9 @@ class Settlement:
     @classmethod
     def of(cls, sequence: int, attempt: Attempt) -> Settlement:
         """The settlement of an attempt that made a call, by its event's place in the log."""
-        figures, moment = figures_of(attempt), charged_at(attempt)
-        return cls(attempt.attempt_id, sequence, attempt.agent, attempt.tenant, figures, moment)
+        return cls(
+            attempt.attempt_id, sequence, attempt.agent, attempt.tenant, figures_of(attempt), charged_at(attempt)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,8 @@ class Budgets:
         """
         any_hard = any(counter.hard_limit is not None for counter in counters)
         periods = self._current(now) if at is None else periods_at(at, self._zone)
-        day, month = periods.day, periods.month
+        day = periods.day
+        month = periods.month
         arguments: list[Argument] = [
             *(
                 attempt_id,
@@ -284,18 +286,20 @@ class Budgets:
 
     def _settle_call(self, pairs: Sequence[tuple[Settlement, Periods]], log: str) -> ScriptCall:
         blocks = list(dict.fromkeys(settlement.sequence // BLOCK for settlement, _ in pairs))
-        periods = list(dict.fromkeys(one for _, places in pairs for one in (places.day, places.month)))
+        periods = list(
+            dict.fromkeys(budget_period for _, places in pairs for budget_period in (places.day, places.month))
+        )
         keys = [
             *(RESERVATIONS, LEASES, FILLED, HELD),
             *(block_key(log, block) for block in blocks),
-            *(period_key(one.window, one.name) for one in periods),
+            *(period_key(budget_period.window, budget_period.name) for budget_period in periods),
         ]
         # Redis counts keys from 1.
         block_at = {block: 5 + index for index, block in enumerate(blocks)}
-        period_at = {one: 5 + len(blocks) + index for index, one in enumerate(periods)}
+        period_at = {budget_period: 5 + len(blocks) + index for index, budget_period in enumerate(periods)}
         arguments: list[Argument] = [log, self._zone.key, 2 * KEEP_MS, len(pairs), len(blocks)]
-        for one in periods:
-            arguments += [one.name, one.end_ms + KEEP_MS]
+        for budget_period in periods:
+            arguments += [budget_period.name, budget_period.end_ms + KEEP_MS]
         for settlement, places in pairs:
             block, bit = divmod(settlement.sequence, BLOCK)
             figures = [(name, value) for name, value in settlement.figures.items() if value]
@@ -317,13 +321,15 @@ class Budgets:
         """The reservations of attempts. Raises StateUnavailableError."""
         if not attempt_ids:
             return []
-        held = cast(list[str | None], await self._redis.client.hmget(RESERVATIONS, list(attempt_ids)))
-        return [None if text is None else reservation(name, text) for name, text in zip(attempt_ids, held, strict=True)]
+        texts = cast(list[str | None], await self._redis.client.hmget(RESERVATIONS, list(attempt_ids)))
+        return [
+            None if text is None else reservation(name, text) for name, text in zip(attempt_ids, texts, strict=True)
+        ]
 
     async def lapsed(self, now: datetime, limit: int = 500) -> list[str]:
         """Attempts whose reservation's lease has ended without a settlement. Raises StateUnavailableError."""
-        found = await self._redis.client.zrangebyscore(LEASES, 0, ms_from_time(now), start=0, num=limit)
-        return cast(list[str], found)
+        attempt_ids = await self._redis.client.zrangebyscore(LEASES, 0, ms_from_time(now), start=0, num=limit)
+        return cast(list[str], attempt_ids)
 
     async def charge_estimate(self, lapsed: Reservation) -> None:
         """Charges a lapsed reservation at its amount. Its event, if it still comes, corrects that.
@@ -349,10 +355,10 @@ class Budgets:
         return self._known
 
     def _periods(self, moment: datetime) -> Periods:
-        """Those of a moment, without calendar arithmetic if it is today."""
-        known = self._known
-        if known is not None and known.day.holds(ms_from_time(moment)):  # and so does its month
-            return known
+        """The day and the month of a moment, without calendar arithmetic for today."""
+        current = self._known
+        if current is not None and current.day.holds(ms_from_time(moment)):  # and so does its month
+            return current
         return periods_at(moment, self._zone)
 
 
@@ -361,8 +367,9 @@ def reservation(attempt_id: str, text: str) -> Reservation:
     state, amount, at, day, month, owner = text.split("|", 5)
     agent, _, names = owner.partition("\n")
     tenant, _, caller = names.partition("\n")
-    whose = agent, tenant or None, caller or None
-    return Reservation(attempt_id, state != "r", int(amount), time_from_ms(int(at)), day, month, *whose)
+    charged = state != "r"
+    started_at = time_from_ms(int(at))
+    return Reservation(attempt_id, charged, int(amount), started_at, day, month, agent, tenant or None, caller or None)
 
 
 def raised_cap(text: str | None) -> tuple[int, int] | None:
@@ -373,9 +380,11 @@ def raised_cap(text: str | None) -> tuple[int, int] | None:
 
 def _totals(answer: Sequence[Any], settlement: Settlement, periods: Periods) -> list[Totals]:
     places: list[tuple[Period, str]] = [
-        (one, key) for one in (periods.day, periods.month) for key in scope_keys(settlement.agent, settlement.tenant)
+        (budget_period, key)
+        for budget_period in (periods.day, periods.month)
+        for key in scope_keys(settlement.agent, settlement.tenant)
     ]
     return [
-        Totals(one, key, int(spent), raised_cap(cap), settlement.agent)
-        for (one, key), spent, cap in zip(places, answer[1::2], answer[2::2], strict=True)
+        Totals(budget_period, key, int(spent), raised_cap(cap), settlement.agent)
+        for (budget_period, key), spent, cap in zip(places, answer[1::2], answer[2::2], strict=True)
     ]

@@ -102,9 +102,9 @@ class Deployments:
     async def held_until(self, names: Iterable[str]) -> dict[str, int]:
         """Until when those are held that are, in ms since the epoch by this clock. Raises StateUnavailableError."""
         unique = list(dict.fromkeys(names))
-        left = await self._redis.run([ScriptCall(_LUA["held"], [_hold(name)], []) for name in unique])
+        remaining_ms = await self._redis.run([ScriptCall(_LUA["held"], [_hold(name)], []) for name in unique])
         now_ms = time.time_ns() // 1_000_000
-        return {name: now_ms + left_ms for name, left_ms in zip(unique, left, strict=True) if left_ms}
+        return {name: now_ms + left_ms for name, left_ms in zip(unique, remaining_ms, strict=True) if left_ms}
 
     async def release(self, name: str) -> bool:
         """Ends a hold, for all. Returns False if there was none. Raises StateUnavailableError."""

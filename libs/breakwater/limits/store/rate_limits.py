@@ -31,11 +31,11 @@ class Limited:
     name: str
     rule: RateLimit
     period: LimitPeriod = "minute"
-    most: tuple[int | None, int | None, int | None] = field(init=False)
+    maxima: tuple[int | None, int | None, int | None] = field(init=False)
     """The limits on requests, tokens and concurrent calls."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "most", self.rule.most(self.period))
+        object.__setattr__(self, "maxima", self.rule.most(self.period))
 
     @classmethod
     def all_of(cls, name: str, rule: RateLimit) -> tuple[Limited, ...]:
@@ -48,7 +48,7 @@ class OverLimit:
     """The call was refused: by whose limit, and on what."""
 
     name: str
-    what: str
+    quantity: str
     """`requests_per_minute`, `tokens_per_hour` and so on; or `concurrent_calls`."""
     wait_ms: int | None
     """Requests and tokens: when enough of what counts now will be over; sooner only if calls use less than their worst
@@ -80,7 +80,7 @@ class RateLimits:
         rules = [
             "" if value is None else value
             for limited in limits
-            for value in (self._slice_ms[limited.period], *limited.most)
+            for value in (self._slice_ms[limited.period], *limited.maxima)
         ]
         return ScriptCall(
             _LUA["admit"],
@@ -96,11 +96,11 @@ class RateLimits:
         """
         if answer[0] == 1:
             return None
-        _, index, what, wait_ms, under_way = answer
+        _, index, quantity, wait_ms, under_way = answer
         limited = limits[int(index) - 1]
-        if what != "concurrent_calls":
-            what = f"{what}_per_{limited.period}"
-        return OverLimit(limited.name, what, None if wait_ms < 0 else int(wait_ms), int(under_way))
+        if quantity != "concurrent_calls":
+            quantity = f"{quantity}_per_{limited.period}"
+        return OverLimit(limited.name, quantity, None if wait_ms < 0 else int(wait_ms), int(under_way))
 
     @staticmethod
     def settle_call(attempt_id: str, limits: Sequence[Limited], tokens: Sequence[int | None]) -> ScriptCall:

@@ -112,7 +112,7 @@ class Entered:
         number: which iteration it is, from 1; 0 while tripped, or in a life that is over.
         task: with its concluded jobs.
         tripped: set where it is stopped.
-        held: for the task's other jobs under way, in nano-dollars.
+        other_holds: the amount that the task's other jobs under way hold, in nano-dollars.
         over_cap: the cost cap has no room for the hold that was asked for, and the job's hold is what it was.
         unwarned: the life of the task, until people are notified that it is near a cap.
     """
@@ -120,7 +120,7 @@ class Entered:
     number: int
     task: Task
     tripped: Tripped | None
-    held: int = 0
+    other_holds: int = 0
     over_cap: bool = False
     unwarned: str | None = field(default=None, compare=False)
 
@@ -137,19 +137,20 @@ class Tasks:
         self._begun.setdefault(caller or "", []).append(redis_key)
 
     async def bound(self) -> None:
-        """Forgets tasks of callers that have too many, the first ones that began and rest, up to a thousand of each."""
-        begun, self._begun = self._begun, {}
+        """Forgets a caller's oldest idle tasks where it has too many, at most a thousand of each caller."""
+        begun = self._begun
+        self._begun = {}
         for caller, keys in begun.items():
             listed = f"bw:tasks:of:{caller}"
             extra = await self._extra(listed, keys, MAX_OF_CALLER)
-            found = list(zip(extra, await self._redis.run([_forget(key) for key in extra]), strict=True))
-            await self._extra(listed, [key for key, what in found if what == "in use"], None)
-            stopped = [key for key, what in found if what == "stopped"]
+            outcomes = list(zip(extra, await self._redis.run([_forget(key) for key in extra]), strict=True))
+            await self._extra(listed, [key for key, outcome in outcomes if outcome == "in use"], None)
+            stopped = [key for key, outcome in outcomes if outcome == "stopped"]
             for key in await self._extra(f"bw:tasks:stopped-of:{caller}", stopped, MAX_STOPPED_OF_CALLER):
                 await self._redis.client.unlink(key)
 
-    async def _extra(self, listed: str, keys: Sequence[str], most: int | None) -> list[str]:
-        """Puts keys at the end of a list, and takes those that are too many off its beginning."""
+    async def _extra(self, listed: str, keys: Sequence[str], limit: int | None) -> list[str]:
+        """Appends keys to a list, and removes and returns the first ones beyond the limit."""
         if not keys:
             return []
         async with self._redis.client.pipeline(transaction=False) as pipe:
@@ -157,7 +158,7 @@ class Tasks:
             pipe.pexpire(listed, KEEP_MS)
             pipe.zcard(listed)
             *_, count = await pipe.execute()
-            extra = 0 if most is None else min(count - most, _FORGOTTEN_AT_ONCE)
+            extra = 0 if limit is None else min(count - limit, _FORGOTTEN_AT_ONCE)
             popped = await self._redis.client.zpopmin(listed, extra) if extra > 0 else []
         return [key for key, _ in cast(list[tuple[str, float]], popped)]
 
@@ -194,18 +195,18 @@ class Tasks:
     @staticmethod
     def entered(answer: Sequence[Any]) -> Entered:
         """Reads the answer to `enter_call`."""
-        number, held, over_cap, values = answer
+        number, other_holds, over_cap, values = answer
         task, tripped = _read(values)
         life, warned = values[-2:]
-        return Entered(int(number), task, tripped, int(held), bool(over_cap), None if warned else life)
+        return Entered(int(number), task, tripped, int(other_holds), bool(over_cap), None if warned else life)
 
     @staticmethod
     def shrink_call(key: TaskKey, execution_id: str, *, spent: int) -> ScriptCall:
-        """Holds no more for a job than it has spent (nano-dollars), as it is at no call; answers nothing."""
+        """Reduces a job's hold to what it has spent (nano-dollars), as it makes no call now. Answers nothing."""
         return ScriptCall(_LUA["shrink"], [key.redis_key], [_short(execution_id), spent])
 
     async def record(self, key: TaskKey, execution_id: str, outcome: JobOutcome) -> Task:
-        """Counts a concluded job instead of its hold, once, whether it ever entered or not; returns the task then."""
+        """Counts a concluded job once in place of its hold, even if it never entered; returns the task after it."""
         error = (outcome.error_hash if outcome.failed else None) or ""
         confidence = "" if outcome.confidence is None else repr(outcome.confidence)
         failed = "" if outcome.failed is None else int(outcome.failed)
@@ -223,8 +224,14 @@ class Tasks:
 
     async def restore(self, key: TaskKey, tripped: Tripped) -> None:
         """Puts a trip back that Redis has lost, unless the task has tripped again."""
-        trip, agent, execution_id = tripped.trip, tripped.agent, tripped.execution_id
-        await self._trip(key, trip, agent, execution_id, at_ms=tripped.at_ms, published=tripped.published)
+        await self._trip(
+            key,
+            tripped.trip,
+            tripped.agent,
+            tripped.execution_id,
+            at_ms=tripped.at_ms,
+            published=tripped.published,
+        )
 
     async def _trip(
         self, key: TaskKey, trip: Trip, agent: str, execution_id: str, *, at_ms: int | None, published: bool
@@ -241,7 +248,7 @@ class Tasks:
         """Records that a trip's event has been published."""
         [at_ms] = await self._redis.run([ScriptCall(_LUA["published"], [key.redis_key], [])])
         if at_ms:
-            # Once more: the worker that tripped it may have died in between, and another one published it.
+            # Listed once more: the worker that tripped it may have died before it did so, and another one published it.
             await self._list(key, int(at_ms))
 
     async def mark_warned(self, key: TaskKey, life: str) -> None:
@@ -249,7 +256,7 @@ class Tasks:
         await self._redis.run([ScriptCall(_LUA["warned"], [key.redis_key], [life])])
 
     async def reset(self, key: TaskKey) -> tuple[Task, Tripped | None]:
-        """Forgets a task, which may so go on, and returns its last state; for a minute also when called again."""
+        """Forgets a task, so that it may go on, and returns its last state; so do repeated calls for a minute."""
         call = ScriptCall(_LUA["reset"], [key.redis_key, f"{key.redis_key}:was"], [KEEP_COPY_MS])
         [values] = await self._redis.run([call])
         task, tripped = _read(values)
@@ -264,8 +271,8 @@ class Tasks:
 
     async def tripped(self) -> list[tuple[TaskKey, Tripped]]:
         """The tasks that are stopped, in the order in which they were; the last ones, where they are many."""
-        found = await self._redis.client.zrange(TRIPPED, -MAX_LISTED, -1, withscores=True)
-        listed = cast(list[tuple[str, float]], found)
+        scored_names = await self._redis.client.zrange(TRIPPED, -MAX_LISTED, -1, withscores=True)
+        listed = cast(list[tuple[str, float]], scored_names)
         if not listed:
             return []
         keys = [_key(name) for name, _ in listed]
@@ -315,14 +322,14 @@ def _key(name: str) -> TaskKey:
 
 
 def _read(values: Sequence[str | None]) -> tuple[Task, Tripped | None]:
-    known = dict(zip(_FIELDS, values, strict=True))
-    counts = [int(known[name] or 0) for name in _COUNTS]
-    errors = (error.split("=") for error in (known["errors"] or "").split())
-    confidences = tuple(map(float, (known["confidences"] or "").split()))
+    fields = dict(zip(_FIELDS, values, strict=True))
+    counts = [int(fields[name] or 0) for name in _COUNTS]
+    errors = (error.split("=") for error in (fields["errors"] or "").split())
+    confidences = tuple(map(float, (fields["confidences"] or "").split()))
     task = Task(*counts, errors={error: int(count) for error, count in errors}, confidences=confidences)
-    if known["rule"] is None:
+    if fields["rule"] is None:
         return task, None
-    # A trip is written whole.
-    trip = Trip(cast(GuardRule, known["rule"]), cast(str, known["reason"]))
-    agent, execution_id, at_ms = (cast(str, known[name]) for name in ("agent", "execution", "at_ms"))
-    return task, Tripped(trip, agent, execution_id, int(at_ms), known["published"] == "1")
+    # A trip's fields are always written together.
+    trip = Trip(cast(GuardRule, fields["rule"]), cast(str, fields["reason"]))
+    agent, execution_id, at_ms = (cast(str, fields[name]) for name in ("agent", "execution", "at_ms"))
+    return task, Tripped(trip, agent, execution_id, int(at_ms), fields["published"] == "1")

@@ -16,15 +16,15 @@ WHERE opened_at < {end:DateTime64(3, 'UTC')}
 ORDER BY opened_at DESC, agent, model
 
 -- name: operator_actions
-SELECT at, by, what, agent, model, task_id, tenant, reason
+SELECT at, by, action, agent, model, task_id, tenant, reason
 FROM (
-    SELECT at, ifNull(by, '') AS by, if(to_state = 'isolated', 'isolated', 'reset') AS what, agent,
+    SELECT at, ifNull(by, '') AS by, if(to_state = 'isolated', 'isolated', 'reset') AS action, agent,
         toNullable(toString(model)) AS model, CAST(NULL, 'Nullable(String)') AS task_id,
         CAST(NULL, 'Nullable(String)') AS tenant, reason, event_sequence
     FROM breaker_transitions FINAL
     WHERE breaker_transitions.by IS NOT NULL
     UNION ALL
-    SELECT at, ifNull(by, '') AS by, 'reset' AS what, agent, CAST(NULL, 'Nullable(String)') AS model,
+    SELECT at, ifNull(by, '') AS by, 'reset' AS action, agent, CAST(NULL, 'Nullable(String)') AS model,
         toNullable(guard_events.task_id) AS task_id, CAST(tenant, 'Nullable(String)') AS tenant, reason, event_sequence
     FROM guard_events FINAL
     WHERE kind = 'reset'
