@@ -20,7 +20,7 @@ KEEP_MS = 7 * 24 * 3_600_000
 """A breaker that sees no call for a week expires, which closes it; not one that was isolated."""
 
 KEEP_OF_TASK_MS = 49 * 3_600_000
-"""The same of a task's breaker: longer than the longest cool-down with its jitter."""
+"""A task's breaker expires after this time, which exceeds the longest cool-down with its jitter."""
 
 INDEX = "bw:breakers"
 
@@ -34,7 +34,7 @@ ALIVE_MS = 10_000
 _BATCH = 1_000
 
 UNSAVED = "0"
-"""The revision of a breaker that is not there."""
+"""The revision of a breaker that Redis does not have."""
 
 _LUA = scripts_of(__file__)
 
@@ -46,7 +46,7 @@ class BreakerAdmitted:
     probe: bool
     version: int
     became_half_open: bool
-    """By this admission: the call is a probe."""
+    """True if this admission made it half-open: the call is a probe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class BreakerRefused:
     probing: bool
     """Another attempt holds the probe: its lease ends then, and its call mostly long before."""
     statistics: FailureStatistics
-    """Reason and figures of its opening."""
+    """The reason for its opening, and the figures."""
     reason: str
     """The reason with thresholds and names, for operators."""
 
@@ -75,7 +75,7 @@ class Loaded:
     revision: str
     now_ms: int
     unpublished: str | None
-    """Transitions that were saved and perhaps not published, as JSON."""
+    """The saved transitions that may not be published yet, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,18 +159,18 @@ class Breakers:
             flat = [part for pair in fields.items() for part in pair]
             keep_ms = 0 if change.after.state == "isolated" else KEEP_MS if change.key.task is None else KEEP_OF_TASK_MS
             calls.append(ScriptCall(_LUA["save"], [_redis_key(change.key)], [change.before.revision, keep_ms, *flat]))
-        # First, and each time: the list may name too many, but none that is there may be missing after a crash.
+        # Listed before the save, each time: the list may name too many breakers, but after a crash it must lack none.
         of_fleet = [change for change in changes if change.key.task is None]
         listed = [ScriptCall(_LUA["list"], [INDEX], [change.key.name for change in of_fleet])] if of_fleet else []
         saved = [bool(answer) for answer in (await self._redis.run([*listed, *calls]))[len(listed) :]]
         new_names = [change.key.name for change in of_fleet if change.before.revision == UNSAVED]
         if new_names:
-            # Again: a reader that did not find it there yet may have taken it off the list.
+            # Listed again: a reader that did not find the breaker yet may have removed it from the list.
             await self._redis.client.sadd(INDEX, *new_names)
         return saved
 
     async def all(self) -> list[tuple[BreakerKey, Loaded]]:
-        """Every breaker that is known, by name. Raises StateUnavailableError."""
+        """All known breakers, by name. Raises StateUnavailableError."""
         listed = cast(AsyncIterator[str], self._redis.client.sscan_iter(INDEX, count=_BATCH))
         names = sorted({name async for name in listed})
         keys = [_key(name) for name in names]
@@ -181,7 +181,7 @@ class Breakers:
         forgotten = [key.name for key, loaded in loaded_breakers if loaded.revision == UNSAVED]
         if forgotten:
             await self._redis.client.srem(INDEX, *forgotten)
-            # One that was made meanwhile belongs there.
+            # A breaker that was made meanwhile belongs in the list.
             lost = [_key(name) for name in forgotten]
             again = [
                 key.name
@@ -193,7 +193,7 @@ class Breakers:
         return [(key, loaded) for key, loaded in loaded_breakers if loaded.revision != UNSAVED]
 
     async def filled_from(self) -> str | None:
-        """The log that the breakers were made from; None where they are lost. Raises StateUnavailableError."""
+        """The log from which the breakers were derived; None if they are lost. Raises StateUnavailableError."""
         return cast(str | None, await self._redis.client.get(_FILLED))
 
     async def begin_filling(self) -> str:

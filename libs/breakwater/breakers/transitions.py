@@ -32,7 +32,7 @@ from breakwater.kernel.nats.publisher import Publisher
 _TRANSITIONS = TypeAdapter(list[BreakerTransition])
 
 AS_OF_NOW = 2**53
-"""End of an attempt that has just been recorded: a time ahead of Redis' clock counts as its now."""
+"""The end of an attempt that was just recorded; a time ahead of Redis' clock counts as now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Seen:
 
 
 def observation_of(sequence: int, at_ms: int, attempt: Attempt) -> Observation:
-    """An attempt as a breaker counts it, by its event's sequence and when that was stored (ms since the epoch)."""
+    """An attempt as a breaker counts it. Its event has this sequence, and was stored at `at_ms` since the epoch."""
     failed: bool | None = None
     if attempt.outcome == "success":
         failed = False

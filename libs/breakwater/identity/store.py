@@ -17,9 +17,9 @@ from breakwater.identity.rules.callers import LINK_PREFIX, SESSION_PREFIX
 from breakwater.kernel.redis.connection import Redis, Script, ScriptCall, read_hashes
 
 LASTS_MS = 12 * 3600 * 1000
-"""A working day."""
+"""The duration of a session: a working day."""
 MAX_OF_A_HOLDER = 20
-"""Beyond these, the oldest session of the same holder ends."""
+"""The most sessions of a holder; beyond them, the holder's oldest one ends."""
 
 LINK_S = 600
 """Seconds for which a sign-in link can be used."""
@@ -67,15 +67,15 @@ class PersonSession:
 
     issuer: str
     subject: str
-    """The issuer's `sub` of them."""
+    """The issuer's `sub` of the person."""
     name: str
-    """Their actions are recorded under it."""
+    """The name under which the person's actions are recorded."""
     values: tuple[str, ...]
-    """Those of the claim that roles are read from which the config named when they signed in."""
+    """The values of the claim that roles are read from, as far as the config named them at the sign-in."""
     id_token: str | None = None
-    """Sent to the provider to end the session there."""
+    """The ID token that is sent to the provider to end the session there."""
     sid: str | None = None
-    """The provider's name of its own session, from which this one has come."""
+    """The id of the session at the provider from which this one came."""
 
 
 StoredSession = KeySession | PersonSession
@@ -87,13 +87,13 @@ class Begun:
 
     id: str
     token: str
-    """For its holder alone."""
+    """The token, which only the holder may see."""
     ends_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A session that was found."""
+    """A stored session."""
 
     id: str
     began_ms: int
@@ -138,17 +138,17 @@ class Sessions:
         return session
 
     async def offer(self, key_id: str) -> str:
-        """The token of a new sign-in link, which is as good as a key, once. Only its digest is stored."""
+        """Makes a sign-in link and returns its token, which works as a key once. Only its digest is stored."""
         token = f"{LINK_PREFIX}_{secrets.token_urlsafe(16)}"
         await self._redis.client.set(_link(token), key_id, ex=LINK_S)
         return token
 
     async def redeem(self, token: str) -> str | None:
-        """The id of a link's key, once; None if the link was used before, or is too old."""
+        """Uses a link and returns the id of its key; None if the link was used before, or is too old."""
         return cast("str | None", await self._redis.client.getdel(_link(token)))
 
     async def end(self, token: str) -> Known | None:
-        """Ends a session: from now on its token opens nothing. Returns it; None where there was none."""
+        """Ends a session, so that its token is invalid. Returns the session; None if there was none."""
         parts = _parts(token)
         session = await self.find(token)
         if parts is not None and session is not None:
@@ -179,13 +179,13 @@ class Sessions:
 
 
 class SignIns:
-    """Sign-ins on their way. All methods raise StateUnavailableError."""
+    """The sign-ins in progress. All methods raise StateUnavailableError."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
     async def key(self) -> bytes:
-        """The key of this plane that sign-ins are signed with; made when it is first asked for."""
+        """The key with which this plane signs sign-ins; made when it is first needed."""
         async with self._redis.client.pipeline(transaction=False) as pipe:
             pipe.set(_SIGN_IN_KEY, secrets.token_hex(32), nx=True)
             pipe.get(_SIGN_IN_KEY)
@@ -197,7 +197,7 @@ class SignIns:
         return bool(await self._redis.client.exists(_used(token)))
 
     async def use(self, token: str, lasts_s: int) -> bool:
-        """Marks a token as used, which may be used once; False where it was before. It is remembered for so long."""
+        """Marks a single-use token as used, for a limited time. False if it was used before."""
         return bool(await self._redis.client.set(_used(token), "1", nx=True, ex=lasts_s))
 
 
@@ -210,12 +210,12 @@ def _used(token: str) -> str:
 
 
 def _has(session: Known, sid: str | None) -> bool:
-    """True if a session has come from this one at the provider, as far as that has named it."""
+    """True for a person's session that came from the provider's session `sid`, or may have; None is any."""
     return isinstance(session.session, PersonSession) and (sid is None or session.session.sid in (None, sid))
 
 
 def _read(session_id: str, text: str) -> tuple[Known, str]:
-    """A session as it is stored, and the digest of its secret."""
+    """Parses a stored session. Returns it with the digest of its secret."""
     began_ms, ends_ms, stored = text.split(" ", 2)
     fields: dict[str, Any] = json.loads(stored)
     digest = fields.pop("sha256")

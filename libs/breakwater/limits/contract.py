@@ -57,7 +57,7 @@ class EstimateAccuracy(Event):
 
 
 class BudgetStatus(Event):
-    """A budget as it is now."""
+    """The present state of a budget."""
 
     budget: str = Field(description="Budget name: `global/daily`, `agent:<name>/monthly` or `tenant:<name>/daily`.")
     scope: Scope
@@ -93,7 +93,7 @@ class BudgetList(Event):
 
 
 class UnchangedBudget(BudgetStatus):
-    """The cap is that already, and nothing was published: the budget as it is."""
+    """The present budget: it already has this cap, so nothing was published."""
 
     unchanged: Literal[True] = True
 
@@ -102,7 +102,7 @@ CostsBy = Literal["agent", "tenant", "model", "provider", "key", "tag"]
 
 
 class CostsQuery(Message):
-    """A month, and by what its costs are grouped."""
+    """A month and the grouping of its costs."""
 
     month: Annotated[str, StringConstraints(pattern=r"^20[0-9]{2}-(0[1-9]|1[0-2])$")] | None = Field(
         default=None, description="Month such as `2026-11`, in the budgets' time zone; default: the current month."
@@ -126,7 +126,7 @@ class CostsQuery(Message):
 
 
 class CostsListQuery(CostsQuery):
-    """The same, and how many lines."""
+    """A month, the grouping of its costs, and the number of lines."""
 
     limit: Annotated[int, Field(ge=1, le=10_000)] = Field(
         default=1_000, description="Maximum number of rows, highest spend first; `others` sums up the rest."

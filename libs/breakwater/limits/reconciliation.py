@@ -1,4 +1,4 @@
-"""Cost of calls by the record of attempts, to fill the budgets' counters from and to compare them with.
+"""The cost of calls by the record of attempts, which fills the budgets' counters and is compared with them.
 
 The record is in two places: ClickHouse has it up to what the sink has stored for sure, EVENTS from there on. Both say
 the same of every attempt, which is on the log once, so the sums are exact to the nano-dollar.
@@ -35,7 +35,7 @@ from breakwater.records.spend import budget_notes, spend, stored_attempts, store
 ATTEMPTS = "bw.attempts.>"
 
 SAMPLES = 16
-"""Attempts that are looked up in ClickHouse before it is believed to have all of them."""
+"""The number of attempts that are looked up in ClickHouse before it counts as complete."""
 
 SINK = "sink-events"
 """The durable consumer that stores events in ClickHouse: an event is read from there only after its acknowledgement."""
@@ -129,7 +129,7 @@ class RecordedSpend:
         return StoredSpend(log, begins_at, acknowledged[1], upto, figures, events)
 
     async def is_alone(self, stored: StoredSpend, periods: Sequence[Period]) -> bool:
-        """True if nothing of the record is from before this log. Raises as `stored` does."""
+        """True if no part of the record is older than this log. Raises as `stored` does."""
         if stored.log.first > 1:
             return False
         if not stored.figures:
@@ -137,7 +137,7 @@ class RecordedSpend:
         return not await spend(self._analytics, periods, log_created=stored.log.created, upto=0)
 
     async def _has_all(self, log: Facts, upto: int) -> bool:
-        """True if ClickHouse has all that EVENTS has up to a sequence, by a few samples."""
+        """Checks by a few samples that ClickHouse has all events of EVENTS up to a sequence."""
         first = max(log.first, 1)
         step = max((upto - first) // SAMPLES, 1)
         places = range(first, upto + 1, step)[: SAMPLES + 1]
@@ -204,7 +204,7 @@ class BudgetComparison:
 
     @property
     def recorded(self) -> Ledger:
-        """All of the record."""
+        """The whole record, by period and scope."""
         return added(self.stored.figures, self.logged.figures)
 
     @property
@@ -245,7 +245,7 @@ class BudgetComparison:
         )
 
     def repairs(self) -> tuple[Repair, ...]:
-        """Repairs that make the counters equal to the record, but for those in doubt."""
+        """The repairs that make the counters equal to the record, without the doubtful ones."""
         periods = {counters.period.name: counters.period for counters in self.snapshot.periods}
         doubtful = self.doubtful
         figures = [
@@ -334,12 +334,12 @@ async def compare(
 
 
 def added(first: Ledger, second: Ledger) -> dict[BudgetPlace, AttemptSums]:
-    """Both sums together."""
+    """Adds two ledgers."""
     return {place: first.get(place, AttemptSums()) + second.get(place, AttemptSums()) for place in {*first, *second}}
 
 
 def at_least(first: Ledger, second: Ledger) -> dict[BudgetPlace, AttemptSums]:
-    """The larger of each figure."""
+    """Takes the larger of each figure of two ledgers."""
     places = {*first, *second}
     return {place: first.get(place, AttemptSums()).largest(second.get(place, AttemptSums())) for place in places}
 

@@ -1,6 +1,6 @@
 """Lists of events: breaker changes, operator actions, incidents and the audit log. Statements: `events.sql`.
 
-All is read with FINAL: an event that was stored twice counts once. These tables are small. All functions raise as
+All tables are small, and are read with FINAL: an event that was stored twice counts once. All functions raise as
 `Analytics.query` does.
 """
 
@@ -20,7 +20,7 @@ from breakwater.records.rows import alert_of, audit_event_of
 
 SQL = statements(__file__)
 MOST = 200
-"""Most breaker changes, operator actions or audit events of one list: the latest."""
+"""The maximum length of a list of breaker changes, operator actions or audit events; the latest are kept."""
 
 MAX_CHANGES = 1_000
 _FOREVER_MS = 2**62
@@ -28,20 +28,20 @@ _FOREVER_MS = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A stretch of time in which a breaker was not closed: open, isolated, or probed."""
+    """A stretch of time in which a breaker was not closed, but open, isolated or half-open."""
 
     agent: str
     model: str
     rule: str | None
-    """The rule that opened it; None where a person did."""
+    """The rule that opened it; None if an operator opened it."""
     reason: str
     opened_at: datetime
     closed_at: datetime | None
-    """None while it goes on."""
+    """None while it lasts."""
     open_ms: int
-    """Its length, until now while it goes on."""
+    """Its length so far."""
     in_window_ms: int
-    """Length of the part that lies in the window."""
+    """The length of the part within the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class OperatorAction:
     """`isolated` or `reset`."""
     agent: str
     model: str | None
-    """None where it is a task's."""
+    """None for an action on a task."""
     task_id: str | None
     tenant: str | None
     reason: str
@@ -63,7 +63,7 @@ class OperatorAction:
 async def transitions(
     analytics: Analytics, window: TimeWindow, agent: str, model: str, *, limit: int = MOST
 ) -> tuple[BreakerTransition, ...]:
-    """The latest changes of one breaker in a window, the last one first."""
+    """The changes of one breaker in a window, the latest first."""
     parameters = {**_bounds(window), "agent": agent, "model": model, "limit": limit}
     return await analytics.read(BreakerTransition, SQL["transitions"], parameters)
 
@@ -113,13 +113,13 @@ class Incident:
     tenant: str | None
     title: str
     count: int
-    """Times that it happened."""
+    """How often it happened."""
     opened_at: datetime
     last_at: datetime
     acknowledged_by: str | None
     acknowledged_at: datetime | None
     resolved_by: str | None
-    """None where it ended by itself, or goes on."""
+    """None if it ended by itself, or is still open."""
     resolved_at: datetime | None
     reason: str | None
     duration_ms: int | None
@@ -130,7 +130,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class IncidentCursor:
-    """Place in the list of incidents, from which a page goes on."""
+    """A place in the list of incidents, from which a page continues."""
 
     opened_ms: int
     incident_id: str
@@ -173,7 +173,7 @@ async def incidents(
 
 
 async def incident_changes(analytics: Analytics, incident_id: str) -> tuple[Alert, ...]:
-    """All changes of an incident, the first one first; nothing for one that is not stored."""
+    """All changes of an incident, the earliest first; empty if it is not stored."""
     return await analytics.read(alert_of, SQL["changes"], {"incident_id": incident_id, "limit": MAX_CHANGES})
 
 
@@ -185,7 +185,7 @@ def cursor_of(incident: Incident) -> IncidentCursor:
 async def audit_events(
     analytics: Analytics, window: TimeWindow, *, by: str = "", action: str = "", limit: int = MOST
 ) -> tuple[AuditEvent, ...]:
-    """The audit log of a window, of one name or one kind where these are not empty, the latest first."""
+    """The audit log of a window, the latest first; of one name or kind only, if they are not empty."""
     parameters = {**_bounds(window), "by": by, "action": action, "limit": limit}
     return await analytics.read(audit_event_of, SQL["audit"], parameters)
 

@@ -34,7 +34,7 @@ class WindowTotals:
     executions: int = 0
     succeeded: int = 0
     dead_lettered: int = 0
-    """Neither of the two are those that were cancelled."""
+    """Cancelled executions count as neither."""
     calls: int = 0
     """Attempts that called a model."""
     failed_calls: int = 0
@@ -44,14 +44,14 @@ class WindowTotals:
     """Attempts that were refused before they called."""
     cache_hits: int = 0
     p50_ms: int | None = None
-    """From an execution's queueing to its end; None without executions, as `p95_ms`."""
+    """The time from the queueing of an execution to its end; None, as `p95_ms` is, without executions."""
     p95_ms: int | None = None
     spend: int | None = 0
     wasted: int | None = 0
     unknown_costs: int = 0
-    """Calls whose cost is unknown; `spend` is a lower bound where there are any."""
+    """The number of calls of unknown cost; with any, `spend` is a lower bound."""
     unknown_waste: int = 0
-    """Executions that wasted an unknown amount; `wasted` is a lower bound where there are any."""
+    """The number of executions that wasted an unknown amount; with any, `wasted` is a lower bound."""
 
     @property
     def decided(self) -> int:
@@ -70,7 +70,7 @@ class History:
 
     totals: WindowTotals
     steps: tuple[WindowTotals, ...]
-    """Equal parts of the window, the earliest first, and the empty ones included."""
+    """Equal parts of the window, the earliest first; empty ones are included."""
 
 
 async def history(analytics: Analytics, window: TimeWindow, *, agent: str | None = None) -> History:
@@ -102,7 +102,7 @@ async def _histories(analytics: Analytics, parameters: dict[str, Any]) -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class ErrorLine:
-    """Calls that failed with one error, whatever varies from call to call in its text; not those refused before."""
+    """The calls that failed with the same error, though its text varies from call to call; without refused calls."""
 
     hash: str
     """The error's identity; empty for calls whose error has none."""
@@ -111,7 +111,7 @@ class ErrorLine:
     calls: int
     cost: int | None
     unknown_costs: int
-    """Calls whose cost is unknown; `cost` is a lower bound where there are any."""
+    """The number of calls of unknown cost; with any, `cost` is a lower bound."""
     agents: tuple[str, ...]
     models: tuple[str, ...]
     last_at: datetime
@@ -143,7 +143,7 @@ async def _messages(analytics: Analytics, times: Iterable[datetime], agent: str 
 
 @dataclass(frozen=True, slots=True)
 class ProviderLine:
-    """Calls of a provider's model. Those that were refused here are none of its doing, and left out."""
+    """The calls of a provider's model, without those that the plane refused itself."""
 
     provider: str
     model: str
@@ -154,11 +154,11 @@ class ProviderLine:
     timeouts: int
     lost_connections: int
     p50_ms: int | None
-    """Of calls that succeeded; None without any, as `p95_ms`."""
+    """The latency of calls that succeeded; None, as `p95_ms` is, without any."""
     p95_ms: int | None
     spend: int | None
     unknown_costs: int
-    """Calls whose cost is unknown; `spend` is a lower bound where there are any."""
+    """The number of calls of unknown cost; with any, `spend` is a lower bound."""
     last_error_at: datetime | None
     """Beginning of the latest call that failed."""
     last_error: str | None = None
@@ -173,7 +173,7 @@ class ProviderLine:
 
     @property
     def others(self) -> int:
-        """Calls that failed otherwise: answers that were no use, requests that were wrong, workers that died."""
+        """Calls that failed for other reasons: useless answers, wrong requests, workers that died."""
         classified = self.rate_limited + self.server_errors + self.timeouts + self.lost_connections
         return self.calls - self.succeeded - classified
 
@@ -188,15 +188,15 @@ async def providers(analytics: Analytics, window: TimeWindow, *, agent: str | No
 
 @dataclass(frozen=True, slots=True)
 class RefusalLine:
-    """The attempts of an agent that were held back by one thing."""
+    """The attempts of an agent that one cause held back."""
 
     agent: str
     kind: str
     """`breakwater.jobs.contract.execution.ErrorKind`; empty where it is unknown."""
     by: str | None
-    """The budget or the limit that had no room, such as `agent:writer/daily`; None where it was neither."""
+    """The budget or limit that had no room, such as `agent:writer/daily`; None if it was neither."""
     called: bool
-    """True if the provider was asked and refused; else nothing was called."""
+    """True if the provider refused the call; False if no call was made."""
     attempts: int
     last_at: datetime
     """Beginning of the latest of them."""
@@ -209,7 +209,7 @@ async def refusals(analytics: Analytics, window: TimeWindow, *, agent: str | Non
 
 @dataclass(frozen=True, slots=True)
 class StreamLine:
-    """The streamed answers of a model, from their beginning on."""
+    """The streamed answers of a model that had begun to arrive."""
 
     model: str
     streams: int
@@ -218,7 +218,7 @@ class StreamLine:
     first_token_p50_ms: int
     first_token_p95_ms: int
     tokens_per_s: float | None
-    """The median of `Attempt.tokens_per_s`; None where it is known of none."""
+    """The median of `Attempt.tokens_per_s`; None if no answer has it."""
 
 
 async def streams(analytics: Analytics, window: TimeWindow, *, agent: str) -> tuple[StreamLine, ...]:
@@ -236,11 +236,11 @@ class WasteLine:
     cost: int
     """The known part of it."""
     executions: int
-    """Executions that wasted something for this reason. One may have wasted for several, and counts in each."""
+    """The executions that wasted money for this reason. An execution with several reasons counts in each."""
 
 
 async def waste(analytics: Analytics, window: TimeWindow, *, agent: str | None = None) -> tuple[WasteLine, ...]:
-    """Waste by agent and cause, the dearest first."""
+    """Waste by agent and cause, the most expensive first."""
     return await analytics.read(WasteLine, SQL["waste"], within(window, agent))
 
 
@@ -261,12 +261,12 @@ class RetryFigures:
 
     @property
     def rate(self) -> float | None:
-        """Share of `retried` that succeeded, from 0 to 1; None where none did retry."""
+        """The share of `retried` that succeeded, from 0 to 1; None if no execution retried."""
         return self.saved / self.retried if self.retried else None
 
     @property
     def fallback_rate(self) -> float | None:
-        """The same of those that fell back."""
+        """The share of `fell_back` that succeeded, from 0 to 1; None if no execution fell back."""
         return self.saved_by_fallback / self.fell_back if self.fell_back else None
 
 
@@ -290,9 +290,9 @@ class SpendLine:
     """Cost of calls that did not succeed."""
     calls: int
     unknown_costs: int
-    """Calls whose cost is unknown; `spend` is a lower bound where there are any."""
+    """The number of calls of unknown cost; with any, `spend` is a lower bound."""
     unknown_waste: int
-    """Those of them that did not succeed; the same of `wasted`."""
+    """Those of them that did not succeed; with any, `wasted` is a lower bound."""
 
 
 async def spend_by(analytics: Analytics, window: TimeWindow, by: Spender, limit: int = 20) -> tuple[SpendLine, ...]:
@@ -313,7 +313,7 @@ class AgentSummary:
     executions: int = 0
     succeeded: int = 0
     p50_ms: int | None = None
-    """None without executions, as `p95_ms`."""
+    """None, as `p95_ms` is, without executions."""
     p95_ms: int | None = None
     attempts: int = 0
     """Refused admissions included."""
@@ -321,10 +321,10 @@ class AgentSummary:
     fallbacks: int = 0
     short_circuits: int = 0
     unknown_costs: int = 0
-    """Calls whose cost is unknown; `spend` is a lower bound where there are any."""
+    """The number of calls of unknown cost; with any, `spend` is a lower bound."""
     spend: int | None = 0
     wasted: int | None = 0
-    """Cost of calls that did not succeed; 0 where all did."""
+    """The cost of calls that did not succeed; 0 if all did."""
 
     @property
     def success_rate(self) -> float | None:

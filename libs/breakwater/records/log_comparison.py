@@ -26,7 +26,7 @@ LOG_COMPARISONS = Table(
     order_by=("log",),
     time="at",
 )
-"""A row for each stream that EVENTS has been."""
+"""One row for each identity that EVENTS has had."""
 
 MARGIN = timedelta(hours=6)
 """Longest time between an event and the storing of its message. An older one is taken for missing, and is then stored a
@@ -85,7 +85,7 @@ async def missing_sequences(
 ) -> tuple[int, ...]:
     """The sequences of EVENTS from `first` to `last` that no table has, in order, at most `limit`.
 
-    Events from before `since` are taken for missing.
+    Events from before `since` count as missing.
     """
     for table in _TABLES:
         await analytics.catch_up(table)

@@ -37,7 +37,7 @@ def create_view(name: str, layout: Layout = PLAIN) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One step. Its statements change nothing where they ran already, or run at the same time elsewhere."""
+    """One step. Its statements change nothing if they have run already, or run elsewhere at the same time."""
 
     version: int
     name: str
@@ -78,7 +78,7 @@ class MissingObject:
 
     description: str
     statement: str
-    """Brings it back, without the rows."""
+    """The statement that creates it again, without its rows."""
 
 
 async def missing(analytics: Analytics, layout: Layout = PLAIN) -> tuple[MissingObject, ...]:
@@ -107,7 +107,7 @@ _KEPT = re.compile(r"\bTTL .*?\btoIntervalDay\((\d+)\)")
 
 
 async def retention(analytics: Analytics) -> dict[str, int | None]:
-    """Days that each table keeps its rows; None for unlimited, or where another rule is set.
+    """The days for which each table keeps its rows; None if they are unlimited, or another rule is set.
 
     Raises as `Analytics.query` does.
     """
@@ -118,7 +118,7 @@ async def retention(analytics: Analytics) -> dict[str, int | None]:
 
 
 async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ...]:
-    """Creates the database and all that is missing in it, never made or dropped since, and sets the retention.
+    """Creates the database and every missing object in it, new or dropped, and sets the retention.
 
     Returns:
         The changes, a line each; empty when everything was there.
@@ -158,13 +158,13 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
 
 
 async def _create_missing(analytics: Analytics, layout: Layout, kind: str = "") -> list[str]:
-    """Creates what the database lacks, all of it or of one kind. Returns the changes."""
+    """Creates the objects that the database lacks, all or those of one kind. Returns the changes."""
     changes: list[str] = []
     for absent in await missing(analytics, layout):
         if not absent.description.startswith(kind):
             continue
         if absent.description.startswith("table "):
-            # What EVENTS has of it is stored again.
+            # The rows that EVENTS still has are then stored again.
             await analytics.execute(f"TRUNCATE TABLE {LOG_COMPARISONS.name}{layout.on_cluster}")
         await analytics.execute(absent.statement)
         changes.append(f"created {absent.description} in ClickHouse: it was missing")

@@ -242,7 +242,7 @@ _JSONL_SETTINGS: Mapping[str, object] = {
 _PARQUET_SETTINGS: Mapping[str, object] = {
     "output_format_parquet_compression_method": "zstd",
     "output_format_parquet_string_as_string": 1,
-    # As many columns as there are would be held for a million rows each.
+    # The default would buffer a million rows of every column.
     "output_format_parquet_row_group_size": 100_000,
 }
 
@@ -258,7 +258,7 @@ EXPORT_SETTINGS: Mapping[ExportFormat, Mapping[str, object]] = {"parquet": _PARQ
 def exported_rows(
     records: ExportedRecords, *, since: datetime | None, until: datetime, agent: str | None, status: str | None
 ) -> tuple[str, dict[str, object]]:
-    """The SQL behind FROM that selects the rows, and its parameters. The begin is included, the end is not."""
+    """The SQL behind FROM that selects the rows, and its parameters. `since` is included, `until` is not."""
     table = _EXPORTED_TABLES[records]
     conditions = {
         "until": f"{table.time} < {{until:DateTime64(3, 'UTC')}}",
@@ -272,16 +272,16 @@ def exported_rows(
 
 
 def export_statement(records: ExportedRecords, form: ExportFormat, rows: str) -> str:
-    """The statement that writes rows, which `exported_rows` selects, as a file."""
+    """The statement that writes the rows of `exported_rows` as a file."""
     columns = _EXPORTED_TABLES[records].columns
     if form == "parquet":
         return f"SELECT {', '.join(columns)} FROM {rows} FORMAT Parquet"  # noqa: S608  made of constants
-    # Put together here and not by JSONEachRow: what is JSON already would become a string that holds JSON.
+    # Not written by JSONEachRow, which would turn columns of JSON into strings that hold JSON.
     members = ", ',', ".join(f"'\"{name}\":', {_json_member(name)}" for name in columns)
     return f"SELECT concat('{{', {members}, '}}') FROM {rows} FORMAT TSVRaw"  # noqa: S608
 
 
 def _json_member(column: str) -> str:
     written = f"ifNull(toJSONString({column}), 'null')"
-    # Text that others have put there, and that is none, must not break the line.
+    # Invalid JSON, which another program may have stored, must not break the line.
     return f"if(isValidJSON({column}), {column}, {written})" if column in JSON_COLUMNS else written

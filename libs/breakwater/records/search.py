@@ -46,7 +46,7 @@ async def find_execution(analytics: Analytics, execution_id: str) -> Execution |
         attempts = await analytics.read(attempt_of, SQL["its_attempts"], parameters)
         error = record.error
         for refused in (attempt.error for attempt in attempts if attempt.short_circuited):
-            # Of a refusal, only the attempt has the figures.
+            # Only the attempt of a refusal has the figures.
             if error is not None and refused is not None and refused.message.startswith(error.message):
                 error = error.model_copy(update={"message": refused.message})
         return record.model_copy(update={"attempts": attempts, "error": error})
@@ -65,7 +65,7 @@ _CONDITIONS = {
     "error_kind": "error_kind = {error_kind:String}",
     "min_cost": "total_cost >= {min_cost:Decimal(18, 9)}",
 }
-"""By the filter. One that is not given is left out: finding that a condition always holds takes ClickHouse time."""
+"""The SQL of each filter. Unused ones are left out: ClickHouse takes time even for conditions that always hold."""
 _WITHIN = "completed_at >= {from:DateTime64(3, 'UTC')} AND completed_at < {to:DateTime64(3, 'UTC')}"
 _BY_ID = "startsWith(execution_id, {text:String})"
 _BY_WORDS = """
@@ -76,13 +76,13 @@ _BY_WORDS = """
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """The executions that are looked for. A filter that is None restricts nothing."""
+    """The filters of a search. A filter that is None restricts nothing."""
 
     agent: str | None = None
     status: str | None = None
     reason: str | None = None
     model: str | None = None
-    """The model that answered, or was asked for where none did."""
+    """The model that answered; if none did, the model that was called."""
     tenant: str | None = None
     task_id: str | None = None
     plan_id: str | None = None
@@ -92,20 +92,20 @@ class Filters:
     """An id: whole, which finds it whenever it ended; or its beginning. Or words of an error's message, an output or a
     prompt, in any case, which are looked for in the newest executions only: `search.WORDS_WITHIN`."""
     min_cost: int | None = None
-    """In nano-dollars. Those of unknown cost are left out."""
+    """The minimum cost in nano-dollars; executions of unknown cost do not match."""
     since: datetime | None = None
     """By the end of the execution; aware."""
     until: datetime | None = None
-    """The first moment that is no part of it."""
+    """The end of the time; executions that end at this moment do not match."""
     dry_runs: bool = True
 
     def span(self) -> _Span:
-        """All the time between `since` and `until`."""
+        """The span from `since` to `until`."""
         from_ms = 0 if self.since is None else max(0, ms_from_time(self.since))
         return _Span(from_ms, _LAST_MS if self.until is None else min(_LAST_MS, ms_from_time(self.until)))
 
     def conditions(self) -> str:
-        """All but the time and the text, as SQL."""
+        """The conditions of all filters but the time and the text, as SQL."""
         sql_conditions = [sql for name, sql in _CONDITIONS.items() if getattr(self, name) is not None]
         return " AND ".join(sql_conditions if self.dry_runs else [*sql_conditions, "NOT dry_run"]) or "1"
 
@@ -130,7 +130,7 @@ class Filters:
 
 
 class _Span(NamedTuple):
-    """A stretch of time, in milliseconds since the epoch; the end is no part of it."""
+    """A stretch of time, in milliseconds since the epoch, without its end."""
 
     from_ms: int
     to_ms: int
@@ -140,7 +140,7 @@ class _Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """A place in the list of executions, which is ordered by these two."""
+    """A place in the list of executions, which is ordered by these two fields."""
 
     completed_at: datetime
     execution_id: str
@@ -152,7 +152,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The cursor of a text. Raises ValueError, which says what is wrong with the text."""
+        """Parses a cursor. Raises ValueError with a message for the user."""
         time, dot, execution_id = text.partition(".")
         if not dot:
             raise ValueError("a page cursor must look like 1795255200000.<execution id>; this one has no dot")
@@ -172,13 +172,13 @@ GROWTH = 24
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Line]):
-    """Some of the executions or runs that were looked for, the newest first."""
+    """A page of the matching executions or runs, the newest first."""
 
     lines: tuple[Line, ...]
     newer: Cursor | None = None
-    """For `before`: the page of those that ended later. None where this is the first."""
+    """The cursor for `before`: the page of those that ended later. None on the first page."""
     older: Cursor | None = None
-    """For `after`: the page of those that ended earlier. None where this is the last."""
+    """The cursor for `after`: the page of those that ended earlier. None on the last page."""
 
 
 _KeyKind = Literal["keys", "runs"]
@@ -222,7 +222,7 @@ async def search_runs(
     before: Cursor | None = None,
     limit: int = 50,
 ) -> Page[RunSummary]:
-    """A page of the runs of which an execution matches. As `search`."""
+    """A page of the runs that have a matching execution. The arguments are those of `search`."""
     return await _page(analytics, filters, "runs", _runs, after, before, limit)
 
 
@@ -258,7 +258,7 @@ SortColumn = Literal["total_cost", "wasted_cost", "duration_ms", "total_tokens",
 async def largest(
     analytics: Analytics, filters: Filters, size: SortColumn, *, smallest: bool = False, limit: int = 50
 ) -> tuple[ExecutionSummary, ...]:
-    """Those with the largest cost, duration and so on, or with the smallest; those of unknown size come last.
+    """The executions with the largest cost, duration and so on, or with the smallest; unknown sizes come last.
 
     All that match are read, but for their texts.
     """
@@ -307,7 +307,7 @@ async def _of_id(analytics: Analytics, filters: Filters, limit: int, kind: _KeyK
 async def _keys(
     analytics: Analytics, filters: Filters, cursor: Cursor | None, limit: int, kind: _KeyKind, *, upwards: bool
 ) -> Sequence[_Key]:
-    """The keys of a page, the nearest to the cursor first, or the newest."""
+    """The keys of a page, the nearest to the cursor first; without a cursor, the newest first."""
     whole_span = filters.span()
     of_agent = "1" if filters.agent is None else _CONDITIONS["agent"]
     newest, rows = (await analytics.query(SQL["newest"] % of_agent, filters.parameters(whole_span))).rows[0]
@@ -376,7 +376,7 @@ async def _parts(analytics: Analytics, filters: Filters, span: _Span) -> list[_S
     """A span; where there is a text, the part of it where only ids are compared, and then the newest executions."""
     if not filters.text:
         return [span]
-    # Without FINAL: what is stored twice makes it a little later at most.
+    # Without FINAL: rows that are stored twice only make the part a little shorter.
     parameters = filters.parameters(filters.span(), within=WORDS_WITHIN)
     ((floor,),) = (await analytics.query(SQL["floor"] % f"{_WITHIN} AND {filters.conditions()}", parameters)).rows
     middle = min(max(span.from_ms, ms_from_time(floor)), span.to_ms)
@@ -418,7 +418,7 @@ async def _lines(analytics: Analytics, keys: Sequence[_Key]) -> tuple[ExecutionS
     agents, times, ids = (set(column) for column in zip(*keys, strict=True))
     parameters = {"agents": sorted(agents), "times_ms": sorted(map(ms_from_time, times)), "ids": sorted(ids)}
     rows = await analytics.read(ExecutionSummary.model_construct, _LINES, parameters)
-    # An id that was used again may have ended when another one of the page did: only whole keys are asked for.
+    # Compares whole keys, because an id that was used again may have ended at the same moment as another of the page.
     lines = {(line.agent, line.completed_at, line.execution_id): line for line in rows}
     return tuple(lines[key] for key in keys if key in lines)
 
@@ -428,7 +428,7 @@ MAX_FACETS = 50
 
 @dataclass(frozen=True, slots=True)
 class Facets:
-    """Values to filter by: each with its number of executions, the most frequent first, at most `MAX_FACETS`."""
+    """The values to filter by, each with its number of executions: the most frequent first, at most `MAX_FACETS`."""
 
     agents: tuple[tuple[str, int], ...]
     models: tuple[tuple[str, int], ...]
@@ -438,7 +438,7 @@ class Facets:
 
 
 async def facets(analytics: Analytics, window: TimeWindow) -> Facets:
-    """Values of the executions of a window, dry runs included."""
+    """The facets of the executions in a window, dry runs included."""
     rows = await analytics.read(dict[str, Any], SQL["facets"], {"start": window.start, "end": window.end})
 
     def seen(facet: str) -> tuple[tuple[str, int], ...]:
@@ -473,5 +473,5 @@ async def plan_changes(analytics: Analytics, plan_ids: Sequence[str]) -> dict[st
 
 
 async def newest_plans(analytics: Analytics, limit: int) -> dict[str, datetime]:
-    """The plans of which a job ended last, or that were announced or refused, within 30 days, and when."""
+    """The plans of the last 30 days, each with the time when a job of it last ended, or it was announced or refused."""
     return dict((await analytics.query(SQL["newest_plans"], {"limit": limit})).rows)

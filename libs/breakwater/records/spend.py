@@ -38,7 +38,7 @@ _MARGIN_MS = 2 * 24 * HOUR_MS
 `reserved_at`, by Redis' clock, which gives the period that it counts in. A call begins as soon as it is admitted, and
 clocks are not wrong by days; the bounds only keep old partitions from being read."""
 _DRAWN_MARGIN_MS = HOUR_MS
-"""The same for charts, which no counters are made of: clocks are apart by seconds."""
+"""The same distance for charts, which may be slightly wrong: in practice, clocks differ by seconds."""
 
 
 async def spend(
@@ -81,7 +81,7 @@ async def stored_upto(analytics: Analytics, *, log_created: datetime) -> int:
 
 
 async def stored_attempts(analytics: Analytics, attempt_ids: Sequence[str]) -> int:
-    """The number of the given attempts that are stored."""
+    """The number of these attempts that are stored."""
     executions = [attempt_id.rpartition(":")[0] for attempt_id in attempt_ids]
     result = await analytics.query(SQL["stored_attempts"], {"executions": executions, "attempts": list(attempt_ids)})
     return result.rows[0][0]
@@ -105,11 +105,11 @@ class Burn:
     """A moment and what was spent by then, in nano-dollars: at the period's beginning, after each hour of a day or each
     day of a month, and now."""
     unknown_costs: int
-    """Calls whose cost is unknown: the sums are lower bounds where there are any."""
+    """The number of calls of unknown cost; with any, the sums are lower bounds."""
 
     @property
     def spent(self) -> int:
-        """All of it, in nano-dollars."""
+        """The whole spend, in nano-dollars."""
         return self.points[-1][1]
 
 
@@ -154,7 +154,7 @@ async def spent_since(analytics: Analytics, since: datetime, until: datetime) ->
 
 
 SpendHistory = tuple[TimeWindow, dict[str | None, list[int]]]
-"""A window from the first call on, and nano-dollars in each step by name: the highest first, None without a name."""
+"""A window from the first call on, and nano-dollars in each step by name: the highest first; None for no name."""
 
 
 async def spend_history(

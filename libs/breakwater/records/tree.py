@@ -27,7 +27,7 @@ _Below = dict[str, list["TreeExecution"]]
 """The children of executions, by the parent's id."""
 
 Cut = Literal["ancestors", "levels", "nodes"]
-"""A reason why a tree is not whole: its root lies further up, it goes deeper, or it has more executions."""
+"""A reason why a tree is incomplete: its root is further up, it is deeper, or it has more executions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +56,24 @@ ONE, CHILDREN = (SQL[name] % _COLUMNS for name in ("tree_node", "tree_children")
 
 @dataclass(frozen=True, slots=True)
 class Subtree:
-    """Sums over an execution and all below it."""
+    """Sums over an execution and its descendants."""
 
     executions: int
-    """Those that are recorded."""
+    """The number of recorded executions."""
     total_cost: int | None
-    """In nano-dollars; None where nothing of it is known, as `wasted_cost`."""
+    """In nano-dollars; None, as `wasted_cost` is, if no part of it is known."""
     wasted_cost: int | None
     unknown_costs: int
-    """Executions whose cost is not, or not wholly, known: the sums are lower bounds where there are any."""
+    """The number of executions whose cost is not completely known; with any, the sums are lower bounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """An execution with those that it had run."""
+    """An execution with its descendants."""
 
     execution_id: str
     execution: TreeExecution | None
-    """None where it is not recorded, or not yet: those below name it as their parent."""
+    """None if there is no record of it, perhaps not yet; its children name it as their parent."""
     subtree: Subtree
     children: tuple[TreeNode, ...]
     """In the order in which they were queued."""
@@ -84,12 +84,12 @@ class Tree:
     """The whole tree that an execution belongs to."""
 
     execution_id: str
-    """The one asked for; it is always in the tree."""
+    """The requested execution; it is always in the tree."""
     root: TreeNode
     cut: tuple[Cut, ...]
-    """The reasons why executions are missing; empty where the tree is whole."""
+    """The reasons why executions are missing; empty if the tree is complete."""
     circular: bool
-    """Jobs named each other as parents: there is no root, and the tree begins at one of them."""
+    """True if jobs named each other as parents: there is no root, and the tree begins at one of them."""
 
 
 async def execution_tree(analytics: Analytics, execution_id: str) -> Tree | None:
@@ -184,9 +184,8 @@ def _sums(execution: TreeExecution | None, below: Sequence[Subtree]) -> Subtree:
         executions=len(executions) + sum(subtree.executions for subtree in below),
         total_cost=_sum([part.total_cost for part in (*executions, *below)]),
         wasted_cost=_sum([part.wasted_cost for part in (*executions, *below)]),
-        unknown_costs=sum(
-            [*(item.cost_basis == "unknown" for item in executions), *(subtree.unknown_costs for subtree in below)]
-        ),
+        unknown_costs=sum(part.unknown_costs for part in below)
+        + sum(item.cost_basis == "unknown" for item in executions),
     )
 
 

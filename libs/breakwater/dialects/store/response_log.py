@@ -76,7 +76,7 @@ class ResponseLog:
         return None if stored is None or stored.deleted else stored
 
     async def find_all(self, execution_ids: tuple[str, ...]) -> dict[str, StoredResponse]:
-        """The requests of those that are stored, by execution. Raises as `keep`."""
+        """The requests of the stored responses among these, by execution. Raises as `keep`."""
         wanted = list(map(subjects.kept_request, execution_ids))
         async with aclosing(self._lookup.last_on(Stream.RESPONSES, wanted)) as stored:
             responses = [self._read(message) async for message in stored]
@@ -86,7 +86,7 @@ class ResponseLog:
         """Replaces a response by the note that it was deleted, for ever. Raises BusUnavailableError: do it again."""
         execution_id = response.execution_id
         rollup = {Header.ROLLUP.value: "sub"}
-        # The request goes last: as long as it is there, deleting can be asked for again.
+        # The request is deleted last: while it exists, the deletion can be repeated.
         marker = orjson.dumps({"type": DELETED, "execution_id": execution_id})
         await self._publish(subjects.kept_chunks(execution_id), marker, rollup)
         note = response.model_copy(update={"deleted": True, "body": {}, "previous": ()})
@@ -146,7 +146,7 @@ class ResponseLog:
         try:
             added = await self._publish(subject, stored, {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(last)})
         except AlreadyDecidedError:
-            # Ours, if the acknowledgement of an earlier try was lost.
+            # It is our own message if the acknowledgement of an earlier try was lost.
             newest = await self._lookup.newest_on(Stream.RESPONSES, subject)
             if newest is None and last:
                 raise ChunksDroppedError(f"the chunks of {execution_id} are gone") from None
@@ -159,7 +159,7 @@ class ResponseLog:
         try:
             return await self._publisher.raw(subject, payload, headers)
         except NoStreamError as error:
-            # The stream is always there: a cluster is choosing its new leader.
+            # The stream always exists, so the cluster must be choosing a new leader.
             raise BusUnavailableError(str(error)) from error
         except StreamFullError as error:
             raise EventStreamFullError(f"{error}: the server has no storage left") from error

@@ -1,4 +1,4 @@
-"""The room in RESPONSES: each owner has a share of it, and what is under way is not what falls out."""
+"""The room in RESPONSES: each owner has a share of it, and responses under way are never dropped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MESSAGE_BYTES = 256
 """The bytes that NATS stores with a message: subject, headers, and an entry of its own."""
 
 COUNTED_BYTES = 256 * 1024
-"""Chunks are counted whenever they come to so much."""
+"""The amount of new chunks at which they are counted."""
 
 _STORED = "bw:responses:stored"
 _UNDER_WAY = "bw:responses:under-way"

@@ -52,17 +52,17 @@ class JobStatus:
     """The state of a job that may not be decided yet."""
 
     agent: str | None
-    """None where it was not accepted over HTTP within a day."""
+    """None if it was not accepted over HTTP within a day."""
     accepted_at: datetime | None
     taken: bool
-    """A worker has it, or had it and another one will."""
+    """True if a worker has it, or had it and another one will take it over."""
     checkpoint: str | None
-    """The progress that this worker has saved last: JSON."""
+    """The progress that this worker saved last, as JSON."""
     tenant: str | None = None
     owner: str | None = None
     """The name of the API key that it belongs to."""
     digest: str | None = None
-    """Of its content."""
+    """The digest of its content."""
 
 
 class Accepted:
@@ -104,7 +104,7 @@ class Accepted:
         try:
             status = await self._find(execution_id)
             if status is None and just_now:
-                # Another process may have accepted it and not have saved it yet.
+                # Another process may have accepted the job, but not saved its note yet.
                 await asyncio.sleep(2 * LINGER_S)
                 status = await self._find(execution_id)
         except StateUnavailableError:
@@ -123,7 +123,7 @@ class Accepted:
         return next((str(execution_id) for execution_id in dry_runs if execution_id is not None), None)
 
     async def close(self) -> None:
-        """Saves the rest, if Redis takes it immediately."""
+        """Saves the remaining notes, if Redis takes them immediately."""
         if self._saving is None:
             return
         await asyncio.wait([self._saving], timeout=CLOSE_S)
@@ -197,7 +197,7 @@ async def lately_accepted(redis: Redis, before: datetime, limit: int) -> tuple[l
 
 
 async def unclaimed(redis: Redis, jobs: Sequence[RememberedJob]) -> list[RememberedJob]:
-    """The jobs that no worker has, nor had when it died. Raises StateUnavailableError."""
+    """The jobs that no worker holds, and that no dead worker held. Raises StateUnavailableError."""
     async with redis.client.pipeline(transaction=False) as pipe:
         for job in jobs:
             pipe.exists(Claim(job.execution_id, "").key)
@@ -217,5 +217,5 @@ def _status(note: str | None, *, taken: bool, checkpoint: str | None) -> JobStat
 
 
 def recent_keys(epoch_s: float) -> list[str]:
-    """The keys that hold the jobs of the last day, that of now first."""
+    """The keys that hold the jobs of the last day, the current one first."""
     return [accepted_key(epoch_s - age * SPAN_S) for age in range(KEEP_S // SPAN_S + 1)]

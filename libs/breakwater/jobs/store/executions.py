@@ -40,7 +40,7 @@ MAX_UNKNOWN = 1_000
 """Unknown jobs of one owner that others wait for: they take 0.3 MB of Redis' memory at most."""
 
 MAX_WAITING = 200
-"""Jobs that are woken when one ends: its holder reads their ids each time that it renews its claim."""
+"""The most jobs that wait for one job to end: its holder reads their ids whenever it renews its claim."""
 
 
 def accepted_key(epoch_s: float) -> str:
@@ -54,7 +54,7 @@ class Claim:
 
     execution_id: str
     token: str
-    """Fences the handling off from any other, of any worker and delivery."""
+    """The fencing token, which distinguishes this handling from all others."""
     keys: tuple[str, str] = field(init=False, compare=False, repr=False)
     """In Redis: the execution's, and that of the notices for its holder: cancel requests, the jobs that wait for
     it, and a mark if it has children. All may come before the job has begun."""
@@ -65,7 +65,7 @@ class Claim:
 
     @classmethod
     def new(cls, execution_id: str, worker: str = "") -> Claim:
-        """A new claim. `worker`: the id of its holder."""
+        """Makes a claim for a worker, by the worker's id."""
         return cls(execution_id, f"{worker}/{token_hex(16)}")
 
     @property
@@ -80,9 +80,9 @@ class Claimed:
 
     checkpoint: str | None
     cancels: tuple[PendingCancel, ...] = ()
-    """To cancel it."""
+    """The requests to cancel the job."""
     has_children: bool = False
-    """Children came before it was begun, and belong to its task, as far as it was given none."""
+    """True if children came before it began; they belong to its task, if it names no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +90,11 @@ class ClaimKept:
     """This worker still holds the claim."""
 
     cancels: tuple[PendingCancel, ...] = ()
-    """To cancel the job."""
+    """The requests to cancel the job."""
     has_children: bool = False
-    """Children belong to its task, as it was given none."""
+    """True if it has children, which belong to its task, as it names none."""
     incomplete: bool = False
-    """Redis has lost what was saved of the execution: `Executions.restore` writes it again."""
+    """True if Redis has lost the saved execution, which `Executions.restore` writes again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,9 @@ class SavedProgress:
 
     checkpoint: str | None
     partial: str = ""
-    """The part of its answer that is out."""
+    """The part of its answer that was sent."""
     messages: int = 0
-    """The messages that this part was sent in."""
+    """The number of messages in which this part was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Taken:
     """Another handling works on the job, or has just ended it."""
 
     for_ms: int
-    """Asking again is worth it after that, if the claim is not renewed."""
+    """The time after which the claim may be free, unless it is renewed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +126,15 @@ class ClaimEnded:
     """The claim is released, as the job has ended."""
 
     waiting: tuple[str, ...] = ()
-    """The jobs that wait for it; they are returned once."""
+    """The jobs that wait for it, which are returned only once."""
     tenant: str | None = None
-    """Of the job, as far as it is known."""
+    """The tenant of the job; None if it has none or is unknown."""
     task_id: str | None = None
     """The task that it belongs to: its own where it was given none and has children; None where it has none either."""
 
 
 class ClaimLostError(BreakwaterError):
-    """Another handling of the job has taken over; this one must stop, make no call and publish nothing."""
+    """Another handling has taken the job over. This one must stop without a further call or message."""
 
 
 class Executions:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from breakwater.kernel.redis.connection import Redis, Script, ScriptCall
 
 KEEP_S = 900
-"""Longer than a client waits before it tries again: OpenAI's give up a call after ten minutes."""
+"""Longer than clients wait before they try again: OpenAI's give up after ten minutes."""
 
 _BEGIN = Script.of("""
 -- A request begins to wait for the answer to a question. One that repeats another attaches to the call with the fewest
@@ -75,7 +75,7 @@ class InFlightRequests:
         return waits_for
 
     async def leave(self, question: str, request: str, job_id: str, *, cancels: bool) -> bool:
-        """Records that a request waits no longer for a call, which has no response.
+        """Records that a request no longer waits for a call that has no response yet.
 
         Args:
             question: as it began.

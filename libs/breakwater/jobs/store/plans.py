@@ -51,7 +51,7 @@ class KnownPlan:
     """Notes of a plan; the results of its jobs are elsewhere."""
 
     jobs: Mapping[str, NotedJob] = field(default_factory=dict[str, NotedJob])
-    """By id."""
+    """The accepted jobs, by id."""
     announced: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     """Reason of the refusal, if it was refused, by the announcer, that has had no job of it accepted since."""
     begun: frozenset[str] = frozenset()
@@ -63,7 +63,7 @@ class PlanMove:
     """A change of a plan's state."""
 
     version: int
-    """Grows with each change of the plan or its jobs."""
+    """A number that grows with each change of the plan or its jobs."""
     before: PlanState | None
     """None for a new plan."""
     after: PlanState
@@ -122,7 +122,7 @@ class Plans:
         return _move(version, _before(announced, numbers[:4]), state_by_stages(numbers[4:]))
 
     async def withdraw(self, plan_id: str, job_ids: Collection[str]) -> None:
-        """Forgets jobs that were not accepted after all."""
+        """Forgets jobs that were noted, but not accepted."""
         await self._redis.run([ScriptCall(_LUA["withdraw"], [_key(plan_id)], list(job_ids))])
 
     async def known(self, plan_ids: Iterable[str]) -> dict[str, KnownPlan]:
@@ -132,7 +132,7 @@ class Plans:
         return dict(zip(wanted, map(_known, hashes), strict=True))
 
     async def newest(self, limit: int) -> dict[str, datetime]:
-        """The plans of which something was noted last, and when, the latest first."""
+        """The plans with the latest notes, each with the time of its last one, the latest first."""
         scored_ids: Any = await self._redis.client.zrevrange(_NEWEST, 0, limit - 1, withscores=True)
         return {plan_id: time_from_ms(int(at_ms)) for plan_id, at_ms in scored_ids}
 

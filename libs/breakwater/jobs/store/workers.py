@@ -13,7 +13,7 @@ LATE_MS = 1_500
 """A heartbeat comes every second."""
 
 FORGET_MS = 600_000
-"""The claims of a worker that has been silent for so long have ended long ago."""
+"""A worker that is silent for this long is forgotten: its claims have ended long ago."""
 
 _KEYS = ["bw:workers", KEPT_SINCE]
 _BEAT = Script.of("""
@@ -49,9 +49,9 @@ class LateWorker:
 
     id: str
     silent_s: float
-    """Since its last heartbeat, by Redis' clock."""
+    """Seconds since its last heartbeat, by Redis' clock."""
     heard_on: str
-    """The NATS server that had its connection then; empty where none had."""
+    """The NATS server that it was connected to then; empty if unknown."""
 
 
 class Workers:
@@ -60,11 +60,11 @@ class Workers:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self.was_emptied = False
-        """Redis has lost its data between the last two heartbeats."""
+        """True if Redis lost its data between the last two heartbeats."""
         self._kept_since: str | None = None
 
     async def beat(self, worker: str, heard_on: str) -> tuple[int, list[LateWorker]]:
-        """Leaves a worker's heartbeat.
+        """Records a worker's heartbeat.
 
         Returns:
             How many workers run, this one included, and the others whose heartbeat is late.
@@ -82,7 +82,7 @@ class Workers:
         ]
 
     async def forget(self, worker: str) -> None:
-        """Removes a worker: it has stopped in order, or its jobs are taken over. Raises StateUnavailableError."""
+        """Removes a worker that has stopped in order, or whose jobs were taken over. Raises StateUnavailableError."""
         await cast(Any, self._redis.client.hdel(_KEYS[0], worker))
 
     async def kept_for_s(self) -> float:

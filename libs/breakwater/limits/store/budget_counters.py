@@ -40,13 +40,13 @@ _FILLED = ("log", "zone", "upto", "alone", "repairs")
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """Source of the counters: a log, by its identity, up to a sequence, in the days of a time zone."""
+    """The source of the counters: a log up to a sequence, counted in the days of a time zone."""
 
     log: str
     zone: str
     upto: int
     alone: bool
-    """Nothing in them is from elsewhere than this log."""
+    """True if the counters contain nothing but events of this log."""
     repairs: str
 
 
@@ -69,7 +69,7 @@ class PeriodCounters:
     notes: Notes
 
     def limit(self, counter: Counter) -> int | None:
-        """The effective cap of a budget in this period, in nano-dollars; None where there is none."""
+        """The effective cap of a budget in this period, in nano-dollars; None if there is none."""
         raised = self.notes.raises.get(counter.key)
         return effective_limit(counter.limit, None if raised is None else (raised.limit, raised.configured))
 
@@ -93,7 +93,7 @@ class Snapshot:
 
     @property
     def figures(self) -> Ledger:
-        """By period and scope."""
+        """The figures of all budgets, by period and scope."""
         return {
             (counters.period.name, key): sums for counters in self.periods for key, sums in counters.figures.items()
         }
@@ -126,7 +126,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """An amount that a counter lacks; it has too much where that is negative."""
+    """An amount to add to a counter; negative if the counter has too much."""
 
     period: Period
     field: str
@@ -143,7 +143,7 @@ class BudgetCounters:
 
     @property
     def zone(self) -> ZoneInfo:
-        """Time zone of its days and months."""
+        """The time zone of the days and months."""
         return self._zone
 
     def periods(self, now: datetime) -> tuple[Period, ...]:
@@ -151,14 +151,14 @@ class BudgetCounters:
         return periods_since(now - KEEP, now, self._zone)
 
     async def run_id(self) -> str:
-        """The id of this run of Redis: it changes with a restart. Constant where Redis does not permit reading it."""
+        """The id of this run of Redis, which changes with a restart; constant if Redis does not allow reading it."""
         try:
             return str((await cast(Any, self._redis.client.info("server"))).get("run_id"))
         except ResponseError:
             return ""
 
     async def filled(self) -> Filled | None:
-        """Source of the counters; None where they are lost."""
+        """The source of the counters; None if they are lost."""
         return _filled((await read_hashes(self._redis.client, [FILLED]))[0])
 
     async def snapshot(self, periods: Sequence[Period], log: str = "", first: int = 1, last: int = 0) -> Snapshot:

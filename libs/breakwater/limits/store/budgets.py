@@ -32,7 +32,7 @@ BLOCK = 65_536
 """Events of the log whose settlement is remembered in one bitmap, 8 KB."""
 
 SETTLED_TOGETHER = 100
-"""Settlements of one script: Redis does nothing else meanwhile."""
+"""The most settlements of one script, during which Redis does nothing else."""
 
 WAITS_MS = 1_000
 """Twice the longest time after which a call that waits for a budget asks again."""
@@ -46,7 +46,7 @@ LUA = scripts_of(__file__)
 
 
 class NotFilledError(BreakwaterError):
-    """The counters are not those of the log: they are lost, or still to be rebuilt. Ask again after that."""
+    """The counters do not match the log: they are lost, or not rebuilt yet. Try again once they are."""
 
 
 @lru_cache(maxsize=64)
@@ -69,17 +69,17 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class PeriodChanged:
-    """By Redis' clock it is another day or month than was asked for; now it is known, so ask again."""
+    """By Redis' clock, it is another day or month than the request assumed. Now it is known, so ask again."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountersLost:
-    """A hard cap can't be held, as the counters are lost until the budget service has rebuilt them."""
+    """A hard cap can't be enforced, because the counters are lost until the budget service has rebuilt them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TooManyTenants:
-    """The sender of the job has named as many tenants in this month as budgets are kept of."""
+    """The sender of the job has named more tenants in this month than it may have budgets for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Reservation:
     agent: str
     tenant: str | None
     caller: str | None = None
-    """Sender of the job, where a hard cap holds."""
+    """The sender of the job, if a hard cap applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +109,14 @@ class LiveReservation:
     amount: int
     at: datetime
     until: datetime
-    """Latest end of its lease."""
+    """The latest end of its lease."""
     caller: str | None = None
-    """Sender of the job."""
+    """The sender of the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """An attempt's event: its call adds so much to its budgets."""
+    """The amounts that an attempt's event adds to its budgets."""
 
     attempt_id: str
     sequence: int
@@ -141,9 +141,9 @@ class Totals:
     key: str
     spent: int
     raised: tuple[int, int] | None
-    """The cap that an operator set, and the one of the config that it raises."""
+    """The cap that an operator set, and the config's cap that it raised."""
     agent: str
-    """Agent of the settled call."""
+    """The agent of the settled call."""
 
 
 class Budgets:
@@ -200,7 +200,7 @@ class Budgets:
                 month.name,
             ),
             *(day.start_ms, day.end_ms, month.start_ms, month.end_ms, day.end_ms + KEEP_MS, month.end_ms + KEEP_MS),
-            # With a caller, perhaps an unknown one, where its share counts.
+            # The caller, perhaps an unknown one, is needed only if its share counts.
             "\n".join((agent, tenant or "", caller or "") if any_hard else (agent, tenant or "")),
             "" if most_tenants is None else most_tenants,
             caller or "",
@@ -235,7 +235,7 @@ class Budgets:
     def release_call(
         self, attempt_id: str, agent: str, tenant: str | None, at: datetime, cost: int | None = None
     ) -> ScriptCall:
-        """Ends what was reserved for a call; answers nothing, and may be repeated.
+        """Ends the reservation of a call. The script answers nothing, and may be repeated.
 
         Args:
             attempt_id: whose reservation it is.
@@ -267,7 +267,7 @@ class Budgets:
         pairs = list(zip(settlements, places, strict=True))
         answers = await self._settled(pairs, log)
         if elsewhere := [index for index, answer in enumerate(answers) if answer[0] == 2]:
-            # Of a worker that died before it could say when it had reserved: its reservation has the right periods.
+            # A worker that died before it could say when it reserved: the reservation itself has the right periods.
             for index in elsewhere:
                 places[index] = self._named(*answers[index][1:])
             again = await self._settled([(settlements[index], places[index]) for index in elsewhere], log)
@@ -313,7 +313,7 @@ class Budgets:
         return ScriptCall(LUA["settle"], keys, arguments)
 
     def _named(self, day: str, month: str) -> Periods:
-        """The periods of those names."""
+        """The periods with these names."""
         noons = (datetime.fromisoformat(f"{date}T12:00").replace(tzinfo=self._zone) for date in (day, f"{month}-15"))
         return Periods(*(period(window, noon, self._zone) for window, noon in zip(WINDOWS, noons, strict=True)))
 
@@ -343,11 +343,11 @@ class Budgets:
         await self._redis.run([ScriptCall(LUA["lapse"], keys, arguments)])
 
     async def forget_lease(self, attempt_id: str) -> None:
-        """Removes an attempt's lease: there is nothing to charge any more. Raises StateUnavailableError."""
+        """Removes an attempt's lease, because there is nothing left to charge. Raises StateUnavailableError."""
         await self._redis.client.zrem(LEASES, attempt_id)
 
     async def filled(self) -> bool:
-        """True if the counters are there, from any log. Raises StateUnavailableError."""
+        """True if Redis has counters, of any log. Raises StateUnavailableError."""
         return bool(await cast(Any, self._redis.client.hexists(FILLED, "log")))
 
     def _current(self, now: datetime) -> Periods:
@@ -363,7 +363,7 @@ class Budgets:
 
 
 def reservation(attempt_id: str, text: str) -> Reservation:
-    """Reads a reservation as Redis has it."""
+    """Parses a reservation as Redis has it."""
     state, amount, at, day, month, owner = text.split("|", 5)
     agent, _, names = owner.partition("\n")
     tenant, _, caller = names.partition("\n")
@@ -373,7 +373,7 @@ def reservation(attempt_id: str, text: str) -> Reservation:
 
 
 def raised_cap(text: str | None) -> tuple[int, int] | None:
-    """Reads a raised cap as Redis has it: the new cap, and the one of the config that it raises."""
+    """Parses a raised cap as Redis has it: the new cap, and the config's cap that it raised."""
     to, _, over = (text or "").partition(":")
     return (int(to), int(over)) if over else None
 

@@ -24,10 +24,10 @@ from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.redis.connection import Redis, ScriptCall, scripts_of
 
 SLICES = 20
-"""Slices in a window. Each is a whole number of milliseconds, as the window is one of seconds."""
+"""The slices of a window. The window has whole seconds, so each slice has whole milliseconds."""
 
 REMEMBER_MS = 60_000
-"""An answer is kept for so long, for a caller that asks again because it was lost."""
+"""The time for which an answer is kept for a caller that has lost it and asks again."""
 
 _PER_MILLION = 1_000_000
 
@@ -83,7 +83,7 @@ class Deployments:
 
     @staticmethod
     def hold_call(name: str, hold_s: float, caller: str = "", attempt_id: str = "") -> ScriptCall:
-        """Holds a deployment for so long from now on, unless it is held for longer already. It answers nothing.
+        """Holds a deployment from now on, unless it is held for longer already. The script answers nothing.
 
         Args:
             name: the deployment.
@@ -96,11 +96,11 @@ class Deployments:
 
     @staticmethod
     def end_probe_call(name: str, attempt_id: str, *, succeeded: bool) -> ScriptCall:
-        """Ends a probe, and with its success the hold. It answers nothing."""
+        """Ends a probe, and also the hold if the probe has succeeded. The script answers nothing."""
         return ScriptCall(_LUA["end_probe"], [_hold(name)], [attempt_id, int(succeeded)])
 
     async def held_until(self, names: Iterable[str]) -> dict[str, int]:
-        """Until when those are held that are, in ms since the epoch by this clock. Raises StateUnavailableError."""
+        """The end of each present hold, in ms since the epoch by this process's clock. Raises StateUnavailableError."""
         unique = list(dict.fromkeys(names))
         remaining_ms = await self._redis.run([ScriptCall(_LUA["held"], [_hold(name)], []) for name in unique])
         now_ms = time.time_ns() // 1_000_000

@@ -19,14 +19,14 @@ from breakwater.kernel.redis.connection import ScriptCall, scripts_of
 from breakwater.limits.rules.rate_limit import MINUTES, WINDOW_MS, LimitPeriod, RateLimit
 
 SLICES = 100
-"""Slices in a window."""
+"""The slices of a window."""
 
 _LUA = scripts_of(__file__)
 
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """Subject of a limit: `agent:<agent>` or `model:<model>`. Calls are counted by name; the rule is the asker's."""
+    """The subject of a limit: `agent:<agent>` or `model:<model>`. Calls count by name; requests bring the rule."""
 
     name: str
     rule: RateLimit
@@ -39,13 +39,13 @@ class Limited:
 
     @classmethod
     def all_of(cls, name: str, rule: RateLimit) -> tuple[Limited, ...]:
-        """One for each period of a rule."""
+        """One limit for each period of a rule."""
         return tuple(cls(name, rule, period) for period in rule.periods)
 
 
 @dataclass(frozen=True, slots=True)
 class OverLimit:
-    """The call was refused: by whose limit, and on what."""
+    """A refusal of a call by a limit."""
 
     name: str
     quantity: str
@@ -60,7 +60,7 @@ class OverLimit:
 
 
 class RateLimits:
-    """The rate limits of the fleet. Rules are arguments: a changed one holds from the next question on."""
+    """The rate limits of the fleet. Rules are arguments, so a changed rule applies from the next request on."""
 
     def __init__(self, window_ms: int = WINDOW_MS) -> None:
         """Takes the length of a minute: a multiple of `SLICES`, and the same for all that share a Redis."""

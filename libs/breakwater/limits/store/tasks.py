@@ -25,25 +25,25 @@ KEEP_MS = 7 * 24 * 3_600_000
 """A task without a job for a week is deleted."""
 
 KEEP_DONE_MS = 3_600_000
-"""A counted job is known for so long, for a delivery whose worker died before it published the job's record."""
+"""The time for which a counted job is remembered, because its worker may die before it publishes the job's record."""
 
 KEEP_COPY_MS = 60_000
-"""A repeated reset gets the same answer for so long."""
+"""The time for which a repeated reset gets the same answer."""
 
 LONGEST_NAME = 48
 
 MAX_KEPT = 100
-"""Different errors of a task, and confidences that its answers stated."""
+"""The most distinct errors of a task, and confidences of its answers, that are kept."""
 
 TRIPPED = "bw:tasks:tripped"
 MAX_LISTED = 1_000
-"""Stopped tasks that are listed: a page is to be read, and Redis to answer others meanwhile."""
+"""The most stopped tasks in a list: longer pages would not be read, and would keep Redis from other clients."""
 
 MAX_OF_CALLER = 50_000
-"""Tasks that began with jobs of one caller, 0.3 KB each, and breakers of tasks; more only while they are in use."""
+"""The most tasks, and breakers of tasks, that began with jobs of one caller, 0.3 KB each; more only while in use."""
 
 MAX_STOPPED_OF_CALLER = 5_000
-"""Stopped ones beyond those: no task goes on because others begin."""
+"""The most stopped tasks of a caller beyond those, so that no stopped task goes on because others begin."""
 
 IN_USE_MS = 600_000
 """A task is in use for ten minutes after a job of it, and so is its breaker."""
@@ -66,7 +66,7 @@ _FIELDS = (
     "life",
     "warned",
 )
-"""As the scripts return them."""
+"""The fields of a task in the order in which the scripts return them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Tripped:
     execution_id: str
     at_ms: int
     published: bool
-    """Its event has been published."""
+    """True if its event has been published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Tasks:
         self._begun: dict[str, list[str]] = {}
 
     def begun(self, redis_key: str, caller: str | None) -> None:
-        """Notes that a task, or its breaker, began with a job of a caller, until `bound` is called."""
+        """Notes that a task, or its breaker, began with a caller's job. `bound` processes the notes."""
         self._begun.setdefault(caller or "", []).append(redis_key)
 
     async def bound(self) -> None:
@@ -265,12 +265,12 @@ class Tasks:
         return task, tripped
 
     async def load(self, key: TaskKey) -> tuple[Task, Tripped | None]:
-        """A task as it is; an unknown one is empty."""
+        """The present state of a task; an unknown task is empty."""
         [values] = await self._redis.run([ScriptCall(_LUA["load"], [key.redis_key], [])])
         return _read(values)
 
     async def tripped(self) -> list[tuple[TaskKey, Tripped]]:
-        """The tasks that are stopped, in the order in which they were; the last ones, where they are many."""
+        """The stopped tasks, in the order in which they were stopped; of too many, the latest."""
         scored_names = await self._redis.client.zrange(TRIPPED, -MAX_LISTED, -1, withscores=True)
         listed = cast(list[tuple[str, float]], scored_names)
         if not listed:
@@ -306,7 +306,7 @@ def _marker(key: TaskKey, execution_id: str) -> str:
 
 
 def _short(name: str) -> str:
-    """A name that Redis keeps for each task or job: a digest of one that is long.
+    """The name of a task or job in Redis; for a long name, its digest.
 
     Senders of jobs choose names, of up to 3 KB each, encoded; and a hash with a field of more than 64 bytes takes three
     times the memory.
