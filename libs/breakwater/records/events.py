@@ -113,7 +113,7 @@ class Incident:
     tenant: str | None
     title: str
     count: int
-    """How often it happened."""
+    """The number of times it happened."""
     opened_at: datetime
     last_at: datetime
     acknowledged_by: str | None

@@ -328,7 +328,7 @@ async def _keys(
     }
     statement = SQL[f"{kind}_{'upwards' if upwards else 'downwards'}"]
     for part in parts if upwards else reversed(parts):
-        # A search for words reads each part at once: every new query on long texts costs time of its own.
+        # A search for words does not slice its part: every query on long texts has a high fixed cost.
         for span in [part] if part.words else _slices(part, upwards=upwards):
             while True:
                 parameters = filters.parameters(span, limit=limit, **place)

@@ -260,7 +260,7 @@ class BudgetCounters:
         return int(spent or 0), raised_cap(cap)
 
     async def announced(self, period: Period, key: str, thresholds: Sequence[str]) -> tuple[int, list[bool]]:
-        """What a scope's calls hold, and whether each threshold (`<key>@<limit>@<percent>`) was announced."""
+        """The amount a scope's calls hold, and whether each threshold (`<key>@<limit>@<percent>`) was announced."""
         fields = [f"reserved:{key}", *(f"announced:{threshold}" for threshold in thresholds)]
         reserved, *announced = await cast(Any, self._redis.client.hmget(period_key(period.window, period.name), fields))
         return int(reserved or 0), [mark is not None for mark in announced]
