@@ -1,4 +1,4 @@
-"""The loop over the attempts of one job, along its chain of models; and dry runs."""
+"""The loop over the attempts of one job along its chain of models, and dry runs."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class Attempts:
         return self._answered(ended) if ended.failure is None else await self._after_failure(ended)
 
     def _answered(self, ended: Ended) -> Finished:
-        """Returns the outcome of a job whose last attempt, which is recorded, gave the answer."""
+        """Returns the outcome of a job that its last recorded attempt has answered."""
         model = ended.attempt.model
         reason = ended.attempt.finish_reason
         return Finished(self._checkpoint, ended.output, model, None, None, ended.response, reason, ended.choices)

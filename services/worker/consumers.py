@@ -1,4 +1,4 @@
-"""The consumers of the plane: one that is deleted is created again, and reported as an incident."""
+"""The consumers of the plane: a deleted one is created again and reported as an incident."""
 
 from __future__ import annotations
 

@@ -66,17 +66,19 @@ class Crashes:
             structlog.get_logger().exception("job_ended_without_a_record", **place, execution_id=execution_id)
             await self._end_without_record(received, delivery, info)
 
-    async def wait_for_key(self, delivery: Delivery, why: DecryptionError) -> None:
+    async def wait_for_key(self, delivery: Delivery, decryption_error: DecryptionError) -> None:
         """Parks a job whose key is missing, and dead-letters it after `KEY_WAIT`."""
         worker = self._worker
         execution_id = execution_id_of(delivery, None)
-        structlog.get_logger().error("job_not_decrypted", execution_id=execution_id, error=str(why))
+        structlog.get_logger().error("job_not_decrypted", execution_id=execution_id, error=str(decryption_error))
         if worker.now() - delivery.queued_at > KEY_WAIT:
             text = "The request could not be read."
-            error = ErrorInfo(kind="invalid", class_="UndecryptableJobError", message=str(why), user_message=text)
+            error = ErrorInfo(
+                kind="invalid", class_="UndecryptableJobError", message=str(decryption_error), user_message=text
+            )
             # This fails if the job is already decided with a result that can't be decrypted, either.
             with suppress(DecryptionError):
-                await end_without_run(worker, self._unread(delivery, str(why)), "invalid", error)
+                await end_without_run(worker, self._unread(delivery, str(decryption_error)), "invalid", error)
                 return
         due = worker.now() + KEY_POLL
         await worker.outages.retry_while_unavailable(

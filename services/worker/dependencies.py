@@ -43,13 +43,13 @@ class Dependencies:
         worker = self._worker
         job = self._job
         waited_s = (worker.now() - self._received.delivery.queued_at).total_seconds()
-        at_most_s = job.job.total_timeout_s or job.agent.total_timeout_s
+        max_wait_s = job.job.total_timeout_s or job.agent.total_timeout_s
         problem = dependency_failure(
-            {shown(job_id): status for job_id, status in statuses.items()}, waited_s, at_most_s
+            {shown(job_id): status for job_id, status in statuses.items()}, waited_s, max_wait_s
         )
         if problem is None:
             # From now on, the end of each dependency wakes this job.
-            wait_ms = round(max(at_most_s - waited_s, 1.0) * 1000)
+            wait_ms = round(max(max_wait_s - waited_s, 1.0) * 1000)
             unknown_waits = {job_id: wait_ms for job_id in open_ids if statuses[job_id] == "unknown"}
             known_ids = [job_id for job_id in open_ids if job_id not in unknown_waits]
             owner = self._received.owner or job.caller or job.job.tenant or ""
@@ -64,7 +64,7 @@ class Dependencies:
         await self._progress.report("waiting", detail=f"depends on {', '.join(map(shown, open_ids))}")
         delay_s = look_again_in(waited_s)
         if "unknown" in statuses.values():
-            delay_s = min(delay_s, max(at_most_s - waited_s, 0.1))
+            delay_s = min(delay_s, max(max_wait_s - waited_s, 0.1))
         return Deferred(worker.now() + timedelta(seconds=delay_s), self.have_changed)
 
     async def have_changed(self) -> bool:

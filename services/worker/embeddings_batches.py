@@ -48,7 +48,7 @@ class EmbeddingsBatches:
     def __init__(
         self, worker: WorkerContext, job: Assignment, size: int, progress: ProgressReporter, gates: Gates
     ) -> None:
-        """Takes the most inputs of one call as `size`."""
+        """Takes the maximum number of inputs of one call as `size`."""
         assert job.job.api_request is not None
         self._worker = worker
         self._job = job

@@ -217,7 +217,7 @@ def _parsed(config: Config, agent_name: str, delivery: Delivery, sender: str | N
         if (forbidden := forbidden_field(program, job.agent, job.tenant)) is not None:
             raise _InvalidJobError(f"{forbidden[0]}: the NATS user {sender!r} may only submit {forbidden[1]}", job)
     elif sender is not None and sender.startswith(PROGRAM) and subjects.user_of_job(delivery.subject) is not None:
-        # A sender over HTTP is a key, which may have such a name.
+        # Only checked over NATS: an HTTP sender is an API key, whose name may begin with the same prefix.
         raise _InvalidJobError(f"the config has no program {sender.removeprefix(PROGRAM)!r}")
     return job
 

@@ -1,4 +1,4 @@
-"""The progress of a job while it runs, on core NATS: at most once, to those that are subscribed."""
+"""The progress of a running job, on core NATS: each step reaches its current subscribers at most once."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Recovered:
     last: Attempt | None
     """The last recorded attempt that the checkpoint lacked."""
     lost: tuple[InFlight, Attempt] | None
-    """A call whose worker died before it recorded it, and the attempt to record for it."""
+    """The call that was in progress when its worker died, and the attempt to record for it."""
 
 
 async def recover(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint) -> Recovered:
