@@ -188,8 +188,8 @@ class Keeper:
                 failed = ProcessFailedError(self.spec.name, reason, run.get("returncode"), self.spec.log_file, tail)
                 self._report("gave_up", message=str(failed), **run)
                 raise failed
-            # The others do their work without it, and the cause, such as a port in use or a wrong file, may have passed
-            # at the next try.
+            # The other processes work without it, and its problem, such as a port in use or a wrong file, may be over
+            # at the next start.
             delay_s = restart_delay_s(failures)
             self._report("restarting_in", failures=failures, delay_s=delay_s, message=reason, **run)
             await asyncio.sleep(delay_s)

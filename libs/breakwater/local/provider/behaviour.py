@@ -128,7 +128,7 @@ class ChatRequest(BaseModel):
     tool_choice: Any = None
     response_format: _ResponseFormat | None = None
     reasoning_effort: str | None = None
-    """Has the model think, but not show its thoughts."""
+    """Makes the model think without showing its thoughts."""
     thinks: bool = False
     """True if it asks for the model's thoughts, too."""
     searches: bool = False
@@ -256,7 +256,7 @@ class AnswerUsage:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedAnswer:
-    """A model's answer. Each interface writes it, whole or as a stream.
+    """A model's answer, which each interface writes as one body or as a stream.
 
     Attributes:
         number: the id, without the prefix of the interface.
@@ -529,7 +529,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 def _filled(template: str, number: int, request: ChatRequest) -> str:
     values = {"{prompt}": request.prompt, "{n}": str(number)}
-    # One pass: a placeholder inside the prompt's own text stays what it is.
+    # In one pass, so that a placeholder in the prompt's own text is not filled.
     return _PLACEHOLDER.sub(lambda match: values[match[0]], template)
 
 

@@ -109,7 +109,7 @@ class UsageRule(Message):
 
 
 class ScriptedText(Message):
-    """A text, with the pages that it cites. `{prompt}` and `{n}` stand for the same as in `answer`."""
+    """A text, with the pages that it cites. `{prompt}` and `{n}` mean the same as in `answer`."""
 
     type: Literal["text"] = "text"
     text: str
@@ -132,7 +132,7 @@ class ScriptedRefusal(Message):
 
 
 class ScriptedToolCall(Message):
-    """A tool call the model asks for: with `input`, a text, of a tool that takes no JSON."""
+    """A tool call that the model asks for. `input` is the text for a tool that takes no JSON."""
 
     type: Literal["tool_call"] = "tool_call"
     name: Annotated[str, Field(min_length=1)]
@@ -180,18 +180,18 @@ class ErrorText(Message):
 
 
 class Pace(Message):
-    """Speed of a stream: tokens in a chunk, and in a second; without the latter all come immediately."""
+    """Speed of a stream: tokens in a chunk, and tokens a second; if `tokens_per_s` is None, all come immediately."""
 
     tokens_per_chunk: PositiveInt = 1
     tokens_per_s: PositiveFloat | None = None
 
 
 class Fault(Message):
-    """One way to fail and when. All conditions given must hold; without any it always applies.
+    """A way to fail, and its conditions. It applies if all of them hold, and always if it has none.
 
     Attributes:
         from_s: applies from this many seconds after the start on.
-        to_s: and before this many.
+        to_s: applies before this many seconds after the start.
         rate: the share of requests it hits, drawn from the seed.
         requests: first and last request number of this model it hits, both included; a last of null means no end.
         when: a property of the request.
@@ -200,7 +200,7 @@ class Fault(Message):
         kind: answers 200 with a broken or odd body, or (`reset`) closes the socket. With `failed`, a response says that
             it failed, a streamed one after half of its content; over other interfaces it is `error_in_200`.
         answer: answers normally, but with this text.
-        stream: hits requests for a stream alone, after `after_chunks` chunks of content. The connection breaks (`cut`);
+        stream: hits only requests for a stream, after `after_chunks` chunks of content. The connection breaks (`cut`);
             nothing comes for `stall_s`, 30 by default (`stall`); one event is no JSON (`malformed`); the body ends in
             order, but without what would follow (`no_end`); an error comes as an event, and is the last (`error`).
         after_chunks: null means after the last one; with `no_end`, that only the mark of the end is missing.
@@ -267,7 +267,7 @@ class Fault(Message):
 
 
 NO_FAULT = Fault.model_construct()
-"""Of an ordinary answer."""
+"""The fault of an ordinary answer."""
 
 
 class ModelScript(Message):
@@ -282,8 +282,8 @@ class ModelScript(Message):
         answer_json: the answer to a request for JSON, and to all requests where `answer` is not given.
         tool_calls: asked for when the request offers tools and demands no other, and its last message is not a tool's
             result.
-        turns: the answers of a conversation in their order: as many as the request has messages of the assistant are
-            over. The other rules apply after the last one, and where a turn calls a tool that is not offered.
+        turns: the answers of a conversation, in order; the number of the assistant's messages in the request selects
+            one. The other rules apply after the last one, and where a turn calls a tool that is not offered.
         dimensions: of its embeddings.
         headers: sent with each answer that is no error.
         faults: the first that applies wins.
