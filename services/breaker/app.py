@@ -18,8 +18,11 @@ from breakwater.records.channels import ATTEMPTS, BREAKERS
 from services.breaker.handlers import BreakerHandler
 from services.breaker.rebuild import Heartbeat, Rebuild
 
-LINGER_S, BUSY_LINGER_S = 0.1, 0.25
-"""The time for which attempts are gathered, and while they keep coming: the delay of a breaker."""
+LINGER_S = 0.1
+"""The time for which attempts are gathered: the delay of a breaker."""
+
+BUSY_LINGER_S = 0.25
+"""The same while attempts keep coming."""
 
 
 def build(settings: Settings, config: Config) -> ServiceApp:
@@ -27,7 +30,8 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     broker = make_broker(settings.nats_url.get_secret_value(), "breaker")
     redis = Redis(settings.redis_url.get_secret_value())
     connection = connection_of(broker)
-    breakers, healths = Breakers(redis), Healths(redis)
+    breakers = Breakers(redis)
+    healths = Healths(redis)
     handler = BreakerHandler(config, breakers, healths, publisher_of(broker, BREAKERS), BreakerMetrics())
     rebuild = Rebuild(config, handler, breakers, healths, Tasks(redis), connection)
     heartbeat = Heartbeat(handler, breakers, rebuild, Lookup(connection))

@@ -30,19 +30,19 @@ _WORST: tuple[BreakerState, ...] = ("isolated", "open", "half_open", "closed")
 
 @dataclass(frozen=True, slots=True)
 class AttemptBatch:
-    """The attempts of a batch by breaker, and by agent and model for the agents' health."""
+    """The attempts of a batch, by breaker, and by agent and model for the agents' health."""
 
     breakers: dict[BreakerKey, list[Seen]] = field(default_factory=dict[BreakerKey, "list[Seen]"])
     health: dict[str, dict[str, list[EndedCall]]] = field(default_factory=dict[str, "dict[str, list[EndedCall]]"])
 
 
 async def _any_log(_: str | None) -> bool:
-    """For attempts from which the breakers are being filled."""
+    """Accepts any log: for attempts from which the breakers are being filled."""
     return True
 
 
 class BreakerHandler:
-    """Keeps the breakers of the fleet. Any number of these may run: a save that comes second decides again."""
+    """Maintains the fleet's breakers. Any number of these may run: one whose save comes second decides again."""
 
     def __init__(
         self,
@@ -53,14 +53,18 @@ class BreakerHandler:
         metrics: BreakerMetrics,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self.config, self._breakers, self._healths = config, breakers, healths
-        self._publisher, self._metrics, self._jitter = publisher, metrics, jitter
+        self.config = config
+        self._breakers = breakers
+        self._healths = healths
+        self._publisher = publisher
+        self._metrics = metrics
+        self._jitter = jitter
         self._outages = Outages()
 
     async def handle(
         self, batch: Sequence[Delivery[Attempt]], is_log: Callable[[str | None], Awaitable[bool]] = _any_log
     ) -> None:
-        """Takes a batch of attempts into account, and acknowledges it; `is_log` as for `apply`."""
+        """Takes a batch of attempts into account, and acknowledges it. `is_log` is as for `apply`."""
         async with heartbeat(batch):
             sorted_batch = self.sorted(
                 (delivery.sequence, ms_from_time(delivery.published_at), attempt)
@@ -85,8 +89,8 @@ class BreakerHandler:
                 models.setdefault(attempt.model, []).append(EndedCall(sequence, at_ms, went_wrong))
             if agent.breaker is not None:
                 key = BreakerKey.of(agent.breaker.scope, attempt.agent, attempt.model, attempt.provider)
-                seen = Seen(observation_of(sequence, at_ms, attempt), agent.breaker)
-                batch.breakers.setdefault(key, []).append(seen)
+                observed = Seen(observation_of(sequence, at_ms, attempt), agent.breaker)
+                batch.breakers.setdefault(key, []).append(observed)
         return batch
 
     async def apply(self, batch: AttemptBatch, is_log: Callable[[str | None], Awaitable[bool]] = _any_log) -> None:
@@ -94,8 +98,8 @@ class BreakerHandler:
 
         Args:
             batch: the attempts.
-            is_log: given the log from which the breakers are filled, True if it is the batch's. It may wait before it
-                returns False; then it is called again.
+            is_log: tells whether the log from which the breakers are filled is the batch's. It may wait before it
+                returns False, and is then called again.
 
         Raises:
             StateUnavailableError, BusUnavailableError: the batch may be repeated.
@@ -112,24 +116,24 @@ class BreakerHandler:
                     await self._publish(key, before.unpublished)
                     loaded[key] = replace(before, unpublished=None)
             decided = [decide(key, before, waiting[key], self._jitter()) for key, before in loaded.items()]
-            changed = [one for one in decided if one.after != one.before.breaker]
+            changed = [change for change in decided if change.after != change.before.breaker]
             # Together, in one round trip.
             saved, _ = await asyncio.gather(self._breakers.save(changed), self._healths.note(notes))
             notes = []
-            for one, is_saved in zip(changed, saved, strict=True):
-                if is_saved and one.unpublished is not None:
-                    await self._publish(one.key, one.unpublished)
+            for change, is_saved in zip(changed, saved, strict=True):
+                if is_saved and change.unpublished is not None:
+                    await self._publish(change.key, change.unpublished)
             # Another writer saved first: decide again, on its state.
-            again = {one.key for one, is_saved in zip(changed, saved, strict=True) if not is_saved}
-            waiting = {key: seen for key, seen in waiting.items() if key in again}
+            again = {change.key for change, is_saved in zip(changed, saved, strict=True) if not is_saved}
+            waiting = {key: observations for key, observations in waiting.items() if key in again}
 
     async def gauges(self) -> Readings:
         """The state of each breaker, for Prometheus. Raises StateUnavailableError."""
         states: dict[tuple[str, ...], float] = {}
-        known: dict[BreakerKey, BreakerState] = {
+        states_by_key: dict[BreakerKey, BreakerState] = {
             key: loaded.breaker.state for key, loaded in await self._breakers.all()
         }
-        for labels, state in shown(self.config, known).items():
+        for labels, state in states_by_labels(self.config, states_by_key).items():
             states |= one_of(state, get_args(BreakerState), *labels)
         return {BREAKER_STATE: states}
 
@@ -150,24 +154,24 @@ class BreakerHandler:
             )
 
 
-def shown(config: Config, known: Mapping[BreakerKey, BreakerState]) -> dict[tuple[str, str], BreakerState]:
-    """The state of each breaker by its labels: of those that share them, the worst; one that was never used is closed.
+def states_by_labels(config: Config, states: Mapping[BreakerKey, BreakerState]) -> dict[tuple[str, str], BreakerState]:
+    """The state of each breaker by its labels. Breakers that share labels show the worst; an unused one is closed.
 
     Args:
         config: breakers of other agents than its own are left out.
-        known: the states in Redis.
+        states: the states in Redis, by breaker.
     """
-    found: dict[tuple[str, str], BreakerState] = {labels_of(config, key): "closed" for key in breakers_of(config)}
-    for key, state in known.items():
+    by_labels: dict[tuple[str, str], BreakerState] = {labels_of(config, key): "closed" for key in breakers_of(config)}
+    for key, state in states.items():
         if key.agent in config.agents or key.agent == ALL:
             labels = labels_of(config, key)
-            if labels not in found or _WORST.index(state) < _WORST.index(found[labels]):
-                found[labels] = state
-    return found
+            if labels not in by_labels or _WORST.index(state) < _WORST.index(by_labels[labels]):
+                by_labels[labels] = state
+    return by_labels
 
 
 def labels_of(config: Config, key: BreakerKey) -> tuple[str, str]:
-    """A breaker's agent and model; a model that the config does not name is `other`, as jobs may ask for any."""
+    """A breaker's agent and model. A model that the config does not name is `other`, as jobs may request any model."""
     provider = key.model.removesuffix(f"/{ALL}")
     named = key.model in config.known_models or (key.agent == ALL and provider in config.providers)
     return key.agent, key.model if named else OTHER

@@ -1,7 +1,7 @@
-"""Looking after the breakers: filling an empty Redis from the event log, and showing workers that the service is alive.
+"""Maintains the breakers: fills an empty Redis from the event log, and shows workers that the service is alive.
 
-Redis is a view that can be lost. The state of a breaker is in its latest transition, and its counts in the latest
-attempts; stopped tasks are in the guards' events, and the use of the others in the records of their jobs.
+Redis is a view that can be lost. A breaker's state is in its latest transition, and its counts are in the latest
+attempts. Stopped tasks are in the guards' events, and the usage of the others is in the records of their jobs.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ from breakwater.limits.store.tasks import TaskKey, Tasks, Tripped
 from services.breaker.handlers import BreakerHandler
 
 HEALTH_FROM_S = 600.0
-"""The least time for which attempts are read back for an agent's health."""
+"""The least time span of attempts that is read back for an agent's health."""
 
 TASKS_FROM_S = 3600.0
-"""The time for which records are read back for the use of running tasks."""
+"""The time span of records that is read back for the usage of running tasks."""
 
 CHECK_EVERY_S = 1.0
 BEAT_EVERY = 3
-"""Looks until it reports again that it is alive, which it also does after filling; valid for `ALIVE_MS`."""
+"""The number of checks between two reports that it is alive; a report is valid for `ALIVE_MS`. It also reports after
+filling."""
 
 LONG_LOOK_EVERY = 10
-"""Looks until it publishes pending transitions, and compares the breakers with the log, again."""
+"""The number of checks after which it publishes pending transitions and compares the breakers with the log."""
 
 BATCH = 500
 
 
 class Rebuild:
-    """Fills breakers, health and tasks. All of it may be repeated, also by several concurrently."""
+    """Fills breakers, health and tasks. All of this may be repeated, even by several processes concurrently."""
 
     def __init__(
         self,
@@ -62,23 +63,28 @@ class Rebuild:
         connection: ClientGetter,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self.config, self._handler = config, handler
-        self._breakers, self._healths, self._tasks = breakers, healths, tasks
-        self._lookup, self._now = Lookup(connection), now
+        self.config = config
+        self._handler = handler
+        self._breakers = breakers
+        self._healths = healths
+        self._tasks = tasks
+        self._lookup = Lookup(connection)
+        self._now = now
 
-    async def fill(self, log: str, known: str | None) -> None:
+    async def fill(self, log: str, filled_from: str | None) -> None:
         """Fills Redis from a log.
 
         Args:
             log: the log's identity.
-            known: the identity of the log from which Redis was filled; None if Redis is empty.
+            filled_from: the identity of the log from which Redis was filled; None if Redis is empty.
 
         Raises:
             StateUnavailableError, BusUnavailableError: fill again. Also if Redis was emptied, or if the log was read
                 from a replica that is behind.
         """
-        logger, filling = structlog.get_logger(), await self._breakers.begin_filling()
-        if known is not None:
+        logger = structlog.get_logger()
+        filling = await self._breakers.begin_filling()
+        if filled_from is not None:
             logger.warning(
                 "log_replaced", what="EVENTS", effect="breakers keep their state, and their counts start over"
             )
@@ -87,7 +93,7 @@ class Rebuild:
         guards = await self._latest_of_guards()
         tasks = await self._recall_trips(guards)
         if breakers or tasks:
-            # Not at the first start of a plane, when nothing can be lost.
+            # Not at a plane's first start, when nothing can have been lost.
             logger.warning(
                 "breakers_lost", effect="calls were not blocked meanwhile", remedy="filling them from EVENTS"
             )
@@ -97,8 +103,9 @@ class Rebuild:
         logger.info("breakers_filled", breakers=breakers, stopped_tasks=tasks, attempts=attempts, jobs_of_tasks=jobs)
 
     async def _forget_sequences(self) -> None:
-        for key, found in await self._breakers.all():
-            loaded, saved = found, False
+        for key, stored in await self._breakers.all():
+            loaded = stored
+            saved = False
             while not saved:
                 fresh = replace(
                     loaded.breaker, failures=(), forgotten=0, last_success=0, successes=(), closed_at=0, counted=()
@@ -109,18 +116,18 @@ class Rebuild:
         await self._healths.forget(list(self.config.agents))
 
     async def recall_breakers(self) -> int:
-        """Brings breakers that are behind the log to the state of their latest transition; returns their number."""
-        transitions = await self._lookup.last_of_each(Stream.EVENTS, "bw.breakers.>", whole=True)
+        """Updates breakers that lag behind the log to their latest transition. Returns their number."""
+        transitions = await self._lookup.last_of_each(Stream.EVENTS, "bw.breakers.>", complete=True)
         latest: dict[BreakerKey, tuple[BreakerTransition, int]] = {}
-        for found in transitions:
-            if (event := found.read(BreakerTransition)) is not None:
-                latest[BreakerKey(event.agent, event.model)] = event, found.sequence
+        for message in transitions:
+            if (event := message.read(BreakerTransition)) is not None:
+                latest[BreakerKey(event.agent, event.model)] = event, message.sequence
         breakers = await self._breakers.load(list(latest)) if latest else []
-        found = zip(latest.items(), breakers, strict=True)
-        return sum([await self._recall(key, *newest, loaded) for (key, newest), loaded in found])
+        pairs = zip(latest.items(), breakers, strict=True)
+        return sum([await self._recall(key, *newest, loaded) for (key, newest), loaded in pairs])
 
     async def _recall(self, key: BreakerKey, latest: BreakerTransition, sequence: int, loaded: Loaded) -> bool:
-        # One that is isolated, or not published yet, is the latest decision, whatever its version.
+        # A breaker that is isolated, or has an unpublished transition, is the latest decision, whatever its version.
         while loaded.breaker.version < latest.version and not (
             loaded.unpublished or loaded.breaker.state == "isolated"
         ):
@@ -132,9 +139,9 @@ class Rebuild:
 
     async def _latest_of_guards(self) -> dict[TaskKey, GuardEvent]:
         latest: dict[TaskKey, GuardEvent] = {}
-        async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.guards.>", whole=True)) as stored:
-            async for found in stored:
-                if (event := found.read(GuardEvent)) is not None and event.kind != "soft_cap":
+        async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.guards.>", complete=True)) as stored:
+            async for message in stored:
+                if (event := message.read(GuardEvent)) is not None and event.kind != "soft_cap":
                     latest[TaskKey(event.tenant, event.task_id)] = event
         return latest
 
@@ -149,15 +156,15 @@ class Rebuild:
         return count
 
     async def _recall_usage(self, guards: Mapping[TaskKey, GuardEvent]) -> int:
-        """Counts the latest jobs of tasks again; those that were counted meanwhile stay counted once."""
+        """Counts the latest jobs of tasks again. Jobs that were counted meanwhile still count once."""
         if all(agent.guard is None for agent in self.config.agents.values()):
             return 0
         since = self._now() - timedelta(seconds=TASKS_FROM_S)
         count = 0
-        async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.executions.>", start=since, whole=True)) as stored:
-            async for found in stored:
-                # Records hold conversations, and few belong to a task: most need not be parsed.
-                if b'"task_id":"' in found.data and (record := read_record(found, Execution)) is not None:
+        async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.executions.>", start=since, complete=True)) as stored:
+            async for message in stored:
+                # Records hold whole conversations, and few belong to a task: do not parse the others.
+                if b'"task_id":"' in message.data and (record := read_record(message, Execution)) is not None:
                     count += await self._recount(record, guards)
         return count
 
@@ -178,10 +185,10 @@ class Rebuild:
         since = self._now() - timedelta(seconds=window_s)
         batch: list[tuple[int, int, Attempt]] = []
         count = 0
-        async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.attempts.>", start=since, whole=True)) as stored:
-            async for found in stored:
-                if (attempt := read_record(found, Attempt)) is not None:
-                    batch.append((found.sequence, ms_from_time(found.stored_at), attempt))
+        async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.attempts.>", start=since, complete=True)) as stored:
+            async for message in stored:
+                if (attempt := read_record(message, Attempt)) is not None:
+                    batch.append((message.sequence, ms_from_time(message.stored_at), attempt))
                     count += 1
                 if len(batch) == BATCH:
                     await self._handler.apply(self._handler.sorted(batch))
@@ -194,7 +201,10 @@ class Heartbeat:
     """Fills the breakers if Redis is empty, and signals the workers that a breaker service is alive."""
 
     def __init__(self, handler: BreakerHandler, breakers: Breakers, rebuild: Rebuild, lookup: Lookup) -> None:
-        self._handler, self._breakers, self._rebuild, self._lookup = handler, breakers, rebuild, lookup
+        self._handler = handler
+        self._breakers = breakers
+        self._rebuild = rebuild
+        self._lookup = lookup
         self._outages = Outages()
         self._filling = Outage("filling breakers from EVENTS")
         self._publishing = Outage("publishing transitions")
@@ -202,22 +212,23 @@ class Heartbeat:
         self._looked = asyncio.Event()
         self._looks_to_beat = 0
 
-    async def is_log(self, known: str | None) -> bool:
-        """True if breakers are derived from the log; otherwise False after the next look, which fills them.
+    async def is_log(self, filled_from: str | None) -> bool:
+        """Returns True if the breakers are derived from the log; otherwise False, after a check has filled them.
 
-        Called for each batch: an outcome on breakers that were just lost could open one that an operator has isolated.
+        Called for each batch: applied to breakers that were just lost, an outcome could change one that an operator has
+        isolated.
 
         Args:
-            known: the log from which they are derived; None if they are lost.
+            filled_from: the log from which they are derived; None if they are lost.
         """
-        if known is not None and known == self._log:
+        if filled_from is not None and filled_from == self._log:
             return True
         self._looked.clear()
         await self._looked.wait()
         return False
 
     async def run(self) -> None:
-        """Looks every second, until cancelled."""
+        """Checks every second, until cancelled."""
         looks = 0
         while True:
             await self._tried(self._filling, self.look)
@@ -231,20 +242,20 @@ class Heartbeat:
             await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S))
 
     async def _tried(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> None:
-        """Does repeatable work; a failure other than an outage is logged, and the next look tries again.
+        """Does repeatable work. A failure other than an outage is logged, and the next check tries again.
 
-        While filling fails there is no heartbeat, so workers log that no breaker service is alive.
+        While filling fails, there is no heartbeat, and workers log that no breaker service is alive.
         """
         await outage.run_logged(lambda: self._outages.retry_while_unavailable(work), expected=BusError)
 
     async def look(self) -> None:
         """Fills lost breakers. Raises StateUnavailableError, BusUnavailableError; may be repeated."""
-        known = await self._breakers.filled_from()
-        if known is None or known != self._log:
-            # Read again: another breaker service may have seen before us that the log is another.
+        filled_from = await self._breakers.filled_from()
+        if filled_from is None or filled_from != self._log:
+            # Read it again: another breaker service may have noticed before us that the log was replaced.
             self._log = (await self._lookup.facts(Stream.EVENTS)).identity
-            if known != self._log:
-                await self._rebuild.fill(self._log, known)
+            if filled_from != self._log:
+                await self._rebuild.fill(self._log, filled_from)
             self._looks_to_beat = 0
         if self._looks_to_beat == 0:
             await self._breakers.beat()

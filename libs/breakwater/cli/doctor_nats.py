@@ -169,8 +169,8 @@ async def _stuck(client: Client, consumers: Sequence[ConsumerFound], plan: topol
         consumer.name
         for consumer in (await survey(client, plan)).consumers
         if consumer.name in candidates
-        and consumer.done is not None
-        and consumer.done == earlier[consumer.name].done
+        and consumer.acknowledged is not None
+        and consumer.acknowledged == earlier[consumer.name].acknowledged
         and 0 < (earlier[consumer.name].in_progress or 0) <= (consumer.in_progress or 0)
     }
 

@@ -53,7 +53,8 @@ class TimeWindow:
             now: aware.
         """
         step_s = _step_s(span)
-        step_ms, now_ms = step_s * 1000, ms_from_time(now)
+        step_ms = step_s * 1000
+        now_ms = ms_from_time(now)
         start_ms = (now_ms - span // timedelta(milliseconds=1)) // step_ms * step_ms
         # A moment that is a bucket's beginning is within a window that ends there no more.
         end_ms = (now_ms // step_ms + 1) * step_ms

@@ -170,7 +170,7 @@ class RecordedSpend:
         if upto >= log.last or log.first > log.last:
             return LoggedSpend(upto, {})
         # A replica that is cut off lacks events, and their cost would count as never spent.
-        scan = self._lookup.scan(Stream.EVENTS, ATTEMPTS, start=upto + 1, up_to=log.last, whole=True)
+        scan = self._lookup.scan(Stream.EVENTS, ATTEMPTS, start=upto + 1, up_to=log.last, complete=True)
         async with aclosing(scan) as messages:
             async for message in messages:
                 upto = message.sequence
@@ -185,7 +185,7 @@ class RecordedSpend:
     async def notes(self, stored: StoredSpend, periods: Sequence[Period]) -> dict[str, Notes]:
         """The announced thresholds and the raised caps of budgets, by the period's name. Raises as `logged`."""
         events = {event.event_id: event for event in stored.events}
-        async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.budgets.>", whole=True)) as messages:
+        async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.budgets.>", complete=True)) as messages:
             async for message in messages:
                 if (event := message.read(BudgetEvent)) is not None:
                     events[event.event_id] = event

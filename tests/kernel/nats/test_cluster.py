@@ -107,8 +107,8 @@ async def test_a_replica_that_was_cut_off_is_not_taken_for_the_whole(cluster: Cl
     cut_off = cluster.others[0]
     async with await nats.connect(cluster.nodes[cut_off].url) as client:
 
-        async def read(*, whole: bool, up_to: int | None = 5) -> list[str]:
-            found = Lookup(lambda: client).scan(Stream.EVENTS, ATTEMPTS, up_to=up_to, whole=whole)
+        async def read(*, complete: bool, up_to: int | None = 5) -> list[str]:
+            found = Lookup(lambda: client).scan(Stream.EVENTS, ATTEMPTS, up_to=up_to, complete=complete)
             return [message.subject async for message in found]
 
         for subject in subjects[:2]:
@@ -119,7 +119,7 @@ async def test_a_replica_that_was_cut_off_is_not_taken_for_the_whole(cluster: Cl
                 if cut_off in ends:
                     link.become("reset")
             try:
-                return await read(whole=False) == subjects[:1]
+                return await read(complete=False) == subjects[:1]
             except BusUnavailableError:
                 # It answers for the stream only a while after it has all of it.
                 for link in cluster.links.values():
@@ -129,20 +129,20 @@ async def test_a_replica_that_was_cut_off_is_not_taken_for_the_whole(cluster: Cl
         await until(answers_alone, "the replica to answer, cut off")
         for subject in subjects[2:]:
             await cluster.publish(subject, ONCE)
-        assert await read(whole=False) == subjects[:1]
+        assert await read(complete=False) == subjects[:1]
         # Only the first message is known to have reached it.
         with pytest.raises(BusUnavailableError, match=r"lags: it has [12] of 5 messages"):
-            await read(whole=True)
+            await read(complete=True)
         # Where nobody has asked the leader yet, it can't be asked.
         with pytest.raises(BusUnavailableError, match="did not respond"):
-            await read(whole=True, up_to=None)
+            await read(complete=True, up_to=None)
         with pytest.raises(BusUnavailableError, match="did not respond"):
-            await Lookup(lambda: client).last_of_each(Stream.EVENTS, ATTEMPTS, whole=True)
+            await Lookup(lambda: client).last_of_each(Stream.EVENTS, ATTEMPTS, complete=True)
         with patch.object(Lookup, "_end", AsyncMock(return_value=(3, datetime.now(UTC)))):
             with pytest.raises(BusUnavailableError, match="lags: it has 1 of 3 messages"):
-                await read(whole=True, up_to=None)
+                await read(complete=True, up_to=None)
             with pytest.raises(BusUnavailableError, match="lags: it has 0 of 3 messages"):
-                await Lookup(lambda: client).last_of_each(Stream.EVENTS, ATTEMPTS, whole=True)
+                await Lookup(lambda: client).last_of_each(Stream.EVENTS, ATTEMPTS, complete=True)
         for link in cluster.links.values():
             link.become("open")
 
@@ -150,9 +150,9 @@ async def test_a_replica_that_was_cut_off_is_not_taken_for_the_whole(cluster: Cl
 
         async def is_whole() -> bool:
             try:
-                found = await Lookup(lambda: client).last_of_each(Stream.EVENTS, ATTEMPTS, whole=True)
-                asked = await read(whole=True, up_to=None)
-                return await read(whole=True) == asked == [message.subject for message in found] == attempts
+                found = await Lookup(lambda: client).last_of_each(Stream.EVENTS, ATTEMPTS, complete=True)
+                asked = await read(complete=True, up_to=None)
+                return await read(complete=True) == asked == [message.subject for message in found] == attempts
             except BusUnavailableError:
                 return False
 

@@ -16,21 +16,21 @@ from tests.kernel.nats.test_scan import FILTER, client, interleaved, read, store
 __all__ = ["client"]
 
 
-async def newest_of(client: Client, most: int, since: datetime, subject_filter: str = FILTER) -> list[int]:
+async def newest_of(client: Client, limit: int, since: datetime, subject_filter: str = FILTER) -> list[int]:
     found = await Lookup(lambda: client).newest(
-        Stream.EVENTS, subject_filter, most=most, since=since, read=lambda one: int(one.data)
+        Stream.EVENTS, subject_filter, limit=limit, since=since, read=lambda one: int(one.data)
     )
-    assert len(found) <= most
+    assert len(found) <= limit
     return found
 
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("most", [1, 7, 100, 1_000, 5_000])
-async def test_the_newest_come_first_and_no_more_than_asked_for(client: Client, most: int) -> None:
+@pytest.mark.parametrize("limit", [1, 7, 100, 1_000, 5_000])
+async def test_the_newest_come_first_and_no_more_than_asked_for(client: Client, limit: int) -> None:
     await store(client, interleaved(3_000, 50))
-    assert await newest_of(client, most, LONG_AGO) == list(range(2_999, -1, -1))[:most]
+    assert await newest_of(client, limit, LONG_AGO) == list(range(2_999, -1, -1))[:limit]
 
 
 async def test_the_newest_are_found_where_they_are_few_and_far_back(client: Client) -> None:
@@ -55,7 +55,7 @@ async def test_what_is_not_read_is_made_up_for_by_what_is_older(client: Client) 
     found = await Lookup(lambda: client).newest(
         Stream.EVENTS,
         FILTER,
-        most=3,
+        limit=3,
         since=LONG_AGO,
         read=lambda one: int(one.data) if int(one.data) % 300 == 0 else None,
     )
@@ -73,5 +73,5 @@ async def test_no_more_of_the_stream_is_read_than_the_newest_take(
         looked_at.append(message.sequence)
         return message.sequence
 
-    assert len(await Lookup(lambda: client).newest(Stream.EVENTS, FILTER, most=20, since=LONG_AGO, read=note)) == 20
+    assert len(await Lookup(lambda: client).newest(Stream.EVENTS, FILTER, limit=20, since=LONG_AGO, read=note)) == 20
     assert len(looked_at) == 16 + 32

@@ -188,13 +188,13 @@ async def test_no_more_are_handled_at_once_than_the_concurrency_although_more_ar
 
 async def test_what_comes_while_it_asks_wakes_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     pulled = pull_of(client)
-    ask = pulled._ask
+    request = pulled._request
 
     async def slowly(count: int, open_s: float | None) -> None:
-        await ask(count, open_s)
+        await request(count, open_s)
         await until(lambda: pulled._waiting, "the message")
 
-    monkeypatch.setattr(pulled, "_ask", slowly)
+    monkeypatch.setattr(pulled, "_request", slowly)
     await publish(client, b"1")
     begun = time.monotonic()
     assert [one.data for one in await pulled.fetch(100, 5.0, linger_s=0)] == [b"1"]
@@ -205,7 +205,7 @@ async def test_an_error_that_comes_while_it_asks_is_raised_at_once(client: Clien
     pulled = pull_of(client)
     assert await pulled.fetch(100, 0.05) == []
     pulled._error = "409 gone"
-    pulled._news.set()
+    pulled._changed.set()
     begun = time.monotonic()
     with pytest.raises(BusUnavailableError, match="409 gone"):
         await pulled.fetch(100, 5.0)

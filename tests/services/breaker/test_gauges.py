@@ -5,7 +5,7 @@ from typing import Any
 from breakwater.breakers.contract import BreakerState
 from breakwater.breakers.rules import BreakerKey
 from breakwater.config import parse_config
-from services.breaker.handlers import shown
+from services.breaker.handlers import states_by_labels
 
 CONFIG = parse_config("""
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}, other: {base_url: "http://127.0.0.1:9/v1"}}
@@ -18,7 +18,7 @@ agents:
 
 
 def states(*known: tuple[str, str, BreakerState]) -> dict[tuple[str, str], Any]:
-    return dict(shown(CONFIG, {BreakerKey(agent, model): state for agent, model, state in known}))
+    return dict(states_by_labels(CONFIG, {BreakerKey(agent, model): state for agent, model, state in known}))
 
 
 UNUSED = {("writer", "m"): "closed", ("writer", "other/n"): "closed", ("*", "local/*"): "closed"}

@@ -268,7 +268,7 @@ class ChannelRoutes:
             return alert.model_copy(update={"replayed": replay is not None})
 
         latest = await self.lookup.newest(
-            Stream.DLQ, DEAD_LETTERS, most=query.limit + 1, since=EVER, read=undelivered_alert
+            Stream.DLQ, DEAD_LETTERS, limit=query.limit + 1, since=EVER, read=undelivered_alert
         )
         undelivered = await asyncio.gather(*map(with_replay, latest[: query.limit]))
         more = len(latest) > query.limit

@@ -108,7 +108,7 @@ class ResponseLog:
         """
         messages: list[dict[str, Any]] = []
         subject = subjects.kept_chunks(execution_id)
-        scan = self._lookup.scan(Stream.RESPONSES, subject, start=after + 1, whole=whole)
+        scan = self._lookup.scan(Stream.RESPONSES, subject, start=after + 1, complete=whole)
         async with aclosing(scan) as stored:
             async for message in stored:
                 after = message.sequence

@@ -385,7 +385,7 @@ class DeadLetterRoutes:
         latest = await self.lookup.newest(
             Stream.DLQ,
             filter_for(query.reason, query.agent),
-            most=query.limit + 1,
+            limit=query.limit + 1,
             since=self._since(query.since),
             read=without_payload,
         )

@@ -54,27 +54,27 @@ async def whole(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
         BrokenOffError: the server says what went wrong.
         AnalyticsUnavailableError: the connection broke.
     """
-    held = b""
+    unsent = b""
     try:
         async for chunk in chunks:
-            held += chunk
-            if len(held) > 2 * _TAIL:
-                yield held[:-_TAIL]
-                held = held[-_TAIL:]
+            unsent += chunk
+            if len(unsent) > 2 * _TAIL:
+                yield unsent[:-_TAIL]
+                unsent = unsent[-_TAIL:]
     except ClientError as error:
-        _complain(held)
+        _complain(unsent)
         raise AnalyticsUnavailableError(
             f"ClickHouse aborted in the middle of its response: {str(error) or type(error).__name__}"
         ) from error
-    _complain(held)
-    yield held
+    _complain(unsent)
+    yield unsent
 
 
-def _complain(held: bytes) -> None:
-    if found := _MARKED.search(held):
-        raise BrokenOffError(found[2].decode(errors="replace"))
-    if found := _PLAIN.search(held):
-        raise BrokenOffError(found[1].decode(errors="replace"))
+def _complain(tail: bytes) -> None:
+    if marked_error := _MARKED.search(tail):
+        raise BrokenOffError(marked_error[2].decode(errors="replace"))
+    if plain_error := _PLAIN.search(tail):
+        raise BrokenOffError(plain_error[1].decode(errors="replace"))
 
 
 DEFAULT_DATABASE = "breakwater"
@@ -216,8 +216,8 @@ class Analytics:
 
         Amounts are in nano-dollars, arrays are tuples. Raises as `query` does.
         """
-        found = await self.query(sql, parameters)
-        return tuple(kind(**dict(zip(found.columns, map(_plain, row), strict=True))) for row in found.rows)
+        result = await self.query(sql, parameters)
+        return tuple(kind(**dict(zip(result.columns, map(_plain, row), strict=True))) for row in result.rows)
 
     async def stream(self, sql: str, settings: Mapping[str, object] | None = None) -> AsyncGenerator[ResultSet]:
         """Runs a statement that gives rows, and hands them out as they come, in blocks.
@@ -292,10 +292,10 @@ class Analytics:
         """
         if table.name not in self._replicated:
             engine = "SELECT engine FROM system.tables WHERE database = {database:String} AND name = {table:String}"
-            found = await self.query(engine, {"database": self.database, "table": table.name})
-            if not found.rows:
+            result = await self.query(engine, {"database": self.database, "table": table.name})
+            if not result.rows:
                 return
-            self._replicated[table.name] = str(found.rows[0][0]).startswith("Replicated")
+            self._replicated[table.name] = str(result.rows[0][0]).startswith("Replicated")
         if self._replicated[table.name]:
             await self.execute(f"SYSTEM SYNC REPLICA {quoted(table.name)} LIGHTWEIGHT")
 
@@ -315,12 +315,12 @@ class Analytics:
     async def has_database(self) -> bool:
         """True if the database is there. Raises as `query` does."""
         async with self._asked() as client:
-            there = await client.command(
+            count = await client.command(
                 "SELECT count() FROM system.databases WHERE name = {name:String}",
                 parameters={"name": self.database},
                 use_database=False,
             )
-        return bool(there)
+        return bool(count)
 
     async def ping(self) -> None:
         """Checks that the server answers, lets us in, and has the database. Raises as `query` does."""
@@ -328,7 +328,8 @@ class Analytics:
 
     async def close(self) -> None:
         """Ends the connections. Used again, it connects again."""
-        connecting, self._connecting = self._connecting, None
+        connecting = self._connecting
+        self._connecting = None
         if connecting is not None:
             await background.stop(connecting)
             if not _failed(connecting):

@@ -80,10 +80,10 @@ class Shares:
 
     def take(self, caller: str) -> bool:
         """Takes a place for one more request, until `release`; returns False where the caller has its share."""
-        held = self._of.get(caller, 0)
-        if held >= _OF_FREE * (MAX_CONNECTIONS - _FOR_STRANGERS - self._total):
+        in_progress = self._of.get(caller, 0)
+        if in_progress >= _OF_FREE * (MAX_CONNECTIONS - _FOR_STRANGERS - self._total):
             return False
-        self._of[caller] = held + 1
+        self._of[caller] = in_progress + 1
         self._total += 1
         return True
 

@@ -66,7 +66,9 @@ class Broker(NatsBroker):
                 case _:
                     pass
             return super().subscriber(*channels, pull_sub=pull_sub or False, **options)  # pyright: ignore[reportCallIssue, reportArgumentType]
-        return self._pull_subscriber([one for one in channels if isinstance(one, Channel)], pull_sub, **options)
+        return self._pull_subscriber(
+            [channel for channel in channels if isinstance(channel, Channel)], pull_sub, **options
+        )
 
     def _pull_subscriber(
         self, channels: Sequence[Channel], source: Batches | Each, *, durable: str, filters: Sequence[str] = ()
@@ -77,8 +79,8 @@ class Broker(NatsBroker):
 
     @property
     def pull_subscribers(self) -> list[PullSubscriber]:
-        """Those of durable consumers."""
-        return [one for one in self.subscribers if isinstance(one, PullSubscriber)]
+        """The subscribers of durable consumers."""
+        return [subscriber for subscriber in self.subscribers if isinstance(subscriber, PullSubscriber)]
 
     async def stop(
         self,
@@ -86,14 +88,14 @@ class Broker(NatsBroker):
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> None:
-        """Overridden, as FastStream's never ends while the server is away."""
+        """Overridden, as FastStream's `stop` never returns while the server is away."""
         with suppress(IncorrectState):  # it has no connection yet
             give_up(self.connection)
         await super().stop(exc_type, exc_val, exc_tb)
 
 
 def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> Broker:
-    """A broker that never gives up on its server, and logs an outage once.
+    """Makes a broker that never gives up on its server, and logs an outage once.
 
     Raises:
         ConfigError: a file of `BREAKWATER_TLS_*` can't be used.
@@ -111,15 +113,15 @@ def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> 
         outage.worked()
 
     async def failed(error: Exception) -> None:
-        # While the connection is lost every try to regain it fails here. Before the first one, and for what the server
-        # denies, each text is logged once.
+        # While the connection is lost, every attempt to regain it ends here. Other errors (before the first connection,
+        # or of denied permissions) are logged once per text.
         if not outage.lasting and str(error) not in logged:
             logged.add(str(error))
             structlog.get_logger().warning("nats_error", error=str(error) or repr(error))
 
     async def closed() -> None:
-        # On some errors of protocol the client gives up for good, whatever its settings. Without a bus nothing can be
-        # finished or acknowledged, so nothing is stopped gracefully: the supervisor restarts this process.
+        # After some protocol errors, the client gives up for good, whatever its settings. Without a bus, nothing can be
+        # finished or acknowledged: end at once, and let the supervisor restart this process.
         if broker.running:
             structlog.get_logger().error("nats_connection_closed", what_happens="the process ends")
             os._exit(os.EX_SOFTWARE)
@@ -158,55 +160,57 @@ class ServiceApp(FastStream):
         self._ready = False
         self._ended = asyncio.Event()
         self.reload: Callable[[Any], Awaitable[None]] = nothing_to_reload
-        """Takes over another config; raises ConfigError where that can't be, and has changed nothing then."""
+        """Applies another config. Raises ConfigError if that is impossible; nothing has changed then."""
 
     async def start(self, **run_extra_options: Any) -> None:
-        """Overridden, as it is ready only when NATS has all subscriptions, which FastStream does not wait for.
+        """Overridden to become ready only when NATS has all subscriptions: FastStream does not wait for them.
 
-        Of consumers, those of batches: a worker that has no queue of one agent serves the others.
+        Of the durable consumers, it waits only for those of batches: a worker that lacks one agent's queue serves the
+        others.
         """
         await super().start(**run_extra_options)
         await subscribed(self._broker)
-        for one in self._broker.pull_subscribers:
-            if one.pull_sub.batch:
-                await one.answered.wait()
+        for subscriber in self._broker.pull_subscribers:
+            if subscriber.pull_sub.batch:
+                await subscriber.answered.wait()
         self._ready = True
         structlog.get_logger().info("service_ready")
 
     async def run(self, *_: object, **__: object) -> None:
-        """Overridden, as FastStream's polls ten times a second whether it is to end, and ends only once it has started.
+        """Overridden, as FastStream's `run` polls ten times a second for its end, and can't end during startup.
 
-        This `run` is woken by a signal or by `exit`.
+        A signal or `exit` wakes this one.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.exit)
-        starting, ending = asyncio.create_task(self.start()), asyncio.create_task(self._ended.wait())
+        startup = asyncio.create_task(self.start())
+        end = asyncio.create_task(self._ended.wait())
         try:
-            await asyncio.wait((starting, ending), return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
-                await starting
-                await ending
+            await asyncio.wait((startup, end), return_when=asyncio.FIRST_COMPLETED)
+            if startup.done():
+                await startup
+                await end
             await self.stop()
         finally:
-            await background.stop(starting, ending)
+            await background.stop(startup, end)
 
     async def start_subscribers(self) -> None:
-        """Starts those that were declared since the application started."""
-        for one in self._broker.pull_subscribers:
-            await one.start()
+        """Starts the subscribers that were declared after the application started."""
+        for subscriber in self._broker.pull_subscribers:
+            await subscriber.start()
 
     async def end_subscribers(self, *, drain_s: float = STOP_S) -> None:
-        """Returns when the consumers are read no more, and what was read is handled; cancels handlers after `drain_s`.
+        """Stops reading the consumers, and waits for the handlers of what was read; cancels them after `drain_s`.
 
-        FastStream's broker does so too, but after the hooks by which that ends which handlers may wait for.
+        FastStream's broker does so too, but only after the shutdown hooks, which end what handlers may still need.
         """
-        await asyncio.gather(*(one.stop(drain_s=drain_s) for one in self._broker.pull_subscribers))
+        await asyncio.gather(*(subscriber.stop(drain_s=drain_s) for subscriber in self._broker.pull_subscribers))
 
     def run_alongside(
         self, work: Callable[[], Coroutine[Any, Any, None]], gauges: GaugeCollector | None = None
     ) -> None:
-        """Does work, and shows gauges, for as long as the application runs and its last batches are handled."""
+        """Does work and exports gauges while the application runs, until its last batches are handled."""
         running: list[asyncio.Task[None]] = []
 
         @self.after_startup
@@ -227,7 +231,7 @@ class ServiceApp(FastStream):
         self._ended.set()
 
     async def is_alive(self) -> bool:
-        """True if it is ready, and connected now."""
+        """True if it is ready and currently connected."""
         return self._ready and await self._broker.ping(timeout=PING_S)
 
 
@@ -236,12 +240,12 @@ async def nothing_to_reload(_config: object) -> None:
 
 
 async def subscribed(broker: NatsBroker) -> None:
-    """Returns when NATS has all subscriptions: it handles what a connection sends in its order, and answers a ping."""
+    """Returns when NATS has all subscriptions: it handles commands in order, and so answers a ping after them."""
     while True:
         try:
             await broker.connection.flush()
         except (TimeoutError, nats.errors.Error):
-            await asyncio.sleep(RETRY_S)  # lost meanwhile; it is regained with its subscriptions
+            await asyncio.sleep(RETRY_S)  # the lost connection will be regained with its subscriptions
         else:
             return
 
@@ -252,30 +256,30 @@ def connection_of(broker: NatsBroker) -> ClientGetter:
 
 
 def on_request(broker: NatsBroker, subject: str, queue: str, answer: Callable[[str], Awaitable[bytes]]) -> None:
-    """Answers requests on core NATS, each by one member of the queue group. `answer` is given the request's subject."""
+    """Answers requests on core NATS, each by one member of the queue group. `answer` takes the request's subject."""
 
     @broker.subscriber(subject, queue=queue, max_workers=4, include_in_schema=False)
     async def receive(message: NatsMessage) -> bytes:
         try:
             return await answer(message.raw_message.subject)
         except Exception:
-            # FastStream has no logger here, and would drop it.
+            # FastStream has no logger here, and would drop the error.
             structlog.get_logger().exception("handler_failed")
             raise
 
 
 def specification(*brokers: Broker, **about: Any) -> dict[str, Any]:
-    """FastStream's AsyncAPI document of what services read and publish."""
+    """The AsyncAPI document, made by FastStream, of what services read and publish."""
     return AsyncAPI(*brokers, **about).to_specification().to_jsonable()
 
 
 def publisher_of(
     broker: Broker, *channels: Channel, cipher: Cipher = OFF, connection: ClientGetter | None = None
 ) -> Publisher:
-    """The publisher of a service, which declares with FastStream what it publishes; it refuses other events.
+    """Makes a service's publisher, and declares to FastStream what it publishes; it refuses other events.
 
-    Events are published by our own publisher: FastStream's waits for no acknowledgement that names a sequence, and
-    takes no headers by which the first writer wins.
+    Our own publisher publishes events: FastStream's waits for no acknowledgement with a sequence, and takes no headers
+    by which the first writer wins.
     """
     for channel in channels:
         broker.publisher(

@@ -34,39 +34,40 @@ class TlsOptions(TypedDict):
 def tls_options(url: str) -> TlsOptions:
     """The options for a server's URL.
 
-    With `tls://`, TLS comes before the server's first word (its `handshake_first: true`). With `nats://`, a server that
-    asks for TLS gets it; but an attacker in between could say that it doesn't, and would be sent the password.
+    With `tls://`, the TLS handshake comes first (the server needs `handshake_first: true`). With `nats://`, the server
+    may ask for TLS, but an attacker in between could claim that it does not, and would get the password.
 
     Raises:
         ConfigError: a file of `BREAKWATER_TLS_*` can't be used.
     """
-    settings, encrypted = tls_settings(), url.startswith("tls:")
-    # With neither, nats-py makes such a context only if the server asks for TLS.
+    settings = tls_settings()
+    encrypted = url.startswith("tls:")
+    # Otherwise, nats-py makes a context only if the server asks for TLS.
     context = client_context(settings) if encrypted or settings.model_fields_set else None
     return {"tls": context, "tls_handshake_first": encrypted}
 
 
 async def close(client: Client) -> None:
-    """Closes a connection for good, also while it is lost."""
+    """Closes a connection for good, even while it is lost."""
     give_up(client)
     await client.close()
 
 
 def give_up(client: Client) -> None:
-    """Lets a connection that is lost end, also where its cancellation is lost.
+    """Makes a lost connection stop reconnecting, even if the cancellation of that task gets lost.
 
-    nats-py cancels its reconnecting once. `asyncio.wait_for` of Python 3.11 may lose that; the client would then try
-    for ever, and a caller wait for its task as long: with no tries left it ends by itself.
+    nats-py cancels its reconnecting task once, and `asyncio.wait_for` of Python 3.11 may swallow that. The client would
+    then reconnect for ever, and its caller wait for ever. Without attempts left, the task ends by itself.
     """
     client.options["max_reconnect_attempts"] = 1
 
 
 async def ask(connection: ClientGetter, subject: str, data: bytes, timeout_s: float) -> bytes:
-    """Returns the first subscriber's answer.
+    """Returns the first response to a request.
 
     Raises:
         NoRespondersError: no service is subscribed.
-        BusUnavailableError: NATS does not answer, or no answer came in time; the request may still be carried out.
+        BusUnavailableError: NATS does not respond, or no response came in time; the request may still be carried out.
     """
     try:
         answer = await connection().request(subject, data, timeout=timeout_s)
@@ -83,15 +84,15 @@ async def ask(connection: ClientGetter, subject: str, data: bytes, timeout_s: fl
 async def hearing(
     connection: ClientGetter, subject: str, hear: Callable[[bytes], None], *, confirmed: bool = True
 ) -> AsyncGenerator[None]:
-    """Subscribes to a subject while the block runs; the server has confirmed that when the block begins.
+    """Subscribes to a subject while the block runs. The block begins when the server has confirmed the subscription.
 
-    A lost connection is re-established; messages published in between are not received.
+    A lost connection is re-established; messages that are published in between are not received.
 
     Args:
         connection: to NATS.
         subject: wildcards allowed.
-        hear: is given each message's bytes; must not wait.
-        confirmed: wait for the server's word. Without it, replies to a message of this connection's own are received.
+        hear: called with each message's bytes; must not block.
+        confirmed: wait for the server's confirmation. Replies to this connection's own messages do not need it.
 
     Raises:
         BusUnavailableError: NATS does not answer.
@@ -105,7 +106,7 @@ async def hearing(
         subscription = await client.subscribe(subject, cb=receive)
     try:
         with answered(subject):
-            # One flush is not enough: nats-py sends its PING past subscriptions that wait in its buffer.
+            # One flush is not enough: nats-py's PING overtakes the subscriptions in its buffer.
             for _ in range(2 if confirmed else 0):
                 await client.flush(FLUSH_TIMEOUT_S)
         yield
@@ -119,34 +120,38 @@ PRESENCE_TIMEOUT_S = 0.5
 
 
 class Presence:
-    """Presence of workers: whose connections NATS has. Each listens on a subject of its own, which carries no messages.
+    """Tells which workers are connected to NATS. Each subscribes to a subject of its own, which carries no messages.
 
-    A server answers a request immediately where no connection is subscribed (status 503). It closes the connection of a
-    process that was killed within a millisecond, as the kernel closes its sockets. It keeps that of one that hangs, or
-    whose network loses everything, until it has pinged in vain for minutes or can't write to it for 10 s.
+    If no connection is subscribed, a server answers a request immediately, with status 503. When a process is killed,
+    the kernel closes its sockets, and the server its connection, within a millisecond. The server keeps the connection
+    of a process that hangs or has lost its network until its pings stay unanswered for minutes, or it can't write for
+    10 s.
     """
 
     def __init__(self, connection: ClientGetter, worker_id: str) -> None:
-        self._connection, self._subject = connection, subjects.worker(worker_id)
+        self._connection = connection
+        self._subject = subjects.worker(worker_id)
         self._on: tuple[str, int] = "", 0
         self._since = monotonic()
         self._heard = False
 
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[None]:
-        """Listens while the block runs. Raises BusUnavailableError: NATS does not answer."""
+        """Subscribes while the block runs. Raises BusUnavailableError: NATS does not respond."""
         async with hearing(self._connection, self._subject, self._hear, confirmed=False):
             yield
 
     async def heard_on(self) -> str:
-        """The server that others hear of this worker from; empty while it has no connection, or may not listen.
+        """The server on which others find this worker; empty if it is not connected or may not subscribe.
 
-        A worker that listens hears its own messages: that is tried once for each connection.
+        A subscribed worker gets its own messages. This tries it once for each connection.
         """
         client = self._connection()
         on = _server_info(client).get("server_id", ""), client.stats["reconnects"]
         if on != self._on:
-            self._on, self._since, self._heard = on, monotonic(), False
+            self._on = on
+            self._since = monotonic()
+            self._heard = False
         if not client.is_connected:
             return ""
         if not self._heard:
@@ -157,7 +162,7 @@ class Presence:
         return on[0] if self._heard else ""
 
     async def has(self, worker_id: str) -> bool:
-        """True if another worker is connected, as far as is known: also where no answer comes."""
+        """True if another worker is connected, or that is unknown because no response comes."""
         try:
             await ask(self._connection, subjects.worker(worker_id), b"", PRESENCE_TIMEOUT_S)
         except NoRespondersError:
@@ -167,9 +172,9 @@ class Presence:
         return True
 
     def knows_since(self, server: str, seconds: float) -> bool:
-        """True if this worker's server knows the fate of the connections that `server` had so many seconds ago.
+        """True if this worker's server knows whether the connections that `server` had `seconds` ago still exist.
 
-        A server that is started again has no connections at first. Servers of a cluster know of each other's.
+        A restarted server has no connections at first. Servers of a cluster know each other's connections.
         """
         info = _server_info(self._connection())
         return info.get("server_id") == server or bool(info.get("cluster")) or monotonic() - self._since > seconds
@@ -179,7 +184,7 @@ class Presence:
 
 
 def _server_info(client: Client) -> Mapping[str, str]:
-    """The INFO of a connection's server, whose id is another one each time that it is started."""
+    """The INFO of a connection's server. A server has a new id after every restart."""
     return getattr(client, "_server_info", {})
 
 
@@ -192,31 +197,31 @@ RESTART = "Free disk space, then restart the server: until then it accepts nothi
 
 @dataclass(frozen=True, slots=True)
 class UnhealthyServer:
-    """A server that is not well."""
+    """A server that reports an error of its own."""
 
     server: str
     error: str
-    """The server's own words."""
+    """The error in the server's words."""
 
     @property
     def cannot_write(self) -> bool:
-        """True if it failed to write a stream, as its disk was full.
+        """True if it failed to write to a stream, as its disk was full.
 
-        Until it is started again it takes nothing more into that stream, also when its disk has space by then. It does
-        not refuse: publishers get no answer.
+        Until its restart, it stores nothing more in that stream, even once its disk has space. It does not refuse
+        messages: publishers get no response.
         """
         return _WRITE_ERROR in self.error
 
     @property
     def in_short(self) -> str:
-        """The error without the path on its disk, which is for its operators alone."""
-        what, _, why = self.error.partition(_WRITE_ERROR)
-        return f"{what} can't be written to: {why.rpartition(': ')[2]}" if why else what
+        """The error without the path on the server's disk, which only its operators should see."""
+        problem, _, cause = self.error.partition(_WRITE_ERROR)
+        return f"{problem} can't be written to: {cause.rpartition(': ')[2]}" if cause else problem
 
 
 async def unhealthy_servers(client: Client) -> tuple[UnhealthyServer, ...]:
-    """The servers of the cluster that are not well. Empty where no server answers, or this user may not ask."""
-    found: list[UnhealthyServer] = []
+    """The servers of the cluster that report errors. Empty if no server responds, or this user may not ask."""
+    unhealthy: list[UnhealthyServer] = []
     with suppress(TimeoutError, nats.errors.Error, OSError, ValueError):
         inbox = client.new_inbox()
         answers = await client.subscribe(inbox)
@@ -224,9 +229,9 @@ async def unhealthy_servers(client: Client) -> tuple[UnhealthyServer, ...]:
             await client.publish(HEALTH, b"", reply=inbox)
             async with asyncio.timeout(HEALTH_TIMEOUT_S):
                 async for answer in answers.messages:  # the number of servers is not known
-                    said = json.loads(answer.data or b"{}")  # empty where no server listens
-                    if error := said.get("data", {}).get("error"):
-                        found.append(UnhealthyServer(said["server"]["name"], error))
+                    health = json.loads(answer.data or b"{}")  # empty where no server listens
+                    if error := health.get("data", {}).get("error"):
+                        unhealthy.append(UnhealthyServer(health["server"]["name"], error))
         finally:
             await answers.unsubscribe()
-    return tuple(found)
+    return tuple(unhealthy)

@@ -42,14 +42,14 @@ MessageT_co = TypeVar("MessageT_co", bound=BaseModel, default=BaseModel, covaria
 
 
 class Delivery(Generic[MessageT_co]):
-    """One delivery of one stored message, with the bytes of the model that it is of.
+    """One delivery of one stored message. Its data are the bytes of a `MessageT_co`.
 
-    The handler reads them: a message that can't be read is its concern, and no reason to lose the rest of a batch.
+    The handler parses them: an unreadable message is the handler's concern, and must not cost the rest of a batch.
     """
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
-        """FastStream checks with pydantic what it hands to a handler: a delivery is one already."""
+        """The schema by which FastStream validates a handler's argument: any delivery is valid."""
         return core_schema.is_instance_schema(cls)
 
     def __init__(self, message: Msg) -> None:
@@ -64,24 +64,24 @@ class Delivery(Generic[MessageT_co]):
         self.deliveries: int = metadata.num_delivered or 1
         """1 for the first delivery."""
         self.is_first: bool = self.deliveries == 1 and Header.EXECUTION_ID.value not in self.headers
-        """True if no worker can have begun the job yet: it was neither delivered nor parked before."""
+        """True if no worker can have begun the job: it was never delivered or parked before."""
         self.published_at: datetime = metadata.timestamp
         self.queued_at: datetime = self.published_at
-        """Time that a job was first accepted: that of the message's storing, unless it was parked since."""
+        """When the job was first accepted: when this message was stored, unless the job was parked."""
         if Header.QUEUED_AT.value in self.headers:
             self.queued_at = queued_at(self.headers, self.published_at)
         self.waiting: int = metadata.num_pending or 0
-        """Undelivered messages for the consumer behind this message when it was sent."""
+        """How many messages the consumer still had to deliver after this one when it was sent."""
 
     async def ack(self) -> None:
-        """Acknowledges without waiting for the server: for work that may be done twice."""
+        """Acknowledges without waiting for confirmation: for work that may be done twice."""
         await self._message.ack()
 
     async def ack_sync(self) -> bool:
         """Acknowledges and waits for the server's confirmation.
 
         Returns:
-            False when none came: the message will be delivered again, and the handler must know what to do then.
+            False if none came: the message will be delivered again, which the handler must be prepared for.
         """
         try:
             await self._message.ack_sync(timeout=ACK_TIMEOUT_S)  # pyright: ignore[reportArgumentType]  # takes floats
@@ -90,7 +90,7 @@ class Delivery(Generic[MessageT_co]):
         return True
 
     async def retry_in(self, delay_s: float) -> None:
-        """Has the message redelivered after `delay_s` (a nak); it holds no slot of this process meanwhile."""
+        """Has the message redelivered after `delay_s` (a nak). Meanwhile, it takes no slot of this process."""
         await self._message.nak(delay=delay_s)
 
     async def terminate(self) -> None:
@@ -98,12 +98,12 @@ class Delivery(Generic[MessageT_co]):
         await self._message.term()
 
     async def in_progress(self) -> None:
-        """Reports to the server that the message is still in progress, which restarts its ack wait."""
+        """Reports that the message is still in progress: the server restarts its ack wait."""
         await self._message.in_progress()
 
 
 async def report_in_progress(deliveries: Iterable[Delivery]) -> None:
-    """Reports once to the server that messages are in progress. Ignores a lost connection."""
+    """Reports once that messages are in progress. Ignores a lost connection."""
     for delivery in deliveries:
         # A lost report costs at most a redelivery, which handlers expect.
         with suppress(nats.errors.Error):
@@ -113,7 +113,7 @@ async def report_in_progress(deliveries: Iterable[Delivery]) -> None:
 async def give_back(deliveries: Iterable[Delivery]) -> None:
     """Returns messages that were not handled: the server redelivers them immediately. Ignores a lost connection."""
     for delivery in deliveries:
-        # One that does not arrive costs its ack wait.
+        # A message whose report is lost is redelivered after its ack wait.
         with suppress(nats.errors.Error):
             await delivery.retry_in(0)
 
@@ -121,12 +121,12 @@ async def give_back(deliveries: Iterable[Delivery]) -> None:
 @asynccontextmanager
 async def heartbeat(deliveries: Iterable[Delivery], every_s: float = ACK_WAIT_S / 3) -> AsyncGenerator[None]:
     """Keeps messages from being redelivered while the block runs."""
-    held = tuple(deliveries)
+    messages = tuple(deliveries)
 
     async def beat() -> None:
         while True:
             await asyncio.sleep(every_s)
-            await report_in_progress(held)
+            await report_in_progress(messages)
 
     task = asyncio.create_task(beat())
     try:
@@ -138,11 +138,11 @@ async def heartbeat(deliveries: Iterable[Delivery], every_s: float = ACK_WAIT_S 
 async def held_deliveries(
     connection: ClientGetter, stream: Stream, durable: str, reads: Iterable[str]
 ) -> AsyncGenerator[Delivery]:
-    """The deliveries that are held, which may be returned in the name of their holder: NATS delivers them again.
+    """Yields the deliveries that some process holds. Returning them in its name makes NATS deliver them again.
 
     Args:
         connection: to NATS.
-        stream: a work queue, which loses acknowledged messages: all that are left up to the last delivered are held.
+        stream: a work queue, which drops acknowledged messages: what it has up to the last delivered message is held.
         durable: the consumer's name.
         reads: the subjects that it reads.
 
@@ -151,15 +151,16 @@ async def held_deliveries(
     """
     lookup = Lookup(connection)
     consumer = await lookup.progress(stream, durable)
-    begin, end = consumer.acknowledged + 1, consumer.delivered
+    begin = consumer.acknowledged + 1
+    end = consumer.delivered
     for subject in reads if consumer.in_progress else ():
         async with aclosing(lookup.scan(stream, subject, start=begin, up_to=end)) as stored:
-            async for found in stored:
-                # The server finds the message of an acknowledgement by its place in the stream. How many deliveries ago
-                # it was sent, it only compares with how many there were.
-                place = f"1.{found.sequence}.{consumer.deliveries}.{int(found.stored_at.timestamp()) * 10**9}.0"
+            async for message in stored:
+                # The server finds an acknowledged message by its sequence in the stream. It checks the sequence of the
+                # delivery only against the number of deliveries.
+                place = f"1.{message.sequence}.{consumer.deliveries}.{int(message.stored_at.timestamp()) * 10**9}.0"
                 reply = f"$JS.ACK.{stream}.{durable}.{place}"
-                yield Delivery(Msg(connection(), found.subject, reply, found.data, dict(found.headers)))
+                yield Delivery(Msg(connection(), message.subject, reply, message.data, dict(message.headers)))
 
 
 async def dead_letter(
@@ -175,17 +176,18 @@ async def dead_letter(
     withheld: bool = False,
     private: bool = False,
 ) -> None:
-    """Stores a message on DLQ, without its payload where it is too large for that.
+    """Stores a message on DLQ, without its payload if that is too large.
 
-    Its id is that of the original, so that a repeated call stores it once.
+    The dead letter's id is derived from the original, so that a repeated call stores it once.
 
-    `consumer` is for streams on which several give up for reasons of their own: each then has its own dead letter.
-    `withheld`: the original must not be shown; only a replay reads it. `private`: it must not be stored in plain.
+    `consumer` is for streams with several consumers that may give up for their own reasons: each has its own dead
+    letter. `withheld` means that the original must not be shown, and only a replay reads it. `private` means that it
+    must not be stored in plain.
 
-    The caller may end the message then, also one of which nothing is kept: else it would come for ever.
+    After that, the caller may end the message, even if DLQ refused it: otherwise it would be redelivered for ever.
 
     Raises:
-        BusUnavailableError: not stored for sure; the original must not be acknowledged.
+        BusUnavailableError: it may not be stored; the original must not be acknowledged.
     """
     dead_letter = DeadLetter(
         reason=reason,
@@ -204,8 +206,11 @@ async def dead_letter(
     await keep(publisher, dead_letter, id=f"{original}/{consumer}" if consumer else original, private=private)
 
 
-MAX_ERROR, MAX_HEADER = 10_000, 1_000
-"""Characters that are kept of a dead letter's error, and of a header, where all of it is too much."""
+MAX_ERROR = 10_000
+"""The most characters of a dead letter's error that are kept if the whole dead letter is too large."""
+
+MAX_HEADER = 1_000
+"""The longest header that is kept then, in characters."""
 
 
 async def keep(
@@ -215,9 +220,9 @@ async def keep(
     id: str,  # noqa: A002  CloudEvents' own name
     private: bool = False,
 ) -> None:
-    """Stores a dead letter; without its original where it is not taken with it. Raises BusUnavailableError.
+    """Stores a dead letter, without the original if DLQ refuses it. Raises BusUnavailableError.
 
-    A dead letter that is not taken even so is in the log and the metrics alone.
+    If DLQ refuses that too, only the log and the metrics tell of it.
     """
     log = structlog.get_logger().bind(
         stream=dead_letter.stream, sequence=dead_letter.sequence, reason=dead_letter.reason
@@ -240,7 +245,7 @@ async def keep(
 
 def _without_original(dead_letter: DeadLetter) -> DeadLetter:
     original = base64.b64decode(dead_letter.payload_base64)
-    ours = {one.value for one in Header} - {Header.MSG_ID.value}
+    ours = {header.value for header in Header} - {Header.MSG_ID.value}
     return dead_letter.model_copy(
         update={
             "error": dead_letter.error[:MAX_ERROR],
@@ -255,40 +260,40 @@ def _without_original(dead_letter: DeadLetter) -> DeadLetter:
 
 
 LONGEST_WAIT = timedelta(days=30)
-"""Longest time since a job was accepted: an impossible time would keep its record out of ClickHouse."""
+"""The longest plausible time since a job was accepted: an absurd time would keep its record out of ClickHouse."""
 
 RETRY_S = 5.0
-"""Wait of a job that is due while its queue does not take it."""
+"""How long a job that is due waits while its queue refuses it."""
 
 DELAYED_BATCH = 256
 DELAYED_LINGER_S = 0.25
-"""Time that messages gather, by which a job may wake late. One by one, each costs the worker ten times as much."""
+"""How long messages gather, and so how late a job may wake. One by one, each costs the worker ten times as much."""
 
 _SHORTEST_S = 0.001
 
-# What the client library agrees to send; other libraries agree to more.
+# The header names that nats-py sends; other clients allow more.
 _SENDABLE = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
 async def park(publisher: Publisher, delivery: Delivery, *, agent: str, execution_id: str, due: datetime) -> None:
-    """Stores a job on PARKED until it is due; after that, the delivery is to be acknowledged.
+    """Stores a job on PARKED until it is due. The caller then acknowledges the delivery.
 
-    Doing it twice for the same message and time stores one message.
+    Parking the same message twice until the same time stores one message.
 
     Args:
         publisher: of a user that may publish to `bw.parked.>`.
         delivery: the job, from JOBS.
-        agent: whose queue it goes back to.
-        execution_id: which execution it is.
-        due: when.
+        agent: the agent to whose queue it returns.
+        execution_id: the job's execution.
+        due: when it returns.
 
     Raises:
-        BusUnavailableError: not stored for sure; try again, and do not acknowledge the delivery.
+        BusUnavailableError: it may not be stored; try again, and do not acknowledge the delivery.
         PublishRefusedError: PARKED is full, or the job too large (`MessageTooLargeError`): it must wait in JOBS.
     """
     token = encode_token(execution_id)
     headers = _carried(delivery.headers) | {
-        # With its place in JOBS: another message of the same execution waits for an answer of its own.
+        # With its sequence in JOBS: another message of the same execution is parked separately.
         Header.MSG_ID.value: f"{token}/parked/{delivery.sequence}/{ms_from_time(due)}",
         Header.DUE.value: format_time(due),
         Header.EXECUTION_ID.value: token,
@@ -297,7 +302,7 @@ async def park(publisher: Publisher, delivery: Delivery, *, agent: str, executio
     try:
         await publisher.job(subjects.parked(agent, execution_id), delivery.data, headers)
     except NoStreamError as error:
-        # PARKED is always there: a cluster is choosing its new leader.
+        # PARKED always exists: a cluster is electing its new leader.
         raise BusUnavailableError(str(error)) from error
 
 
@@ -307,18 +312,18 @@ class DelayedQueue:
     def __init__(
         self, publisher: Publisher, agents: Container[str], *, now: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
-        """`publisher` is of a user that may publish to `bw.jobs.>` and `bw.dlq.>`; `agents` are the configured ones."""
+        """Takes the publisher of a user that may publish to `bw.jobs.>` and `bw.dlq.>`, and the configured agents."""
         self._publisher = publisher
         self._agents = agents
         self._now = now
         self._outages: dict[str, Outage] = {}
 
     async def handle_all(self, deliveries: Sequence[Delivery]) -> None:
-        """Handles deliveries of parked jobs, each by itself."""
+        """Handles deliveries of parked jobs, each independently."""
         await asyncio.gather(*(self.handle(delivery) for delivery in deliveries))
 
     async def handle(self, delivery: Delivery) -> None:
-        """Handles one delivery of a parked job: back to sleep, or back to its queue."""
+        """Returns one parked job to its queue if it is due; otherwise lets it wait on."""
         now = self._now()
         due = _time(delivery.headers.get(Header.DUE.value)) or now
         if due > now:
@@ -333,7 +338,7 @@ class DelayedQueue:
             await delivery.retry_in(RETRY_S)
             return
         outage.worked()
-        # Unconfirmed, it comes again, and goes back again: a second message of the same execution.
+        # Without confirmation, it is redelivered and returned again: a second message of the same execution.
         await delivery.ack_sync()
 
     async def _wake(self, delivery: Delivery, agent: str, execution_id: str, due: datetime) -> None:
@@ -342,7 +347,7 @@ class DelayedQueue:
             await self._publisher.job(subjects.job(agent), delivery.data, headers)
         except (NoStreamError, MessageTooLargeError) as error:
             is_removed = isinstance(error, NoStreamError)
-            # A cluster that is choosing the leader of JOBS answers the same; the config distinguishes the two.
+            # A cluster that is electing the leader of JOBS responds the same; the config tells the two apart.
             if is_removed and agent in self._agents:
                 raise
             removed = f"the agent {agent!r} was removed from the config while its job waited: {error}"
@@ -354,7 +359,7 @@ class DelayedQueue:
                 agent=agent,
                 at=self._now(),
                 execution_id=execution_id,
-                # Its agent may have kept texts or not, which is not known any more; a job that might is not to be lost.
+                # Whether its agent kept texts is no longer known: encrypt them if possible.
                 private=self._publisher.has_key,
             )
 
@@ -362,39 +367,39 @@ class DelayedQueue:
 async def wake_early(
     publisher: Publisher, lookup: Lookup, execution_id: str, agents: Collection[str] = (), owner: str | None = None
 ) -> bool:
-    """Puts a job that sleeps back into its queue before it is due.
+    """Returns a parked job to its queue before it is due.
 
-    Its message stays on PARKED. When that is due, the job is decided.
+    Its message stays on PARKED. When that is due, the job is already decided.
 
     Args:
         publisher: to its queue.
         lookup: of PARKED.
         execution_id: the job.
-        agents: only a job of one of these; empty: of any.
-        owner: only a job of this one; None: of anyone.
+        agents: only wake a job of these agents; empty for any.
+        owner: only wake a job of this owner; None for any.
 
     Returns:
-        True if it was put back: it sleeps, and is one of these.
+        True if the job is parked and these conditions hold.
 
     Raises:
         BusUnavailableError: NATS does not answer.
-        PublishRefusedError: its queue does not take it; it wakes when it is due.
+        PublishRefusedError: its queue refuses it; it will wake when it is due.
     """
-    found = await lookup.last(Stream.PARKED, subjects.parked_anywhere(execution_id))
-    if found is None:
+    parked = await lookup.last(Stream.PARKED, subjects.parked_anywhere(execution_id))
+    if parked is None:
         return False
-    due = _time(found.headers.get(Header.DUE.value)) or found.stored_at
-    agent, _ = subjects.names_of_parked(found.subject)
+    due = _time(parked.headers.get(Header.DUE.value)) or parked.stored_at
+    agent, _ = subjects.names_of_parked(parked.subject)
     if agents and agent not in agents:
         return False
-    if owner is not None and found.headers.get(Header.OWNER.value) != encode_token(owner):
+    if owner is not None and parked.headers.get(Header.OWNER.value) != encode_token(owner):
         return False
-    await publisher.job(subjects.job(agent), found.data, _requeued(found.headers, execution_id, found.sequence, due))
+    await publisher.job(subjects.job(agent), parked.data, _requeued(parked.headers, execution_id, parked.sequence, due))
     return True
 
 
 def _requeued(headers: Mapping[str, str], execution_id: str, sequence: int, due: datetime) -> dict[str, str]:
-    """The headers of a job that was parked, under that sequence and until that time, and goes back to its queue."""
+    """The headers with which a job that was parked at `sequence` until `due` returns to its queue."""
     token = encode_token(execution_id)
     return _carried(headers) | {
         Header.MSG_ID.value: f"{token}/woken/{sequence}/{ms_from_time(due)}",
@@ -411,14 +416,14 @@ def trusted_headers(subject: str, headers: Mapping[str, str]) -> Mapping[str, st
     user = subjects.user_of_job(subject)
     if user is None:
         return headers
-    own = {name: value for name, value in headers.items() if not name.lower().startswith(OURS)}
+    trusted = {name: value for name, value in headers.items() if not name.lower().startswith(OURS)}
     if user.startswith(PROGRAM):
-        own[Header.OWNER.value] = own[Header.SUBMITTED_BY.value] = encode_token(user)
-    return own
+        trusted[Header.OWNER.value] = trusted[Header.SUBMITTED_BY.value] = encode_token(user)
+    return trusted
 
 
 def parked_execution(headers: Mapping[str, str]) -> str | None:
-    """Returns the execution of a job that was parked; None for any other message."""
+    """Returns the execution id of a job that was parked; None for any other message."""
     token = headers.get(Header.EXECUTION_ID.value)
     if token is None:
         return None
@@ -430,11 +435,11 @@ def parked_execution(headers: Mapping[str, str]) -> str | None:
 
 
 CLOCKS_DIFFER = timedelta(minutes=1)
-"""The next leader's clock may be behind that of the one that stored it first."""
+"""How far the clock of a stream's next leader may be behind that of the leader that stored the job first."""
 
 
 def queued_at(headers: Mapping[str, str], default: datetime) -> datetime:
-    """Time that a job was first accepted; `default`, that of its message's storing, for one that was never parked."""
+    """When a job was first accepted. `default` is when its message was stored, for a job that was never parked."""
     queued_at = _time(headers.get(Header.QUEUED_AT.value))
     if queued_at is None:
         return default
@@ -453,10 +458,10 @@ def _time(text: str | None) -> datetime | None:
 
 
 def _carried(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers of a job that go with it to the other stream.
+    """The headers that a job takes along to the other stream.
 
-    Not those for the server, whose expectations are of one stream only. And not the promise that there is no earlier
-    message of this execution: from now on there is one.
+    Headers for the server stay behind, as they apply to one stream only. So does the promise that no earlier message of
+    this execution exists: from now on, one does.
     """
     return {
         name: value

@@ -1,7 +1,7 @@
 """Errors of the bus.
 
 BusError
-├── BusUnavailableError         no server, no answer in time: try again later, with the same message id
+├── BusUnavailableError         no server, or no response in time: retry later with the same message id
 │   └── EventStreamFullError    the stream of an event is full: the same
 ├── PublishRefusedError         the stream does not take it: full, or too large
 │   ├── MessageTooLargeError    over the server's limit for a message
@@ -17,17 +17,17 @@ from breakwater.kernel.errors import BreakwaterError, UnavailableError
 
 
 class BusError(BreakwaterError):
-    """Root of what this room raises."""
+    """The base class of this room's errors."""
 
 
 class BusUnavailableError(BusError, UnavailableError):
-    """NATS does not answer. The message may or may not have been stored."""
+    """NATS does not respond. A message may or may not have been stored."""
 
     server = "nats"
 
 
 class EventStreamFullError(BusUnavailableError):
-    """The stream of an event is full. What the plane has to record waits for room, and nothing goes to make it."""
+    """The stream of an event is full. The event waits for room: no stored event is dropped for it."""
 
 
 class PublishRefusedError(BusError):
@@ -54,6 +54,6 @@ class NoRespondersError(BusError):
     """No service is subscribed to the subject of a request."""
 
 
-def unavailable(what: str, error: Exception) -> BusUnavailableError:
-    """BusUnavailable with the words of the error that nats-py or the network raised."""
-    return BusUnavailableError(f"{what}: {str(error).strip() or type(error).__name__}")
+def unavailable(problem: str, error: Exception) -> BusUnavailableError:
+    """Makes a BusUnavailableError with the text of an error of nats-py or the network."""
+    return BusUnavailableError(f"{problem}: {str(error).strip() or type(error).__name__}")

@@ -22,14 +22,14 @@ from breakwater.kernel.process import background
 LEASE_S = 16.0
 RENEW_S = 3.0
 STOP_S = 6.0
-"""Time before the end of its lease at which a holder begins to stop: work in progress may take so long."""
+"""How long before the end of its lease a holder begins to stop: work in progress may take this long."""
 
 WATCH_S = 1.0
 _FREE = b""
 
 
 class LeaderLease:
-    """A lease that one process has at a time. The others wait, and take it over when it is released or lapses."""
+    """A lease that one process holds at a time. The others wait, and one takes over when it is released or lapses."""
 
     def __init__(
         self,
@@ -41,14 +41,16 @@ class LeaderLease:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._lookup, self._publisher = lookup, publisher
-        self._stream, self._subject = stream, subject
+        self._lookup = lookup
+        self._publisher = publisher
+        self._stream = stream
+        self._subject = subject
         self._holder = holder.encode()
         self._clock = clock
-        self._sequence = 0  # of our own last message, while we have the lease
+        self._sequence = 0  # of our own last message, while we hold the lease
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Waits for the lease, works while it lasts, and stops the work when it is lost; until cancelled."""
+        """Repeatedly waits for the lease, works while it lasts, and stops the work when it is lost; until cancelled."""
         while True:
             await self._taken()
             structlog.get_logger().info("leader_lease_taken", subject=self._subject)
@@ -56,7 +58,7 @@ class LeaderLease:
             try:
                 await self._renewed(task)
             finally:
-                # To its end, however often we are cancelled ourselves: the lease is not released before that.
+                # Wait for its end, however often we are cancelled: the lease must not be released before that.
                 stopped = await _ended(task)
                 if not task.cancelled() and (error := task.exception()) is not None:
                     structlog.get_logger().error("leader_work_failed", subject=self._subject, exc_info=error)
@@ -66,18 +68,20 @@ class LeaderLease:
             structlog.get_logger().warning("leader_lease_lost", subject=self._subject)
 
     async def _taken(self) -> None:
-        seen, since = -1, self._clock()
+        last_sequence = -1
+        since = self._clock()
         while True:
             try:
                 last = await self._lookup.last(self._stream, self._subject)
                 sequence = 0 if last is None else last.sequence
-                if sequence != seen:
-                    seen, since = sequence, self._clock()
+                if sequence != last_sequence:
+                    last_sequence = sequence
+                    since = self._clock()
                 if last is None or last.data == _FREE or self._clock() - since >= LEASE_S:
                     await self._write(self._holder, sequence)
                     return
             except BusError as error:
-                # Unavailable, or another process was quicker: the next poll finds out.
+                # NATS is unavailable, or another process was quicker: the next poll finds out.
                 structlog.get_logger().debug("leader_lease_not_taken", subject=self._subject, error=str(error))
             await asyncio.sleep(background.aligned_delay(WATCH_S))
 
@@ -85,8 +89,8 @@ class LeaderLease:
         """Returns when the lease is lost, or the work has ended."""
         renewed = self._clock()
         while (left_s := renewed + LEASE_S - STOP_S - self._clock()) > 0:
-            done, _ = await asyncio.wait([task], timeout=min(RENEW_S, left_s))
-            if done:
+            ended, _ = await asyncio.wait([task], timeout=min(RENEW_S, left_s))
+            if ended:
                 return
             before = self._clock()
             try:
@@ -98,11 +102,11 @@ class LeaderLease:
                 structlog.get_logger().debug("leader_lease_not_renewed", subject=self._subject, error=str(error))
 
     async def _extended(self) -> bool:
-        """Renews the lease; False where another process has it. Raises BusError."""
+        """Renews the lease. Returns False if another process has it. Raises BusError."""
         try:
             await self._write(self._holder, self._sequence)
         except AlreadyDecidedError:
-            # The answer to a renewal may have been lost, and the renewal itself not.
+            # An earlier renewal may have been stored although its acknowledgement was lost.
             last = await self._lookup.last(self._stream, self._subject)
             if last is None or last.data != self._holder:
                 return False
@@ -122,7 +126,7 @@ class LeaderLease:
 
 
 async def _ended(task: asyncio.Future[None]) -> bool:
-    """Cancels a task, and waits until it has ended. Returns True if we were cancelled meanwhile."""
+    """Cancels a task and waits for its end. Returns True if we were cancelled meanwhile."""
     try:
         await background.stop(task)
     except asyncio.CancelledError:

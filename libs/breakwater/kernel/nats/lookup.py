@@ -1,7 +1,7 @@
-"""Reading what streams hold, without a consumer: single messages, and parts of a stream in batches (NATS ADR-31).
+"""Reading streams without a consumer: single messages, and parts of a stream in batches (NATS ADR-31).
 
-In a cluster any replica answers, and one that is behind ends that much earlier: by some moments, or by all that was
-stored while it was cut off from the others. A reader that must know that nothing is missing asks for the `whole`.
+In a cluster, any replica responds. A replica that lags lacks the latest messages: those of some moments, or all that
+were stored while it was cut off from the others. A reader that may miss none reads with `complete=True`.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ from breakwater.kernel.types import Event
 LOOKUP_TIMEOUT_S = 5.0
 
 LEAST_SPAN = 128
-"""Sequences that `newest` looks at first. Each time that they hold too little, it looks at twice as many."""
+"""The number of sequences that `newest` reads first. It doubles them until it has enough messages."""
 
 BATCH_MESSAGES = 1_000
 BATCH_BYTES = 4 * 1024 * 1024
-"""A batch ends with the message that goes beyond it. Memory holds two at most: one read, the next coming."""
+"""A batch ends with the message that exceeds it. At most two batches are in memory: one being read, and the next."""
 
 SUBJECTS_AT_ONCE = 256
 
 _OF_THE_BATCH = ("Nats-Num-Pending", "Nats-Last-Sequence")
-"""Headers that describe the batch, and so differ each time the same message is read."""
+"""Headers that describe the batch: they differ each time that the same message is read."""
 
-_FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2262, 1, 1, tzinfo=UTC)
-"""NATS counts nanoseconds in 64 bits: a time beyond these would mean another one, of other centuries."""
+_FIRST = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST = datetime(2262, 1, 1, tzinfo=UTC)
+"""NATS counts nanoseconds in 64 bits: a time after this one would overflow, and mean a time centuries earlier."""
 
 T = TypeVar("T")
 EventT = TypeVar("EventT", bound=Event)
 
 ClientGetter = Callable[[], Client]
-"""Gives the connection, once there is one: for services, which do not name NATS' own types."""
+"""Returns the connection, once there is one. Services pass it on, and need no types of nats-py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,11 @@ class Found:
     sequence: int
     headers: Mapping[str, str]
     stored_at: datetime
-    """Time that the server took it: UTC, by the server's clock, cut to microseconds."""
+    """When the server stored it: in UTC, by the server's clock, truncated to microseconds."""
 
     @classmethod
     def of(cls, data: bytes | None, headers: Mapping[str, str]) -> Self:
-        """The answer to a direct get, whose headers give the message's place."""
+        """Makes it from the response to a direct get, whose headers give the message's subject and sequence."""
         return cls(
             subject=headers["Nats-Subject"],
             data=data or b"",
@@ -76,7 +77,7 @@ class Found:
         )
 
     def read(self, model: type[EventT]) -> EventT | None:
-        """The message as one of the contract's; None, and a line in the log, where it is none."""
+        """Parses the message as a model of the contract. If it is not one, logs that and returns None."""
         try:
             return model.model_validate_json(self.data)
         except ValidationError:
@@ -89,14 +90,14 @@ class Facts:
     """State of a stream."""
 
     identity: str
-    """Its time of creation: distinguishes it from a deleted stream of the same name."""
+    """Its time of creation, which distinguishes it from a deleted stream of the same name."""
     created: datetime
     first: int
-    """The oldest sequence that is stored; 0 or 1 where nothing was ever removed."""
+    """The oldest sequence that is stored; 0 or 1 if nothing was ever removed."""
     last: int
     bytes: int
     max_bytes: int
-    """-1 where there is no limit."""
+    """-1 for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,38 +107,38 @@ class Backlog:
     waiting: int
     """Messages that were not delivered yet."""
     in_progress: int
-    """Messages that were delivered and not acknowledged yet."""
+    """Messages that were delivered but not acknowledged yet."""
     acknowledged: int
-    """The sequence up to which all its messages are acknowledged; 0 for nothing yet."""
+    """The sequence up to which all its messages are acknowledged; 0 for none yet."""
     delivered: int
-    """The sequence up to which it was given messages; 0 for nothing yet."""
+    """The sequence up to which its messages were delivered; 0 for none yet."""
     deliveries: int
     """Deliveries so far, repeated ones included."""
 
 
 @contextmanager
-def answered(what: str) -> Generator[None]:
-    """Turns what a request of JetStream raises into BusUnavailableError."""
+def answered(about: str) -> Generator[None]:
+    """Translates the errors of a request to JetStream into BusUnavailableError."""
     try:
         yield
     except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
-        raise unavailable(f"NATS did not respond about {what}", error) from error
+        raise unavailable(f"NATS did not respond about {about}", error) from error
 
 
 class Lookup:
-    """Reader of streams. Direct gets are answered by any replica.
+    """A reader of streams. Any replica responds to direct gets.
 
-    All methods raise BusUnavailableError where NATS does not answer, or has no such stream or consumer. A caller
-    that may leave the loop over `scan` or `last_on` early wraps it in `contextlib.aclosing`, which unsubscribes then.
+    All methods raise BusUnavailableError if NATS does not respond, or has no such stream or consumer. A caller that may
+    leave the loop over `scan` or `last_on` early wraps it in `contextlib.aclosing`, which then unsubscribes.
     """
 
     def __init__(self, connection: ClientGetter, cipher: Cipher | None = None) -> None:
-        """Without a `cipher`, `last` and `next` return messages as they are stored, as the others always do."""
+        """Makes a reader. With a `cipher`, `last` and `next` decrypt messages; the other methods never do."""
         self._connection = connection
         self._cipher = cipher
 
     def as_stored(self) -> Lookup:
-        """The same without decrypting, for those who need no texts."""
+        """Returns a reader that does not decrypt, for callers that need no texts."""
         return Lookup(self._connection)
 
     async def last(self, stream: Stream, subject: str) -> Found | None:
@@ -157,19 +158,19 @@ class Lookup:
         return Found(subject, message.data or b"", message.seq, headers, message.time.astimezone(UTC))
 
     async def winner(self, stream: Stream, subject: str) -> Found:
-        """The message on a subject that takes one, after another publish to it was refused. Raises as `last`.
+        """The message that was first on a subject, for a writer whose own publish was refused. Raises as `last`.
 
         Raises:
             BusUnavailableError: the replica that was asked lags, and does not have it yet.
         """
-        if (found := await self.last(stream, subject)) is None:
+        if (winner := await self.last(stream, subject)) is None:
             raise BusUnavailableError(f"{subject} is decided, but the replica that was asked lags")
-        return found
+        return winner
 
     async def next(self, stream: Stream, subject_filter: str, sequence: int) -> Found | None:
-        """The first stored message from a sequence on that matches, or None. Raises as `last`."""
-        asked = self._jetstream.get_msg(stream.value, sequence, subject_filter, direct=True, next=True)
-        return await self._found(stream, asked, stream)
+        """The first stored message that matches, at or after a sequence; None if there is none. Raises as `last`."""
+        request = self._jetstream.get_msg(stream.value, sequence, subject_filter, direct=True, next=True)
+        return await self._found(stream, request, stream)
 
     async def facts(self, stream: Stream) -> Facts:
         """The state of a stream now."""
@@ -177,20 +178,21 @@ class Lookup:
             info = await self._jetstream.stream_info(stream.value)
         identity = format(info.created.timestamp(), ".6f") if info.created else "unknown"
         created = info.created or datetime.fromtimestamp(0, UTC)
-        state, limit = info.state, info.config.max_bytes
+        state = info.state
+        limit = info.config.max_bytes
         return Facts(identity, created, state.first_seq, state.last_seq, state.bytes, limit or -1)
 
     async def counts(self, stream: Stream, subject_filter: str) -> dict[str, int]:
-        """The number of messages of each subject that matches, as the server counts them.
+        """The number of messages on each subject that matches, as the server counts them.
 
-        One answer names 100,000 subjects at most; this is for streams that have fewer.
+        Only for streams of at most 100,000 subjects: a response names no more.
         """
         with answered(stream):
             info = await self._jetstream.stream_info(stream.value, subjects_filter=subject_filter)
         return dict(info.state.subjects or {})
 
     async def backlog(self, stream: Stream, durable: str) -> Backlog | None:
-        """The state of a durable consumer; None where it was never created."""
+        """The state of a durable consumer; None if it does not exist."""
         with answered(durable):
             try:
                 return _backlog(await self._jetstream.consumer_info(stream.value, durable))
@@ -198,10 +200,10 @@ class Lookup:
                 return None
 
     async def progress(self, stream: Stream, durable: str) -> Backlog:
-        """The state of a durable consumer that must be there."""
-        if (found := await self.backlog(stream, durable)) is None:
+        """The state of a durable consumer that must exist."""
+        if (backlog := await self.backlog(stream, durable)) is None:
             raise BusUnavailableError(f"NATS did not respond about {durable}: consumer not found")
-        return found
+        return backlog
 
     async def scan(
         self,
@@ -210,27 +212,29 @@ class Lookup:
         *,
         start: datetime | int = 1,
         up_to: int | None = None,
-        whole: bool = False,
+        complete: bool = False,
     ) -> AsyncGenerator[Found]:
-        """The stored messages that match, in the stream's order, up to the last one that was there when it began.
+        """Yields the stored messages that match, in order, up to the last one when the scan began.
 
         Args:
-            stream: where to read; it must allow direct gets.
+            stream: the stream to read; it must allow direct gets.
             subject_filter: one subject, wildcards allowed.
-            start: the first sequence, or the time (with its zone) of storing from which on to read.
-            up_to: the last sequence, where it is known; no more is read than that.
-            whole: the stream's leader names the last message, so that a replica that is behind is noticed. With
-                `up_to`, that is the leader's, of a message that need not match: the messages behind the last one that
-                does are read, too.
+            start: the first sequence to read, or the earliest time (with its zone) of storing.
+            up_to: the last sequence to read, if the caller knows it.
+            complete: ask the stream's leader for the last message, in order to notice a replica that lags. If `up_to`
+                is set, it must come from the leader. Its message need not match: the scan then reads all messages after
+                the last match, too.
 
         Raises:
-            BusUnavailableError: also where the `whole` is asked for, and a replica is behind.
+            BusUnavailableError: also if the scan must be `complete`, and the replica lags.
             BusError: NATS refuses the request.
             ValueError: the time has no zone.
         """
-        first, to_match, last = _begin(start), up_to is None, 0
+        first = _begin(start)
+        to_match = up_to is None
+        last = 0
         if up_to is None:
-            end = await self._end(stream, subject_filter, whole=whole)
+            end = await self._end(stream, subject_filter, complete=complete)
             if end is None or (end[1] < start if isinstance(start, datetime) else end[0] < start):
                 return
             up_to = end[0]
@@ -240,11 +244,11 @@ class Lookup:
                     yield message
                 if last >= up_to:
                     return
-        if not whole:
+        if not complete:
             return
         if not to_match:
-            rest = {**({"seq": last + 1} if last else first), "next_by_subj": ">"}
-            async with aclosing(self._walk(stream, rest, up_to=up_to)) as stored:
+            remaining = {**({"seq": last + 1} if last else first), "next_by_subj": ">"}
+            async with aclosing(self._walk(stream, remaining, up_to=up_to)) as stored:
                 async for message in stored:
                     last = message.sequence
                     if covers(subject_filter, message.subject):
@@ -252,71 +256,74 @@ class Lookup:
         _check_end(stream, last, up_to)
 
     async def last_on(self, stream: Stream, subjects: Sequence[str]) -> AsyncGenerator[Found]:
-        """The newest message of each of the subjects that has one. Raises as `scan` does."""
+        """Yields the newest message of each subject that has one. Raises as `scan` does."""
         for start in range(0, len(subjects), SUBJECTS_AT_ONCE):
             wanted = {"multi_last": list(subjects[start : start + SUBJECTS_AT_ONCE]), "seq": 1}
             async with aclosing(self._walk(stream, wanted)) as stored:
                 async for message in stored:
                     yield message
 
-    async def last_of_each(self, stream: Stream, subject_filter: str, *, whole: bool = False) -> tuple[Found, ...]:
-        """The newest message of every subject that matches, in the stream's order. Memory holds one of each.
+    async def last_of_each(self, stream: Stream, subject_filter: str, *, complete: bool = False) -> tuple[Found, ...]:
+        """The newest message of every subject that matches, in the stream's order. Raises as `scan` does.
 
-        Up to 1024 subjects the server picks them out. Beyond, all that matches is read, which takes as long as `scan`,
-        as which it raises.
+        For up to 1024 subjects, the server selects them. For more, all messages that match are read, which takes as
+        long as `scan`; memory then holds one message per subject.
         """
-        end = await self._end(stream, subject_filter, whole=whole)
+        end = await self._end(stream, subject_filter, complete=complete)
         if end is None:
             return ()
         wanted = {"multi_last": [subject_filter], "seq": 1, "up_to_seq": end[0]}
         try:
             latest = [message async for message in self._walk(stream, wanted)]
         except _TooManySubjectsError:
-            newest = {message.subject: message async for message in self.scan(stream, subject_filter, whole=whole)}
+            newest = {
+                message.subject: message async for message in self.scan(stream, subject_filter, complete=complete)
+            }
             return tuple(sorted(newest.values(), key=lambda message: message.sequence))
-        if whole:
+        if complete:
             _check_end(stream, latest[-1].sequence if latest else 0, end[0])
         return tuple(latest)
 
     async def newest(
-        self, stream: Stream, subject_filter: str, *, most: int, since: datetime, read: Callable[[Found], T | None]
+        self, stream: Stream, subject_filter: str, *, limit: int, since: datetime, read: Callable[[Found], T | None]
     ) -> list[T]:
-        """The content of the newest messages that match, the latest first. Reads no more of the stream than it takes.
+        """The contents of the newest messages that match, the latest first. Reads only as much as that takes.
+
+        Raises as `scan` does.
 
         Args:
-            stream: where to read; it must allow direct gets.
+            stream: the stream to read; it must allow direct gets.
             subject_filter: one subject, wildcards allowed.
-            most: at most so many.
-            since: only what was stored from this time (with its zone) on.
-            read: gives what is kept of a message, which memory holds no longer than this takes; None for nothing.
-
-        Raises:
-            as `scan` does.
+            limit: the most contents to return.
+            since: the earliest time (with its zone) of storing.
+            read: extracts the content to keep from a message, which is then dropped; None to skip the message.
         """
         wanted = {**_begin(since), "next_by_subj": subject_filter}
         async with aclosing(self._walk(stream, wanted, batch=1)) as stored:
             first = await anext(stored, None)
-        end = await self._end(stream, subject_filter, whole=False)
+        end = await self._end(stream, subject_filter, complete=False)
         if first is None or end is None:
             return []
-        found: list[T] = []
-        above, span = end[0] + 1, LEAST_SPAN
-        while first.sequence < above and len(found) < most:
+        newest: list[T] = []
+        above = end[0] + 1
+        span = LEAST_SPAN
+        while first.sequence < above and len(newest) < limit:
             start = max(first.sequence, above - span)
-            part: deque[T] = deque(maxlen=most - len(found))
+            part: deque[T] = deque(maxlen=limit - len(newest))
             async with aclosing(self.scan(stream, subject_filter, start=start, up_to=above - 1)) as stored:
                 async for message in stored:
-                    if (kept := read(message)) is not None:
-                        part.append(kept)
-            found += reversed(part)
-            above, span = start, span * 2
-        return found
+                    if (content := read(message)) is not None:
+                        part.append(content)
+            newest += reversed(part)
+            above = start
+            span = span * 2
+        return newest
 
-    async def _end(self, stream: Stream, subject_filter: str, *, whole: bool) -> tuple[int, datetime] | None:
-        """Sequence and time of the last message that matches. `whole`: as the stream's leader knows."""
-        if not whole:
-            asked = self._jetstream.get_last_msg(stream.value, subject_filter, direct=True)
-            last = await self._found(stream, asked, subject_filter, decrypt=False)
+    async def _end(self, stream: Stream, subject_filter: str, *, complete: bool) -> tuple[int, datetime] | None:
+        """The sequence and time of the last message that matches; if `complete`, as the stream's leader knows it."""
+        if not complete:
+            request = self._jetstream.get_last_msg(stream.value, subject_filter, direct=True)
+            last = await self._found(stream, request, subject_filter, decrypt=False)
             return None if last is None else (last.sequence, last.stored_at)
         with answered(subject_filter):
             try:
@@ -328,11 +335,11 @@ class Lookup:
         return message.seq, message.time.astimezone(UTC)
 
     async def _found(
-        self, stream: Stream, asked: Coroutine[Any, Any, RawStreamMsg], what: str, *, decrypt: bool = True
+        self, stream: Stream, request: Coroutine[Any, Any, RawStreamMsg], about: str, *, decrypt: bool = True
     ) -> Found | None:
-        with answered(what):
+        with answered(about):
             try:
-                message = await asked
+                message = await request
             except NotFoundError:
                 return None
             except nats.errors.NoRespondersError as error:
@@ -345,14 +352,14 @@ class Lookup:
     async def _walk(
         self, stream: Stream, wanted: Mapping[str, object], *, up_to: int | None = None, batch: int = BATCH_MESSAGES
     ) -> AsyncGenerator[Found]:
-        """Asks for batch after batch until nothing is pending. `up_to`: messages behind it are not wanted."""
+        """Requests batches until no message is pending, and none after the sequence `up_to`."""
         async with _Inbox(self._connection(), stream) as inbox:
             while True:
                 first = wanted.get("seq")
-                left = up_to - first + 1 if up_to is not None and isinstance(first, int) else batch
-                if left < 1:
+                remaining = up_to - first + 1 if up_to is not None and isinstance(first, int) else batch
+                if remaining < 1:
                     return
-                messages, pending = await inbox.batch(wanted, min(left, batch))
+                messages, pending = await inbox.batch(wanted, min(remaining, batch))
                 sequence = 0
                 for message in messages:
                     headers = message.headers or {}
@@ -371,7 +378,8 @@ class Lookup:
 
 
 def _backlog(info: ConsumerInfo) -> Backlog:
-    floor, delivered = info.ack_floor, info.delivered
+    floor = info.ack_floor
+    delivered = info.delivered
     return Backlog(
         waiting=info.num_pending or 0,
         in_progress=info.num_ack_pending or 0,
@@ -395,21 +403,22 @@ def _begin(start: datetime | int) -> dict[str, object]:
 
 
 def _no_stream(stream: Stream) -> BusUnavailableError:
-    """No responder for direct gets: a stream that was never created looks the same as one that is down."""
+    """Makes the error for direct gets without a responder: the stream does not exist, or its servers are down."""
     return BusUnavailableError(
         f"no server holds the stream {stream}: `breakwater setup` creates it; if it was created, wait for its servers"
     )
 
 
 class _TooManySubjectsError(BusError):
-    """The server names the last messages of at most 1024 subjects."""
+    """More subjects match than the 1024 of which the server returns the last messages."""
 
 
 class _Inbox:
-    """A subscription, and one batch at a time that comes to it. Waiting for each message by itself would cost more."""
+    """A subscription that receives one batch at a time. Waiting for each message separately would cost more."""
 
     def __init__(self, client: Client, stream: Stream) -> None:
-        self._client, self._stream = client, stream
+        self._client = client
+        self._stream = stream
         self._name = client.new_inbox()
         self._messages: list[Msg] = []
         self._end: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
@@ -420,14 +429,15 @@ class _Inbox:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # A connection that is closed has no subscriptions left.
+        # A closed connection has no subscriptions left.
         with suppress(nats.errors.Error):
             await self._subscription.unsubscribe()
 
-    async def batch(self, wanted: Mapping[str, object], most: int = BATCH_MESSAGES) -> tuple[list[Msg], int]:
-        """The messages, and how many more match that come after them."""
-        self._messages, self._end = [], asyncio.get_running_loop().create_future()
-        request = {**wanted, "batch": most, "max_bytes": BATCH_BYTES}
+    async def batch(self, wanted: Mapping[str, object], limit: int = BATCH_MESSAGES) -> tuple[list[Msg], int]:
+        """Requests a batch. Returns its messages, and the number of messages that match after them."""
+        self._messages = []
+        self._end = asyncio.get_running_loop().create_future()
+        request = {**wanted, "batch": limit, "max_bytes": BATCH_BYTES}
         with answered(self._stream):
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
                 await self._client.publish(

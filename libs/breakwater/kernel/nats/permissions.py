@@ -55,25 +55,28 @@ STREAMS_ACCOUNT = "plane"
 """The account of the streams, where a reply subject reaches JetStream."""
 
 SYSTEM_ACCOUNT = "$SYS"
-"""The account in which the servers themselves answer. It has no users, and its default name, so that nodes of a cluster
-that have not been restarted yet are in the same one."""
+"""The account in which the servers themselves respond. It has no users. It keeps its default name, so that the nodes of
+a cluster share it while they are being restarted."""
 
 CONNECTIONS = {"client": 256}
-"""Connections that a user of programs may have, other than those of named programs."""
+"""The most connections that programs without a name of their own may have, by their NATS user."""
 
-CONNECTIONS_OF_A_PROGRAM, SUBSCRIPTIONS = 64, 500
-"""Connections of a named program, and subscriptions of each connection of programs: one takes the server 2 kB."""
+CONNECTIONS_OF_A_PROGRAM = 64
+"""The most connections that a named program may have."""
+
+SUBSCRIPTIONS = 500
+"""The most subscriptions on each connection of a program. A subscription takes 2 kB of the server's memory."""
 
 HEALTH = "$SYS.REQ.SERVER.PING.HEALTHZ"
 """The health of each server, and its error."""
 
 _INFO = "$JS.API.INFO"
-"""Imported by all, as the server gives an account that does not import it a JetStream of its own, which is off."""
+"""Imported by every account: without it, the server would give the account a JetStream of its own, which is off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A NATS user and the only subjects it may use."""
+    """A NATS user, and the only subjects that it may use."""
 
     user: str
     publish: tuple[str, ...] = ()
@@ -81,14 +84,14 @@ class Grant:
     sends: tuple[str, ...] = ()
     """Subjects that are not stored: for all subscribers, or requests to the user that serves them."""
     subscribe: tuple[str, ...] = ()
-    """Subjects that it hears, other than its inbox."""
+    """Subjects that it subscribes to, besides its inbox."""
     serves: tuple[str, ...] = ()
-    """Requests that it answers, each once."""
+    """Subjects of requests that it answers, each once."""
     publish_as: tuple[tuple[str, str], ...] = ()
-    """Pairs of subjects: the one that it publishes to, and the one, which names the user, that the stream or the
-    serving user sees."""
+    """Pairs of subjects: the one that the user publishes to, and the one that the stream or the serving user sees,
+    which names the sender."""
     with_streams: bool = False
-    """True if it is in the streams' account, where its requests cost less and a reply subject reaches JetStream."""
+    """True if the user is in the streams' account, where requests cost less and reply subjects reach JetStream."""
 
     @property
     def account(self) -> str:
@@ -107,20 +110,21 @@ def inbox_prefix(user: str) -> str:
 def program(name: str, agents: Iterable[str]) -> Grant:
     """The user of a program that may use some agents only.
 
-    It does not hear `bw.results.<job>`, which names no agent, and `bw.chunks.<agent>.<execution>`, which is not
-    redacted: its own answers come to its `reply_to`, which is its inbox or a subject below
-    `bw.replies.program-<name>`. Nor does it hear `bw.attempts` and `bw.guards`, which name caps and the rest of them:
-    attempts are in the record, without these figures.
+    It may not subscribe to `bw.results.<job>`, which names no agent, nor to `bw.chunks.<agent>.<execution>`, which is
+    not redacted: its answers arrive at its `reply_to`, which is its inbox or a subject below
+    `bw.replies.program-<name>`. Nor may it subscribe to `bw.attempts` and `bw.guards`, which show caps and what is left
+    of them. The job's record contains the attempts without these figures.
     """
-    user, agents = f"{PROGRAM}{name}", tuple(agents)
+    user = f"{PROGRAM}{name}"
+    agents = tuple(agents)
     tokens = [subjects.encode_token(agent) for agent in agents]
     events = _below(*(f"{kind}.{token}" for kind in ("executions", "breakers") for token in tokens))
     progress = _below(*(f"progress.{token}" for token in tokens))
-    # Ids of jobs name no agent: the sender of a cancel is added to it, and the worker looks at whose job it is.
+    # A job's id names no agent. The subject of a cancel names its sender, and the worker checks whose job it is.
     requests = ((CANCELS, subjects.cancels_by(user)), (AGENTS, subjects.agents_by(user)))
     return Grant(
         user,
-        publish=tuple(f"$JS.API.DIRECT.GET.{Stream.EVENTS}.{of}" for of in events),
+        publish=tuple(f"$JS.API.DIRECT.GET.{Stream.EVENTS}.{event_subject}" for event_subject in events),
         publish_as=(
             *requests,
             *((subjects.job(agent), subjects.job_by(agent, user)) for agent in agents),
@@ -133,9 +137,14 @@ def consumes(stream: Stream, *durables: str) -> tuple[str, ...]:
     """The subjects to publish to for pulling from durable consumers and acknowledging; `*` is all of the stream's."""
     return tuple(
         subject
-        for one in (f"{stream}.{durable}" for durable in durables)
-        # Newer servers write the domain and the account in front of what they acknowledge.
-        for subject in (*_progress(one), f"$JS.API.CONSUMER.MSG.NEXT.{one}", f"$JS.ACK.{one}.>", f"$JS.ACK.*.*.{one}.>")
+        for consumer in (f"{stream}.{durable}" for durable in durables)
+        # Newer servers put the domain and the account in front of the subject of an acknowledgement.
+        for subject in (
+            *_progress(consumer),
+            f"$JS.API.CONSUMER.MSG.NEXT.{consumer}",
+            f"$JS.ACK.{consumer}.>",
+            f"$JS.ACK.*.*.{consumer}.>",
+        )
     )
 
 
@@ -148,13 +157,15 @@ def _all(template: str) -> Callable[..., tuple[str, ...]]:
     return lambda *names: tuple(template.format(name) for name in names)
 
 
-_facts, _progress, _below = _all("$JS.API.STREAM.INFO.{}"), _all("$JS.API.CONSUMER.INFO.{}"), _all("bw.{}.>")
+_facts = _all("$JS.API.STREAM.INFO.{}")
+_progress = _all("$JS.API.CONSUMER.INFO.{}")
+_below = _all("bw.{}.>")
 
 _PARKED = f"$JS.API.DIRECT.GET.{Stream.PARKED}.>"
 """A job that sleeps, by its id."""
 
 _EVENTS_END = f"$JS.API.STREAM.MSG.GET.{Stream.EVENTS}"
-"""The last event of a kind, as the leader knows: a direct get is answered by a replica that may be behind."""
+"""The last event of a kind, as the leader knows it: the replica that answers a direct get may lag."""
 
 _RESPONSES_END = f"$JS.API.STREAM.MSG.GET.{Stream.RESPONSES}"
 """The same of a stored answer's chunks."""
@@ -336,55 +347,65 @@ def render(grants: Sequence[Grant], password: Callable[[str], str]) -> str:
         if connections is not None:
             account["limits"] = {"max_connections": connections, "max_subscriptions": SUBSCRIPTIONS}
         account.setdefault("users", []).append(_user(grant))
-    # The servers answer each for itself; batches, and the messages of a pull, are many answers to one request; a get by
-    # subject has one. The server remembers where they go for the threshold: longer than any pull waits.
-    many = re.compile(rf"{re.escape(HEALTH)}|\$JS\.API\.(DIRECT\.GET\.\w+$|CONSUMER\.MSG\.NEXT\.)")
+    # These requests get several responses: each server reports its health, and a batch or a pull delivers many
+    # messages. A get by subject gets one. The server remembers the requester for the threshold, longer than any pull.
+    streamed = re.compile(rf"{re.escape(HEALTH)}|\$JS\.API\.(DIRECT\.GET\.\w+$|CONSUMER\.MSG\.NEXT\.)")
     exports: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for taker, own, giver, kind, given, taken in _crossings(grants):
-        answers = {"response": "stream", "threshold": "1m"} if many.match(given) else {}
-        export = exports.setdefault((giver, kind, given), {kind: given, **answers, "accounts": []})
-        export["accounts"] += [taker] if taker not in export["accounts"] else []
-        wanted = {kind: {"account": giver, "subject": taken}, **({"to": own} if own != taken else {})}
-        imports = accounts[taker].setdefault("imports", [])
-        imports += [wanted] if wanted not in imports else []
-    for (giver, *_), export in exports.items():
-        accounts.setdefault(giver, {}).setdefault("exports", []).append(export)
-    return re.sub(r'"password of (.+?)"', lambda found: password(found[1]), f"accounts: {_dump(accounts)}\n")
+    for importer, local_subject, exporter, kind, exported, imported in _crossings(grants):
+        answers = {"response": "stream", "threshold": "1m"} if streamed.match(exported) else {}
+        export = exports.setdefault((exporter, kind, exported), {kind: exported, **answers, "accounts": []})
+        export["accounts"] += [importer] if importer not in export["accounts"] else []
+        import_ = {
+            kind: {"account": exporter, "subject": imported},
+            **({"to": local_subject} if local_subject != imported else {}),
+        }
+        imports = accounts[importer].setdefault("imports", [])
+        imports += [import_] if import_ not in imports else []
+    for (exporter, *_), export in exports.items():
+        accounts.setdefault(exporter, {}).setdefault("exports", []).append(export)
+    return re.sub(
+        r'"password of (.+?)"', lambda placeholder: password(placeholder[1]), f"accounts: {_dump(accounts)}\n"
+    )
 
 
 def _crossings(grants: Sequence[Grant]) -> Iterator[tuple[str, str, str, str, str, str]]:
-    """The subjects that accounts take from others.
+    """Yields the subjects that accounts import from others.
 
-    Each is the account that takes it and its name there, the account that gives it, the kind of export (`service` or
-    `stream`) and its subject, and the part of it that is taken.
+    Each is a tuple: the importing account, the subject's name there, the exporting account, the kind of export
+    (`service` or `stream`), the exported subject, and the part of it that is imported.
     """
     served = [subject for grant in grants for subject in grant.serves]
-    for user in grants:
-        taker, asks = user.account, (*((subject, subject) for subject in user.sends), *user.publish_as)
-        for other in grants:
-            if (giver := other.account) == taker:
+    for grant in grants:
+        importer = grant.account
+        requested = (*((subject, subject) for subject in grant.sends), *grant.publish_as)
+        for exporting in grants:
+            if (exporter := exporting.account) == importer:
                 continue
-            for own, asked in asks:
-                if any(covers(one, asked) for one in other.serves):
-                    yield taker, own, giver, "service", asked, asked
-            for heard in user.subscribe:
-                for given in (*other.publish, *other.sends):
-                    if covers(given, heard):
-                        yield taker, heard, giver, "stream", given, heard
-        if not user.with_streams:
-            to_streams = [(one, one) for one in (_INFO, *user.publish) if one != HEALTH]
-            to_streams += [(own, one) for own, one in user.publish_as if not any(covers(of, one) for of in served)]
-            for own, asked in to_streams:
-                yield taker, own, STREAMS_ACCOUNT, "service", asked, asked
-        if HEALTH in user.publish:
-            yield taker, HEALTH, SYSTEM_ACCOUNT, "service", HEALTH, HEALTH
+            for local_subject, subject in requested:
+                if any(covers(served_subject, subject) for served_subject in exporting.serves):
+                    yield importer, local_subject, exporter, "service", subject, subject
+            for heard in grant.subscribe:
+                for published in (*exporting.publish, *exporting.sends):
+                    if covers(published, heard):
+                        yield importer, heard, exporter, "stream", published, heard
+        if not grant.with_streams:
+            to_streams = [(subject, subject) for subject in (_INFO, *grant.publish) if subject != HEALTH]
+            to_streams += [
+                (local_subject, subject)
+                for local_subject, subject in grant.publish_as
+                if not any(covers(served_subject, subject) for served_subject in served)
+            ]
+            for local_subject, subject in to_streams:
+                yield importer, local_subject, STREAMS_ACCOUNT, "service", subject, subject
+        if HEALTH in grant.publish:
+            yield importer, HEALTH, SYSTEM_ACCOUNT, "service", HEALTH, HEALTH
 
 
 def _user(grant: Grant) -> dict[str, Any]:
-    publishes = dict.fromkeys((*grant.publish, *grant.sends, *(own for own, _ in grant.publish_as)))
+    publishes = dict.fromkeys((*grant.publish, *grant.sends, *(local_subject for local_subject, _ in grant.publish_as)))
     hears = dict.fromkeys((f"{inbox_prefix(grant.user)}.>", *grant.subscribe, *grant.serves))
     permissions = {
-        # The server takes an empty list for "no restriction".
+        # To the server, an empty list means "no restriction".
         "publish": {"allow": list(publishes)} if publishes else {"deny": ">"},
         "subscribe": {"allow": list(hears)},
         **({"allow_responses": {"max": 1, "expires": "1m"}} if grant.serves else {}),
@@ -394,13 +415,14 @@ def _user(grant: Grant) -> dict[str, Any]:
 
 def _dump(value: Any, indent: str = "") -> str:
     """JSON with a line for each item of a value that is too long for one line."""
-    line, further = json.dumps(value), f"{indent}  "
+    line = json.dumps(value)
+    further = f"{indent}  "
     if len(indent + line) <= 120 or not isinstance(value, dict | list):
         return line
     if isinstance(value, dict):
-        items = [f"{json.dumps(name)}: {_dump(one, further)}" for name, one in value.items()]
+        items = [f"{json.dumps(name)}: {_dump(item, further)}" for name, item in value.items()]
     else:
-        items = [_dump(one, further) for one in value]
+        items = [_dump(item, further) for item in value]
     return f",\n{further}".join([f"{line[0]}\n{further}{items[0]}", *items[1:]]) + f"\n{indent}{line[-1]}"
 
 

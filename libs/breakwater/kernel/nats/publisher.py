@@ -35,23 +35,22 @@ from breakwater.kernel.types import Event, format_time
 
 WRONG_LAST_SEQUENCE = 10071
 UNDECIDED = frozenset({10164, 10158, 10167})
-"""An earlier message on a subject that takes one, or with the same id, on which a cluster has not agreed yet: it may be
-stored or not, as where no acknowledgement came. And a server with too much to do."""
+"""Error codes for an unknown outcome, as without an acknowledgement: the cluster has not agreed yet on an earlier
+message with this id or on this subject, or the server is overloaded."""
 
 FULL = frozenset({10077, 10002, 10047})
-"""A stream at its limit, whose API code is 503 all the same, as where JetStream itself is away; an account or a server
-at its limit of storage."""
+"""Error codes for a full stream, account or server. For a stream, the API's code is 503, as if JetStream were away."""
 
 PUBLISH_TIMEOUT_S = 5.0
 
 HEADERS_BYTES = 64 * 1024
-"""Part of a message's limit that is left for its headers, which count: the server closes the connection of a client
-that goes beyond it, with all that is on its way."""
+"""The part of the message limit that is reserved for headers. The server closes the connection of a client that exceeds
+the limit, and everything in transit is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Place of a message. `duplicate`: a message with this id was there already."""
+    """Where a message is stored. `duplicate` is true if the stream already had a message with its id."""
 
     stream: str
     sequence: int
@@ -59,7 +58,7 @@ class Stored:
 
 
 class Publisher:
-    """Publishes for one service. Takes the connection late, as a broker has none before it starts."""
+    """Publishes for one service. It gets the connection when it publishes: a broker has none before it starts."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class Publisher:
 
     @property
     def has_key(self) -> bool:
-        """True if it can encrypt texts that must not be stored in plain; else it leaves them out."""
+        """True if it can encrypt texts that must not be stored in plain; otherwise it leaves them out."""
         return bool(self._cipher.key_ids)
 
     async def event(
@@ -101,17 +100,17 @@ class Publisher:
             event: its model.
             id: `ce-id`, unique for the event and the same when it is published again.
             at: `ce-time`.
-            once: the subject takes one message only: the first writer wins.
-            after: the stream's last sequence as the writer knows it: refused where there is a later one.
-            traceparent: W3C trace context of the job.
+            once: the subject takes only one message: the first writer wins.
+            after: the stream's last sequence that the writer knows; the event is refused if there is a later one.
+            traceparent: the job's W3C trace context.
             private: the texts of a result or a dead letter must not be stored in plain.
 
         Raises:
-            AlreadyDecidedError: `once`, and there is a message on the subject; or `after`, and there are later ones.
+            AlreadyDecidedError: with `once`, the subject has a message; with `after`, there is a later message.
             BusUnavailableError: not acknowledged, or no room (`EventStreamFullError`); publish again with the same id.
             MessageTooLargeError: the server does not take it.
             PublishRefusedError: the stream does not take it.
-            TypeError: the service does not declare that it publishes such messages.
+            TypeError: the service has not declared that it publishes such messages.
         """
         if self._publishes is not None and type(event) not in self._publishes:
             raise TypeError(f"{self._source} does not declare that it publishes {type(event).__name__}: {subject}")
@@ -125,7 +124,7 @@ class Publisher:
         if traceparent:
             headers[Header.TRACEPARENT] = traceparent
         if after is not None:
-            # Without a message id: that of a refused alert must not be taken for the one that wins.
+            # Without a message id: the winning alert must not be dropped as a duplicate of a refused one.
             headers[Header.EXPECTED_LAST_SEQUENCE] = str(after)
         elif once:
             headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE] = "0"
@@ -133,14 +132,14 @@ class Publisher:
             headers[Header.MSG_ID] = id
         payload = event.json_bytes()
         if len(payload) > HEADERS_BYTES and event.is_sent_to_programs:
-            # It is also sent to the program that waits for it, uncompressed, also where it is compressed on its stream.
+            # It is also sent to the waiting program, uncompressed even if its stream compresses it.
             self._check_size(subject, len(payload))
         if (private or self._cipher.on) and event.holds_texts:
             payload = self._cipher.encrypt_document(payload, private=private)
         try:
             return await self.raw(subject, payload, headers)
         except NoStreamError as error:
-            # The plane's own subjects are always there: a cluster is choosing the stream's new leader.
+            # The plane's own subjects always exist: a cluster is electing the stream's new leader.
             raise BusUnavailableError(str(error)) from error
         except StreamFullError as error:
             raise EventStreamFullError(
@@ -150,7 +149,7 @@ class Publisher:
     async def job(
         self, subject: str, payload: bytes, headers: Mapping[str, str], *, timeout_s: float = PUBLISH_TIMEOUT_S
     ) -> Stored:
-        """Publishes a job as `raw` does, its texts encrypted where that is on."""
+        """Publishes a job as `raw` does, with its texts encrypted if encryption is on."""
         if sum(len(name) + len(value.encode()) + 4 for name, value in headers.items()) > HEADERS_BYTES:
             raise MessageTooLargeError(f"{subject}: the headers exceed {HEADERS_BYTES} bytes")
         return await self.raw(subject, self._cipher.encrypt_document(payload), headers, timeout_s=timeout_s)
@@ -161,7 +160,7 @@ class Publisher:
         """Publishes bytes, acknowledged. Raises as `event` does, and StreamFullError if there is no room."""
         client = self._connection()
         if not client.is_connected:
-            # Otherwise the client would buffer it and send it at some later time, unconfirmed.
+            # The client would buffer the message, and send it later without confirmation.
             raise BusUnavailableError("NATS is not connected")
         if len(payload) > HEADERS_BYTES:
             self._check_size(subject, len(payload))
@@ -183,7 +182,7 @@ class Publisher:
             raise MessageTooLargeError(f"{subject}: {size} bytes exceed the server's message limit")
 
     async def acknowledge(self, ack_subject: str) -> bool:
-        """Acknowledges the delivery with that subject as `Delivery.ack_sync` does, at less cost."""
+        """Acknowledges the delivery with that subject as `Delivery.ack_sync` does, but at less cost."""
         try:
             await self._replies.ask(self._connection(), ack_subject, b"", PUBLISH_TIMEOUT_S)
         except (TimeoutError, nats.errors.Error):
@@ -191,17 +190,19 @@ class Publisher:
         return True
 
     async def _why(self, client: Client) -> str:
-        """Errors of the servers, which do not answer where they can't write: asked once for all who wait."""
+        """The errors of servers that do not respond because they can't write. Callers share one request for them."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(unhealthy_servers(client))
-        found = await asyncio.shield(self._asking)
-        return "".join(f": {one.server} says: {one.in_short}. {RESTART}" for one in found if one.cannot_write)
+        unhealthy = await asyncio.shield(self._asking)
+        return "".join(
+            f": {server.server} says: {server.in_short}. {RESTART}" for server in unhealthy if server.cannot_write
+        )
 
     async def transient(self, subject: str, event: Event) -> None:
-        """Publishes on core NATS: received by current subscribers only, not stored. Dropped silently when disconnected.
+        """Publishes on core NATS: only current subscribers get it. Without a connection, it is silently dropped.
 
         Raises:
-            BusUnavailableError: there is no connection at all, or it takes no more.
+            BusUnavailableError: there never was a connection, or its buffer is full.
         """
         await self.send(subject, event.json_bytes())
 
@@ -212,16 +213,16 @@ class Publisher:
             try:
                 await client.publish(subject, payload)
             except nats.errors.MaxPayloadError:
-                # Sent again it would be as large.
+                # A retry would be as large.
                 structlog.get_logger().warning("message_too_large", subject=subject, bytes=len(payload))
             except (nats.errors.Error, OSError) as error:
                 raise unavailable(f"NATS did not accept {subject}", error) from error
 
 
 class Replies:
-    """Requests of one process over NATS, any number in parallel: one subscription for their replies, one timer for all.
+    """Makes any number of requests in parallel, with one subscription for all replies and one timer.
 
-    nats-py's own `request` does the same for about twice the CPU: random bytes for each request, and a timer.
+    nats-py's own `request` uses about twice the CPU: it takes random bytes and a timer for each request.
     """
 
     def __init__(self) -> None:
@@ -229,10 +230,10 @@ class Replies:
         self._inbox = ""
         self._numbers = count(1)
         self._waiting: dict[str, tuple[asyncio.Future[Msg], float]] = {}
-        """By reply subject, each with when it times out, by the loop's clock."""
+        """Each reply that is awaited and its deadline by the loop's clock, by reply subject."""
         self._timer: asyncio.Handle | None = None
         self._looks_at = math.inf
-        """Time at which the timer fires. The timer can't say it: uvloop makes a plain handle of one that is due now."""
+        """When the timer fires. The timer can't tell: uvloop makes a plain handle for one that is due immediately."""
 
     async def ask(
         self,
@@ -246,13 +247,15 @@ class Replies:
 
         Raises:
             NoRespondersError: no connection is subscribed.
-            TimeoutError: there is no reply after that time.
-            Error: of nats-py, where the client does not take the message.
+            TimeoutError: no reply came in that time.
+            nats.errors.Error: the client does not accept the message.
         """
         loop = asyncio.get_running_loop()
         if client is not self._client:
             await self._subscribe(client)
-        reply, answer, until = f"{self._inbox}.{next(self._numbers)}", loop.create_future(), loop.time() + timeout_s
+        reply = f"{self._inbox}.{next(self._numbers)}"
+        answer = loop.create_future()
+        until = loop.time() + timeout_s
         self._waiting[reply] = answer, until
         try:
             await client.publish(subject, payload, reply, cast(dict[str, str] | None, headers))
@@ -264,7 +267,8 @@ class Replies:
 
     async def _subscribe(self, client: Client) -> None:
         # Requests made meanwhile come after the subscription in the client's buffer.
-        self._client, self._inbox = client, client.new_inbox()
+        self._client = client
+        self._inbox = client.new_inbox()
         try:
             await client.subscribe(f"{self._inbox}.*", cb=self._receive)
         except BaseException:
@@ -274,7 +278,7 @@ class Replies:
     async def _receive(self, message: Msg) -> None:
         answer, _ = self._waiting.get(message.subject, (None, 0.0))
         if answer is None or answer.done():
-            return  # the asker has given up
+            return  # the caller has given up
         if message.headers is not None and message.headers.get("Status") == "503":
             answer.set_exception(nats.errors.NoRespondersError())
         else:
@@ -287,20 +291,22 @@ class Replies:
         self._timer = asyncio.get_running_loop().call_at(moment, self._time_out)
 
     def _time_out(self) -> None:
-        """Ends the requests that have waited for long enough, and looks again when the next will have."""
-        self._timer, self._looks_at = None, math.inf
+        """Ends the requests that have timed out, and sets the timer for the next deadline."""
+        self._timer = None
+        self._looks_at = math.inf
         now = asyncio.get_running_loop().time()
         for answer, until in self._waiting.values():
             if until <= now and not answer.done():
                 answer.set_exception(TimeoutError())
-        left = [until for answer, until in self._waiting.values() if not answer.done()]
-        if left:
-            self._look_at(min(left))
+        deadlines = [until for answer, until in self._waiting.values() if not answer.done()]
+        if deadlines:
+            self._look_at(min(deadlines))
 
 
 def _refusal(subject: str, error: Mapping[str, Any]) -> Exception:
     """The exception for an error of JetStream."""
-    code, text = error.get("err_code"), error.get("description")
+    code = error.get("err_code")
+    text = error.get("description")
     if code == WRONG_LAST_SEQUENCE:
         return AlreadyDecidedError(f"{subject} is already recorded")
     if code in UNDECIDED:

@@ -1,4 +1,4 @@
-"""Fetching from a durable consumer, on demand. `subscriber.py` does so without end."""
+"""Fetching from a durable consumer on demand. `subscriber.py` reads one continuously."""
 
 from __future__ import annotations
 
@@ -20,109 +20,121 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import ACK_WAIT_S
 
 DRAIN_S = 0.05
-"""Time that messages gather at the server after the first one."""
+"""How long messages gather at the server after the first one."""
 
 REST_S = 1.0
-"""Time that a fetch waits for those; later ones are part of the next fetch."""
+"""How long a fetch waits for the gathered messages; later ones are part of the next fetch."""
 
 OPEN_S = 10.0
-"""Time that the server keeps a request open. One that was lost with a server's leadership is made again after that."""
+"""How long the server keeps a request open. One that was lost when a server lost its leadership is then repeated."""
 
 GRACE_S = 1.0
-"""Delay with which the server may report that a request has ended."""
+"""How late the server may report that a request has ended."""
 
 WAIT_S = 2.0
-"""About how long a fetch waits; the next one sees whether the connection, and so the request, was lost meanwhile."""
+"""About how long a fetch waits. The next one checks whether the connection, and with it the request, was lost."""
 
 FIRST_WAIT_S = 0.1
-"""Wait of the first fetch of all; a consumer that is not there is reported immediately."""
+"""How long the very first fetch waits; a missing consumer is reported immediately."""
 
 BUSY = 3
-"""So many messages of one fetch mean that more are to be expected."""
+"""A fetch of this many messages means that more are to be expected."""
 
 RETRY_S = 0.5
+"""How long to wait before repeating a request that its server ended with status 409."""
+
 STOP_S = 10.0
-"""Time that the batch in progress may still take when its service ends."""
+"""How long the batch in progress may still take when its service ends."""
 
 KEPT_S = ACK_WAIT_S * 0.75
-"""A message that has waited here for so long is left to the server, which is about to deliver it again."""
+"""A message that has waited here for this long is dropped: the server is about to deliver it again."""
 
 _ENDED = {"404", "408"}
-"""The statuses with which a request ends that brought less than it asked for. 409: its server shuts down, or no longer
-leads; it is asked again a moment later."""
+"""The statuses that end a request before it has delivered its whole batch. Status 409 means that the server is shutting
+down or no longer leads the stream: the request is repeated a moment later."""
 
 
 class Pull:
-    """A durable consumer, asked for messages. To be closed.
+    """Fetches the messages of a durable consumer. The caller closes it.
 
-    A request stays open at the server beyond the fetch that made it: a server that is asked again every moment while
-    there is no message has more work with the asking than with the messages. What comes between two fetches waits here,
-    at most what was asked for.
+    A request stays open at the server after the fetch that made it has returned: repeating requests on an idle consumer
+    would cost the server more than its messages do. Messages that arrive between two fetches wait here, at most as many
+    as were requested.
 
-    Where messages may gather, the open request is for one. The others wait at the server, and come together when they
-    are asked for: each that is sent by itself wakes the server's connection and this process. While they come all the
-    time, not even that one is asked for by itself.
+    If messages may gather, the open request is for a single message. The others gather at the server, and one further
+    request fetches them together: every message that is sent on its own wakes the server's connection and this process.
+    Under constant load, a fetch gathers messages without waiting for a first one.
     """
 
     def __init__(self, connection: ClientGetter, stream: Stream, durable: str) -> None:
         self._connection = connection
-        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream.value}.{durable}"
+        self._request_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream.value}.{durable}"
         self.durable = durable
         self._client: Client | None = None
         self._subscription: Subscription | None = None
         self._inbox = ""
-        self._reconnects, self._requests = 0, 0
-        self._asked, self._asked_until = 0, 0.0
+        self._reconnects = 0
+        self._requests = 0
+        self._requested = 0  # messages that the open request still may deliver
+        self._request_ends_at = 0.0
         self._waiting: deque[tuple[float, Msg]] = deque()
-        self._fetched, self._left = 0, 0  # by the last fetch, and what the server had beyond it
+        self._last_fetched = 0  # messages of the last fetch
+        self._server_backlog = 0  # messages that the server still had then
         self._error: str | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def fetch(
-        self, most: int, wait_s: float, linger_s: float = DRAIN_S, *, ask: int | None = None
+        self, limit: int, wait_s: float, linger_s: float = DRAIN_S, *, batch: int | None = None
     ) -> list[Delivery]:
-        """A first message, waited for as long as `wait_s`, and what is there `linger_s` after it; at most `most`.
+        """Waits up to `wait_s` for a message. Returns it with those that follow within `linger_s`, `limit` at most.
 
-        After a fetch of `BUSY` messages or more: what is there after `linger_s`, or where that is nothing, the same.
+        After a fetch of `BUSY` messages or more, it does not wait for a first message: it returns what has come after
+        `linger_s`, and only if that is nothing, waits as above.
 
-        `ask`: for how many the server keeps its request open, where messages need not gather. Those beyond `most` wait
-        here for the next fetch.
+        Args:
+            limit: the most messages to return.
+            wait_s: how long to wait for the first message.
+            linger_s: how long to gather more after it; 0 for not at all.
+            batch: how many messages the open request is for, if messages need not gather. Those beyond `limit` wait
+                here for the next fetch.
 
         Raises:
             BusUnavailableError: NATS does not answer, or has no such consumer.
         """
         try:
-            expected = linger_s and self._fetched >= BUSY and not (self._waiting or self._asked)
+            expected = linger_s and self._last_fetched >= BUSY and not (self._waiting or self._requested)
             if expected:
-                await self._gather(most, linger_s, self._left)
+                await self._gather(limit, linger_s, self._server_backlog)
             if (
                 not (expected and self._waiting)
-                and await self._came(wait_s, ask or 1)
+                and await self._has_message(wait_s, batch or 1)
                 and linger_s
-                and len(self._waiting) < most
+                and len(self._waiting) < limit
             ):
-                await self._gather(most, linger_s, self._waiting[-1][1].metadata.num_pending or 0)
+                await self._gather(limit, linger_s, self._waiting[-1][1].metadata.num_pending or 0)
         except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
             await self.close()
             raise unavailable(f"NATS delivers nothing for {self.durable}", error) from error
-        found = [Delivery(self._waiting.popleft()[1]) for _ in range(min(most, len(self._waiting)))]
-        self._fetched, self._left = len(found), found[-1].waiting if found else 0
-        return found
+        deliveries = [Delivery(self._waiting.popleft()[1]) for _ in range(min(limit, len(self._waiting)))]
+        self._last_fetched = len(deliveries)
+        self._server_backlog = deliveries[-1].waiting if deliveries else 0
+        return deliveries
 
     async def close(self) -> None:
-        """Unsubscribes, and returns messages that were not fetched."""
-        subscription, self._subscription = self._subscription, None
-        self._asked = 0
+        """Unsubscribes, and returns to the server the messages that were not fetched."""
+        subscription = self._subscription
+        self._subscription = None
+        self._requested = 0
         if subscription is not None:
             try:
                 await subscription.unsubscribe()
                 while self._waiting:
                     await self._waiting.popleft()[1].nak()
             except (nats.errors.Error, nats.js.errors.Error):
-                self._waiting.clear()  # a connection that is closed has no subscriptions left
+                self._waiting.clear()  # a closed connection has no subscriptions left
 
-    async def _came(self, wait_s: float, ask: int) -> bool:
-        """Returns True as soon as a message is here, and False after `wait_s` without one."""
+    async def _has_message(self, wait_s: float, batch: int) -> bool:
+        """Returns True as soon as a message waits here, and False after `wait_s` without one."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
         while True:
@@ -132,61 +144,69 @@ class Pull:
             if self._waiting or now >= until:
                 return bool(self._waiting)
             await self._connect()
-            if not self._asked or now >= self._asked_until:
-                await self._ask(ask, OPEN_S)
-            await self._news_until(min(until, self._asked_until))
+            if not self._requested or now >= self._request_ends_at:
+                await self._request(batch, OPEN_S)
+            await self._wait_for_change(min(until, self._request_ends_at))
 
-    async def _gather(self, most: int, linger_s: float, pending: int) -> None:
-        """Fetches what the server has after `linger_s`, or immediately if it has enough (`pending`)."""
+    async def _gather(self, limit: int, linger_s: float, pending: int) -> None:
+        """Fetches the messages that the server has after `linger_s`; immediately if `pending` are enough."""
         loop = asyncio.get_running_loop()
-        if pending < most - len(self._waiting):
+        if pending < limit - len(self._waiting):
             await asyncio.sleep(linger_s)
         await self._connect()
-        if not self._asked:
-            await self._ask(most - len(self._waiting), None)
+        if not self._requested:
+            await self._request(limit - len(self._waiting), None)
         until = loop.time() + REST_S
-        while self._asked and len(self._waiting) < most and loop.time() < until:
-            await self._news_until(until)
+        while self._requested and len(self._waiting) < limit and loop.time() < until:
+            await self._wait_for_change(until)
 
-    async def _news_until(self, until: float) -> None:
+    async def _wait_for_change(self, until: float) -> None:
+        """Waits for a message, or for the end of the request. Raises nats.js.errors.Error: the request has failed."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):
-                await self._news.wait()
-        # Not before it waits: a message that came after its caller looked, while it asked, would wake no task.
-        self._news.clear()
+                await self._changed.wait()
+        # Clear the event only after waiting for it. Clearing it before would lose a message that arrived between the
+        # caller's check and the wait, during its request: nothing would wake this task.
+        self._changed.clear()
         if self._error is not None:
-            status, self._error = self._error, None
+            status = self._error
+            self._error = None
             raise nats.js.errors.Error(f"status {status}")
 
     async def _connect(self) -> None:
         """Subscribes if necessary, and detects that a request was lost with its connection."""
         client = self._connection()
         if self._subscription is None or self._client is not client:
-            self._client, self._inbox = client, client.new_inbox()
+            self._client = client
+            self._inbox = client.new_inbox()
             self._waiting.clear()
-            self._asked = 0
+            self._requested = 0
             self._subscription = await client.subscribe(f"{self._inbox}.*", cb=self._receive)
         if self._reconnects != client.stats["reconnects"]:
-            self._reconnects, self._asked = client.stats["reconnects"], 0
+            self._reconnects = client.stats["reconnects"]
+            self._requested = 0
 
-    async def _ask(self, ask: int, open_s: float | None) -> None:
-        """Asks for messages: those that come within `open_s`, or with None those that are there."""
-        request = {"batch": ask, "no_wait": True} if open_s is None else {"batch": ask, "expires": int(open_s * 1e9)}
-        self._asked, self._asked_until = ask, asyncio.get_running_loop().time() + (open_s or 0.0) + GRACE_S
+    async def _request(self, batch: int, open_s: float | None) -> None:
+        """Requests the messages that come within `open_s`; None for those that the server has now."""
+        expiry = {"no_wait": True} if open_s is None else {"expires": int(open_s * 1e9)}
+        self._requested = batch
+        self._request_ends_at = asyncio.get_running_loop().time() + (open_s or 0.0) + GRACE_S
         self._requests += 1
         assert self._client is not None
-        await self._client.publish(self._next, json.dumps(request).encode(), f"{self._inbox}.{self._requests}")
+        request = json.dumps({"batch": batch, **expiry}).encode()
+        await self._client.publish(self._request_subject, request, f"{self._inbox}.{self._requests}")
 
     async def _receive(self, message: Msg) -> None:
-        now, status = asyncio.get_running_loop().time(), (message.headers or {}).get("Status")
+        now = asyncio.get_running_loop().time()
+        status = (message.headers or {}).get("Status")
         if status is None:
-            self._asked = max(0, self._asked - 1)
+            self._requested = max(0, self._requested - 1)
             self._waiting.append((now, message))
-        elif message.subject == f"{self._inbox}.{self._requests}":  # of the last request, not of one given up as lost
+        elif message.subject == f"{self._inbox}.{self._requests}":  # of the latest request, not of one that was lost
             if status in _ENDED:
-                self._asked = 0
+                self._requested = 0
             elif status == "409":
-                self._asked_until = now + RETRY_S
+                self._request_ends_at = now + RETRY_S
             else:
                 self._error = status
-        self._news.set()
+        self._changed.set()

@@ -17,10 +17,10 @@ _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 _ENCODED = tuple(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in range(256))
 
 DUPLICATE_WINDOW_S = 600.0
-"""Time for which JetStream knows the ids of jobs and results again."""
+"""How long JetStream recognizes the ids of jobs and results as duplicates."""
 
 REPLIES = "bw.replies."
-"""Prefix of the subjects that programs choose for answers, apart from their inboxes."""
+"""Prefix of the subjects, besides their inboxes, at which programs may have answers delivered."""
 
 PROGRAM = "program-"
 """Prefix of the NATS users of programs that the config names."""
@@ -56,25 +56,25 @@ class Header(StrEnum):
     CE_SPECVERSION = "ce-specversion"
     TRACEPARENT = "traceparent"
     CHANNEL = "Breakwater-Channel"
-    """The channel that an alert did not reach, on its dead letter; and the one where it is to be tried again."""
+    """On the dead letter of an alert, the channel that it did not reach; on its replay, the channel to try again."""
     INCIDENT = "Breakwater-Incident"
-    """The key of the incident of which an alert did not arrive, on its dead letter."""
+    """On the dead letter of an alert, the key of its incident."""
     UNIQUE_ID = "Breakwater-Unique-Id"
-    """Set by `request` on a job whose id it made itself, so that the worker need not look for an earlier one."""
+    """Set by `request` on a job whose id it generated: the worker need not look for an earlier job with that id."""
     OWNER = "Breakwater-Owner"
     """The name of the API key that a job belongs to, encoded as a token; set by `request`."""
     SUBMITTED_BY = "Breakwater-Submitted-By"
     """The name of the API key that a job was submitted with, encoded as a token; set by `request`."""
     OPERATOR = "Breakwater-Operator"
-    """Set by `request` on a dry run of a key that may operate the plane, and so know what is left of its budgets."""
+    """Set by `request` on a dry run whose API key may operate the plane, and so may see what is left of the budgets."""
     SCOPED_IDS = "Breakwater-Scoped-Ids"
     """Set by `request` on a job whose ids are called already what they are inside the plane."""
     DUE = "Breakwater-Due"
-    """Time at which a parked job goes back to its queue: RFC 3339, UTC, milliseconds."""
+    """When a parked job returns to its queue: RFC 3339, UTC, milliseconds."""
     EXECUTION_ID = "Breakwater-Execution-Id"
-    """The execution that a parked job is, encoded as a token."""
+    """The execution id of a parked job, encoded as a token."""
     QUEUED_AT = "Breakwater-Queued-At"
-    """Time at which a parked job was accepted first: RFC 3339, UTC, milliseconds."""
+    """When a parked job was first accepted: RFC 3339, UTC, milliseconds."""
 
 
 OURS = "breakwater-"
@@ -86,7 +86,7 @@ def encode_token(text: str) -> str:
     """Encodes any non-empty text as one subject token: `gpt-4.1:mini` → `gpt-4%2E1%3Amini`.
 
     Raises:
-        ValueError: the text is empty, as a token may not be.
+        ValueError: the text is empty; a token may not be.
     """
     if not text:
         raise ValueError("a subject token can't be empty")
@@ -99,7 +99,7 @@ def decode_token(token: str) -> str:
 
 
 def covers(pattern: str, subject: str) -> bool:
-    """Return True if `pattern` covers every subject that matches `subject`, which may have wildcards, too."""
+    """Returns True if `pattern` covers every subject that matches `subject`, which may have wildcards too."""
     expected = pattern.split(".")
     tokens = subject.split(".")
     if expected[-1] == ">" and len(tokens) >= len(expected):
@@ -127,7 +127,7 @@ def jobs_of(agent: str) -> list[str]:
 
 
 job_by: Callable[[str, str], str] = partial(_subject, "jobs")
-"""Subject that `job` becomes for a program: it names the publisher, where the program can't change it."""
+"""The subject to which NATS maps a program's `job`: it names the user, and the program can't change it."""
 
 
 def jobs_by(user: str) -> str:
@@ -136,11 +136,11 @@ def jobs_by(user: str) -> str:
 
 
 parked: Callable[[str, str], str] = partial(_subject, "parked")
-"""Subject of a job that has to wait for long (PARKED). Internal: programs have nothing to do there."""
+"""Subject of a job that has to wait for long (PARKED). Internal: programs have no access."""
 
 
 def parked_anywhere(execution_id: str) -> str:
-    """Subjects of a parked job, of any agent: with a wildcard."""
+    """The subject of a parked job, with a wildcard for its agent."""
     return f"bw.parked.*.{encode_token(execution_id)}"
 
 
@@ -177,14 +177,14 @@ CHANNEL_TESTS = "bw.alerter.test.*"
 """Subjects of requests for test messages to channels; core NATS, not stored."""
 
 sent_message: Callable[[str, str], str] = partial(_subject, "alerter.sent")
-"""Subject of the message that a channel has of an incident, to be updated later (ALERTER)."""
+"""Subject of the record of the message that a channel has sent for an incident, to update it later (ALERTER)."""
 
 disabled_channel: Callable[[str], str] = partial(_subject, "alerter.disabled")
 """Subject of the record that a channel's receiver wants no more alerts (ALERTER)."""
 
 
 def alert_replay(channel: str, dead_letter_id: int) -> str:
-    """Subject of an alert that a channel is to send again (ALERTER). `dead_letter_id`: its sequence in DLQ."""
+    """Subject of an alert that a channel is to send again (ALERTER). `dead_letter_id` is its sequence in DLQ."""
     return f"{_subject('alerter.replays', channel)}.{dead_letter_id}"
 
 
@@ -196,22 +196,22 @@ result: Callable[[str], str] = partial(_subject, "results")
 
 
 def kept_request(execution_id: str) -> str:
-    """Subject of the request of a stored response (RESPONSES). Internal."""
+    """Subject of the request that led to a stored response (RESPONSES). Internal."""
     return f"{_subject('responses', execution_id)}.request"
 
 
 def kept_chunks(execution_id: str) -> str:
-    """Subject of the pieces of an answer that are kept, in order (RESPONSES). Internal."""
+    """Subject of the stored chunks of an answer, in order (RESPONSES). Internal."""
     return f"{_subject('responses', execution_id)}.chunks"
 
 
 def dead_letter(reason: str, agent: str) -> str:
-    """Subject of what could not be handled (DLQ). An unknown agent is `unknown`."""
+    """Subject of a message that could not be handled (DLQ). An unknown agent is `unknown`."""
     return _subject("dlq", reason, agent or "unknown")
 
 
 def replayed(dead_letter_id: int) -> str:
-    """Subject of the replay of a dead letter's job (DLQ). Internal. `dead_letter_id`: its sequence in DLQ."""
+    """Subject of the replay of a dead letter's job (DLQ). Internal. `dead_letter_id` is its sequence in DLQ."""
     return f"bw.replayed.{dead_letter_id}"
 
 
@@ -219,7 +219,7 @@ progress: Callable[[str, str], str] = partial(_subject, "progress")
 """Live progress of an execution; core NATS, not stored."""
 
 chunks: Callable[[str, str], str] = partial(_subject, "chunks")
-"""Subject of the pieces of an answer while it is produced, unredacted; core NATS, not stored."""
+"""Subject of the chunks of an answer while it is produced, unredacted; core NATS, not stored."""
 
 cancel: Callable[[str], str] = partial(_subject, "cancel")
 """Subject of programs' requests to cancel a job; core NATS, a request."""
@@ -230,28 +230,28 @@ cancel_request: Callable[[str], str] = partial(_subject, "cancel-requests")
 CANCEL_REQUESTS = "bw.cancel-requests.*"
 
 CANCELS = "bw.cancel.*"
-"""Subjects of programs' requests."""
+"""Subjects of programs' requests to cancel jobs."""
 
 CANCELS_BY_USER = "bw.cancel-by.*.*"
-"""The same, with who asks."""
+"""The same with the user who requests it."""
 
 AGENTS = "bw.agents"
 """Subject of programs' requests for the agents that they may call; core NATS, a request."""
 
 AGENTS_BY_USER = "bw.agents-by.*"
-"""The same, with who asks."""
+"""The same with the user who requests it."""
 
 agents_by: Callable[[str], str] = partial(_subject, "agents-by")
-"""Subject that `AGENTS` of a user's own account becomes."""
+"""The subject to which NATS maps a program's `AGENTS`: it names the user."""
 
 worker: Callable[[str], str] = partial(_subject, "workers")
-"""Subject that a worker listens on while NATS has its connection; core NATS, nothing is sent there. Internal."""
+"""Subject that a worker subscribes to while it is connected; core NATS, nothing is sent there. Internal."""
 
 WORKERS = "bw.workers.*"
 
 
 def cancels_by(user: str) -> str:
-    """Subjects that `CANCELS` of a user's own account become: they name the user, who can't change that."""
+    """The subjects to which NATS maps a program's `CANCELS`: they name the user, and the program can't change that."""
     return f"bw.cancel-by.{encode_token(user)}.*"
 
 
@@ -291,10 +291,10 @@ def names_of_parked(subject: str) -> tuple[str, str]:
 
 
 def is_reply_subject(subject: str) -> bool:
-    """True if an answer may be sent there: an inbox of a program, or a subject of its own below `bw.replies`."""
+    """True if an answer may be sent there: it is an inbox, or below `bw.replies`."""
     return subject.startswith(("_INBOX.", REPLIES)) and _CONCRETE.fullmatch(subject) is not None
 
 
 def message_id(agent: str, job_id: str) -> str:
-    """The `Nats-Msg-Id` that makes a repeated submission one message. Encoded: ids may hold what a header can't."""
+    """The `Nats-Msg-Id` by which repeated submissions become one message. Encoded, as headers can't hold every id."""
     return f"{encode_token(agent)}/{encode_token(job_id)}"

@@ -1,8 +1,8 @@
-"""FastStream's subscriber whose messages come by our own pull: the one file that builds on FastStream's internals.
+"""A FastStream subscriber that reads by our own pull: the only file that builds on FastStream's internals.
 
-`@broker.subscriber(channel, durable=…, pull_sub=…)` declares it. What FastStream does is to parse a message, run the
-handler within its middlewares, and describe both in AsyncAPI; when messages are asked for, and when they are
-acknowledged, is decided by `breakwater.kernel.nats.pull` and the handlers (ADR 0006).
+`@broker.subscriber(channel, durable=…, pull_sub=…)` declares it. FastStream parses a message, runs the handler within
+its middlewares, and describes both in AsyncAPI. `breakwater.kernel.nats.pull` decides when messages are requested, and
+the handlers when they are acknowledged (ADR 0006).
 """
 
 from __future__ import annotations
@@ -42,13 +42,12 @@ from breakwater.kernel.process.outage import Outage
 
 
 class Batches(PullSub):
-    """Messages in batches, one after the other: a first one, and what comes in a time after it."""
+    """Messages in batches, one batch after the other: a first message, and those that soon follow it."""
 
     def __init__(self, size: int, linger_s: float | Callable[[int], float]) -> None:
-        """Takes the size of a batch, at most.
+        """Takes the maximum size of a batch.
 
-        `linger_s` is how late a message may be handled for the sake of larger batches; or that by the size of the last
-        batch.
+        `linger_s` is how long a message may wait for its batch to grow, or a function of the last batch's size.
         """
         super().__init__(batch_size=size, batch=True)
         self._linger_s = linger_s
@@ -70,19 +69,19 @@ class Each(PullSub):
     """Messages one by one, handled in parallel."""
 
     def __init__(self, concurrency: Callable[[], int]) -> None:
-        """Takes the most messages that are handled in parallel, as of now."""
+        """Takes a function that returns how many messages may currently be handled in parallel."""
         super().__init__()
         self.concurrency = concurrency
 
     async def fetch(self, pull: Pull, wait_s: float, free: int) -> list[Any]:
         """Fetches at most `free` messages that come within `wait_s`. Raises BusUnavailableError."""
-        # The consumer delivers no more than the concurrency: those asked for beyond the free ones come when they may.
-        return list[Any](await pull.fetch(free, wait_s, linger_s=0, ask=self.concurrency()))
+        # The consumer delivers no more than the concurrency: messages requested beyond the free places come later.
+        return list[Any](await pull.fetch(free, wait_s, linger_s=0, batch=self.concurrency()))
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """Channels of one stream that a subscriber reads by a durable consumer."""
+    """The channels of one stream that a subscriber reads by a durable consumer."""
 
     service: str
     channels: Sequence[Channel]
@@ -99,7 +98,7 @@ class Declaration:
 
 
 class ChannelSpecification(NatsSubscriberSpecification):
-    """Describes a subscriber in AsyncAPI: each channel with its own message, which is one message also in a batch."""
+    """Describes a subscriber in AsyncAPI: each channel with its own message, even if it reads batches of them."""
 
     __slots__ = ("declaration",)
 
@@ -120,7 +119,7 @@ class ChannelSpecification(NatsSubscriberSpecification):
         )
 
     def get_schema(self) -> dict[str, SubscriberSpec]:
-        """Overridden, as FastStream's takes the handler's parameter, a list, for the message of every channel."""
+        """Overridden, as FastStream would take the handler's parameter, a list, for the message of every channel."""
         return {
             receives(self.declaration.service, channel): SubscriberSpec(
                 address=channel.address,
@@ -148,7 +147,8 @@ class PullSubscriber(DefaultSubscriber[Any]):
         subscriber_config.decoder = _decode
         calls = CallsCollection[Any]()
         super().__init__(subscriber_config, ChannelSpecification(config, calls, declaration), calls)
-        self.declaration, self.pull_sub = declaration, source
+        self.declaration = declaration
+        self.pull_sub = source
         self.stream = JStream(declaration.stream, declare=False)
         self._reading: asyncio.Task[None] | None = None
         self._handling: set[asyncio.Task[None]] = set()
@@ -163,12 +163,12 @@ class PullSubscriber(DefaultSubscriber[Any]):
         return super().__call__(func, **options)
 
     async def start(self) -> None:
-        """Starts to read, if it does not read already."""
+        """Starts to read, unless it already does."""
         if self._reading is None:
             await super().start()
 
     async def stop(self, *, drain_s: float = STOP_S) -> None:
-        """Stops reading, and returns when all read messages are handled; cancels handlers after `drain_s`."""
+        """Stops reading, and waits for the handlers of what was read; cancels them after `drain_s`."""
         if self._reading is not None:
             await background.stop(self._reading)
             self._reading = None
@@ -178,14 +178,14 @@ class PullSubscriber(DefaultSubscriber[Any]):
         await super().stop()
 
     async def consume(self, msg: Any) -> None:
-        """Overridden, as FastStream's logs by a logger of its own, and swallows the errors of handlers."""
+        """Overridden, as FastStream logs with its own logger, and swallows the errors of handlers."""
         try:
             if self.pull_sub.batch or self._broker_middlewares:
                 await self.process_message(msg)
             else:
-                # All that FastStream would do here is to call it: 30 µs for each message.
+                # FastStream would only call it, too, but spend 30 µs on each message.
                 await self.calls[0].handler(msg)
-        except Exception:  # noqa: BLE001  the next one may go well; this one is delivered again
+        except Exception:  # noqa: BLE001  this message is delivered again, and the next one may succeed
             structlog.get_logger().exception("handler_failed", consumer=self.declaration.durable)
 
     async def get_one(self, *, timeout: float = 5) -> Any:  # noqa: ASYNC109  FastStream's signature
@@ -204,11 +204,12 @@ class PullSubscriber(DefaultSubscriber[Any]):
 
     async def _read(self) -> None:
         pull = Pull(self._client, cast(Any, self.declaration.channels[0].stream), self.declaration.durable)
-        outage, source = Outage(self.declaration.durable), self.pull_sub
+        outage = Outage(self.declaration.durable)
+        source = self.pull_sub
         try:
             while True:
                 while len(self._handling) >= source.concurrency():
-                    # Not `asyncio.wait`, which looks at all of them for each one that ends.
+                    # Not `asyncio.wait`: it would go through all handlers each time that one ends.
                     self._ended.clear()
                     await self._ended.wait()
                 wait_s = background.aligned_delay(WAIT_S) if self.answered.is_set() else FIRST_WAIT_S
@@ -218,7 +219,7 @@ class PullSubscriber(DefaultSubscriber[Any]):
                     outage.failed(error)
                     await asyncio.sleep(RETRY_S)
                     continue
-                except Exception:  # noqa: BLE001  without a reader the process would live on, and hear nothing
+                except Exception:  # noqa: BLE001  without its reader, the process would go on but get no messages
                     structlog.get_logger().exception("fetch_failed", consumer=self.declaration.durable)
                     await asyncio.sleep(RETRY_S)
                     continue
@@ -237,13 +238,13 @@ class PullSubscriber(DefaultSubscriber[Any]):
 
 
 def registered(broker: NatsBroker, subscriber: PullSubscriber) -> PullSubscriber:
-    """Adds a subscriber to those that a broker starts and stops."""
+    """Adds a subscriber to a broker, which starts and stops it."""
     Registrator.subscriber(broker, subscriber)
     return subscriber
 
 
 def receives(service: str, channel: Channel) -> str:
-    """The name of what a service does with a channel that it reads, in AsyncAPI."""
+    """The name, in AsyncAPI, of a service's operation that reads a channel."""
     return f"{service}.receive.{channel.name}"
 
 
@@ -268,13 +269,13 @@ def _payload(message: type[BaseModel]) -> dict[str, Any]:
 
 
 def _delivery(message: Msg | Delivery) -> Delivery:
-    # `TestNatsBroker` hands over what is not fetched.
+    # `TestNatsBroker` passes raw messages, which were not fetched.
     return message if isinstance(message, Delivery) else Delivery(message)
 
 
 async def _parse(message: Msg | Delivery) -> StreamMessage[Any]:
     delivery = _delivery(message)
-    # An id of its own, or FastStream makes a random one.
+    # Without an id, FastStream would make a random one.
     return StreamMessage(delivery, delivery.data, correlation_id=delivery.subject)
 
 

@@ -22,20 +22,20 @@ from breakwater.kernel.nats.subjects import DUPLICATE_WINDOW_S, Stream
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 ACK_WAIT_S = 20.0
-"""Longest silence of a worker before its job is delivered to another one."""
+"""The longest silence of a worker before its job is delivered to another worker."""
 
 MIB = 1024**2
 
 PARKED_MAX_BYTES = 1024 * MIB
-"""The server reserves a stream's limit on its disk in full, and few jobs sleep. Beyond it, a job waits in JOBS."""
+"""Small, as the server reserves disk for the whole limit and few jobs are parked. Beyond it, a job waits in JOBS."""
 
 ADVISORIES_MAX_BYTES = 64 * MIB
 
 LONGEST_JOB_S = 25 * HOUR_S
-"""Longer than a job may take: its request and its chunks are kept until its result expires."""
+"""Longer than any job may take, so that its request and its chunks are kept until its result expires."""
 
 AUDIT_MAX_BYTES = 64 * MIB
-"""Some 40,000 actions, until ClickHouse has them."""
+"""Room for some 40,000 actions until ClickHouse has stored them."""
 
 PARKED_CONSUMER = "worker-parked"
 ALERTER_EVENTS = "alerter"
@@ -44,11 +44,11 @@ ALERTER_DEAD_LETTERS = "alerter-dead-letters"
 ALERTER_REPLAYS = "alerter-replays"
 
 ALERTS_HELD = 1_000
-"""Alerts that a channel may hold back to send them as one message; the others wait in the stream."""
+"""The most alerts that a channel may hold back to send as one message; the others wait in the stream."""
 
 
 NEARLY_FULL = 0.8
-"""From this much of a stream's limit on, people are warned."""
+"""The share of a stream's limit from which on people are warned."""
 
 WHEN_FULL = {
     Stream.JOBS: "new jobs are refused",
@@ -61,10 +61,10 @@ WHEN_FULL = {
     Stream.ADVISORIES: "the oldest advisories are dropped",
     Stream.AUDIT: "the oldest actions are dropped",
 }
-"""Effect of a full stream, of those that have a limit in bytes."""
+"""The effect of a full stream, for streams with a limit in bytes."""
 
 DROPS_OLDEST = frozenset({Stream.RESPONSES, Stream.ALERTS, Stream.ADVISORIES, Stream.AUDIT})
-"""Streams that take new messages when they are full."""
+"""Streams that drop their oldest messages when they are full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +72,20 @@ class Plan:
     """The parts of the config that shape the bus."""
 
     agents: Mapping[str, int]
-    """Each agent's concurrency over the whole fleet."""
+    """Each agent's concurrency across the whole fleet."""
     alert_channels: tuple[str, ...] = ()
     events_max_age_h: float = 72
     results_max_age_h: float = 24
     max_bytes: Mapping[Stream, int] = field(default_factory=dict[Stream, int])
-    """Of the streams that the config limits."""
+    """The limits of the streams that the config limits."""
     jobs_max_per_agent: int | None = None
-    """The most messages of one agent and one sender in JOBS; None for any number."""
+    """The most messages of one agent and one sender in JOBS; None for no limit."""
 
 
 def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
     """Every stream of the plane. An agent that is not configured has no subject in JOBS."""
-    # Where a message that was accepted may not go for a later one, a full stream refuses new ones. The publisher of an
-    # event then waits (`EventStreamFullError`), so that calls stop and jobs stay in JOBS.
+    # A full stream whose messages must not make way for later ones refuses those. The publisher of an event then waits
+    # (`EventStreamFullError`), so that calls stop and jobs stay in JOBS.
     keeps = {"discard": DiscardPolicy.NEW}
 
     def stream(name: Stream, subject_names: Iterable[str], max_age_s: float, **more: object) -> StreamConfig:
@@ -105,8 +105,8 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             [subject for agent in plan.agents for subject in subjects.jobs_of(agent)],
             0,
             retention=RetentionPolicy.WORK_QUEUE,
-            # Ids are the callers' own, and JetStream compares those of all of them: it would drop the job of one for
-            # another's. It does not only for a stream that reads another; this one reads nothing from it (ADR 0040).
+            # Callers choose their ids, and JetStream compares the ids of all callers: it would drop one caller's job as
+            # a duplicate of another's. Only a stream with sources may turn that off; this source is empty (ADR 0040).
             duplicate_window=0,
             sources=[StreamSource(name=Stream.ADVISORIES.value, filter_subject=subjects.NOTHING)],
             max_msgs_per_subject=plan.jobs_max_per_agent or -1,
@@ -126,11 +126,11 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             Stream.EVENTS,
             ["bw.attempts.>", "bw.executions.>", "bw.breakers.>", "bw.budgets.>", "bw.guards.>", "bw.plans.>"],
             plan.events_max_age_h * HOUR_S,
-            # Only the rare events carry a message id; attempts and records are single by their subject.
+            # Only rare events carry a message id; the subjects of attempts and records take one message each.
             duplicate_window=min(DAY_S, plan.events_max_age_h * HOUR_S),
             **keeps,
         ),
-        # The oldest alerts go: they are delivered and in ClickHouse, and a flood of them must not silence the next.
+        # The oldest alerts are dropped: they are delivered and in ClickHouse. A flood must not silence later alerts.
         stream(Stream.ALERTS, ["bw.alerts.>"], 30 * DAY_S, discard=DiscardPolicy.OLD, duplicate_window=DAY_S),
         stream(
             Stream.ALERTER,
@@ -150,7 +150,7 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             duplicate_window=DUPLICATE_WINDOW_S,
             **keeps,
         ),
-        # The oldest go, as readers notice: a new answer must not wait for old ones.
+        # The oldest are dropped, which readers notice: a new answer must not wait for old ones to expire.
         stream(
             Stream.RESPONSES,
             ["bw.responses.>"],
@@ -160,10 +160,10 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             # A deleted response is replaced by the note that it was deleted.
             allow_rollup_hdrs=True,
         ),
-        # Replays are recorded in the stream of the dead letters, and are kept for as long as they are.
+        # Replays are recorded in the stream of the dead letters, to be kept for as long as those.
         stream(Stream.DLQ, ["bw.dlq.>", "bw.replayed.*"], 30 * DAY_S, duplicate_window=DAY_S, **keeps),
-        # A separate stream, so that operators can act while EVENTS is full. The oldest go: they are in ClickHouse, and
-        # an operator who acts much must not keep others from acting.
+        # A separate stream, so that operators can act while EVENTS is full. The oldest actions are dropped: they are in
+        # ClickHouse, and an operator who acts a lot must not prevent others from acting.
         stream(
             Stream.AUDIT,
             ["bw.audit.>"],
@@ -201,11 +201,11 @@ def consumers(plan: Plan) -> tuple[tuple[Stream, ConsumerConfig], ...]:
     ]
     return (
         *jobs,
-        # Without a limit: those that sleep must not keep one from being looked at that is due sooner.
+        # Without a limit: waiting jobs must not hide one that is due sooner.
         (Stream.PARKED, _durable(PARKED_CONSUMER, ["bw.parked.*.*"], max_ack_pending=-1)),
         (Stream.EVENTS, _durable("breaker", ["bw.attempts.>"], max_ack_pending=10_000)),
         (Stream.EVENTS, _durable("budget", ["bw.attempts.>"], max_ack_pending=10_000)),
-        # One at a time over the whole fleet: a breaker's closing is never handled before its opening.
+        # One at a time across the whole fleet: a breaker's closing is never handled before its opening.
         (Stream.EVENTS, _durable(ALERTER_EVENTS, ["bw.breakers.>", "bw.guards.>", "bw.budgets.>"], max_ack_pending=1)),
         (Stream.EVENTS, _durable(ALERTER_EXECUTIONS, ["bw.executions.>"], max_ack_pending=5_000)),
         (Stream.DLQ, _durable(ALERTER_DEAD_LETTERS, ["bw.dlq.>"], max_ack_pending=1_000)),
@@ -214,7 +214,7 @@ def consumers(plan: Plan) -> tuple[tuple[Stream, ConsumerConfig], ...]:
         (Stream.ALERTS, _durable("sink-alerts", ["bw.alerts.>"], max_ack_pending=10_000)),
         (Stream.AUDIT, _durable("sink-audit", ["bw.audit.>"], max_ack_pending=10_000)),
         *(
-            # A channel that is added later is not sent the alerts of the last month.
+            # A new channel does not get the alerts of the last month.
             (
                 Stream.ALERTS,
                 _durable(alert_consumer(name), ["bw.alerts.>"], max_ack_pending=ALERTS_HELD, begin=DeliverPolicy.NEW),
@@ -231,14 +231,14 @@ CONSUMED = (Stream.JOBS, Stream.PARKED, Stream.EVENTS, Stream.DLQ, Stream.ALERTE
 def _durable(
     name: str, filters: list[str], *, max_ack_pending: int, begin: DeliverPolicy = DeliverPolicy.ALL
 ) -> ConsumerConfig:
-    one = filters[0] if len(filters) == 1 else None
+    only_filter = filters[0] if len(filters) == 1 else None
     return ConsumerConfig(
         durable_name=name,
-        filter_subject=one,
-        filter_subjects=None if one else filters,
+        filter_subject=only_filter,
+        filter_subjects=None if only_filter else filters,
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=ACK_WAIT_S,
-        # Never given up by the server, which would keep such a message and deliver it no more; we dead-letter instead.
+        # The server never gives up: it would keep the message but not deliver it any more. We dead-letter it instead.
         max_deliver=-1,
         max_ack_pending=max_ack_pending,
         deliver_policy=begin,

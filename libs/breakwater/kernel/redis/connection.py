@@ -194,7 +194,8 @@ class Redis:
     async def _send(self) -> None:
         """Sends what waits, and then what has come meanwhile, until nothing waits any more."""
         while self._waiting:
-            requests, self._waiting = self._waiting, []
+            requests = self._waiting
+            self._waiting = []
             try:
                 answers = await self._answers(requests)
             except Exception as error:  # noqa: BLE001  raised to each caller
@@ -210,12 +211,12 @@ class Redis:
                 raise
             begin = 0
             for request in requests:
-                own = answers[begin : (begin := begin + len(request.calls))]
-                failed = next((answer for answer in own if isinstance(answer, Exception)), None)
+                own_answers = answers[begin : (begin := begin + len(request.calls))]
+                failed = next((answer for answer in own_answers if isinstance(answer, Exception)), None)
                 if request.answers.done():
                     continue
                 if failed is None:
-                    request.answers.set_result(own)
+                    request.answers.set_result(own_answers)
                 else:
                     request.answers.set_exception(unavailable(failed) or failed)
 
@@ -272,7 +273,7 @@ async def read_hashes(client: aioredis.Redis, keys: Sequence[str]) -> list[dict[
     Raises:
         StateUnavailableError: Redis does not answer.
     """
-    found: list[dict[str, str]] = [{} for _ in keys]
+    hashes: list[dict[str, str]] = [{} for _ in keys]
     cursors = dict.fromkeys(range(len(keys)), 0)
     while cursors:
         async with client.pipeline(transaction=False) as pipe:
@@ -280,9 +281,9 @@ async def read_hashes(client: aioredis.Redis, keys: Sequence[str]) -> list[dict[
                 pipe.hscan(keys[index], cursor, count=1_000)
             answers: list[tuple[int, dict[str, str]]] = await pipe.execute()
         for index, (_, fields) in zip(cursors, answers, strict=True):
-            found[index] |= fields
+            hashes[index] |= fields
         cursors = {index: cursor for index, (cursor, _) in zip(cursors, answers, strict=True) if cursor}
-    return found
+    return hashes
 
 
 @asynccontextmanager
