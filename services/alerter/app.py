@@ -107,7 +107,7 @@ def build(settings: Settings, config: Config, clock: Clock = SYSTEM_CLOCK) -> Se
 
     holder = f"{socket.gethostname()}/{os.getpid()}/{uuid4().hex}"
     lease = LeaderLease(bus.lookup, bus.publisher, Stream.ALERTER, ALERTER_LEADER, holder)
-    shown = GaugeCollector("alerter", read_gauges)
+    gauges = GaugeCollector("alerter", read_gauges)
     app = ServiceApp(broker)
 
     # NATS delivers one at a time to the whole fleet: a breaker's closing is never handled before its opening.
@@ -124,7 +124,7 @@ def build(settings: Settings, config: Config, clock: Clock = SYSTEM_CLOCK) -> Se
     @app.after_startup
     async def start() -> None:
         running.append(asyncio.create_task(background.keep_doing(lead)))
-        shown.start()
+        gauges.start()
 
     async def reload(changed: Config) -> None:
         nonlocal now
@@ -134,7 +134,8 @@ def build(settings: Settings, config: Config, clock: Clock = SYSTEM_CLOCK) -> Se
         if generation is not None:
             # As at a restart: sending is cancelled, and done again, here or by another alerter.
             await background.stop(*running)
-            before, now = now, generation
+            before = now
+            now = generation
             running[:] = [asyncio.create_task(background.keep_doing(lead))]
             await before.close()
 
@@ -143,7 +144,7 @@ def build(settings: Settings, config: Config, clock: Clock = SYSTEM_CLOCK) -> Se
     @app.on_shutdown
     async def stop() -> None:
         await app.end_subscribers()
-        shown.stop()
+        gauges.stop()
         # While the bus is connected, so that the lease is released, and another alerter goes on immediately.
         await background.stop(*running)
 
@@ -168,7 +169,10 @@ class LeaderTasks:
         analytics: Analytics | None,
         clock: Clock,
     ) -> None:
-        self._alerts, self._channels, self._incidents, self._bus = alerts, channels, incidents, bus
+        self._alerts = alerts
+        self._channels = channels
+        self._incidents = incidents
+        self._bus = bus
         self._analytics = analytics
         self._clock = clock
 
@@ -199,7 +203,8 @@ class LeaderTasks:
         return Grouping(self._incidents, Pull(self._bus.connection, stream, durable), self._clock)
 
     async def _replay(self, notifiers: Mapping[str, Notifier]) -> None:
-        pull, outage = Pull(self._bus.connection, Stream.ALERTER, ALERTER_REPLAYS), Outage("alerts to send once more")
+        pull = Pull(self._bus.connection, Stream.ALERTER, ALERTER_REPLAYS)
+        outage = Outage("alerts to send once more")
 
         async def hand_over() -> None:
             for delivery in await pull.fetch(100, background.aligned_delay(REPLAYS_WAIT_S)):
@@ -248,4 +253,6 @@ def counted_incidents(incidents: Iterable[Alert]) -> dict[tuple[str, ...], float
         for status in get_args(IncidentStatus)
         if status != "resolved"
     }
-    return counts | Counter((began_with(one), highest_severity(one), one.status) for one in incidents)
+    return counts | Counter(
+        (began_with(incident), highest_severity(incident), incident.status) for incident in incidents
+    )

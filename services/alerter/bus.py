@@ -29,12 +29,14 @@ class AlerterBus:
     """
 
     def __init__(self, connection: ClientGetter, publisher: Publisher) -> None:
-        self.connection, self.publisher, self.lookup = connection, publisher, Lookup(connection)
+        self.connection = connection
+        self.publisher = publisher
+        self.lookup = Lookup(connection)
 
     async def recall(self, subject: str) -> bytes:
         """The last message of a subject; empty if there is none."""
-        found = await self.lookup.last(Stream.ALERTER, subject)
-        return b"" if found is None else found.data
+        message = await self.lookup.last(Stream.ALERTER, subject)
+        return b"" if message is None else message.data
 
     async def remember(self, subject: str, data: bytes) -> None:
         """Replaces the last message of a subject."""
@@ -57,7 +59,8 @@ class SentMessages:
     """The messages of one channel by incident, so that they can be updated."""
 
     def __init__(self, bus: AlerterBus, channel: str) -> None:
-        self._bus, self._channel = bus, channel
+        self._bus = bus
+        self._channel = channel
 
     async def get(self, incident_id: str) -> str | None:
         """The message's name at the receiver; None if the incident has no message."""

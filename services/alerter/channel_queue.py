@@ -73,7 +73,7 @@ class Composed:
     def incidents(self) -> tuple[str, ...]:
         """The ids of the incidents that it is about."""
         if isinstance(self.message, AlertDigest):
-            return tuple(one.incident_id for one in self.message.alerts)
+            return tuple(alert.incident_id for alert in self.message.alerts)
         return (self.message.incident_id,)
 
     def dead_letter(self, channel: str, error: str, at: datetime) -> DeadLetter:
@@ -86,7 +86,7 @@ class Composed:
             about = message.key
         else:
             # A digest is about undelivered alerts only if all of it is.
-            about = UNDELIVERABLE if all(one.key.startswith(UNDELIVERABLE) for one in message.alerts) else ""
+            about = UNDELIVERABLE if all(alert.key.startswith(UNDELIVERABLE) for alert in message.alerts) else ""
         return DeadLetter(
             reason="undeliverable",
             agent=message.agent if isinstance(message, Alert) else None,
@@ -108,7 +108,9 @@ class ChannelQueue:
     """Everything that one channel is still to be sent, and when."""
 
     def __init__(self, channel: AlertSender, rules: ChannelRules, schedule: Schedule) -> None:
-        self.schedule, self._channel, self._rules = schedule, channel, rules
+        self.schedule = schedule
+        self._channel = channel
+        self._rules = rules
         self._waiting: dict[str, tuple[Delivery, Alert]] = {}
         self._on_the_way: list[Composed] = []
         self._updatable: dict[str, datetime] = {}
@@ -122,12 +124,14 @@ class ChannelQueue:
     @property
     def held(self) -> int:
         """The number of alerts that wait; replays are not counted."""
-        return len(self._waiting) + sum(len(one.deliveries) for one in self._on_the_way if not one.replay)
+        return len(self._waiting) + sum(
+            len(composed.deliveries) for composed in self._on_the_way if not composed.replay
+        )
 
     @property
     def has_replays(self) -> bool:
         """True while an operator's replay waits."""
-        return any(one.replay for one in self._on_the_way)
+        return any(composed.replay for composed in self._on_the_way)
 
     def deliveries(self) -> list[Delivery]:
         """All deliveries that are held."""
@@ -164,8 +168,8 @@ class ChannelQueue:
 
     def due(self, clock: float, *, replay: bool = False) -> Composed | None:
         """The message on its way, or the replay, whose next try is due."""
-        due = [one for one in self._on_the_way if one.replay == replay and one.not_before <= clock]
-        return min(due, key=lambda one: one.not_before, default=None)
+        due = [composed for composed in self._on_the_way if composed.replay == replay and composed.not_before <= clock]
+        return min(due, key=lambda composed: composed.not_before, default=None)
 
     def due_replay(self, now: datetime, clock: float) -> Composed | None:
         """The replay whose next try is due, if the channel's rate limit has room for it."""
@@ -175,20 +179,22 @@ class ChannelQueue:
 
     def unsent(self) -> Composed | None:
         """The first message on its way that is no replay, due or not."""
-        return next((one for one in self._on_the_way if not one.replay), None)
+        return next((composed for composed in self._on_the_way if not composed.replay), None)
 
     def compose(self, now: datetime) -> tuple[Composed | None, list[Delivery]]:
         """The next message of the alerts that wait, if one is due; and the deliveries that need no message."""
         # The next message of an incident waits for the one on its way: people read of it in order.
-        busy = {incident for one in self._on_the_way if not one.replay for incident in one.incidents}
-        ordered = sorted(self._waiting.values(), key=lambda one: (one[0].published_at, one[0].sequence))
+        busy = {incident for composed in self._on_the_way if not composed.replay for incident in composed.incidents}
+        ordered = sorted(
+            self._waiting.values(), key=lambda delivered: (delivered[0].published_at, delivered[0].sequence)
+        )
         ids = [alert.alert_id for _, alert in ordered]
-        held = [
+        waiting = [
             WaitingAlert(place, alert, delivery.published_at)
             for place, (delivery, alert) in enumerate(ordered)
             if alert.incident_id not in busy
         ]
-        decided = next_message(held, self._rules, now, sent=self._recently_sent(now), updatable=self._updatable)
+        decided = next_message(waiting, self._rules, now, sent=self._recently_sent(now), updatable=self._updatable)
         skipped = [self._waiting.pop(ids[place])[0] for place in decided.skip]
         self._idle_s = IDLE_S if decided.at is None else max(0.0, (decided.at - now).total_seconds())
         if decided.message is None:
@@ -204,11 +210,15 @@ class ChannelQueue:
 
     def idle_s(self, clock: float) -> float:
         """The time until something is due if no alert comes before. Call it after `compose`."""
-        return max(0.0, min([self._idle_s, *(one.not_before - clock for one in self._on_the_way if not one.replay)]))
+        return max(
+            0.0,
+            min([self._idle_s, *(composed.not_before - clock for composed in self._on_the_way if not composed.replay)]),
+        )
 
     def succeeded(self, composed: Composed, message: ChannelMessage, now: datetime, clock: float) -> None:
         """Notes that a message has arrived. `message`: as it was sent."""
-        self._not_before, self._failures = clock + self._channel.interval_s, 0
+        self._not_before = clock + self._channel.interval_s
+        self._failures = 0
         if composed.counts:
             self._sent.append(now)
         if self._channel.updates and isinstance(message, Alert):

@@ -54,10 +54,20 @@ GROUP_INTERVAL_S = 10.0
 
 BEAT_S = 6.0
 GATHER_S = 0.25
+"""The time for which events gather at the server. An incident waits longer for others."""
+
 BUSY_GATHER_S = 1.0
-"""The time for which events gather at the server, and while they keep coming; an incident waits for others longer."""
-LAST_ANSWERS, FEWEST_ANSWERS, MAX_AGENTS = 50, 10, 2_000
-"""Answers by which `CutOffAnswers` judges an agent, and the agents that it knows."""
+"""The same while events keep coming."""
+
+LAST_ANSWERS = 50
+"""The number of its latest answers by which `CutOffAnswers` judges an agent."""
+
+FEWEST_ANSWERS = 10
+"""The fewest answers by which it judges an agent."""
+
+MAX_AGENTS = 2_000
+"""The most agents whose answers it remembers."""
+
 FETCHED = 500
 MAX_GROUPED = 2_000
 
@@ -73,7 +83,9 @@ class Decisions:
     """Records breaker, guard and budget events, one after the other in the order of EVENTS."""
 
     def __init__(self, incidents: IncidentRecorder, publisher: Publisher, now: Callable[[], datetime]) -> None:
-        self._incidents, self._publisher, self._now = incidents, publisher, now
+        self._incidents = incidents
+        self._publisher = publisher
+        self._now = now
         self._outage = Outage("recording incidents")
 
     async def handle(self, delivery: Delivery) -> None:
@@ -89,7 +101,9 @@ class Decisions:
         except ValidationError as error:
             # Without the values that were found: they may be anything, and this text is logged.
             problems = error.errors(include_input=False, include_url=False, include_context=False)
-            text = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in problems)
+            text = "; ".join(
+                f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}" for problem in problems
+            )
             await dead_letter(self._publisher, delivery, reason="unreadable", error=text, agent=None, at=self._now())
             place = {"stream": delivery.stream, "sequence": delivery.sequence, "subject": delivery.subject}
             structlog.get_logger().error("unreadable_message", **place, error=text)
@@ -103,7 +117,7 @@ class _Unrecorded:
     """An event, until all of its signals are recorded."""
 
     delivery: Delivery
-    left: int
+    unrecorded_signals: int
 
 
 @dataclass(slots=True)
@@ -124,11 +138,14 @@ class Grouping:
     """
 
     def __init__(self, incidents: IncidentRecorder, pull: Pull, clock: Clock) -> None:
-        self._incidents, self._pull, self._clock = incidents, pull, clock
+        self._incidents = incidents
+        self._pull = pull
+        self._clock = clock
         self._groups: dict[str, _Group] = {}
         self._held: dict[int, _Unrecorded] = {}
         self._recorded_at: dict[str, float] = {}
-        self._beaten, self._busy = time.monotonic(), False
+        self._beaten = time.monotonic()
+        self._busy = False
         self._outage = Outage("recording incidents")
 
     async def run(self, signals: Callable[[Delivery], Sequence[Signal]]) -> None:
@@ -141,9 +158,9 @@ class Grouping:
         async def step() -> None:
             # While anything waits, it is checked every second for being due.
             wait_s = SWEEP_S if self._groups else background.aligned_delay(IDLE_S)
-            found = await self._pull.fetch(FETCHED, wait_s, BUSY_GATHER_S if self._busy else GATHER_S)
-            self._busy = len(found) >= BUSY
-            await self._group(found, signals)
+            deliveries = await self._pull.fetch(FETCHED, wait_s, BUSY_GATHER_S if self._busy else GATHER_S)
+            self._busy = len(deliveries) >= BUSY
+            await self._group(deliveries, signals)
             await self._record_due()
             if time.monotonic() - self._beaten >= BEAT_S:  # the server's ack wait runs in real time
                 self._beaten = time.monotonic()
@@ -157,10 +174,10 @@ class Grouping:
 
     async def _group(self, deliveries: Sequence[Delivery], signals: Callable[[Delivery], Sequence[Signal]]) -> None:
         for delivery in deliveries:
-            known = self._held.get(delivery.sequence)
-            if known is not None:
+            waiting = self._held.get(delivery.sequence)
+            if waiting is not None:
                 # Delivered again while it waits here: it is counted already.
-                known.delivery = delivery
+                waiting.delivery = delivery
                 continue
             try:
                 firing = [signal for signal in signals(delivery) if signal.event in self._incidents.rules.on_events]
@@ -180,7 +197,7 @@ class Grouping:
                 group.events.append(event)
             if not firing or len(self._held) >= MAX_GROUPED:
                 # Beyond this limit a crash of this process loses a count, and no incident.
-                event.left = 0
+                event.unrecorded_signals = 0
                 await delivery.ack()
             else:
                 self._held[delivery.sequence] = event
@@ -196,8 +213,8 @@ class Grouping:
             del self._groups[key]
             self._recorded_at[key] = now
             for event in group.events:
-                event.left -= 1
-                if event.left == 0:
+                event.unrecorded_signals -= 1
+                if event.unrecorded_signals == 0:
                     self._held.pop(event.delivery.sequence, None)
                     await event.delivery.ack()
 
@@ -211,9 +228,9 @@ class Grouping:
             return False
         provider = f"{signal.model.partition('/')[0]}/*"
         places = ((signal.agent, signal.model), ("*", signal.model), ("*", provider))
-        known = await self._incidents.log.catch_up()  # another alerter may have recorded it
-        breakers = (known.of(key_of("breaker_open", *place)) for place in places)
-        return any(one is not None and one.status != "resolved" for one in breakers)
+        incidents = await self._incidents.log.catch_up()  # another alerter may have recorded it
+        breakers = (incidents.of(key_of("breaker_open", *place)) for place in places)
+        return any(incident is not None and incident.status != "resolved" for incident in breakers)
 
 
 class CutOffAnswers:
@@ -270,7 +287,8 @@ class Sweep:
     """Changes incidents by the passing of time."""
 
     def __init__(self, incidents: IncidentRecorder, now: Callable[[], datetime]) -> None:
-        self._incidents, self._now = incidents, now
+        self._incidents = incidents
+        self._now = now
         self._outage = Outage("recording incidents")
         self._sweeps = 0
 
@@ -281,14 +299,16 @@ class Sweep:
             await asyncio.sleep(background.aligned_delay(SWEEP_S))
 
     async def _once(self) -> None:
-        now, log, rules = self._now(), self._incidents.log, self._incidents.rules
-        known = await log.catch_up() if self._sweeps % CATCH_UP_EVERY == 0 else log.incidents
+        now = self._now()
+        log = self._incidents.log
+        rules = self._incidents.rules
+        incidents = await log.catch_up() if self._sweeps % CATCH_UP_EVERY == 0 else log.incidents
         self._sweeps += 1
-        for alert in known.unresolved():
+        for alert in incidents.unresolved():
             at = due_at(alert)
             if at is not None and at <= now:
                 await log.decide(
-                    lambda known, id_=alert.incident_id: (
-                        None if (current := known.get(id_)) is None else due(current, now, rules)
+                    lambda incidents, id_=alert.incident_id: (
+                        None if (current := incidents.get(id_)) is None else due(current, now, rules)
                     )
                 )

@@ -48,12 +48,15 @@ class Notifier:
         metrics: ChannelMetrics,
         clock: Clock,
         *,
-        most: int = ALERTS_HELD,
+        max_waiting: int = ALERTS_HELD,
         schedule: Schedule = DEFAULT_SCHEDULE,
     ) -> None:
-        self._channel, self._bus, self._incidents, self._metrics = channel, bus, incidents, metrics
+        self._channel = channel
+        self._bus = bus
+        self._incidents = incidents
+        self._metrics = metrics
         self._clock = clock
-        self._most = most
+        self._max_waiting = max_waiting
         self._queue = ChannelQueue(channel, rules, schedule)
         self._pull = Pull(bus.connection, Stream.ALERTS, alert_consumer(channel.name))
         self._sent_messages = SentMessages(bus, channel.name)
@@ -97,7 +100,7 @@ class Notifier:
             await report_in_progress(self._queue.deliveries())
 
     async def _fetch(self, wait_s: float) -> None:
-        room = self._most - self._queue.held
+        room = self._max_waiting - self._queue.held
         if room <= 0:
             await asyncio.sleep(min(wait_s, IDLE_S))
             return
@@ -211,7 +214,8 @@ class Notifier:
 
     async def _give_up(self, composed: Composed, error: str) -> bool:
         """Keeps a message as a dead letter; False if that is refused."""
-        name, alert_id = self._channel.name, message_id(composed.message)
+        name = self._channel.name
+        alert_id = message_id(composed.message)
         dead_letter = composed.dead_letter(name, error, self._clock.now())
         # A replay that is given up again is another dead letter.
         again = f"/{next(iter(composed.deliveries.values())).sequence}" if composed.replay else ""

@@ -20,21 +20,29 @@ from services.budget.gauges import BudgetGauges
 from services.budget.handlers import BudgetHandler
 from services.budget.reconciler import Reconciler
 
-LINGER_S, BUSY_LINGER_S = 0.05, 0.5
-"""The time for which attempts are gathered, and while they keep coming: the delay of spend and thresholds.
+LINGER_S = 0.05
+"""The time for which attempts are gathered: the delay of spend and thresholds.
 
 Hard caps hold in spite of it: the estimate of a call stays reserved.
 """
+
+BUSY_LINGER_S = 0.5
+"""The same while attempts keep coming."""
 
 
 def build(settings: Settings, config: Config) -> ServiceApp:
     """The budget service."""
     broker = make_broker(settings.nats_url.get_secret_value(), "budget")
-    redis, analytics = Redis(settings.redis_url.get_secret_value()), connect(settings.clickhouse_url)
-    connection, zone = connection_of(broker), config.budgets.zone
-    live, counters = LiveConfig(config), BudgetCounters(redis, zone)
-    publisher, lookup = publisher_of(broker, BUDGETS), Lookup(connection)
-    record, metrics = RecordedSpend(connection, analytics, zone), BudgetMetrics()
+    redis = Redis(settings.redis_url.get_secret_value())
+    analytics = connect(settings.clickhouse_url)
+    connection = connection_of(broker)
+    zone = config.budgets.zone
+    live = LiveConfig(config)
+    counters = BudgetCounters(redis, zone)
+    publisher = publisher_of(broker, BUDGETS)
+    lookup = Lookup(connection)
+    record = RecordedSpend(connection, analytics, zone)
+    metrics = BudgetMetrics()
     reconciler = Reconciler(
         live.caps,
         counters,

@@ -20,14 +20,14 @@ from breakwater.limits.store.budget_counters import BudgetCounters, Snapshot
 from breakwater.records.spend import spent_since
 
 FORECAST_EVERY_S = 300.0
-"""The interval of forecasts while Prometheus scrapes: they sum up days of attempts in ClickHouse."""
+"""The interval of forecasts while Prometheus scrapes. They are rare, as they sum up days of attempts in ClickHouse."""
 
 FORECAST_KEPT_S = 3 * FORECAST_EVERY_S
 """The time for which a forecast is shown while ClickHouse is unavailable."""
 
 
 class BudgetGauges:
-    """Reads the metrics from Redis, in one round trip. Forecasts are made apart: ClickHouse delays no scrape.
+    """Reads the metrics from Redis in one round trip. Forecasts are made separately: ClickHouse delays no scrape.
 
     Args:
         caps: the config's, as they are now.
@@ -45,8 +45,11 @@ class BudgetGauges:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._caps, self._counters, self._analytics = caps, counters, analytics
-        self._now, self._clock = now, clock
+        self._caps = caps
+        self._counters = counters
+        self._analytics = analytics
+        self._now = now
+        self._clock = clock
         self._outage = Outage("forecasts of budgets for metrics")
         self._forecasting: asyncio.Task[bool] | None = None
         self._forecasts: Mapping[BudgetPlace, int] = {}
@@ -63,15 +66,17 @@ class BudgetGauges:
             self._tried_at = self._clock()
             work = self._outage.run_logged(self.make_forecasts, expected=(UnavailableError, QueryError))
             self._forecasting = asyncio.create_task(work)
-        known = self._clock() - self._made_at < FORECAST_KEPT_S
-        return readings(self._caps(), snapshot, self._forecasts if known else {})
+        is_recent = self._clock() - self._made_at < FORECAST_KEPT_S
+        return readings(self._caps(), snapshot, self._forecasts if is_recent else {})
 
     async def make_forecasts(self) -> None:
         """Updates the forecasts. Raises StateUnavailableError, AnalyticsUnavailableError, QueryError."""
-        now, caps = self._now(), self._caps()
+        now = self._now()
+        caps = self._caps()
         keys = caps.keys()
-        snapshot, now_ms = await self._snapshot(now), ms_from_time(now)
-        made: dict[BudgetPlace, int] = {}
+        snapshot = await self._snapshot(now)
+        now_ms = ms_from_time(now)
+        forecasts: dict[BudgetPlace, int] = {}
         for counters in snapshot.periods:
             period = counters.period
             recent = await spent_since(self._analytics, time_from_ms(recent_from(period, now_ms)), now)
@@ -85,8 +90,9 @@ class BudgetGauges:
                     hard=counter.caps.enforcement == "hard",
                 )
                 if expected is not None:
-                    made[period.name, counter.key] = expected.total
-        self._forecasts, self._made_at = made, self._clock()
+                    forecasts[period.name, counter.key] = expected.total
+        self._forecasts = forecasts
+        self._made_at = self._clock()
 
     async def stop(self) -> None:
         """Ends a forecast that is being made."""
@@ -120,6 +126,6 @@ def readings(caps: CapTable, snapshot: Snapshot, forecasts: Mapping[BudgetPlace,
             if (limit := counters.limit(counter)) is not None:
                 limits[labels] = limit / NANO_PER_USD
             if (total := forecasts.get((counters.period.name, counter.key))) is not None:
-                # Since it was made, more may have been spent.
+                # More may have been spent since the forecast.
                 expected[labels] = max(total, nano) / NANO_PER_USD
     return {BUDGET_SPENT: spent, BUDGET_RESERVED: reserved, BUDGET_LIMIT: limits, BUDGET_FORECAST: expected}

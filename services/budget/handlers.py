@@ -1,4 +1,4 @@
-"""From attempts to spend: settles the costs of calls, and announces the thresholds that the totals have passed."""
+"""From attempts to spend: settles the costs of calls, and announces the thresholds that totals have reached."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from breakwater.limits.store.budgets import Budgets, NotFilledError, Settlement,
 
 
 class BudgetHandler:
-    """Counts what the fleet spends. Any number of these may run: every settlement is counted once."""
+    """Counts the fleet's spend. Any number of these may run: every settlement is counted once."""
 
     def __init__(
         self,
@@ -39,12 +39,16 @@ class BudgetHandler:
         filled: Callable[[bool], Awaitable[str]],
         metrics: BudgetMetrics,
     ) -> None:
-        """Takes `filled`: it waits until the counters are filled from the log, and returns the log's identity.
+        """Takes `filled`, which waits until the counters are filled from the log, and returns the log's identity.
 
-        Called with True, it checks that again.
+        Called with True, `filled` checks again.
         """
-        self._caps, self._budgets, self._counters = caps, budgets, counters
-        self._publisher, self._lookup, self._filled = publisher, lookup, filled
+        self._caps = caps
+        self._budgets = budgets
+        self._counters = counters
+        self._publisher = publisher
+        self._lookup = lookup
+        self._filled = filled
         self._metrics = metrics
         self._outages = Outages()
 
@@ -85,17 +89,17 @@ class BudgetHandler:
     async def charge_lapsed(self, log: str) -> None:
         """Charges reservations whose lease has ended and whose call is not in the log.
 
-        Never waits for the counters: its caller is the one that fills them.
+        Never waits for the counters, as its caller fills them.
 
         Raises:
             NotFilledError: the counters are not those of this log.
             StateUnavailableError, BusUnavailableError: repeat it.
         """
-        done: set[str] = set()
-        while attempt_ids := set(await self._budgets.lapsed(datetime.now(UTC))) - done:
+        charged: set[str] = set()
+        while attempt_ids := set(await self._budgets.lapsed(datetime.now(UTC))) - charged:
             for attempt_id in attempt_ids:
                 await self._charge(attempt_id, log)
-            done |= attempt_ids
+            charged |= attempt_ids
 
     async def _charge(self, attempt_id: str, log: str) -> None:
         [reservation] = await self._budgets.reservations([attempt_id])
@@ -104,18 +108,18 @@ class BudgetHandler:
             return
         execution_id, _, number = attempt_id.rpartition(":")
         subject = subjects.attempt(reservation.agent, execution_id, number)
-        found = await self._lookup.next(Stream.EVENTS, subject, 1)
-        attempt = None if found is None else read_record(found, Attempt)
-        if found is not None and attempt is not None:
+        message = await self._lookup.next(Stream.EVENTS, subject, 1)
+        attempt = None if message is None else read_record(message, Attempt)
+        if message is not None and attempt is not None:
             # Its settlement is on its way through the log, or was counted before the reservation was made.
-            await self._count([Settlement.of(found.sequence, attempt)], log)
+            await self._count([Settlement.of(message.sequence, attempt)], log)
             return
         if not reservation.charged:
             structlog.get_logger().warning("reservation_lapsed", attempt_id=attempt_id, agent=reservation.agent)
         await self._budgets.charge_estimate(reservation)
 
     async def _announce_refusals(self, refused: Sequence[Attempt]) -> None:
-        """A cap that refuses a call has been reached, though the spend itself stays below it. May be repeated."""
+        """Announces caps that have refused a call as reached, although the spend stays below them. Repeatable."""
         for attempt in {(attempt.refused_by, attempt.refused_cap): attempt for attempt in refused}.values():
             for counter in self._caps().counters(attempt.agent, attempt.tenant):
                 if counter.name == attempt.refused_by and attempt.refused_cap is not None:
@@ -128,7 +132,7 @@ class BudgetHandler:
         """Publishes the thresholds that a total has reached and that have not been announced in this period.
 
         A cap that has refused a call is reached, unless it has been raised since.
-        An announcement is recorded after it was published: a crash in between repeats it, under the same id.
+        An announcement is recorded after it was published: after a crash in between, it is repeated with the same id.
         """
         counter = self._caps().counter(total.key, total.period.window)
         limit = effective_limit(counter.limit, total.raised)
@@ -138,7 +142,7 @@ class BudgetHandler:
         if not percents:
             return
         thresholds = [threshold(total.key, limit, percent) for percent in percents]
-        held, announced = await self._counters.announced(total.period, total.key, thresholds)
+        reserved, announced = await self._counters.announced(total.period, total.key, thresholds)
         for percent, name, is_announced in zip(percents, thresholds, announced, strict=True):
             if is_announced:
                 continue
@@ -152,7 +156,7 @@ class BudgetHandler:
                 threshold_percent=percent,
                 limit=limit,
                 total=total.spent,
-                reserved=held,
+                reserved=reserved,
                 refusal=for_operators(refused.error) if hard and refused is not None and refused.error else None,
                 at=datetime.now(UTC),
             )
@@ -169,9 +173,9 @@ def event_of(counter: Counter, period: Period, name: str, agent: str | None = No
     Args:
         counter: the budget's.
         period: of the event.
-        name: the end of the event's id, which is unique for the budget and the period.
-        agent: the one that has caused it; only for a budget of several agents.
-        fields: the rest of the event.
+        name: the end of the event's id, unique for the budget and the period.
+        agent: the agent that has caused it; only for a budget of several agents.
+        fields: the event's other fields.
     """
     return BudgetEvent(
         event_id=f"{counter.name}/{period.name}/{name}",

@@ -1,4 +1,4 @@
-"""Keeps the counters right: rebuilt from the record if Redis has lost them, compared with it, and repaired."""
+"""Keeps the counters right: rebuilds them if Redis has lost them, compares them with the record, and repairs them."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from services.budget.handlers import event_of
 
 CHECK_EVERY_S = 1.0
 LONG_LOOK_EVERY = 5
-"""Looks until it checks again if the log was replaced, and if Redis was restarted."""
+"""The number of checks after which it checks again whether the log was replaced or Redis restarted."""
 
 GRACE_S = 3.0
-"""The time that workers get to restore the reservations of calls under way: they check every second."""
+"""How long workers get to restore the reservations of calls in progress: they check every second."""
 
 SWEEP_EVERY_S = 15.0
 
 
 class Reconciler:
-    """Looks after the counters. Any number of these may run: each filling and each repair is made once."""
+    """Maintains the counters. Any number of these may run: each filling and each repair happens once."""
 
     def __init__(
         self,
@@ -52,9 +52,15 @@ class Reconciler:
         grace_s: float = GRACE_S,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._caps, self._counters, self._record = caps, counters, record
-        self._publisher, self._lookup, self._metrics = publisher, lookup, metrics
-        self._compare_every_s, self._grace_s, self._now = compare_every_s, grace_s, now
+        self._caps = caps
+        self._counters = counters
+        self._record = record
+        self._publisher = publisher
+        self._lookup = lookup
+        self._metrics = metrics
+        self._compare_every_s = compare_every_s
+        self._grace_s = grace_s
+        self._now = now
         self._outages = Outages()
         self._filling = Outage("rebuilding the budgets")
         self._sweeping = Outage("charging what lost workers held")
@@ -68,7 +74,7 @@ class Reconciler:
         """Waits until the counters are derived from the log, and returns the log's identity.
 
         Args:
-            lost: True if they were found to be lost: they are then checked again.
+            lost: True if the caller has found them lost: they are then checked again.
         """
         if lost:
             self._looked.clear()
@@ -77,29 +83,30 @@ class Reconciler:
         return self._log
 
     async def run(self, sweep: Callable[[str], Awaitable[None]]) -> None:
-        """Looks every second, and compares at an interval, until cancelled.
+        """Checks every second, and compares at an interval, until cancelled.
 
         Args:
-            sweep: charges the calls of lost workers, by the log's identity; called at an interval, while the counters
+            sweep: charges the calls of lost workers, given the log's identity; called at an interval while the counters
                 are filled.
         """
         await background.run_together(self._keep_filled(sweep), self._keep_right())
 
     async def _keep_filled(self, sweep: Callable[[str], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()
-        sweep_at, looks = loop.time(), 0
+        sweep_at = loop.time()
+        looks = 0
         while True:
             if await self._tried(self._filling, self._look) and self._log is not None:
                 if loop.time() >= sweep_at:
                     await self._tried(self._sweeping, partial(sweep, self._log))
-                    sweep_at = loop.time() + SWEEP_EVERY_S - CHECK_EVERY_S / 2  # the look that is nearest to it
+                    sweep_at = loop.time() + SWEEP_EVERY_S - CHECK_EVERY_S / 2  # the check that is nearest to it
                 if looks % LONG_LOOK_EVERY == 0:
                     await self._tried(self._filling, self._look_at_log)
             looks += 1
             await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S))
 
     async def _keep_right(self) -> None:
-        """Compares apart from the looks: that may take long, and lost counters must not wait for it."""
+        """Compares in a separate task: that may take long, and lost counters must not wait for it."""
         loop = asyncio.get_running_loop()
         compare_at = loop.time()
         while True:
@@ -121,18 +128,20 @@ class Reconciler:
             StateUnavailableError, BusUnavailableError, AnalyticsUnavailableError, QueryError: nothing was repaired.
         """
         try:
-            found = await compare(self._record, self._counters, self._now())
-            if any(one.spent > 0 for one in found.differences.values()):
-                # Before anything is taken away: EVENTS counts, even if ClickHouse lacks a part of it.
-                found = await compare(self._record, self._counters, self._now(), thorough=True)
+            comparison = await compare(self._record, self._counters, self._now())
+            if any(difference.spent > 0 for difference in comparison.differences.values()):
+                # Read EVENTS, too, before anything is subtracted: ClickHouse may lack a part of it.
+                comparison = await compare(self._record, self._counters, self._now(), thorough=True)
         except NotFilledError:
             return None
-        repairs, filled, doubtful = found.repairs(), found.snapshot.filled, found.doubtful
-        upto = max(found.stored.upto, found.stored.counted)
+        repairs = comparison.repairs()
+        filled = comparison.snapshot.filled
+        doubtful = comparison.doubtful
+        upto = max(comparison.stored.upto, comparison.stored.counted)
         if repairs and filled is not None and await self._counters.repair(filled, repairs, upto):
-            for place in {**found.differences, **found.leaks}:
-                if place not in doubtful or place in found.leaks:
-                    await self._publish_repair(found, place)
+            for place in {**comparison.differences, **comparison.leaks}:
+                if place not in doubtful or place in comparison.leaks:
+                    await self._publish_repair(comparison, place)
         if doubtful:
             structlog.get_logger().warning(
                 "budgets_not_repaired",
@@ -141,16 +150,16 @@ class Reconciler:
                 remedy="restore ClickHouse; `breakwater budgets reconcile` shows the difference",
             )
         self._metrics.compared(self._now())
-        return found
+        return comparison
 
     async def _tried(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> bool:
-        """Does repeatable work; after a failure other than an outage, the next look tries again."""
+        """Does repeatable work. After a failure other than an outage, the next check tries again."""
         retried = partial(self._outages.retry_while_unavailable, work, unless=AnalyticsUnavailableError)
         expected = (BusError, AnalyticsUnavailableError, QueryError)
         try:
             return await outage.run_logged(retried, expected=expected, unless=NotFilledError)
         except NotFilledError:
-            return False  # lost since the look: the next one sees it
+            return False  # the counters were lost since the check: the next one notices
 
     async def _note_restart(self) -> None:
         run = await self._counters.run_id()
@@ -161,66 +170,70 @@ class Reconciler:
         self._log = (await self._lookup.facts(Stream.EVENTS)).identity
 
     async def _look(self) -> None:
-        known = await self._counters.filled()
-        if self._log is None or not self._is_ours(known):
-            # Read again: another budget service may have seen before us that the log is another.
+        filled = await self._counters.filled()
+        if self._log is None or not self._is_ours(filled):
+            # Read it again: another budget service may have noticed before us that the log was replaced.
             await self._look_at_log()
-            if not self._is_ours(known):
+            if not self._is_ours(filled):
                 self._metrics.filled(yes=False)
-                await self._fill(known)
-                known = await self._counters.filled()
-        if self._is_ours(known):
+                await self._fill(filled)
+                filled = await self._counters.filled()
+        if self._is_ours(filled):
             self._metrics.filled(yes=True)
             self._looked.set()
 
     def _is_ours(self, filled: Filled | None) -> bool:
         return filled is not None and (filled.log, filled.zone) == (self._log, self._counters.zone.key)
 
-    async def _fill(self, known: Filled | None) -> None:
-        logger, periods = structlog.get_logger(), self._counters.periods(self._now())
-        begun, is_first_start = self._now(), (await self._lookup.facts(Stream.EVENTS)).last == 0
+    async def _fill(self, previous: Filled | None) -> None:
+        logger = structlog.get_logger()
+        periods = self._counters.periods(self._now())
+        begun = self._now()
+        is_first_start = (await self._lookup.facts(Stream.EVENTS)).last == 0
         if not is_first_start and not self._filling.lasting:
-            why = "they are lost" if known is None else "the log or the time zone is another"
+            why = "they are lost" if previous is None else "the log or the time zone is another"
             effect = "no call is made under a hard cap until they are rebuilt" if self._caps().any_hard else "none"
             logger.warning("budgets_rebuilding", why=why, effect=effect)
-        # The log was lost, with events that ClickHouse had not stored yet: Redis has counted them.
-        lost_log = known is not None and known.zone == self._counters.zone.key
+        # If the log was lost with events that ClickHouse had not stored yet, Redis has counted them.
+        lost_log = previous is not None and previous.zone == self._counters.zone.key
         stored = await self._record.stored(periods, thorough=lost_log, lost_log=lost_log)
         if not is_first_start or stored.figures:
             await asyncio.sleep(self._grace_s)
-        # Everything that is stored from now on is read from the log.
+        # Whatever is stored from now on is read from the log.
         logged = await self._record.logged(stored, periods)
         notes = await self._record.notes(stored, periods)
         earlier = stored.figures
         if lost_log:
             earlier = at_least(earlier, (await self._counters.snapshot(periods)).settled)
         figures = added(earlier, logged.figures)
-        log, alone = stored.log.identity, known is None and await self._record.is_alone(stored, periods)
-        if await self._counters.fill(known, log, logged.upto, periods, figures, notes, alone=alone):
+        log = stored.log.identity
+        alone = previous is None and await self._record.is_alone(stored, periods)
+        if await self._counters.fill(previous, log, logged.upto, periods, figures, notes, alone=alone):
             took_s = (self._now() - begun).total_seconds()
             logger.info("budgets_filled", stored_upto=stored.upto, logged_upto=logged.upto, took_s=round(took_s, 3))
         self._log = log
 
-    async def _publish_repair(self, found: BudgetComparison, place: BudgetPlace) -> None:
+    async def _publish_repair(self, comparison: BudgetComparison, place: BudgetPlace) -> None:
         name, key = place
-        counters = next(counters for counters in found.snapshot.periods if counters.period.name == name)
+        counters = next(counters for counters in comparison.snapshot.periods if counters.period.name == name)
         counter = self._caps().counter(key, counters.period.window)
-        was, wrong = counters.figures.get(key, AttemptSums()), found.differences.get(place, AttemptSums())
+        was = counters.figures.get(key, AttemptSums())
+        wrong = comparison.differences.get(place, AttemptSums())
         reasons = [f"{figure} was {value:+,} off" for figure, value in wrong.items() if value and figure != "spent"]
         if wrong.spent:
             reasons.insert(0, _off(wrong.spent, "counted"))
-        if leak := found.leaks.get(place, 0):
+        if leak := comparison.leaks.get(place, 0):
             reasons.append(_off(leak, "held"))
         event = event_of(
             counter,
             counters.period,
-            f"repaired/{int(found.at.timestamp() * 1000)}",
+            f"repaired/{int(comparison.at.timestamp() * 1000)}",
             kind="repaired",
             limit=counter.limit,
             total=was.spent - wrong.spent,
             previous=was.spent,
             reason="; ".join(reasons),
-            at=found.at,
+            at=comparison.at,
         )
         structlog.get_logger().warning("budget_repaired", budget=counter.name, period=name, reason=event.reason)
         self._metrics.repaired()
@@ -230,5 +243,5 @@ class Reconciler:
         )
 
 
-def _off(nano: int, what: str) -> str:
-    return f"{money(abs(nano))} too {'much' if nano > 0 else 'little'} was {what}"
+def _off(nano: int, state: str) -> str:
+    return f"{money(abs(nano))} too {'much' if nano > 0 else 'little'} was {state}"

@@ -32,13 +32,17 @@ from services.sink.handlers import Sink
 
 BATCH_SIZE = 2000
 BUSY = 20
-"""Messages of a batch after which more are gathered for the next."""
-LINGER_S, BUSY_LINGER_S = 0.5, 1.5
-"""ClickHouse prefers few large inserts: at most two a second for each table, and fewer under load."""
+"""A batch of this many messages means load: the next one is gathered for longer."""
+
+LINGER_S = 0.5
+"""The time for which messages are gathered. ClickHouse prefers few large inserts: at most two a second per table."""
+
+BUSY_LINGER_S = 1.5
+"""The same under load."""
 
 
 def linger_s(last: int) -> float:
-    """The time for which messages are gathered, by the number of the last batch."""
+    """The time for which messages are gathered, given the size of the last batch."""
     return BUSY_LINGER_S if last >= BUSY else LINGER_S
 
 
@@ -46,7 +50,8 @@ def build(settings: Settings, config: Config) -> ServiceApp:  # noqa: ARG001  ev
     """Wires the service. Connects to nothing yet."""
     broker = make_broker(settings.nats_url.get_secret_value(), "sink")
     analytics = connect(settings.clickhouse_url)
-    connection, metrics = connection_of(broker), SinkMetrics()
+    connection = connection_of(broker)
+    metrics = SinkMetrics()
     sink = Sink(analytics, publisher_of(broker, DEAD_LETTERS), lambda: datetime.now(UTC), metrics)
     comparer = LogComparer(analytics, connection, lambda: datetime.now(UTC), metrics)
     app = ServiceApp(broker)

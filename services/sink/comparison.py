@@ -1,9 +1,9 @@
 """Compares ClickHouse with EVENTS by sequence, and stores missing messages again.
 
-Acknowledged messages must be in a table, whatever happened to a server since. Each sequence is compared twice, a look
-apart: by then what the system held in memory is on the disk, so a power cut between the two is made up for. After
-that it is never looked at again: rows that are deleted from ClickHouse stay deleted, and what fits no table, and is
-on DLQ, is not tried for ever.
+Acknowledged messages must be in a table, whatever has happened to a server since. Each sequence is compared twice, a
+check apart. By the second check, the operating system has written its memory to disk, so that the check finds what a
+power cut in between has lost. After that, a sequence is never compared again: rows that are deleted from ClickHouse
+stay deleted, and messages that fit no table, and are on DLQ, are not retried for ever.
 """
 
 from __future__ import annotations
@@ -33,75 +33,82 @@ from services.sink import records
 from services.sink.handlers import insert_but_rejected
 
 CHECK_EVERY_S = 60.0
-"""Longer than a message waits for its redelivery, and than an operating system keeps writes in memory."""
+"""Longer than a message waits for its redelivery, and than an operating system keeps written data in memory."""
 
 SPAN = 1_000_000
 """Sequences that are compared in one query."""
 
 MOST = 1_000
-"""Missing messages that are stored again together."""
+"""The most missing messages that are stored again together."""
 
-CONSUMER, EVENTS = "sink-events", "bw.>"
+CONSUMER = "sink-events"
+EVENTS = "bw.>"
 
 
 class LogComparer:
-    """Compares while the sink stores. Of several sinks, the first one to look does it."""
+    """Compares while the sink stores. Of several sinks, the first to check does it."""
 
     def __init__(
         self, analytics: Analytics, connection: ClientGetter, now: Callable[[], datetime], metrics: SinkMetrics
     ) -> None:
-        self._analytics, self._now, self._metrics = analytics, now, metrics
+        self._analytics = analytics
+        self._now = now
+        self._metrics = metrics
         self._lookup = Lookup(connection)
         self._delivered = 0
         self._is_first = True
         self._settled = ("", 0)
 
     async def begin(self) -> None:
-        """Notes the messages that were delivered before this sink began. Call it before this one reads any."""
-        with suppress(BusUnavailableError):  # the first look then compares nothing, and the next one does
+        """Notes which messages were delivered before this sink started. Call it before the sink reads any."""
+        with suppress(BusUnavailableError):  # the first check then compares nothing, but the next one does
             self._delivered = (await self._lookup.progress(Stream.EVENTS, CONSUMER)).delivered
 
     async def run(self) -> None:
-        """Looks immediately, and then every minute, until cancelled."""
+        """Checks immediately, and then every minute, until cancelled."""
         outage = Outage("comparing EVENTS with ClickHouse")
         while True:
             await outage.run_logged(self.check, expected=(BusError, AnalyticsUnavailableError, QueryError))
             await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S))
 
     async def check(self) -> None:
-        """Compares the messages that were delivered by the look before: they are stored by now.
+        """Compares the messages that had been delivered by the previous check: they are stored by now.
 
-        The first look compares what was delivered before this sink began: messages of a sink that has died are stored
-        immediately, and not only when they are delivered again.
+        The first check compares what was delivered before this sink started: messages of a sink that has died are then
+        stored immediately, and not only when they are redelivered.
 
         Raises:
-            BusUnavailableError, AnalyticsUnavailableError, QueryError: look again.
+            BusUnavailableError, AnalyticsUnavailableError, QueryError: check again.
         """
         progress = await self._lookup.progress(Stream.EVENTS, CONSUMER)
         log = await self._lookup.facts(Stream.EVENTS)
-        is_first, self._is_first = self._is_first, False
-        upto, self._delivered = self._delivered, progress.delivered
+        is_first = self._is_first
+        self._is_first = False
+        upto = self._delivered
+        self._delivered = progress.delivered
         if upto <= (self._settled[1] if self._settled[0] == log.identity else 0):
             return
-        done, now = await last_comparison(self._analytics, log.identity), self._now()
-        is_due = done.at is None or (now - done.at).total_seconds() >= CHECK_EVERY_S / 2
-        if done.settled < upto and (is_due or is_first):
-            lost = await self._compare(max(done.settled + 1, log.first), upto, progress.acknowledged)
-            done = LogComparison(
-                settled=min(done.upto, upto) if is_due else done.settled,
-                upto=max(done.upto, upto),
-                lost=done.lost + lost,
-                lost_at=now if lost else done.lost_at,
+        comparison = await last_comparison(self._analytics, log.identity)
+        now = self._now()
+        is_due = comparison.at is None or (now - comparison.at).total_seconds() >= CHECK_EVERY_S / 2
+        if comparison.settled < upto and (is_due or is_first):
+            lost = await self._compare(max(comparison.settled + 1, log.first), upto, progress.acknowledged)
+            comparison = LogComparison(
+                settled=min(comparison.upto, upto) if is_due else comparison.settled,
+                upto=max(comparison.upto, upto),
+                lost=comparison.lost + lost,
+                lost_at=now if lost else comparison.lost_at,
                 at=now,
             )
-            await save_comparison(self._analytics, log.identity, done)
-        self._settled = (log.identity, done.settled)
+            await save_comparison(self._analytics, log.identity, comparison)
+        self._settled = (log.identity, comparison.settled)
 
     async def _compare(self, first: int, last: int, acknowledged: int) -> int:
-        """Stores missing messages again. Returns the number of those that were acknowledged as stored."""
+        """Stores missing messages again. Returns how many of them had been acknowledged as stored."""
         lost = 0
         while first <= last and (head := await self._lookup.next(Stream.EVENTS, EVENTS, first)) is not None:
-            end, since = min(first + SPAN - 1, last), head.stored_at - MARGIN
+            end = min(first + SPAN - 1, last)
+            since = head.stored_at - MARGIN
             missing = await missing_sequences(self._analytics, first, end, since=since, limit=MOST)
             stored = await self._store_again(missing)
             lost += sum(sequence <= acknowledged and happened_at >= since for sequence, happened_at in stored)
@@ -112,14 +119,16 @@ class LogComparer:
         return lost
 
     async def _store_again(self, sequences: Sequence[int]) -> list[tuple[int, datetime]]:
-        """Stores messages, but for those that no table takes. Returns which are stored, and when each happened."""
+        """Stores messages, except those that fit no table. Returns the stored ones, and when each happened."""
         rows: dict[str, tuple[Table, list[tuple[int, StoredRow]]]] = {}
         for first, last in _runs(sequences):
-            async with aclosing(self._lookup.scan(Stream.EVENTS, EVENTS, start=first, up_to=last)) as found:
-                async for one in found:
+            async with aclosing(self._lookup.scan(Stream.EVENTS, EVENTS, start=first, up_to=last)) as messages:
+                async for message in messages:
                     with suppress(UnstorableError):
-                        table, row = records.read(one.subject, one.data, one.headers, one.sequence, one.stored_at)
-                        rows.setdefault(table.name, (table, []))[1].append((one.sequence, row))
+                        table, row = records.read(
+                            message.subject, message.data, message.headers, message.sequence, message.stored_at
+                        )
+                        rows.setdefault(table.name, (table, []))[1].append((message.sequence, row))
         stored: list[tuple[int, datetime]] = []
         for table, numbered in rows.values():
             time = tuple(table.columns).index(table.time)
@@ -133,7 +142,7 @@ class LogComparer:
 
 
 def _runs(sequences: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """The first and the last of each group of sequences without a gap."""
+    """Yields the first and the last sequence of each run without a gap."""
     for _, group in groupby(enumerate(sequences), key=lambda item: item[1] - item[0]):
         run = [sequence for _, sequence in group]
         yield run[0], run[-1]

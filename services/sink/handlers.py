@@ -43,7 +43,10 @@ class Sink:
     def __init__(
         self, analytics: Analytics, publisher: Publisher, now: Callable[[], datetime], metrics: SinkMetrics
     ) -> None:
-        self._analytics, self._publisher, self._now, self._metrics = analytics, publisher, now, metrics
+        self._analytics = analytics
+        self._publisher = publisher
+        self._now = now
+        self._metrics = metrics
         self._held: dict[str, datetime] = {}
         self._outages = Outages(self._report)
         for server in ("clickhouse", "nats"):
@@ -67,7 +70,7 @@ class Sink:
             del self._held[stream]
 
     async def stop(self) -> None:
-        """Stops waiting for unavailable servers. Work that needs no waiting still finishes."""
+        """Stops waiting for unavailable servers. Work that needs no waiting still completes."""
         self._outages.stop()
 
     async def _store(self, deliveries: Sequence[Delivery]) -> None:
@@ -83,7 +86,7 @@ class Sink:
                     refused.append(delivery)
             else:
                 waiting.setdefault(table.name, (table, []))[1].append((delivery, row))
-        # Concurrently: while the server works on one insert, the next one is made here.
+        # Concurrently: while the server works on one insert, the next one is prepared here.
         inserts = (self._insert(table, pending) for table, pending in waiting.values())
         for outcome in await asyncio.gather(*inserts, return_exceptions=True):
             if isinstance(outcome, BaseException):
@@ -93,23 +96,23 @@ class Sink:
             if delivery in refused:
                 await delivery.retry_in(REFUSED_DELAY_S)
             else:
-                # Unconfirmed: an acknowledgement that is lost costs a redelivery, which replaces the same row.
+                # Without confirmation: a lost acknowledgement costs a redelivery, which replaces the same row.
                 await delivery.ack()
 
     async def _insert(self, table: Table, pending: list[_Pending]) -> list[Delivery]:
-        """Stores rows in one insert; if that fails because of some of them, halves until these are found.
+        """Stores rows in one insert. If ClickHouse rejects some, halves the insert until it has found them.
 
         Returns:
-            The messages that could be kept nowhere.
+            The messages that could not be stored anywhere, not even on DLQ.
         """
 
-        async def insert(some: Sequence[_Pending]) -> None:
+        async def insert(part: Sequence[_Pending]) -> None:
             began = time.monotonic()
-            await self._analytics.insert(table, [row for _, row in some])
-            self._metrics.stored(table.name, len(some), time.monotonic() - began)
+            await self._analytics.insert(table, [row for _, row in part])
+            self._metrics.stored(table.name, len(part), time.monotonic() - began)
 
         rejected = await insert_but_rejected(
-            lambda some: self._outages.retry_while_unavailable(partial(insert, some)), pending
+            lambda part: self._outages.retry_while_unavailable(partial(insert, part)), pending
         )
         return [delivery for (delivery, _), error in rejected if not await self._dead_letter(delivery, str(error))]
 

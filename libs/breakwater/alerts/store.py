@@ -29,7 +29,8 @@ RESOLVED_KEPT = 2_000
 """Resolved incidents that are kept by their key or id, so that memory stays flat. ALERTS and ClickHouse have all."""
 
 MAX_BACKOFF_S = 0.05
-REPLICA_LAG_S, REPLICA_PAUSE_S = 2.0, 0.05
+REPLICA_LAG_S = 2.0
+REPLICA_PAUSE_S = 0.05
 
 IncidentDecision = Callable[["Incidents"], "Alert | None"]
 """Gives the alert that changes an incident, given all of them; None for no change. It may be called repeatedly."""
@@ -144,8 +145,8 @@ class IncidentLog:
         """Publishes what a signal changes in the incidents that it is about. Raises as `decide` does."""
         keys = [signal.key]
         if isinstance(signal, Resolved) and signal.above is not None:
-            known = await self.catch_up()
-            keys = [alert.key for alert in known.unresolved() if signal.ends(alert.key)]
+            incidents = await self.catch_up()
+            keys = [alert.key for alert in incidents.unresolved() if signal.ends(alert.key)]
         changes = [await self.decide(_on(key, signal, rules)) for key in keys]
         return tuple(alert for alert in changes if alert is not None)
 
@@ -153,7 +154,9 @@ class IncidentLog:
         facts = await self._lookup.facts(Stream.ALERTS)
         if facts.identity != self._stream or facts.last < self._sequence:
             # Another stream than the one that was read: recreated, or restored from a backup.
-            self.incidents, self._sequence, self._stream = Incidents(), 0, facts.identity
+            self.incidents = Incidents()
+            self._sequence = 0
+            self._stream = facts.identity
         left_s = REPLICA_LAG_S
         while self._sequence < facts.last and facts.first <= facts.last:
             start = max(self._sequence + 1, facts.first)
@@ -190,4 +193,4 @@ class IncidentLog:
 
 
 def _on(key: str, signal: Signal, rules: IncidentRules) -> IncidentDecision:
-    return lambda known: decide(signal, known.of(key), rules)
+    return lambda incidents: decide(signal, incidents.of(key), rules)

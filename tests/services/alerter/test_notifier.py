@@ -74,7 +74,13 @@ def alerter_bus_of(bus: Bus) -> AlerterBus:
 
 @asynccontextmanager
 async def delivering(
-    bus: Bus, channel: Recorder, *, schedule: Schedule = AT_ONCE, quiet_s: float = 0.0, most: int = 1000, **route: Any
+    bus: Bus,
+    channel: Recorder,
+    *,
+    schedule: Schedule = AT_ONCE,
+    quiet_s: float = 0.0,
+    max_waiting: int = 1000,
+    **route: Any,
 ) -> AsyncGenerator[Notifier]:
     alerter_bus = alerter_bus_of(bus)
     log = IncidentLog(lambda: bus.client, alerter_bus.publisher, Redactor.compile(RedactionRules()))
@@ -85,7 +91,7 @@ async def delivering(
         IncidentRecorder(log, IncidentRules(CONFIG.alerts.on_events, 600, (), CONFIG.alerts.reminders)),
         AlerterMetrics(CollectorRegistry()).of(channel.name),
         SYSTEM_CLOCK,
-        most=most,
+        max_waiting=max_waiting,
         schedule=schedule,
     )
     task = asyncio.create_task(notifier.run())

@@ -63,7 +63,8 @@ class AlertSender:
     """True if it keeps an incident's message up to date, and so wants every change of it."""
 
     def __init__(self, name: str, fingerprint: str) -> None:
-        self.name, self.fingerprint = name, fingerprint
+        self.name = name
+        self.fingerprint = fingerprint
 
     async def send(self, message: Alert | AlertDigest) -> None:
         """Sends once. Raises SendError: it did not arrive."""
@@ -80,7 +81,9 @@ class HttpChannel(AlertSender):
         self, name: str, fingerprint: str, allowed: Sequence[IpNetwork], timeout_s: float, now: Callable[[], datetime]
     ) -> None:
         super().__init__(name, fingerprint)
-        self._allowed, self._timeout_s, self._now = allowed, timeout_s, now
+        self._allowed = allowed
+        self._timeout_s = timeout_s
+        self._now = now
         self._opened: aiohttp.ClientSession | None = None
         self._is_closed = False
 
@@ -143,9 +146,9 @@ def no_answer(error: Exception) -> SendError:
             return SendError(f"no usable answer ({type(error).__name__})")
 
 
-def fingerprint(*of: str) -> str:
+def fingerprint(*parts: str) -> str:
     """A hash of a receiver's address: 16 characters that reveal no secret."""
-    return hashlib.sha256("\n".join(of).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 class SignedWebhook(HttpChannel):
@@ -169,7 +172,8 @@ class SignedWebhook(HttpChannel):
 
     async def send(self, message: Alert | AlertDigest) -> None:
         """Posts the message once. Raises SendError."""
-        body, now = envelope(message, self._link), self._now().astimezone(UTC)
+        body = envelope(message, self._link)
+        now = self._now().astimezone(UTC)
         identity = message_id(message)
         signed = {
             "content-type": "application/json",
@@ -181,7 +185,8 @@ class SignedWebhook(HttpChannel):
         try:
             # The body of the answer says nothing that is needed, and is not read.
             async with self._session.post(self._url, data=body, headers=signed, allow_redirects=False) as answer:
-                status, headers = answer.status, answer.headers
+                status = answer.status
+                headers = answer.headers
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise no_answer(error) from None
         check_answer(status, headers, self._now())
@@ -207,12 +212,14 @@ class PythonCallable(AlertSender):
         called: the name of `notify` in the config.
         notify: the callable.
         timeout_s: for one call.
-        shown: redacts its errors.
+        error_texts: redacts its errors.
     """
 
-    def __init__(self, name: str, called: str, notify: Notify, timeout_s: float, shown: ErrorTexts) -> None:
+    def __init__(self, name: str, called: str, notify: Notify, timeout_s: float, error_texts: ErrorTexts) -> None:
         super().__init__(name, fingerprint("python", called))
-        self._notify, self._timeout_s, self._shown = notify, timeout_s, shown
+        self._notify = notify
+        self._timeout_s = timeout_s
+        self._error_texts = error_texts
         self._running: asyncio.Future[Any] | None = None
 
     async def close(self) -> None:
@@ -232,8 +239,8 @@ class PythonCallable(AlertSender):
         start = _in_loop if is_async else _in_thread
         call = self._running = start(self._notify, event, message.model_dump(mode="json"))
         call.add_done_callback(_look)
-        done, _ = await asyncio.wait({call}, timeout=self._timeout_s)
-        if not done:
+        finished, _ = await asyncio.wait({call}, timeout=self._timeout_s)
+        if not finished:
             if isinstance(call, asyncio.Task):
                 call.cancel()
             raise SendError(f"the callable did not return within {self._timeout_s:g} s")
@@ -241,7 +248,9 @@ class PythonCallable(AlertSender):
             raise SendError("the callable cancelled itself")
         error = call.exception()
         if error is not None:
-            raise SendError(f"{type(error).__name__}: {self._shown.text(str(error))}".removesuffix(": ")) from error
+            raise SendError(
+                f"{type(error).__name__}: {self._error_texts.text(str(error))}".removesuffix(": ")
+            ) from error
 
 
 def _look(ended: asyncio.Future[Any]) -> None:

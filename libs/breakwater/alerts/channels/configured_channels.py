@@ -58,7 +58,8 @@ def channels_of(
         ConfigError: a secret is missing or unusable, a callable can't be loaded, or a URL is invalid.
     """
     link = None if alerts.links is None else link_of(alerts.links)
-    wording, allowed = Wording(alerts.templates, link), alerts.allow_networks
+    wording = Wording(alerts.templates, link)
+    allowed = alerts.allow_networks
 
     def built(name: str, channel: AlertChannel) -> AlertSender:
         setting = f"alerts.channels.{name}"
@@ -145,7 +146,8 @@ class ChannelTester:
 
     def __init__(self, channels: Sequence[AlertSender], bus: AlerterBus, now: Callable[[], datetime]) -> None:
         self._channels = {channel.name: channel for channel in channels}
-        self._bus, self._now = bus, now
+        self._bus = bus
+        self._now = now
 
     async def answer(self, subject: str) -> bytes:
         """Sends the test message that a subject asks for, and answers with a ChannelTest."""

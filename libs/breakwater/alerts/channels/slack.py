@@ -84,7 +84,8 @@ class SlackWebhook(HttpChannel):
         self, name: str, url: str, wording: Wording, allowed: Sequence[IpNetwork], now: Callable[[], datetime]
     ) -> None:
         super().__init__(name, fingerprint("slack.webhook_url", url), allowed, TIMEOUT_S, now)
-        self._url, self._wording = url, wording
+        self._url = url
+        self._wording = wording
 
     async def send(self, message: Alert | AlertDigest) -> None:
         """Posts the message once. Raises SendError."""
@@ -121,7 +122,9 @@ class SlackBot(HttpChannel):
     ) -> None:
         identity = fingerprint("slack.bot_token", app.api_url, app.token, app.channel)
         super().__init__(name, identity, allowed, TIMEOUT_S, now)
-        self._app, self._wording, self._sent_messages = app, wording, sent_messages
+        self._app = app
+        self._wording = wording
+        self._sent_messages = sent_messages
         self._unsaved: dict[str, str] = {}
         """Messages that were posted but could not be recorded: a retry updates them."""
         self._replied: dict[str, int] = {}
@@ -134,19 +137,19 @@ class SlackBot(HttpChannel):
             SendError: it did not arrive.
             BusError: it may have arrived, and is updated at the next try.
         """
-        shown = slack_message(self._wording.message(message))
+        fields = slack_message(self._wording.message(message))
         if isinstance(message, AlertDigest):
-            await self._post(shown)
+            await self._post(fields)
             return
         incident_id = message.incident_id
         ts = self._unsaved.get(incident_id) or await self._sent_messages.get(incident_id)
-        known = ts is not None and await self._updated(ts, shown)
-        if ts is None or not known:
-            ts = self._unsaved[incident_id] = await self._post(shown)
+        is_updated = ts is not None and await self._updated(ts, fields)
+        if ts is None or not is_updated:
+            ts = self._unsaved[incident_id] = await self._post(fields)
         if incident_id in self._unsaved:
             await self._sent_messages.put(incident_id, ts)
             del self._unsaved[incident_id]
-        if known and self._worth_a_reply(message):
+        if is_updated and self._worth_a_reply(message):
             await self._post(slack_message(self._wording.again(message)), thread_ts=ts)
             self._replied[incident_id] = message.count
         if message.status == "resolved":
@@ -160,20 +163,20 @@ class SlackBot(HttpChannel):
         last = self._replied.setdefault(alert.incident_id, 1 if alert.count <= _FIRST_REPLIES else alert.count)
         return alert.change in _HAPPENED_AGAIN and alert.count >= 2 * last
 
-    async def _post(self, shown: Mapping[str, Any], thread_ts: str | None = None) -> str:
+    async def _post(self, fields: Mapping[str, Any], thread_ts: str | None = None) -> str:
         thread = {} if thread_ts is None else {"thread_ts": thread_ts}
-        answer = await self._call("chat.postMessage", {**shown, **thread})
+        answer = await self._call("chat.postMessage", {**fields, **thread})
         ts = answer.get("ts")
         if not isinstance(ts, str):
             raise SendError("Slack did not return the id of the posted message")
         return ts
 
-    async def _updated(self, ts: str, shown: Mapping[str, Any]) -> bool:
+    async def _updated(self, ts: str, fields: Mapping[str, Any]) -> bool:
         """Updates a message; False if it can't be updated any more."""
         # Unlike for a new message, Slack would by default look for mentions in the text.
-        fields = {"text": shown["text"], "blocks": shown["blocks"], "parse": "none", "link_names": False}
+        content = {"text": fields["text"], "blocks": fields["blocks"], "parse": "none", "link_names": False}
         try:
-            await self._call("chat.update", {**fields, "ts": ts})
+            await self._call("chat.update", {**content, "ts": ts})
         except CannotBeUpdatedError:
             return False
         return True
@@ -211,10 +214,10 @@ def slack_message(worded: Worded) -> dict[str, Any]:
 
 def escaped(text: str, limit: int) -> str:
     """A text in which Slack reads no mention, link or entity, of at most `limit` characters."""
-    whole = text.translate(_ESCAPES)
-    if len(whole) <= limit:
-        return whole
-    return f"{_PART_OF_ESCAPE.sub('', whole[: limit - 1])}…" if limit > 0 else ""
+    escaped_text = text.translate(_ESCAPES)
+    if len(escaped_text) <= limit:
+        return escaped_text
+    return f"{_PART_OF_ESCAPE.sub('', escaped_text[: limit - 1])}…" if limit > 0 else ""
 
 
 def _packed(lines: tuple[Line, ...]) -> Iterator[str]:
@@ -256,9 +259,11 @@ def _api_refusal(error: SlackApiError, now: datetime) -> SendError:
     """The meaning of a refusal by the Web API."""
     answered: Any = cast("Any", error).response
     if hasattr(answered, "status_code"):
-        status, data = int(answered.status_code), answered.data
+        status = int(answered.status_code)
+        data = answered.data
     else:
-        status, data = int(answered.status), None  # aiohttp's own, whose body is no JSON
+        status = int(answered.status)
+        data = None  # aiohttp's own, whose body is no JSON
     headers: Mapping[str, str] = answered.headers
     named: object = data.get("error") if isinstance(data, dict) else None
     code = named if isinstance(named, str) and _CODE.fullmatch(named) else ""

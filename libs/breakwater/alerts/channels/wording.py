@@ -90,10 +90,10 @@ class Wording:
         total = sum(digest.counts.values())
         were = "alert was" if total == 1 else "alerts were"
         title = f"{total:,} {were} delayed {_span(digest)} ({_WHY[digest.why]})"
-        shown = sorted(digest.alerts, key=_urgency)[:SHOWN_TITLES]
-        lines = [self._held_back(held, digest.at) for held in shown]
-        if total > len(shown):
-            lines.append((f"and {total - len(shown):,} more",))
+        titled = sorted(digest.alerts, key=_urgency)[:SHOWN_TITLES]
+        lines = [self._held_back(alert, digest.at) for alert in titled]
+        if total > len(titled):
+            lines.append((f"and {total - len(titled):,} more",))
         return Worded((title,), tuple(filter(None, (((_figures(digest),),), tuple(lines)))))
 
     def url(self, incident_id: str, at: datetime) -> str:
@@ -106,10 +106,11 @@ class Wording:
         title = _filled(words, alert, self.url(alert.incident_id, alert.at), alert.title)
         return tuple(part.replace("\n", " ") if isinstance(part, str) else part for part in title)
 
-    def _held_back(self, held: HeldBack, at: datetime) -> Line:
-        marker = held.status if held.status in {"resolved", "acknowledged"} else f"{held.severity}, {held.status}"
-        title, url = clean(held.title).replace("\n", " "), self.url(held.incident_id, at)
-        times = f", {_times(held.count)}" if held.count > 1 else ""
+    def _held_back(self, alert: HeldBack, at: datetime) -> Line:
+        marker = alert.status if alert.status in {"resolved", "acknowledged"} else f"{alert.severity}, {alert.status}"
+        title = clean(alert.title).replace("\n", " ")
+        url = self.url(alert.incident_id, at)
+        times = f", {_times(alert.count)}" if alert.count > 1 else ""
         return (f"[{marker}] ", Url(title, url) if url else title, times)
 
 
@@ -128,7 +129,9 @@ def clean(text: str) -> str:
 def duration(lasted: timedelta) -> str:
     """A time span for people, in its two largest units: `45 s`, `1 h 5 min`, `3 d`."""
     seconds = max(0, round(lasted.total_seconds()))
-    days, hours, minutes = seconds // 86_400, seconds // 3600 % 24, seconds // 60 % 60
+    days = seconds // 86_400
+    hours = seconds // 3600 % 24
+    minutes = seconds // 60 % 60
     for units in (
         ((days, "d"), (hours, "h")),
         ((hours, "h"), (minutes, "min")),
@@ -141,10 +144,10 @@ def duration(lasted: timedelta) -> str:
 
 def _filled(template: str | None, alert: Alert, url: str, otherwise: str) -> Line:
     words = otherwise if template is None else fill(template, alert, _LINK_HERE if url else "")
-    first, *others = clean(words).split(_LINK_HERE) if url else (clean(words).replace(_LINK_HERE, ""),)
+    first, *parts = clean(words).split(_LINK_HERE) if url else (clean(words).replace(_LINK_HERE, ""),)
     line: list[str | Url] = [first]
-    for other in others:
-        line += [Url(url, url), other]
+    for part in parts:
+        line += [Url(url, url), part]
     return tuple(line)
 
 
@@ -195,24 +198,25 @@ def _people(alert: Alert) -> list[str]:
 
 def _figures(digest: AlertDigest) -> str:
     agents: dict[str, Counter[str]] = {}
-    for held in digest.alerts:
-        if held.agent is not None:
-            agents.setdefault(held.event, Counter())[held.agent] += 1
+    for alert in digest.alerts:
+        if alert.agent is not None:
+            agents.setdefault(alert.event, Counter())[alert.agent] += 1
     ordered = sorted(digest.counts.items(), key=lambda counted: (-counted[1], counted[0]))
     return clean(", ".join(_figure(event, count, agents.get(event, Counter())) for event, count in ordered if count))
 
 
 def _figure(event: str, count: int, agents: Counter[str]) -> str:
-    shown = agents.most_common(SHOWN_AGENTS)
-    others = count - sum(number for _, number in shown)
-    if not shown or others < 0:
+    listed = agents.most_common(SHOWN_AGENTS)
+    unlisted = count - sum(number for _, number in listed)
+    if not listed or unlisted < 0:
         return f"{event} {count:,}"
-    named = [f"{'all agents' if agent == '*' else agent} {number:,}" for agent, number in shown]
-    return f"{event} {count:,} ({', '.join([*named, *([f'others {others:,}'] if others else [])])})"
+    named = [f"{'all agents' if agent == '*' else agent} {number:,}" for agent, number in listed]
+    return f"{event} {count:,} ({', '.join([*named, *([f'others {unlisted:,}'] if unlisted else [])])})"
 
 
 def _span(digest: AlertDigest) -> str:
-    begin, end = digest.held_from.astimezone(UTC), digest.held_until.astimezone(UTC)
+    begin = digest.held_from.astimezone(UTC)
+    end = digest.held_until.astimezone(UTC)
     if f"{begin:%Y-%m-%d %H:%M}" == f"{end:%Y-%m-%d %H:%M}":
         return f"at {begin:%H:%M} UTC"
     if begin.date() == end.date():
@@ -220,8 +224,8 @@ def _span(digest: AlertDigest) -> str:
     return f"between {begin:%Y-%m-%d %H:%M} and {end:%Y-%m-%d %H:%M} UTC"
 
 
-def _urgency(held: HeldBack) -> tuple[bool, int]:
-    return held.status == "resolved", -SEVERITIES.index(held.severity)
+def _urgency(alert: HeldBack) -> tuple[bool, int]:
+    return alert.status == "resolved", -SEVERITIES.index(alert.severity)
 
 
 def _times(count: int) -> str:
