@@ -98,7 +98,7 @@ class BreakerHandler:
 
         Args:
             batch: the attempts.
-            is_log: tells whether the log from which the breakers are filled is the batch's. It may wait before it
+            is_log: checks whether the log from which the breakers are filled is the batch's. It may wait before it
                 returns False, and is then called again.
 
         Raises:

@@ -31,7 +31,7 @@ LONG_LOOK_EVERY = 5
 """The number of checks after which it checks again whether the log was replaced or Redis restarted."""
 
 GRACE_S = 3.0
-"""How long workers get to restore the reservations of calls in progress: they check every second."""
+"""The time that workers get to restore the reservations of calls in progress: they check every second."""
 
 SWEEP_EVERY_S = 15.0
 

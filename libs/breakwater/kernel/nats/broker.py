@@ -121,7 +121,7 @@ def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> 
 
     async def closed() -> None:
         # After some protocol errors, the client gives up for good, whatever its settings. Without a bus, nothing can be
-        # finished or acknowledged: end at once, and let the supervisor restart this process.
+        # finished or acknowledged: end immediately, and let the supervisor restart this process.
         if broker.running:
             structlog.get_logger().error("nats_connection_closed", what_happens="the process ends")
             os._exit(os.EX_SOFTWARE)

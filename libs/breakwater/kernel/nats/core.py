@@ -120,7 +120,7 @@ PRESENCE_TIMEOUT_S = 0.5
 
 
 class Presence:
-    """Tells which workers are connected to NATS. Each subscribes to a subject of its own, which carries no messages.
+    """Knows which workers are connected to NATS. Each subscribes to a subject of its own, which carries no messages.
 
     If no connection is subscribed, a server answers a request immediately, with status 503. When a process is killed,
     the kernel closes its sockets, and the server its connection, within a millisecond. The server keeps the connection

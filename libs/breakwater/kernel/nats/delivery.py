@@ -71,7 +71,7 @@ class Delivery(Generic[MessageT_co]):
         if Header.QUEUED_AT.value in self.headers:
             self.queued_at = queued_at(self.headers, self.published_at)
         self.waiting: int = metadata.num_pending or 0
-        """How many messages the consumer still had to deliver after this one when it was sent."""
+        """The number of messages that the consumer still had to deliver when it sent this one."""
 
     async def ack(self) -> None:
         """Acknowledges without waiting for confirmation: for work that may be done twice."""
@@ -180,9 +180,9 @@ async def dead_letter(
 
     The dead letter's id is derived from the original, so that a repeated call stores it once.
 
-    `consumer` is for streams with several consumers that may give up for their own reasons: each has its own dead
-    letter. `withheld` means that the original must not be shown, and only a replay reads it. `private` means that it
-    must not be stored in plain.
+    `consumer` is for streams with several consumers that may give up for their own reasons: each then stores a dead
+    letter of its own. `withheld` means that the original must not be shown, and only a replay reads it. `private` means
+    that it must not be stored in plain.
 
     After that, the caller may end the message, even if DLQ refused it: otherwise it would be redelivered for ever.
 
@@ -222,7 +222,7 @@ async def keep(
 ) -> None:
     """Stores a dead letter, without the original if DLQ refuses it. Raises BusUnavailableError.
 
-    If DLQ refuses that too, only the log and the metrics tell of it.
+    If DLQ refuses that too, only the log and the metrics report it.
     """
     log = structlog.get_logger().bind(
         stream=dead_letter.stream, sequence=dead_letter.sequence, reason=dead_letter.reason
@@ -263,11 +263,11 @@ LONGEST_WAIT = timedelta(days=30)
 """The longest plausible time since a job was accepted: an absurd time would keep its record out of ClickHouse."""
 
 RETRY_S = 5.0
-"""How long a job that is due waits while its queue refuses it."""
+"""The wait of a job that is due while its queue refuses it."""
 
 DELAYED_BATCH = 256
 DELAYED_LINGER_S = 0.25
-"""How long messages gather, and so how late a job may wake. One by one, each costs the worker ten times as much."""
+"""The time for which messages gather, and by which a job may wake late. One by one, they cost ten times as much."""
 
 _SHORTEST_S = 0.001
 
@@ -347,7 +347,7 @@ class DelayedQueue:
             await self._publisher.job(subjects.job(agent), delivery.data, headers)
         except (NoStreamError, MessageTooLargeError) as error:
             is_removed = isinstance(error, NoStreamError)
-            # A cluster that is electing the leader of JOBS responds the same; the config tells the two apart.
+            # A cluster that is electing the leader of JOBS responds the same; the config distinguishes the two.
             if is_removed and agent in self._agents:
                 raise
             removed = f"the agent {agent!r} was removed from the config while its job waited: {error}"
@@ -435,7 +435,7 @@ def parked_execution(headers: Mapping[str, str]) -> str | None:
 
 
 CLOCKS_DIFFER = timedelta(minutes=1)
-"""How far the clock of a stream's next leader may be behind that of the leader that stored the job first."""
+"""The time by which the clock of a stream's next leader may be behind that of the leader that stored the job first."""
 
 
 def queued_at(headers: Mapping[str, str], default: datetime) -> datetime:

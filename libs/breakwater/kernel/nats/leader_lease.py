@@ -22,7 +22,7 @@ from breakwater.kernel.process import background
 LEASE_S = 16.0
 RENEW_S = 3.0
 STOP_S = 6.0
-"""How long before the end of its lease a holder begins to stop: work in progress may take this long."""
+"""The time before the end of its lease at which a holder begins to stop: work in progress may take this long."""
 
 WATCH_S = 1.0
 _FREE = b""

@@ -84,7 +84,7 @@ class Grant:
     sends: tuple[str, ...] = ()
     """Subjects that are not stored: for all subscribers, or requests to the user that serves them."""
     subscribe: tuple[str, ...] = ()
-    """Subjects that it subscribes to, besides its inbox."""
+    """Subjects that it subscribes to, apart from its inbox."""
     serves: tuple[str, ...] = ()
     """Subjects of requests that it answers, each once."""
     publish_as: tuple[tuple[str, str], ...] = ()

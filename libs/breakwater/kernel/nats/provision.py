@@ -38,7 +38,7 @@ NO_PEERS = 10005
 """JetStream's error code for too few nodes."""
 
 PEERS_S = 10.0
-"""How long to retry after NO_PEERS: the nodes of a cluster that has just started do not know each other yet."""
+"""The time for retries after NO_PEERS: the nodes of a cluster that has just started do not know each other yet."""
 
 LEAST_BYTES = 1024**2
 LISTED = 256
@@ -301,7 +301,7 @@ class ConsumerFound:
     in_progress: int | None = None
     """Messages that were delivered and not acknowledged yet."""
     again: int | None = None
-    """How many of those were delivered more than once."""
+    """The number of those that were delivered more than once."""
     readers: int | None = None
     """Requests for messages that are open now."""
     acknowledged: int | None = None

@@ -50,7 +50,7 @@ the limit, and everything in transit is lost."""
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a message is stored. `duplicate` is true if the stream already had a message with its id."""
+    """The place of a stored message. `duplicate` is true if the stream already had a message with its id."""
 
     stream: str
     sequence: int
@@ -233,7 +233,7 @@ class Replies:
         """Each reply that is awaited and its deadline by the loop's clock, by reply subject."""
         self._timer: asyncio.Handle | None = None
         self._looks_at = math.inf
-        """When the timer fires. The timer can't tell: uvloop makes a plain handle for one that is due immediately."""
+        """When the timer fires. Not taken from the timer: uvloop makes a plain handle for one that is due immediately."""
 
     async def ask(
         self,

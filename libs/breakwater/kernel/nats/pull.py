@@ -20,31 +20,31 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import ACK_WAIT_S
 
 DRAIN_S = 0.05
-"""How long messages gather at the server after the first one."""
+"""The time for which messages gather at the server after the first one."""
 
 REST_S = 1.0
-"""How long a fetch waits for the gathered messages; later ones are part of the next fetch."""
+"""The time for which a fetch waits for the gathered messages; later ones are part of the next fetch."""
 
 OPEN_S = 10.0
-"""How long the server keeps a request open. One that was lost when a server lost its leadership is then repeated."""
+"""The time for which the server keeps a request open. After it, a request that was lost with a leader is repeated."""
 
 GRACE_S = 1.0
-"""How late the server may report that a request has ended."""
+"""The delay with which the server may report the end of a request."""
 
 WAIT_S = 2.0
 """About how long a fetch waits. The next one checks whether the connection, and with it the request, was lost."""
 
 FIRST_WAIT_S = 0.1
-"""How long the very first fetch waits; a missing consumer is reported immediately."""
+"""The wait of the very first fetch: a missing consumer is reported immediately."""
 
 BUSY = 3
 """A fetch of this many messages means that more are to be expected."""
 
 RETRY_S = 0.5
-"""How long to wait before repeating a request that its server ended with status 409."""
+"""The wait before a request that its server ended with status 409 is repeated."""
 
 STOP_S = 10.0
-"""How long the batch in progress may still take when its service ends."""
+"""The time that the batch in progress may still take when its service ends."""
 
 KEPT_S = ACK_WAIT_S * 0.75
 """A message that has waited here for this long is dropped: the server is about to deliver it again."""

@@ -17,10 +17,10 @@ _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 _ENCODED = tuple(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in range(256))
 
 DUPLICATE_WINDOW_S = 600.0
-"""How long JetStream recognizes the ids of jobs and results as duplicates."""
+"""The time for which JetStream recognizes duplicates of jobs and results by their ids."""
 
 REPLIES = "bw.replies."
-"""Prefix of the subjects, besides their inboxes, at which programs may have answers delivered."""
+"""Prefix of the subjects, apart from their inboxes, at which programs may have answers delivered."""
 
 PROGRAM = "program-"
 """Prefix of the NATS users of programs that the config names."""
