@@ -180,8 +180,8 @@ async def dead_letter(
 
     The dead letter's id is derived from the original, so that a repeated call stores it once.
 
-    `consumer` is for streams with several consumers that may give up for their own reasons: each then stores a dead
-    letter of its own. `withheld` means that the original must not be shown, and only a replay reads it. `private` means
+    `consumer` is for streams with several consumers that may give up for their own reasons: each of them then has its
+    own dead letter. `withheld` means that the original must not be shown, and only a replay reads it. `private` means
     that it must not be stored in plain.
 
     After that, the caller may end the message, even if DLQ refused it: otherwise it would be redelivered for ever.

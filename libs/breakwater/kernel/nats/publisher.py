@@ -233,7 +233,7 @@ class Replies:
         """Each reply that is awaited and its deadline by the loop's clock, by reply subject."""
         self._timer: asyncio.Handle | None = None
         self._looks_at = math.inf
-        """When the timer fires. Not taken from the timer: uvloop makes a plain handle for one that is due immediately."""
+        """When the timer fires. The timer has no such time in uvloop if it is due immediately."""
 
     async def ask(
         self,
