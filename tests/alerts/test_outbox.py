@@ -140,6 +140,12 @@ def test_a_recovery_of_a_backlog_must_last_from_when_it_is_known() -> None:
     assert (early.message, early.at) == (None, AT + timedelta(hours=2, seconds=QUIET_S))
 
 
+def test_a_recovery_whose_time_lies_ahead_waits_no_longer_than_any_other() -> None:
+    ahead = WaitingAlert(1, alert("a", "resolved", 2, at=AT + timedelta(hours=1)), AT)
+    assert next_message([ahead], rules(), AT).at == AT + timedelta(seconds=QUIET_S)
+    assert message_of(next_message([ahead], rules(), AT + timedelta(seconds=QUIET_S))) == "alert_a_2"
+
+
 def test_what_a_person_resolved_is_reported_at_once() -> None:
     assert message_of(next_message(held(alert("a", "resolved", 2, resolved_by="ann")), rules(), AT)) == "alert_a_2"
 

@@ -177,7 +177,7 @@ class _Candidate:
     def __init__(self, changes: Sequence[WaitingAlert]) -> None:
         newest = max(changes, key=lambda change: change.alert.version)
         self.newest = newest.alert
-        self._known_since = max(newest.alert.at, newest.stored_at)
+        self._known_since = newest.stored_at
         self._changes = frozenset(change.alert.change for change in changes)
         # The latest change of each kind is enough to know what happened; repetitions do not matter later.
         latest = {change.alert.change: change.sequence for change in changes if change.alert.change != "repeated"}
@@ -212,7 +212,8 @@ class _Candidate:
         recovered = self.newest.status == "resolved" and self.newest.resolved_by is None
         if not recovered or rules.every_change:
             return now
-        # Counted from the time at which it became known: a backlog may have recoveries that were undone long ago.
+        # Counted from the time at which it became known: a backlog may have recoveries that were undone long ago. The
+        # time of its event may lie ahead, if the clock of a machine does.
         return self._known_since + timedelta(seconds=rules.quiet_s)
 
     def update_ready(self, changed_at: datetime) -> datetime:
