@@ -46,20 +46,20 @@ from breakwater.prices.rules.price import (
     worst_input_tokens,
 )
 from services.worker.admission import ALL_GATES, GATES, Admitted, Gates, admit, check
-from services.worker.call import Ended, answered, attempt_of, call, record
+from services.worker.call import Ended, answered, attempt_of, call, record, spent_at_most
 from services.worker.conclude import cancelled, stopped
 from services.worker.context import WorkerContext
 from services.worker.leases import JobCancelledError
 from services.worker.progress import ProgressReporter
-from services.worker.recovery import classification_of, recover
+from services.worker.recovery import classification_of, lost_attempt, recover
 from services.worker.streaming import AnswerStream, AttemptStream, continuing
 
 LOST_ANSWER = ErrorInfo(
     kind="worker_lost",
     class_="AnswerLostError",
-    message="the worker was lost while the call was in flight, and the stored part of the answer is gone from "
-    "RESPONSES: it was deleted, or the stream was full (limits.responses_max_bytes). So the answer can't be continued, "
-    "and the model is not asked again",
+    message="the worker was lost while the call was in flight, and the stored part of the answer is gone: it was "
+    "deleted from RESPONSES, or that stream was full (limits.responses_max_bytes), or Redis was emptied. So the answer "
+    "can't be continued, and the model is not asked again",
     user_message="The answer was interrupted, and its first part is gone. Please send the request again.",
 )
 
@@ -123,9 +123,11 @@ class Attempts:
             and (deferred := await self._rest_of_wait(checkpoint.resume_at)) is not None
         ):
             return deferred
-        step: Finished | NextStep | None = await self._resume() if resumed else None
+        step: Finished | NextStep | None = await self._resume() if resumed or checkpoint.may_have_called else None
         while True:
             match step or await self._attempt():
+                case None:
+                    pass
                 case Finished() as finished:
                     return finished
                 case Stop(reason):
@@ -163,7 +165,7 @@ class Attempts:
 
     # One attempt
 
-    async def _attempt(self) -> Finished | NextStep:
+    async def _attempt(self) -> Finished | NextStep | None:
         remaining_s = self._remaining_s()
         if remaining_s <= 0:
             # The job waited longer than planned, so it ends with the refusal that made it wait.
@@ -180,6 +182,8 @@ class Attempts:
         request = request_for(
             self._worker, self._job, self._checkpoint, timeout_s, dropped, lease_s=lease_s, waited=self._waited
         )
+        if self._checkpoint.may_have_called:
+            return await self._unrecorded_call(request.flight)
         match await self._extending_deadline(partial(admit, self._worker, request, self._gates)):
             case Refused() as refused:
                 return await self._refused(request.flight, refused)
@@ -455,7 +459,6 @@ class Attempts:
         """Resumes after a crash. Returns None to continue from the checkpoint."""
         recovered = await recover(self._worker, self._job, self._checkpoint)
         self._checkpoint = recovered.checkpoint
-        stored_answer: Answer | None = None
         if self._stream is not None and self._stream.continues:
             model = self._job.chain[self._checkpoint.model_index]
             begun = [attempt.first_token_ms for attempt in self._checkpoint.attempts]
@@ -463,29 +466,11 @@ class Attempts:
             published = any(first_token_ms is not None for first_token_ms in begun)
             next_number = len(self._checkpoint.attempts) + 1
             await self._stream.resume(self._checkpoint.partial, next_number, model, published=published)
-            stored_answer = self._stream.whole_answer
         if recovered.lost is not None:
-            flight, attempt = recovered.lost
-            ended = Ended(attempt, WORKER_LOST)
-            if stored_answer is not None:
-                # The worker died after the last chunk and before it recorded the attempt.
-                assert self._stream is not None
-                flight = flight.model_copy(update={"chunks": self._stream.answer.chunks})
-                ended = answered(self._worker, self._job, flight, flight.started_at, stored_answer)
-                attempt = ended.attempt
-            target = self._worker.targets.of(self._job.agent_name, flight.model)
-            request = AdmissionRequest(self._job, target, self._checkpoint, flight, 0, 0.0, attempt.attempt_id, None)
-            try:
-                await self._record(attempt, [gate(self._worker, request) for gate in self._gates])
-            except ClaimLostError:
-                # The worker that made the call has recorded it after all. It stops, as it has lost the claim.
-                return await self._resume()
-            self._cancel.check()
-            if self._stream is not None and self._stream.is_lost:
-                return self._lost_answer()
-            return self._answered(ended) if ended.failure is None else await self._after_failure(ended)
+            return await self._lost_call(*recovered.lost)
         self._cancel.check()
         last = recovered.last
+        stored_answer = self._stored_answer()
         if self._stream is not None and self._stream.is_lost and (last is None or last.outcome != "cancelled"):
             return self._lost_answer()
         if last is None:
@@ -503,6 +488,42 @@ class Attempts:
             return Stop(last.refused_reason or "error") if ends else NextModel()
         cut_off = last.error is not None and last.error.class_ == "OutputCutOffError"
         return await self._after_failure(Ended(last, classification_of(last, self._job.now()), lowered=cut_off))
+
+    def _stored_answer(self) -> Answer | None:
+        """Returns the answer of an earlier worker, if the log has all of it."""
+        return self._stream.whole_answer if self._stream is not None and self._stream.continues else None
+
+    async def _unrecorded_call(self, flight: InFlight) -> Finished | NextStep | None:
+        """Records the call that an earlier handling may have made, of which Redis has lost the checkpoint.
+
+        Its id is that of the next call: without a record, two calls would have one, and the first would cost nothing.
+        """
+        self._checkpoint = self._checkpoint.model_copy(update={"may_have_called": False})
+        if self._stream is not None:
+            self._stream.lose_part()
+        return await self._lost_call(flight, lost_attempt(self._job, flight, spent_at_most(flight)))
+
+    async def _lost_call(self, flight: InFlight, attempt: Attempt) -> Finished | NextStep | None:
+        """Records a call whose worker died. Returns None to continue from the checkpoint."""
+        ended = Ended(attempt, WORKER_LOST)
+        stored_answer = self._stored_answer()
+        if stored_answer is not None:
+            # The worker died after the last chunk and before it recorded the attempt.
+            assert self._stream is not None
+            flight = flight.model_copy(update={"chunks": self._stream.answer.chunks})
+            ended = answered(self._worker, self._job, flight, flight.started_at, stored_answer)
+            attempt = ended.attempt
+        target = self._worker.targets.of(self._job.agent_name, flight.model)
+        request = AdmissionRequest(self._job, target, self._checkpoint, flight, 0, 0.0, attempt.attempt_id, None)
+        try:
+            await self._record(attempt, [gate(self._worker, request) for gate in self._gates])
+        except ClaimLostError:
+            # The worker that made the call has recorded it after all. It stops, as it has lost the claim.
+            return await self._resume()
+        self._cancel.check()
+        if self._stream is not None and self._stream.is_lost:
+            return self._lost_answer()
+        return self._answered(ended) if ended.failure is None else await self._after_failure(ended)
 
 
 def params_key(worker: WorkerContext, job: Assignment, model: str, provider: str) -> tuple[str, str, CallApi]:

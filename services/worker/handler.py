@@ -133,6 +133,7 @@ class JobHandler:
             **claim_fields,
             accepted_s=accepted_s,
             redelivered=not delivery.is_first,
+            delivered_before=delivery.deliveries > 1,
         )
 
         async def restore(progress: SavedProgress, lease_ms: int) -> bool:
@@ -147,7 +148,7 @@ class JobHandler:
                 # job is decided, this message is answered from the record.
                 await delivery.retry_in(min(0.25 * 2 ** min(delivery.deliveries, 5), 5.0, for_ms / 1000 + 0.05))
                 return
-            case Claimed(saved_text, cancels, has_children):
+            case Claimed(saved_text, cancels, has_children, incomplete):
                 pass
         leases = worker.leases
         owner = received.owner
@@ -178,7 +179,7 @@ class JobHandler:
                     result = conclude(received, planned, worker.now(), worker.config_version, dry_run=True)
                     await finish(worker, received, result, claim)
                 else:
-                    await self._run(received, job, claim, lease, progress, saved_text)
+                    await self._run(received, job, claim, lease, progress, saved_text, incomplete=incomplete)
             except BaseException:
                 # Otherwise, the next claim would wait for the lease to expire.
                 with suppress(StateUnavailableError):
@@ -231,8 +232,13 @@ class JobHandler:
         lease: ClaimLease,
         progress: ProgressReporter,
         saved_text: str | None,
+        *,
+        incomplete: bool,
     ) -> None:
-        """Runs a claimed job in a slot of its agent. `saved_text` is the checkpoint of an earlier claim."""
+        """Runs a claimed job in a slot of its agent.
+
+        `saved_text` is the checkpoint of an earlier claim. `incomplete` is true if Redis may have lost one.
+        """
         worker = self._worker
         delivery = received.delivery
         slots = self._worker.slots
@@ -252,7 +258,7 @@ class JobHandler:
                 ),
             )
             assignment = self._assignment(received, job, claim, span.traceparent)
-            checkpoint, resumed = await self._checkpoint(received, assignment, saved_text)
+            checkpoint, resumed = await self._checkpoint(received, assignment, saved_text, incomplete=incomplete)
             result: Result | None = None
             worker.metrics.began(self._agent_name)
             try:
@@ -265,7 +271,7 @@ class JobHandler:
                 )
 
     async def _checkpoint(
-        self, received: JobDelivery, job: Assignment, saved_text: str | None
+        self, received: JobDelivery, job: Assignment, saved_text: str | None, *, incomplete: bool
     ) -> tuple[Checkpoint, bool]:
         """Returns the checkpoint of a job that starts or resumes, and True if it may have made calls before."""
         worker = self._worker
@@ -278,7 +284,9 @@ class JobHandler:
         now = job.now()
         total_s = job.job.total_timeout_s or self._agent.total_timeout_s
         deadline = now + timedelta(seconds=total_s)
-        checkpoint = Checkpoint(dispatched_at=now, deadline=deadline, config_version=worker.config_version)
+        checkpoint = Checkpoint(
+            dispatched_at=now, deadline=deadline, config_version=worker.config_version, may_have_called=incomplete
+        )
         resumed = not delivery.is_first
         if resumed and (job.job.depends_on or parked_execution(delivery.headers) is not None):
             # The job may have been parked before its first call, for a slot or for a dependency.
@@ -391,7 +399,7 @@ class JobHandler:
             return cancelled(checkpoint, lease.cancel.cancellation), None
         await progress.report("dispatched")
         # A job that has made calls must report them, so it takes no cached answer.
-        if cache is not None and not resumed:
+        if cache is not None and not resumed and not checkpoint.may_have_called:
             try:
                 with lease.cancel.interruptible():
                     cached = await cache.find(checkpoint.deadline)

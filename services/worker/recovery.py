@@ -10,7 +10,7 @@ from breakwater.calls.rules.classify import WORKER_LOST, Classification
 from breakwater.calls.rules.repairs import Repairs
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.limits.store.budgets import Reservation
-from services.worker.call import attempt_of, recorded_attempt, spent_at_most
+from services.worker.call import CallCost, attempt_of, recorded_attempt, spent_at_most
 from services.worker.context import WorkerContext
 
 
@@ -50,9 +50,13 @@ async def recover(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint
     spent = spent_at_most(flight)
     if reservation is not None and reservation.charged:
         spent = replace(spent, cost=reservation.amount, cost_basis="estimated")
+    return Recovered(checkpoint, last, (flight, lost_attempt(job, flight, spent)))
+
+
+def lost_attempt(job: Assignment, flight: InFlight, spent: CallCost) -> Attempt:
+    """Returns the attempt to record for a call whose worker died."""
     error = WORKER_LOST.error_info()
-    lost = attempt_of(job, flight, flight.started_at, "worker_lost", spent=spent, error=error)
-    return Recovered(checkpoint, last, (flight, lost))
+    return attempt_of(job, flight, flight.started_at, "worker_lost", spent=spent, error=error)
 
 
 def classification_of(attempt: Attempt, now: datetime) -> Classification:

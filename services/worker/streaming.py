@@ -72,7 +72,7 @@ class AnswerStream:
         self._uncounted = 0
         """Bytes in the log that are not counted in its owner's share yet."""
         self.is_lost = False
-        """True if a part of the answer was published and is gone from the log."""
+        """True if a part of the answer was published, or may be, and neither the log nor Redis has it."""
         self.continues = keeps or job.agent.on_stream_break == "continue"
 
     def partial_output(self) -> JsonValue:
@@ -99,6 +99,10 @@ class AnswerStream:
             return "", 0
         texts = [message.get("content") or "" for message in self.answer.messages().values()]
         return "".join(text for text in texts if isinstance(text, str)), self._number
+
+    def lose_part(self) -> None:
+        """Notes that a part of the answer may be published that only Redis had, which has lost it."""
+        self.is_lost = self.is_lost or self._log is None
 
     def is_published(self, attempt: Attempt) -> bool:
         """Returns True if a part of the answer is published after an attempt. The log decides if there is one."""

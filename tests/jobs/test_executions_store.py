@@ -161,6 +161,37 @@ async def test_a_job_that_was_delivered_before_waits_until_its_holder_has_writte
     assert isinstance(await executions.claim(Claim.new("j"), redelivered=True), Taken)
 
 
+async def test_a_claim_says_where_redis_may_have_lost_a_checkpoint(redis: Redis) -> None:
+    executions = Executions(redis)
+    seconds, _ = await redis.client.time()
+    await redis.client.set(KEPT_SINCE, (seconds - 60) * 1000)
+
+    async def claim(job: str, accepted_s: float, *, delivered_before: bool) -> Claimed | Taken | Conflict:
+        return await executions.claim(
+            Claim.new(job), accepted_s=accepted_s, redelivered=True, delivered_before=delivered_before
+        )
+
+    assert await claim("younger", seconds - 59, delivered_before=True) == Claimed(None)
+    assert await claim("parked", seconds - 61, delivered_before=False) == Claimed(None)
+    assert await claim("older", seconds - 61, delivered_before=True) == Claimed(None, incomplete=True)
+    # It is said again until a checkpoint is saved.
+    older, again = Claim.new("older"), Claim.new("older")
+    await redis.client.hdel(older.key, "token")
+    assert await executions.claim(older, redelivered=True) == Claimed(None, incomplete=True)
+    await executions.checkpoint(older, "so far")
+    await executions.release(older)
+    assert await executions.claim(again, redelivered=True) == Claimed("so far")
+
+
+async def test_a_clock_that_was_ahead_as_redis_was_emptied_makes_no_job_wait(redis: Redis) -> None:
+    executions, claim = Executions(redis), Claim.new("j")
+    seconds, _ = await redis.client.time()
+    await redis.client.set(KEPT_SINCE, (seconds + 3600) * 1000)
+    assert await executions.claim(claim, redelivered=True) == Taken(GRACE_MS)
+    await redis.client.incrby(KEPT_SINCE, -GRACE_MS)
+    assert await executions.claim(claim, redelivered=True) == Claimed(None)
+
+
 async def test_a_job_that_was_taken_over_is_never_that_of_its_first_holder_again(redis: Redis) -> None:
     executions, stopped, next_one = Executions(redis), Claim.new("j"), Claim.new("j")
     await executions.claim(stopped, "digest")

@@ -93,6 +93,8 @@ class Checkpoint(Event):
     in_flight: InFlight | None = None
     partial: str = ""
     """The published part of an interrupted answer that the next attempt continues."""
+    may_have_called: bool = False
+    """Redis has lost an earlier checkpoint, so the next call may have been made already."""
 
     def text(self) -> str:
         """Serializes the checkpoint: JSON without default values."""

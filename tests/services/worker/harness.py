@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -30,7 +31,7 @@ from structlog.typing import EventDict
 
 from breakwater.calls.providers.base import Answer, Call, Provider
 from breakwater.config import LiveConfig, cipher_of, load_config
-from breakwater.jobs.store.executions import ClaimLostError
+from breakwater.jobs.store.executions import KEPT_SINCE, ClaimLostError
 from breakwater.kernel.nats.delivery import DelayedQueue, Delivery
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.provision import provision
@@ -245,6 +246,8 @@ async def running_worker(
         await _empty_streams(nats_url, plane.jetstream, bus_plan(parsed))
         redis = Redis(redis_url)
         await redis.client.flushall()
+        # As the first heartbeat does: Redis has lost nothing since before the first job.
+        await redis.client.set(KEPT_SINCE, int(time.time() * 1000))
         cipher = cipher_of(parsed, None if plane_key is None else SecretStr(plane_key))
         opened = {name: settings.open() for name, settings in parsed.providers.items()} | dict(providers or {})
         context = context_for(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
 from breakwater.calls.assignment import Checkpoint
-from breakwater.jobs.store.executions import KEPT_SINCE, Claim
+from breakwater.jobs.store.executions import KEPT_SINCE, Claim, ClaimLostError
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
+from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.types import nano_from_usd
 from services.worker import attempts, leases
 from services.worker.dead_workers import DeadWorkers
 from tests.flow.kit import model
@@ -52,6 +54,13 @@ def text_of(heard: list[dict[str, Any]]) -> str:
 
 async def empty_redis(plane: WorkerPlane) -> None:
     await plane.worker.redis.client.flushall()
+
+
+async def die(plane: WorkerPlane) -> None:
+    """Ends the worker as a kill does, but for its deliveries: it releases and restores nothing."""
+    gone = AsyncMock(side_effect=StateUnavailableError("the worker is dead"))
+    with patch.object(plane.worker.leases, "release", gone):
+        await plane.end()
 
 
 async def is_restored(plane: WorkerPlane) -> Checkpoint | None:
@@ -163,6 +172,77 @@ async def test_a_call_with_earlier_attempts_is_an_attempt_after_redis_was_emptie
         assert await calls_of(plane) == 4
     outcomes = [(attempt["model"], attempt["outcome"]) for attempt in result["attempts"]]
     assert outcomes == [("sim/bad", "error")] * 2 + [("sim/m", "worker_lost"), ("sim/m", "success")]
+
+
+async def test_a_call_whose_worker_died_as_redis_was_emptied_is_an_attempt(start_worker: StartWorker) -> None:
+    models = {
+        "sim/bad": model({"status": 500}),
+        "sim/m": model({"hang_s": 60, "requests": [1, 1]}, answer=ANSWER),
+    }
+    agent = {**AGENT, "model": "sim/bad", "fallback_models": ["sim/m"], "retry": {**AGENT["retry"], "max_attempts": 2}}
+    async with start_worker(models, {"writer": agent}) as plane:
+        await plane.publish(JOB)
+        await until(lambda: len(plane.sim.ledger.calls) == 3, "the call of the second model")
+        await die(plane)
+        await empty_redis(plane)
+        plane.begin()
+        result = await plane.result("j1")
+        assert await calls_of(plane) == 4
+        called = {call.client_request_id: call.cost_nano for call in plane.sim.ledger.calls}
+    costs = {attempt["attempt_id"]: nano_from_usd(attempt["cost"]) for attempt in result["attempts"]}
+    assert called.keys() == costs.keys()
+    assert all(costs[attempt_id] >= cost for attempt_id, cost in called.items())
+    outcomes = [(attempt["model"], attempt["outcome"], attempt["cost_basis"]) for attempt in result["attempts"][2:]]
+    assert outcomes == [("sim/m", "worker_lost", "estimated"), ("sim/m", "success", "billed")]
+
+
+async def test_the_lost_call_of_a_job_that_depends_on_others_is_an_attempt(start_worker: StartWorker) -> None:
+    models = {"sim/m": model({"hang_s": 60, "requests": [2, 2]})}
+    async with start_worker(models, {"writer": AGENT}) as plane:
+        await plane.run({**JOB, "job_id": "first"})
+        await plane.publish({**JOB, "depends_on": ["first"]})
+        await until(lambda: len(plane.sim.ledger.calls) == 2, "the call of the second job")
+        await die(plane)
+        await empty_redis(plane)
+        plane.begin()
+        result = await plane.result("j1")
+        assert len(plane.sim.ledger.calls) == 3
+    assert [attempt["outcome"] for attempt in result["attempts"]] == ["worker_lost", "success"]
+
+
+async def test_a_claim_that_recorded_nothing_leaves_the_lost_call_to_the_next_one(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model({"hang_s": 60, "requests": [1, 1]})}, {"writer": AGENT}) as plane:
+        await plane.publish(JOB)
+        await until(lambda: plane.sim.ledger.calls, "the call")
+        await die(plane)
+        await empty_redis(plane)
+        with patch.object(attempts, "recover", AsyncMock(side_effect=ClaimLostError("j1"))) as resumed:
+            plane.begin()
+            await until(lambda: resumed.called, "the second worker")
+            await die(plane)
+        plane.begin()
+        result = await plane.result("j1")
+        assert await calls_of(plane) == 2
+    assert [attempt["outcome"] for attempt in result["attempts"]] == ["worker_lost", "success"]
+
+
+@pytest.mark.parametrize("on_stream_break", ["continue", "fail"])
+async def test_a_streamed_answer_whose_part_is_lost_is_not_begun_again(
+    start_worker: StartWorker, on_stream_break: str
+) -> None:
+    agent = {**AGENT, "on_stream_break": on_stream_break}
+    stalled = {"stream": "stall", "after_chunks": 30, "requests": [1, 1]}
+    async with start_worker({"sim/m": model(stalled, answer=ANSWER)}, {"writer": agent}) as plane:
+        heard = await listen(plane)
+        await plane.publish({**JOB, "stream": True})
+        await until(lambda: len(text_of(heard)) == 4 * 30, "the first part")
+        await die(plane)
+        await empty_redis(plane)
+        plane.begin()
+        result = await plane.result("j1")
+        assert await calls_of(plane) == 1
+    assert (result["status"], result["error"]["class"]) == ("dead_lettered", "AnswerLostError")
+    assert text_of(heard) == ANSWER[: 4 * 30]
 
 
 async def test_a_heartbeat_restores_what_redis_has_lost(

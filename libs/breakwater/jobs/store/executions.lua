@@ -12,24 +12,33 @@ end
 -- apart, and the holder has not renewed it in between: Redis itself may have been stopped, or its clock have jumped.
 -- An execution has one digest, of the content of its job: another job with the same id never gets it.
 -- While Redis has its data for less than grace_ms, a job that was delivered before and that it knows nothing of may have a
--- holder all the same, which writes its claim again in that time.
+-- holder all the same, which writes its claim again in that time. Where none does, and Redis has its data for less long than
+-- the job exists, an earlier handling may have been calling when it died, and Redis has lost its checkpoint.
 -- KEYS: execution, notices, notes of the jobs that were accepted at its time, since when Redis has its data
--- Returns {'conflict', 0}, {'yours', checkpoint or '', notice…} or {'taken', ms until it may be asked for with success}.
+-- Returns {'conflict', 0}, {'yours', checkpoint or '', notice…} or {'taken', ms until it may be asked for with success}. '?'
+-- among the notices: a checkpoint may be lost.
 local token, lease_ms, grace_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local keep_ms, digest, tenant, task, owner = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8] -- but for the first '' for none
 local now, execution_id, run = now_ms(), ARGV[9], ARGV[10]
 local redelivered = ARGV[11] == '1'
-local known = redis.call('HMGET', KEYS[1], 'token', 'lease_until', 'asked_at', 'checkpoint', 'digest')
+local accepted_ms = tonumber(ARGV[12]) -- none for a message that no handling had before
+local known = redis.call('HMGET', KEYS[1], 'token', 'lease_until', 'asked_at', 'checkpoint', 'digest', 'lost')
+local lost = known[6]
 local holder, lease_until, asked_at = known[1], tonumber(known[2]), tonumber(known[3])
 if digest ~= '' and known[5] and known[5] ~= '' and known[5] ~= digest then
   return {'conflict', 0}
 end
 if redelivered and redis.call('EXISTS', KEYS[1]) == 0 then
   redis.call('SET', KEYS[4], now, 'NX')
-  local may_be_lost_until = redis.call('GET', KEYS[4]) + grace_ms
-  if may_be_lost_until > now then
-    return {'taken', may_be_lost_until - now}
+  local kept_since = tonumber(redis.call('GET', KEYS[4]))
+  if kept_since > now then -- the clock was ahead when it was written
+    redis.call('SET', KEYS[4], now)
+    kept_since = now
   end
+  if kept_since + grace_ms > now then
+    return {'taken', kept_since + grace_ms - now}
+  end
+  lost = accepted_ms and kept_since > accepted_ms
 end
 if holder and holder ~= token then
   if lease_until > now then
@@ -52,6 +61,9 @@ end
 if digest ~= '' or not known[5] then -- its absence shows that Redis has lost the execution
   fields[#fields + 1], fields[#fields + 2] = 'digest', digest
 end
+if lost then -- kept for the next claim, in case this one saves no checkpoint
+  fields[#fields + 1], fields[#fields + 2] = 'lost', 1
+end
 for name, value in pairs({tenant = tenant, task = task, owner = owner, run = run}) do
   if value ~= '' then
     fields[#fields + 1], fields[#fields + 2] = name, value
@@ -62,7 +74,11 @@ if asked_at then
   redis.call('HDEL', KEYS[1], 'asked_at')
 end
 redis.call('PEXPIRE', KEYS[1], keep_ms)
-return {'yours', known[4] or '', unpack(redis.call('HVALS', KEYS[2]))}
+local notices = redis.call('HVALS', KEYS[2])
+if lost and not known[4] then
+  notices[#notices + 1] = '?'
+end
+return {'yours', known[4] or '', unpack(notices)}
 
 --- checkpoint
 -- Saves a job's checkpoint and renews the lease of its claim, if that is still ours. An execution that Redis knows nothing of

@@ -83,6 +83,8 @@ class Claimed:
     """The requests to cancel the job."""
     has_children: bool = False
     """True if children came before it began; they belong to its task, if it names no other."""
+    incomplete: bool = False
+    """True if Redis may have lost a checkpoint: an earlier handling may have made an unrecorded call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ class Executions:
         run_id: str | None = None,
         accepted_s: float = 0.0,
         redelivered: bool = False,
+        delivered_before: bool = False,
     ) -> Claimed | Taken | Conflict:
         """Claims the job, unless another worker has. Idempotent for the same claim. Raises StateUnavailableError.
 
@@ -167,17 +170,21 @@ class Executions:
             run_id: the run of the job, for its children.
             accepted_s: when it was accepted, since the epoch; its note (`jobs.store.accepted`) goes to the claim.
             redelivered: another handling may have begun it, of which Redis knows nothing if it was emptied.
+            delivered_before: this very message was delivered to another handling, which may have been calling.
 
         Raises DecryptionError, too: it is ours, and its checkpoint can't be read.
         """
         arguments = [claim.token, CLAIM_LEASE_MS, GRACE_MS, KEEP_MS, digest, tenant or "", task_id or "", owner or ""]
         arguments += [claim.execution_id, run_id or "", int(redelivered)]
+        arguments.append(round(accepted_s * 1000) if delivered_before else "")
         call = ScriptCall(_LUA["claim"], [*claim.keys, accepted_key(accepted_s), KEPT_SINCE], arguments)
         [(verdict, detail, *cancels)] = await self._redis.run([call])
         match verdict:
             case "yours":
                 checkpoint = self._cipher.decrypt_document(detail.encode()).decode() if detail else None
-                return Claimed(checkpoint, _cancels(cancels), "" in cancels) if cancels else Claimed(checkpoint)
+                if not cancels:
+                    return Claimed(checkpoint)
+                return Claimed(checkpoint, _cancels(cancels), "" in cancels, _INCOMPLETE in cancels)
             case "taken":
                 return Taken(int(detail))
             case _:
