@@ -401,7 +401,8 @@ class Chaos:
         for stream in STREAMS:
             for consumer in await self.plane.jetstream.consumers_info(stream):
                 if consumer.num_ack_pending or (consumer.num_pending and consumer.name != "parked"):
-                    found.append(f"{stream}/{consumer.name}")
+                    left = f"{consumer.num_pending} to read, {consumer.num_ack_pending} to acknowledge"
+                    found.append(f"{stream}/{consumer.name} ({left})")
         return tuple(found)
 
 
