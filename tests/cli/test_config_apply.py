@@ -38,7 +38,7 @@ async def test_what_changes_is_prepared_and_announced(
     assert (done.version, done.before, done.changes) == (first.version, None, ())
     done = await apply_to_servers(settings, second, "ops")
     assert (done.before, done.changes) == (first.version, ("agents.editor: added",))
-    assert (await apply_to_servers(settings, second, "ops")).done == ()
+    assert (await apply_to_servers(settings, second, "ops")).server_changes == ()
 
     client = await nats.connect(own_nats_server.url)
     try:

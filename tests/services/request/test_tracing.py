@@ -42,7 +42,7 @@ async def test_what_is_no_trace_context_is_ignored(api: HttpApi, monkeypatch: py
 
 
 async def test_a_refusal_is_no_error_of_ours_and_an_outage_is(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: bytes) -> None:
+    def fail(*_: object) -> None:
         raise RuntimeError("sk-secret")
 
     async with collecting() as collector:

@@ -177,7 +177,7 @@ class _Candidate:
     def __init__(self, changes: Sequence[WaitingAlert]) -> None:
         newest = max(changes, key=lambda change: change.alert.version)
         self.newest = newest.alert
-        self._known_since = newest.stored_at
+        self._stored_at = newest.stored_at
         self._changes = frozenset(change.alert.change for change in changes)
         # The latest change of each kind is enough to know what happened; repetitions do not matter later.
         latest = {change.alert.change: change.sequence for change in changes if change.alert.change != "repeated"}
@@ -213,8 +213,9 @@ class _Candidate:
         if not recovered or rules.every_change:
             return now
         # Counted from the time at which it became known: a backlog may have recoveries that were undone long ago. The
-        # time of its event may lie ahead, if the clock of a machine does.
-        return self._known_since + timedelta(seconds=rules.quiet_s)
+        # time of its event counts for nothing while it lies ahead, as the clock of a machine may.
+        known_since = self._stored_at if self.newest.at > now else max(self.newest.at, self._stored_at)
+        return known_since + timedelta(seconds=rules.quiet_s)
 
     def update_ready(self, changed_at: datetime) -> datetime:
         """Return the earliest time to update its message. Only a repetition can wait."""
