@@ -54,6 +54,15 @@ LONGEST_CALL_S = 90_000.0
 
 CLIENT_LEFT: Literal["client_disconnect"] = "client_disconnect"
 
+CALL_HEADERS: Mapping[str, str] = {
+    "Idempotency-Key": "The job's id: 1 to 128 characters of printable ASCII.",
+    "x-breakwater-tenant": "As `breakwater.tenant` in the body, which comes first; so for the other options.",
+    "x-session-id": "Same as `breakwater.session_id`: calls of a session are shown as one run.",
+    "traceparent": "W3C trace context that the job becomes a part of. Calls of one trace are one run, if they "
+    "name no task and no session.",
+}
+"""Headers of requests that are calls of models, for the documentation."""
+
 OPENAI_ERRORS: Mapping[int, str] = {
     403: "The task was stopped (`guard_tripped`), or the key may not do this (`forbidden`).",
     409: "The idempotency key is that of another call (`id_conflict`), or the job was cancelled (`cancelled`).",

@@ -10,7 +10,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.dialects.api.calls import OPENAI_ERRORS, Calls, ParsedCall, options_of
+from breakwater.dialects.api.calls import CALL_HEADERS, OPENAI_ERRORS, Calls, ParsedCall, options_of
 from breakwater.dialects.contract.openai import ChatCompletion, ChatCompletionRequest
 from breakwater.dialects.rules.chat_chunks import OBJECT, Assembly, missing_chunks_of
 from breakwater.dialects.rules.chat_completions import completion_of, is_usage, job_of
@@ -42,13 +42,7 @@ class ChatRoutes:
         "provider does not support them. `x-should-retry: false` is set if Breakwater has already retried. With "
         "`stream`, the response is server-sent events: OpenAI's "
         "`chat.completion.chunk` objects and `[DONE]`, or an `error` after some of the answer.",
-        headers={
-            "Idempotency-Key": "The job's id: 1 to 128 characters of printable ASCII.",
-            "x-breakwater-tenant": "As `breakwater.tenant` in the body, which comes first; so for the other options.",
-            "x-session-id": "Same as `breakwater.session_id`: calls of a session are shown as one run.",
-            "traceparent": "W3C trace context that the job becomes a part of. Calls of one trace are one run, if they "
-            "name no task and no session.",
-        },
+        headers=CALL_HEADERS,
         body=ChatCompletionRequest,
         results={200: ("The answer.", ChatCompletion)},
         errors={

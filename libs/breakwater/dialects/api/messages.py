@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.dialects.api.calls import Calls, ParsedCall, options_of
+from breakwater.dialects.api.calls import CALL_HEADERS, Calls, ParsedCall, options_of
 from breakwater.dialects.contract.anthropic import (
     AnthropicMessage,
     CountTokensRequest,
@@ -49,11 +49,7 @@ class MessageRoutes:
         headers={
             "x-api-key": "The API key, unless it is a bearer token.",
             _BETA: "Passed on to Anthropic.",
-            "Idempotency-Key": "The job's id: 1 to 128 characters of printable ASCII.",
-            "x-breakwater-tenant": "As `breakwater.tenant` in the body, which comes first; so for the other options.",
-            "x-session-id": "Same as `breakwater.session_id`: calls of a session are shown as one run.",
-            "traceparent": "W3C trace context that the job becomes a part of. Calls of one trace are one run, if they "
-            "name no task and no session.",
+            **CALL_HEADERS,
         },
         body=MessagesRequest,
         results={200: ("The answer.", AnthropicMessage)},

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.dialects.api.calls import OPENAI_ERRORS, Calls, ParsedCall, options_of
+from breakwater.dialects.api.calls import CALL_HEADERS, OPENAI_ERRORS, Calls, ParsedCall, options_of
 from breakwater.dialects.api.response_store import input_of
 from breakwater.dialects.api.stored_responses import StoredResponseRoutes
 from breakwater.dialects.contract.openai import ResponseObject, ResponsesRequest
@@ -53,13 +53,7 @@ class ResponsesRoutes:
         "the answer back; a field that can't be translated is refused by name. With `stream`, the response is the "
         "specification's semantic events, with `sequence_number`. With `background`, the response is returned "
         "immediately, and does not end with its client. Headers as with chat completions.",
-        headers={
-            "Idempotency-Key": "The job's id: 1 to 128 characters of printable ASCII.",
-            "x-breakwater-tenant": "As `breakwater.tenant` in the body, which comes first; so for the other options.",
-            "x-session-id": "Same as `breakwater.session_id`: calls of a session are shown as one run.",
-            "traceparent": "W3C trace context that the job becomes a part of. Calls of one trace are one run, if they "
-            "name no task and no session.",
-        },
+        headers=CALL_HEADERS,
         body=ResponsesRequest,
         results={200: ("The answer.", ResponseObject)},
         errors={
