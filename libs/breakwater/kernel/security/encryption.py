@@ -174,9 +174,9 @@ class Cipher:
 
     def decrypt_record(self, record: RecordT) -> RecordT:
         """Return a record with its texts. Raises DecryptionError."""
-        document = record.json_bytes()
-        decrypted = self.decrypt_document(document)
-        return record if decrypted is document else type(record).model_validate_json(decrypted)
+        if getattr(record, FIELD, None) is None:
+            return record
+        return type(record).model_validate_json(self.decrypt_document(record.json_bytes()))
 
     def encrypt_line(self, text: str) -> str:
         """Encrypt a text to a line, to which others can be appended; unchanged if the cipher is off."""
