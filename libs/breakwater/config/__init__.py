@@ -17,19 +17,17 @@ from breakwater.config.models import (
     AgentDefaults,
     BudgetSettings,
     CacheRules,
-    ClickHouse,
     Config,
-    Limits,
     ModelSettings,
-    NatsProgram,
-    RetentionDays,
     breaker_of,
     breakers_of,
     validate_job,
 )
-from breakwater.identity.settings import ConsoleSettings, OpenId
+from breakwater.identity.settings import ConsoleSettings, NatsProgram, OpenId
 from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.nats.settings import Limits
 from breakwater.kernel.security.secret_refs import SecretRef
+from breakwater.records.settings import ClickHouse, RetentionDays
 
 __all__ = [
     "Agent",

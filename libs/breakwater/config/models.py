@@ -8,11 +8,9 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, cast
-from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import (
-    AfterValidator,
     Field,
     JsonValue,
     PrivateAttr,
@@ -21,7 +19,6 @@ from pydantic import (
     model_validator,
 )
 
-from breakwater.alerts.rules.links import TRACE_ID
 from breakwater.alerts.settings import Alerts
 from breakwater.breakers.rules import ALL, BreakerKey, BreakerRules, take_preset
 from breakwater.calls.providers.registry import LOCAL_KINDS, ProviderEntry
@@ -39,11 +36,13 @@ from breakwater.dialects.rules.embeddings import (
     too_many,
     too_many_batches,
 )
-from breakwater.identity.settings import ConsoleSettings
+from breakwater.identity.settings import ConsoleSettings, NatsProgram
 from breakwater.jobs.contract.job import CallApi, ChatMessage, Job, NativeRequest
 from breakwater.jobs.rules.ownership import shown
-from breakwater.kernel.nats.subjects import DUPLICATE_WINDOW_S
-from breakwater.kernel.security.secret_refs import EnvName, Secret
+from breakwater.kernel.nats.settings import Limits
+from breakwater.kernel.security.secret_refs import EnvName
+from breakwater.kernel.security.settings import Encryption
+from breakwater.kernel.telemetry.settings import Tracing
 from breakwater.kernel.types import NO_CONTROLS, Identifier, Message, ModelId, Name, Off, UsdAmount
 from breakwater.kernel.validation import FieldError
 from breakwater.limits.rules.budget import OTHERS, Caps, CapTable
@@ -52,10 +51,8 @@ from breakwater.limits.rules.job_rules import NO_JOB_RULES, JobRules, bound_prob
 from breakwater.limits.rules.ledger import MAX_TAGS
 from breakwater.limits.rules.rate_limit import RateLimit
 from breakwater.prices.rules.price import MAX_OUTPUT_TOKENS, Price, term_of
+from breakwater.records.settings import ClickHouse
 from breakwater.redaction.rules.redact import RedactionRules, id_objection
-
-MIB = 1024**2
-GIB = 1024**3
 
 NO_WILDCARD = "names have no wildcards; write each name out"
 
@@ -273,54 +270,6 @@ class Agent(AgentDefaults):
         return tuple(dict.fromkeys(model for model in (first, *fallbacks) if model is not None))
 
 
-MIN_DAYS_FOR_BUDGETS = 62
-"""The days of attempts that budgets need. Lost counters are rebuilt from ClickHouse, for this month and for the
-previous one, whose last calls may still be in flight: at most two months of 31 days."""
-
-
-def _long_enough(days: int) -> int:
-    if days < MIN_DAYS_FOR_BUDGETS:
-        raise ValueError(
-            f"must be at least {MIN_DAYS_FOR_BUDGETS} days, not {days}: if Redis loses its counters, the budgets of "
-            "this month and the previous one are rebuilt from these rows"
-        )
-    return days
-
-
-# With more days, the expiry of a row would be later than ClickHouse's times can represent.
-Days = Annotated[int, Field(ge=1, le=10_000)]
-DaysForBudgets = Annotated[
-    int, AfterValidator(_long_enough), Field(le=10_000, json_schema_extra={"minimum": MIN_DAYS_FOR_BUDGETS})
-]
-
-
-class RetentionDays(Message):
-    """Number of days that each table keeps its rows."""
-
-    executions: Days = 400
-    attempts: DaysForBudgets = 400
-    breaker_transitions: Days = 400
-    guard_events: Days = 400
-    budget_events: DaysForBudgets = 400
-    plan_changes: Days = 400
-    alerts: Days = 400
-    audit: Days = 400
-
-
-class ClickHouse(Message):
-    """The ClickHouse database. `breakwater setup` applies these settings."""
-
-    retention_days: RetentionDays = Field(
-        default=RetentionDays(), description="Number of days that each table keeps its rows."
-    )
-    cluster: str | None = Field(
-        default=None,
-        pattern=r"^[\w.{}-]+$",
-        max_length=128,
-        description="Name of the replicated cluster for all tables, as in the servers' `remote_servers`.",
-    )
-
-
 def hint(mistyped: str, candidates: Iterable[str]) -> str:
     """Returns `; did you mean 'x'?` if a candidate is similar, else `; known: …` with all candidates."""
     names = list(candidates)
@@ -406,151 +355,6 @@ class BudgetSettings(Message):
     def zone(self) -> ZoneInfo:
         """The calendar's time zone."""
         return ZoneInfo(self.timezone)
-
-
-class Limits(Message):
-    """Size and time limits of the plane itself."""
-
-    # Dead letters hold a job as base64, and the NATS servers take messages of up to 8 MB.
-    max_body_bytes: int = Field(
-        default=4_000_000, ge=1_000, le=5_000_000, description="Maximum size of a job in bytes."
-    )
-    # Redis remembers for six days which events were applied.
-    events_max_age_h: float = Field(
-        default=72,
-        gt=0,
-        le=144,
-        description="How long EVENTS keeps events, and a job_id stays idempotent.",
-    )
-    # A job that is repeated within the duplicate window is answered from its stored result.
-    results_max_age_h: float = Field(
-        default=24, ge=DUPLICATE_WINDOW_S / 3600, description="How long RESULTS keeps results."
-    )
-    jobs_max_bytes: int = Field(
-        default=2 * GIB, ge=MIB, description="Maximum bytes of waiting jobs. Beyond it, submissions are refused."
-    )
-    jobs_max_bytes_per_agent: int | None = Field(
-        default=None,
-        ge=MIB,
-        description=(
-            "Maximum bytes of waiting jobs per agent, as `request` estimates them. It refuses "
-            "more over HTTP. Default: a quarter of `jobs_max_bytes`."
-        ),
-    )
-    jobs_max_per_agent: int | None = Field(
-        default=None,
-        ge=1,
-        description=(
-            "Maximum number of waiting jobs per agent and sender: the HTTP API, `client`, and "
-            "each named program. NATS refuses more. Default: no limit."
-        ),
-    )
-    events_max_bytes: int = Field(
-        default=8 * GIB,
-        ge=MIB,
-        description=(
-            "Maximum bytes of EVENTS; a job needs about 5 KB. When it is full, workers wait "
-            "until the oldest events have expired. Jobs stay in JOBS, and nothing is lost."
-        ),
-    )
-    results_max_bytes: int = Field(
-        default=4 * GIB, ge=MIB, description="Maximum bytes of RESULTS, which stores each answer once."
-    )
-    responses_max_bytes: int = Field(
-        default=1 * GIB,
-        ge=MIB,
-        description=(
-            "Maximum bytes of RESPONSES, which stores requests and chunks of stored responses. When it is full, the "
-            "oldest are dropped. A key, or a tenant, may store a quarter of it in ten minutes and while a background "
-            "response is under way, and all may store three quarters meanwhile; more background responses are refused."
-        ),
-    )
-    dead_letters_max_bytes: int = Field(
-        default=2 * GIB,
-        ge=MIB,
-        description=(
-            "Maximum bytes of DLQ. When it is full, jobs to be dead-lettered wait and keep their agents' slots."
-        ),
-    )
-    alerts_max_bytes: int = Field(
-        default=256 * MIB,
-        ge=MIB,
-        description="Maximum bytes of ALERTS. When it is full, the oldest alerts are dropped.",
-    )
-    drain_s: float = Field(
-        default=8.0, ge=0, le=600, description="Time that a stopping worker gives its calls to finish."
-    )
-
-
-class Encryption(Message):
-    """Encryption of stored prompts, answers and dead letters. Off without keys."""
-
-    keys: tuple[Secret, ...] = Field(
-        default=(),
-        description=(
-            "The first key encrypts, all decrypt. `breakwater encryption new-key` creates one. "
-            "Services read the keys at their start."
-        ),
-    )
-
-
-class NatsProgram(Message):
-    """A program that connects to NATS with a user of its own, `program-<name>`, and may use some agents only."""
-
-    agents: tuple[Identifier, ...] = Field(min_length=1, description="Agents that the program may use.")
-    tenants: tuple[Name, ...] = Field(
-        default=(),
-        description=(
-            "Tenants that the program may submit jobs for; empty: any. If there is exactly one, "
-            "jobs without a tenant get it."
-        ),
-    )
-
-
-class Tracing(Message):
-    """Links to traces, and their content. Sending them is set by the `OTEL_*` variables."""
-
-    capture_content: bool = Field(
-        default=False,
-        description=(
-            "Adds prompts and answers to spans, redacted as in records. Never if the agent does "
-            "not keep them (`persist_prompts`, `persist_responses`), or if texts are encrypted."
-        ),
-    )
-    max_content_bytes: int = Field(
-        default=16 * 1024,
-        ge=256,
-        le=MIB,
-        description=(
-            "Maximum size of a span's prompt, and of its answer. The longest texts are "
-            "truncated, then the oldest messages omitted."
-        ),
-    )
-
-    url_template: str | None = Field(
-        default=None,
-        description=(
-            "URL of a trace in your tracing system, with the placeholder `{trace_id}`. The "
-            "console links executions to it."
-        ),
-        examples=["https://jaeger.example.com/trace/{trace_id}"],
-    )
-
-    @field_validator("url_template")
-    @classmethod
-    def _a_url_with_the_id(cls, template: str | None) -> str | None:
-        if template is None:
-            return None
-        if TRACE_ID not in template:
-            raise ValueError(f"must contain the placeholder {TRACE_ID}")
-        try:
-            url = urlsplit(template)
-            usable = url.scheme in {"http", "https"} and bool(url.hostname) and TRACE_ID not in url.netloc
-        except ValueError:
-            usable = False
-        if not usable or not template.isprintable() or " " in template:
-            raise ValueError(f"must be a URL: http:// or https://, a host, and {TRACE_ID} after it")
-        return template
 
 
 CostTag = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NO_CONTROLS)]

@@ -1,4 +1,4 @@
-"""The settings of the console: its address, and signing in."""
+"""The sections `console` and `programs` of the config: the console's address, signing in, and NATS users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from breakwater.identity.contract import PersonRole
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.addresses import NetworkSetting
 from breakwater.kernel.security.secret_refs import Secret
-from breakwater.kernel.types import Identifier, Message
+from breakwater.kernel.types import Identifier, Message, Name
 
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 _OPENID_SCOPE = r"^[\x21\x23-\x5b\x5d-\x7e]+$"
@@ -84,8 +84,7 @@ class OpenId(Message):
         default_factory=dict, description="Values of the claim for each role. A person may have several roles."
     )
     default_role: PersonRole | None = Field(
-        default=None,
-        description="Role of everyone else who can sign in at the issuer; default: they are refused.",
+        default=None, description="Role of everyone else who can sign in at the issuer; default: they are refused."
     )
     allow_networks: tuple[NetworkSetting, ...] = Field(
         default=(),
@@ -131,3 +130,16 @@ class ConsoleSettings(Message):
         if self.openid is not None and self.url is None:
             raise ValueError("openid needs url, the address to which the provider redirects people")
         return self
+
+
+class NatsProgram(Message):
+    """A program that connects to NATS with a user of its own, `program-<name>`, and may use some agents only."""
+
+    agents: tuple[Identifier, ...] = Field(min_length=1, description="Agents that the program may use.")
+    tenants: tuple[Name, ...] = Field(
+        default=(),
+        description=(
+            "Tenants that the program may submit jobs for; empty: any. If there is exactly one, "
+            "jobs without a tenant get it."
+        ),
+    )

@@ -7,6 +7,8 @@ import hmac
 from datetime import datetime, timedelta
 from urllib.parse import quote, urlencode
 
+from breakwater.kernel.telemetry.settings import TRACE_ID
+
 MIN_SECRET_LENGTH = 32
 """The fewest characters of the secret that signs links."""
 
@@ -33,10 +35,6 @@ def link_objection(secret: str, incident_id: str, expires: str, signature: str, 
 def _signature(secret: str, incident_id: str, expires: int) -> str:
     message = f"breakwater.incident\n{incident_id}\n{expires}"
     return hmac.new(secret.encode(), message.encode(), hashlib.sha256).hexdigest()
-
-
-TRACE_ID = "{trace_id}"
-"""The placeholder of the id in a template."""
 
 
 def trace_url(template: str | None, trace_id: str | None) -> str | None:

@@ -1,0 +1,58 @@
+"""The section `clickhouse` of the config."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from breakwater.kernel.types import Message
+
+MIN_DAYS_FOR_BUDGETS = 62
+"""The days of attempts that budgets need. Lost counters are rebuilt from ClickHouse, for this month and for the
+previous one, whose last calls may still be in flight: at most two months of 31 days."""
+
+
+def _long_enough(days: int) -> int:
+    if days < MIN_DAYS_FOR_BUDGETS:
+        raise ValueError(
+            f"must be at least {MIN_DAYS_FOR_BUDGETS} days, not {days}: if Redis loses its counters, the budgets of "
+            "this month and the previous one are rebuilt from these rows"
+        )
+    return days
+
+
+# With more days, the expiry of a row would be later than ClickHouse's times can represent.
+Days = Annotated[int, Field(ge=1, le=10_000)]
+
+
+DaysForBudgets = Annotated[
+    int, AfterValidator(_long_enough), Field(le=10_000, json_schema_extra={"minimum": MIN_DAYS_FOR_BUDGETS})
+]
+
+
+class RetentionDays(Message):
+    """Number of days that each table keeps its rows."""
+
+    executions: Days = 400
+    attempts: DaysForBudgets = 400
+    breaker_transitions: Days = 400
+    guard_events: Days = 400
+    budget_events: DaysForBudgets = 400
+    plan_changes: Days = 400
+    alerts: Days = 400
+    audit: Days = 400
+
+
+class ClickHouse(Message):
+    """The ClickHouse database. `breakwater setup` applies these settings."""
+
+    retention_days: RetentionDays = Field(
+        default=RetentionDays(), description="Number of days that each table keeps its rows."
+    )
+    cluster: str | None = Field(
+        default=None,
+        pattern=r"^[\w.{}-]+$",
+        max_length=128,
+        description="Name of the replicated cluster for all tables, as in the servers' `remote_servers`.",
+    )
