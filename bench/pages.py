@@ -39,10 +39,10 @@ from breakwater.local.ports import free_port
 from breakwater.records.api.costs import CostRoutes
 from breakwater.records.figures import Spender
 from breakwater.records.rules.costs import month_before
+from tests.api_documents import answer, breaker, budget, health, incident, model, queue, service
 from tests.browser.conftest import OPTIONS, PROGRAM
 from tests.cli.api_stub import KEY, Stub, serving
 from tests.server_sources import embedded_servers
-from tests.services.console.answers import answer, breaker, budget, health, incident, model, queue, service
 from tests.services.console.conftest import key_with, running
 
 VISITS, LIMIT_MS, DAYS = 9, 300.0, 30

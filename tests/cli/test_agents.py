@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,46 +10,20 @@ from typing import Any
 
 import pytest
 
-from breakwater.breakers.views import open_until
 from breakwater.cli.main import main
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.commands.formats import clock
 from breakwater.kernel.types import format_time
-from tests.cli.api_stub import Stub, problem
+from tests.api_documents import health, model
+from tests.cli.api_stub import Stub
 from tests.cli.conftest import Run, in_thread
 
 NOW = datetime.now(UTC)
-FAILED, SUCCEEDED, LATER = NOW - timedelta(minutes=3), NOW - timedelta(seconds=5), NOW + timedelta(hours=2)
+LATER = NOW + timedelta(hours=2)
 
 
-def health(model: str, health: str, breaker: str | None, fails: int = 0, **more: Any) -> dict[str, Any]:
-    given = {"model": model, "health": health, "health_reason": f"it is {health}", "breaker": breaker}
-    return given | {"consecutive_failures": fails, **more}
-
-
-AGENTS: list[dict[str, Any]] = [
-    {
-        "agent_id": "writer",
-        "health": "degraded",
-        "health_reason": "a/large: it is unhealthy",
-        "consecutive_failures": 0,
-        "last_failure_at": format_time(FAILED),
-        "last_success_at": format_time(SUCCEEDED),
-        "circuit_open_until": None,
-        "models": [
-            health("a/large", "unhealthy", "open", 3, circuit_open_until=format_time(LATER)),
-            health("a/small", "healthy", "closed", last_success_at=format_time(SUCCEEDED)),
-        ],
-        "told_in_a_later_version": True,
-    },
-    {
-        "agent_id": "tool",
-        "health": "healthy",
-        "health_reason": "no calls yet",
-        "consecutive_failures": 0,
-        "models": [health("local/tool", "healthy", None), health("b/x", "unhealthy", "isolated")],
-    },
-]
+LARGE = model("a/large", "open", "unhealthy") | {"circuit_open_until": format_time(LATER)}
+AGENTS = [health("writer", "degraded", LARGE, model("a/small")) | {"told_in_a_later_version": True}, health("tool")]
 
 CONFIG = """
 providers: {a: {base_url: "http://127.0.0.1:9/v1"}}
@@ -62,32 +35,6 @@ agents: {writer: {model: a/large}}
 def stub(stub: Stub) -> Stub:
     stub.answers["GET agents"] = (200, AGENTS)
     return stub
-
-
-async def test_every_agent_and_each_of_its_models_has_a_row(run: Run, stub: Stub) -> None:
-    ran = await in_thread(run, "agents")
-    assert (ran.code, ran.err) == (ExitCode.OK, "")
-    header, writer, large, small, tool, off, isolated = ran.out.splitlines()
-    titles = ["agent, models", "health", "breaker", "fails", "last failure", "last success", "open until", "reason"]
-    assert re.split(r"  +", header) == titles
-    assert writer.split() == [
-        "writer",
-        "degraded",
-        "0",
-        *clock(FAILED, NOW).split(),
-        *clock(SUCCEEDED, NOW).split(),
-        *["a/large:", "it", "is", "unhealthy"],
-    ]
-    assert large.split()[:4] == ["a/large", "unhealthy", "open", "3"]
-    assert clock(LATER, NOW) in large
-    assert small.split()[:4] == ["a/small", "healthy", "closed", "0"]
-    assert tool.split() == ["tool", "healthy", "0", "no", "calls", "yet"]
-    assert off.split() == ["local/tool", "healthy", "off", "0", "it", "is", "healthy"]
-    assert isolated.split() == ["b/x", "unhealthy", "isolated", "0", "until", "reset", "it", "is", "unhealthy"]
-
-
-async def test_json_is_the_interfaces_own_array(run: Run, stub: Stub) -> None:
-    assert (await in_thread(run, "agents", "--json")).json == AGENTS
 
 
 async def test_a_narrow_terminal_shows_what_matters_in_colour(
@@ -112,25 +59,8 @@ async def test_a_narrow_terminal_shows_what_matters_in_colour(
     assert "it is unhealthy" in lines[4]
 
 
-@pytest.mark.parametrize(
-    ("state", "until", "text"),
-    [
-        ("closed", None, ""),
-        (None, None, ""),
-        ("isolated", None, "until reset"),
-        ("half_open", LATER, "a call probes it"),
-        ("open", NOW, "next call probes it"),
-        # Named, for the workers of the test runner must find the same tests whatever second they start in.
-        pytest.param(
-            "open",
-            NOW + timedelta(seconds=65),
-            "{until}, 1 min 05 s",
-            id="open for 65 seconds",
-        ),
-    ],
-)
-def test_when_a_call_may_pass_again_is_said_in_words(state: Any, until: datetime | None, text: str) -> None:
-    assert open_until(state, until, NOW) == text.format(until=clock(until, NOW))
+async def test_a_field_of_a_later_version_is_passed_on_as_json(run: Run, stub: Stub) -> None:
+    assert (await in_thread(run, "agents", "--json")).json == AGENTS
 
 
 async def test_figures_that_nobody_knows_are_said_to_be_missing(
@@ -144,15 +74,6 @@ async def test_figures_that_nobody_knows_are_said_to_be_missing(
     assert "ClickHouse does not answer" in ran.err
     assert "Redis" in ran.err
     assert ran.out.splitlines()[1].split()[:2] == ["writer", "degraded"]
-
-
-async def test_what_the_interface_refuses_is_reported_in_its_words(run: Run, stub: Stub) -> None:
-    ran = await in_thread(run, "agents", "--api-key", "bw_no_no", "--json")
-    assert (ran.code, ran.error["code"]) == (ExitCode.FAILED, "unauthorized")
-    stub.answers["GET agents"] = (503, problem("unavailable", "the state cannot be read now: Redis is away"))
-    ran = await in_thread(run, "agents")
-    assert (ran.code, ran.out) == (ExitCode.UNREACHABLE, "")
-    assert "Redis is away" in ran.err
 
 
 @pytest.mark.parametrize("answer", [(200, "<html>"), (200, {"agents": []}), (200, [{"agent_id": "x"}]), (502, "bad")])

@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 
 from breakwater.alerts.commands import short_ids
+from breakwater.alerts.contract import Alert
+from breakwater.alerts.views import FACTS
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.commands.formats import clock
 from breakwater.kernel.types import format_time
+from tests import api_documents as documents
 from tests.cli.api_stub import Stub, problem
-from tests.cli.conftest import Run, Terminal, in_thread
+from tests.cli.conftest import Run, in_thread
+from tests.columns import texts
 
 NOW = datetime.now(UTC)
 SINCE = NOW - timedelta(days=2)
@@ -20,26 +24,11 @@ ID = "inc_3f9a1c07d2e84b56a1c0d375"
 
 
 def incident(incident_id: str = ID, **more: Any) -> dict[str, Any]:
-    return {
-        "alert_id": "alert_1",
-        "incident_id": incident_id,
-        "key": "guard_tripped/-/t1",
-        "change": "opened",
-        "status": "pending",
-        "event": "guard_tripped",
-        "severity": "critical",
-        "agent": "researcher",
-        "title": "Task stopped: t1 (max_iterations)",
-        "text": "10 iterations (limit: 10). To do: find out why.",
-        "payload": {"task_id": "t1"},
-        "count": 1,
-        "version": 1,
-        "opened_at": format_time(SINCE),
-        "last_at": format_time(SINCE),
-        "source_id": "x",
-        "at": format_time(NOW),
-        **more,
-    }
+    """One that waits for somebody."""
+    opened = {"opened_at": format_time(SINCE), "last_at": format_time(SINCE), "status": "pending"}
+    return documents.incident(
+        **{"incident_id": incident_id, "title": "Task stopped: t1 (max_iterations)"} | opened | more
+    )
 
 
 PENDING = incident()
@@ -58,26 +47,6 @@ CAP = incident(
 )
 NOT_SENT = "Alerts are not sent to anyone: the config has no channel. Add one under `alerts.channels`"
 LISTED = {"alerts": [CAP, PENDING], "more": False, "channels": 1}
-UNDELIVERED = [
-    {
-        "dead_letter_id": 17,
-        "channel": "ops",
-        "alert_id": "alert_1",
-        "title": PENDING["title"],
-        "error": "ops: the receiver answered 500 (tried 12 times)",
-        "at": format_time(NOW),
-        "replayed": False,
-    },
-    {
-        "dead_letter_id": 9,
-        "channel": "second.line",
-        "alert_id": None,
-        "title": None,
-        "error": "second.line: gone",
-        "at": format_time(SINCE),
-        "replayed": True,
-    },
-]
 
 
 def replayed(number: int, *, already: int = 0, skipped: int = 0, after: int | None = None) -> dict[str, Any]:
@@ -92,17 +61,9 @@ def stub(stub: Stub) -> Stub:
     return stub
 
 
-@pytest.mark.parametrize("command", [["alerts"], ["alerts", "list"]], ids=" ".join)
-async def test_incidents_are_listed_with_what_ack_takes(run: Run, stub: Stub, command: list[str]) -> None:
-    ran = await in_thread(run, *command)
-    assert (ran.code, ran.err) == (ExitCode.OK, "")
-    _, cap, pending = ran.out.splitlines()
-    assert cap.split()[:5] == ["inc_77aa0011", "acknowledged", "critical", "budget_hard_cap", "1,200"]
-    assert cap.endswith("Budget refuses calls: all agents, daily")
-    assert pending.split()[:6] == ["inc_3f9a1c07", "pending", "warning", "guard_tripped", "researcher", "1"]
-    assert clock(SINCE, NOW) in pending
-    assert stub.queries == [{"status": "unresolved", "limit": "100"}]
-    assert (await in_thread(run, *command, "--json")).json == LISTED
+async def test_incidents_are_listed_with_ids_as_short_as_ack_takes(run: Run, stub: Stub) -> None:
+    rows = (await in_thread(run, "alerts")).out.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["inc_77aa0011", "inc_3f9a1c07"]
 
 
 async def test_which_ones_are_meant_is_asked_for(run: Run, stub: Stub) -> None:
@@ -113,7 +74,6 @@ async def test_which_ones_are_meant_is_asked_for(run: Run, stub: Stub) -> None:
     assert ran.err == "(more than these 2; see --limit)\n"
     stub.answers["GET alerts"] = (200, {"alerts": [], "more": False, "channels": 1})
     for given, said in (
-        ([], "no incident is unresolved"),
         (["--status", "pending"], "no incident is pending"),
         (["--status", "all"], "no incident is known"),
         (["--agent", "x"], "no incident is unresolved of those you asked for"),
@@ -130,40 +90,6 @@ async def test_a_status_that_is_none_is_wrong_usage(run: Run, stub: Stub) -> Non
     assert ran.err.startswith("error: status: should be 'firing', 'pending' or 'all'\n")
 
 
-@pytest.mark.parametrize(
-    ("width", "first", "left_out"),
-    [
-        (60, "inc_77aa0011  acknowledged  budget_hard_cap", "(severity, agent, count, since: omitted"),
-        (80, "inc_77aa0011  acknowledged  budget_hard_cap  1,200", "(severity, agent: omitted"),
-        (100, "inc_77aa0011  acknowledged  critical  budget_hard_cap", ""),
-        (140, "inc_77aa0011  acknowledged  critical  budget_hard_cap", ""),
-    ],
-)
-async def test_a_table_fits_the_terminal_and_has_every_title(
-    run: Run, stub: Stub, terminal: Terminal, width: int, first: str, left_out: str
-) -> None:
-    terminal(width)
-    ran = await in_thread(run, "alerts")
-    lines = [line.rstrip() for line in ran.out.splitlines()]
-    assert max(len(line) for line in lines) <= width
-    [row] = [line for line in lines if line.startswith("inc_77")]
-    assert row.startswith(first)
-    assert ran.err.startswith(left_out)
-    assert sum(title in ran.out for title in (CAP["title"], PENDING["title"])) == 2
-
-
-async def test_undelivered_alerts_fit_the_terminal_with_title_and_error(
-    run: Run, stub: Stub, terminal: Terminal
-) -> None:
-    stub.answers["GET alerts/undelivered"] = (200, {"undelivered": UNDELIVERED, "more": False, "channels": 1})
-    for width in (80, 140):
-        terminal(width)
-        ran = await in_thread(run, "alerts", "undelivered")
-        assert max(len(line.rstrip()) for line in ran.out.splitlines()) <= width
-        for words in (PENDING["title"], "answered 500 (tried 12 times)", "second.line: gone"):
-            assert words in ran.out
-
-
 def test_ids_are_as_long_as_distinguishes_them() -> None:
     assert short_ids([ID, ID]) == {ID: "inc_3f9a1c07"}
     alike = ["inc_aaaaaaaaaa11", "inc_aaaaaaaaaa22", "inc_b"]
@@ -176,36 +102,8 @@ async def test_all_of_one_is_shown(run: Run, stub: Stub) -> None:
     assert (ran.code, ran.err) == (ExitCode.OK, "")
     head, *facts = ran.out.splitlines()
     assert head == f"{CAP['incident_id']}  {CAP['title']}"
-    reported = {line[2:16].strip(): line[16:].strip() for line in facts}
-    assert reported == {
-        "status": "acknowledged",
-        "severity": "critical",
-        "event": "budget_hard_cap",
-        "since": clock(SINCE, NOW),
-        "count": f"1,200 occurrences, the last at {clock(NOW, NOW)}",
-        "acknowledged": f"by ops at {clock(NOW, NOW)}",
-        "reason": "looking at it",
-        "text": CAP["text"],
-    }
+    assert {line[2:16].strip(): line[16:].strip() for line in facts} == texts(FACTS, Alert.model_validate(CAP))
     assert (await in_thread(run, "alerts", "show", "inc_77aa", "--json")).json == CAP
-
-
-@pytest.mark.parametrize("known", [{"first_event": "breaker_open", "highest_severity": "critical"}, {}])
-async def test_one_that_is_over_is_shown_as_what_it_was(run: Run, stub: Stub, known: dict[str, str]) -> None:
-    """Also one that an earlier version opened, which said neither."""
-    closed = incident(key="breaker_open/researcher/m", event="breaker_closed", severity="info", **known)
-    stub.answers["GET alerts/inc_3f9a"] = (200, closed)
-    ran = await in_thread(run, "alerts", "show", "inc_3f9a")
-    reported = {line[2:16].strip(): line[16:].strip() for line in ran.out.splitlines()[1:]}
-    assert (reported["severity"], reported["event"], reported["ended with"]) == (
-        "critical",
-        "breaker_open",
-        "breaker_closed",
-    )
-    stub.answers["GET alerts"] = (200, {"alerts": [closed], "more": False, "channels": 1})
-    listed = (await in_thread(run, "alerts", "--status", "all")).out
-    assert "critical" in listed
-    assert "breaker_closed" not in listed
 
 
 async def test_what_an_id_holds_is_no_path(run: Run, stub: Stub) -> None:
@@ -279,17 +177,12 @@ async def test_without_an_alerter_no_channel_is_blamed(run: Run, stub: Stub) -> 
     assert ran.err.startswith("error: no alerter is at work\n")
 
 
-async def test_what_did_not_arrive_is_listed(run: Run, stub: Stub) -> None:
-    document = {"undelivered": UNDELIVERED, "more": True, "channels": 1}
-    stub.answers["GET alerts/undelivered"] = (200, document)
-    ran = await in_thread(run, "alerts", "undelivered", "--channel", "second.line", "--limit", "2")
-    assert stub.queries == [{"channel": "second.line", "limit": "2"}]
-    _, first, second = ran.out.splitlines()
-    assert first.split()[:5] == ["17", "ops", clock(NOW, NOW), "no", "alert_1"]
-    assert first.endswith("ops: the receiver answered 500 (tried 12 times)")
-    assert second.split()[-2:] == ["second.line:", "gone"]
-    assert ran.err == "(more than these 2; see --limit)\n"
-    assert (await in_thread(run, "alerts", "undelivered", "--json")).json == document
+async def test_what_did_not_arrive_is_listed_for_a_channel(run: Run, stub: Stub) -> None:
+    lost = [documents.undelivered(17), documents.undelivered(9)]
+    stub.answers["GET alerts/undelivered"] = (200, {"undelivered": lost, "more": True, "channels": 1})
+    ran = await in_thread(run, "alerts", "undelivered", "--channel", "ops", "--limit", "2")
+    assert stub.queries == [{"channel": "ops", "limit": "2"}]
+    assert (len(ran.out.splitlines()), ran.err) == (3, "(more than these 2; see --limit)\n")
     stub.answers["GET alerts/undelivered"] = (200, {"undelivered": [], "more": False, "channels": 1})
     ran = await in_thread(run, "alerts", "undelivered", "--channel", "ops")
     assert (ran.code, ran.err) == (ExitCode.OK, "every alert for ops has arrived, or is on its way\n")
@@ -314,24 +207,6 @@ async def test_one_dead_letter_is_replayed_by_its_number(run: Run, stub: Stub) -
     assert (ran.out, ran.err) == ("1 alert will be sent again: 1 on ops\n", "")
     reported = (await in_thread(run, "alerts", "replay", "--dead-letter", "17", "--json")).json
     assert reported == {"replayed": 1, "already": 0, "skipped": 0, "channels": {"ops": 1}}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["acknowledge"], "No such command 'acknowledge'"),
-        (["ack"], "Missing argument 'INCIDENT'"),
-        (["test"], "Missing argument 'CHANNEL'"),
-        (["ack", "\udcff", "--url", "http://127.0.0.1:9"], "incident_id is not UTF-8 text"),
-        (["--agent", "\udcff", "--url", "http://127.0.0.1:9"], "--agent is not UTF-8 text"),
-        (["--limit", "0"], "--limit"),
-        (["replay", "--dead-letter", "0"], "--dead-letter"),
-    ],
-)
-def test_wrong_usage_is_reported_before_anything_is_asked(run: Run, arguments: list[str], said: str) -> None:
-    ran = run("alerts", *arguments)
-    assert ran.code == ExitCode.USAGE
-    assert said in ran.err
 
 
 async def test_without_a_channel_it_is_said_that_alerts_are_not_sent(run: Run, stub: Stub) -> None:

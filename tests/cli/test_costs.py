@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any
 
-import pytest
 import yaml
 
 from breakwater.kernel.commands.errors import ExitCode
@@ -50,14 +49,3 @@ async def test_programs_get_the_document_and_spreadsheets_the_csv_as_they_are(st
     assert (await in_thread(run, "costs", "--json")).json == COSTS
     assert (await in_thread(run, "costs", "--csv", "--by", "tenant")).out == CSV
     assert stub.queries[-1] == {"by": "tenant"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [(("--by", "colour"), "'colour'"), (("--by", "tag:"), "tag:NAME"), (("--csv", "--json"), "exclude each other")],
-)
-async def test_what_cannot_be_asked_for_is_a_wrong_call(stub: Stub, run: Run, arguments: Any, words: str) -> None:
-    ran = await in_thread(run, "costs", *arguments)
-    assert ran.code == ExitCode.USAGE
-    assert words in ran.err
-    assert not stub.asked

@@ -7,64 +7,24 @@ from typing import Any
 
 import pytest
 
+from breakwater.jobs.contract.dead_letters import DeadLetterDetails
+from breakwater.jobs.views.dead_letters import FACTS
 from breakwater.kernel.commands.errors import ExitCode
-from breakwater.kernel.commands.formats import clock
-from breakwater.kernel.types import format_time
+from tests.api_documents import dead_letter, dead_letter_details
 from tests.cli.api_stub import Stub, problem
-from tests.cli.conftest import Run, Terminal, in_thread
+from tests.cli.conftest import Run, in_thread
+from tests.columns import texts
 
 NOW = datetime.now(UTC)
 BEFORE = NOW - timedelta(days=2)
 
 
-def dead_letter(number: int, **more: Any) -> dict[str, Any]:
-    return {
-        "dead_letter_id": number,
-        "kind": "job",
-        "reason": "error",
-        "agent": "researcher",
-        "execution_id": f"order-{number}",
-        "error": "the provider answered 500",
-        "at": format_time(BEFORE),
-        "replayable": True,
-        "why_not": None,
-        "replayed_as": None,
-        "replay_status": None,
-        **more,
-    }
-
-
-REPLAYED = dead_letter(
-    12, replayable=False, why_not="it was replayed before, as rpl_1", replayed_as="rpl_1", replay_status="succeeded"
-)
-FORGOTTEN = {**REPLAYED, "dead_letter_id": 11, "replay_status": None}
-EVENT = dead_letter(
-    9,
-    kind="event",
-    reason="unstorable",
-    agent=None,
-    execution_id=None,
-    error="is not an Attempt",
-    replayable=False,
-    why_not="it is an event",
-)
 COUNTS = [
     {"reason": reason, "agent": "researcher", "count": 1200 - number}
     for number, reason in enumerate(["error", "timeout", "invalid", "a", "b", "c", "d"])
 ]
-LISTED = {"dead_letters": [dead_letter(17), REPLAYED, FORGOTTEN, EVENT], "more": False, "counts": COUNTS}
-SHOWN = {
-    **dead_letter(17),
-    "stream": "JOBS",
-    "subject": "bw.jobs.researcher",
-    "sequence": 4711,
-    "headers": {"Nats-Msg-Id": "order-17"},
-    "payload": {"agent": "researcher", "prompt": "mail [REDACTED] \u001b[31m"},
-    "payload_bytes": 80_000,
-    "payload_cut": False,
-    "replayed_by": None,
-    "replayed_at": None,
-}
+LISTED = {"dead_letters": [dead_letter(17)], "more": False, "counts": COUNTS}
+SHOWN = dead_letter_details(17, payload={"agent": "writer", "prompt": "mail [REDACTED] \u001b[31m"})
 
 
 def replayed(*dead_letters: int, already: int = 0, skipped: Any = (), after: int | None = None) -> dict[str, Any]:
@@ -84,31 +44,11 @@ def stub(stub: Stub) -> Stub:
     return stub
 
 
-@pytest.mark.parametrize("command", [["dlq"], ["dlq", "list"]], ids=" ".join)
-async def test_dead_letters_are_listed_with_what_a_replay_would_do(run: Run, stub: Stub, command: list[str]) -> None:
-    ran = await in_thread(run, *command)
-    assert ran.code == ExitCode.OK
-    rows = [line.split() for line in ran.out.splitlines()]
-    assert rows[0] == ["dead", "letter", "given", "up", "of", "reason", "agent", "execution", "replay", "error"]
-    when = clock(BEFORE, NOW).split()
-    assert rows[1] == [
-        "17",
-        *when,
-        "job",
-        "error",
-        "researcher",
-        "order-17",
-        "possible",
-        *["the", "provider", "answered", "500"],
-    ]
-    assert [row[0] for row in rows[1:]] == ["17", "12", "11", "9"]
-    assert ["succeeded" in rows[2], "done" in rows[3], "no" in rows[4]] == [True, True, True]
-    assert ran.err == (
+async def test_below_the_list_is_what_is_kept_in_all(run: Run, stub: Stub) -> None:
+    assert (await in_thread(run, "dlq")).err == (
         "(kept for 30 days: 1,200 error of researcher, 1,199 timeout of researcher, 1,198 invalid of researcher, "
         "1,197 a of researcher, 1,196 b of researcher, 2,389 others)\n"
     )
-    assert stub.queries == [{"limit": "100"}]
-    assert (await in_thread(run, *command, "--json")).json == LISTED
 
 
 async def test_which_ones_are_meant_is_asked_for(run: Run, stub: Stub) -> None:
@@ -119,13 +59,12 @@ async def test_which_ones_are_meant_is_asked_for(run: Run, stub: Stub) -> None:
     assert ran.err == "(more than these 1; see --limit)\n"
     stub.answers["GET dlq"] = (200, {"dead_letters": [], "more": False, "counts": []})
     for given, said in (
-        ([], "nothing was given up within 7 days"),
         (["--since", "2h"], "nothing was given up since 2h"),
         (["--agent", "x"], "nothing of those you asked for was given up within 7 days"),
     ):
         ran = await in_thread(run, "dlq", *given)
         assert (ran.code, ran.out, ran.err) == (ExitCode.OK, "", f"{said}\n")
-    begin = datetime.fromisoformat(stub.queries[2]["since"])
+    begin = datetime.fromisoformat(stub.queries[1]["since"])
     assert timedelta(hours=2) <= datetime.now(UTC) - begin < timedelta(hours=3)
 
 
@@ -153,33 +92,15 @@ async def test_a_reason_or_an_agent_that_no_dead_letter_has_is_reported(
     assert ran.err.splitlines()[0] == f"nothing of those you asked for was given up within 7 days{added}"
 
 
-@pytest.mark.parametrize("width", [60, 80, 140])
-async def test_dead_letters_fit_the_terminal_with_their_errors(
-    run: Run, stub: Stub, terminal: Terminal, width: int
-) -> None:
-    terminal(width)
-    ran = await in_thread(run, "dlq")
-    assert max(len(line.rstrip()) for line in ran.out.splitlines()) <= width
-    for words in ("17", "possible", "the provider answered 500", "is not an Attempt"):
-        assert words in ran.out
-
-
 async def test_one_dead_letter_is_shown(run: Run, stub: Stub) -> None:
     ran = await in_thread(run, "dlq", "show", "17")
     assert (ran.code, ran.err) == (ExitCode.OK, "")
     head, *lines = ran.out.splitlines()
     assert head == "dead letter 17  error"
     facts, payload = lines[: lines.index("")], lines[lines.index("") + 1 :]
-    assert {line[2:16].strip(): line[16:].strip() for line in facts} == {
-        "of": "job: bw.jobs.researcher, 4,711 of JOBS",
-        "agent": "researcher",
-        "execution": "order-17",
-        "given up": clock(BEFORE, NOW),
-        "error": "the provider answered 500",
-        "replay": "possible",
-        "header": "Nats-Msg-Id: order-17",
-    }
-    assert payload == ["{", '  "agent": "researcher",', '  "prompt": "mail [REDACTED] \\u001b[31m"', "}"]
+    shown = {line[2:16].strip(): line[16:].strip() for line in facts}
+    assert shown == texts(FACTS, DeadLetterDetails.model_validate(SHOWN)) | {"header": "Nats-Msg-Id: order-17"}
+    assert payload == ["{", '  "agent": "writer",', '  "prompt": "mail [REDACTED] \\u001b[31m"', "}"]
     assert (await in_thread(run, "dlq", "show", "17", "--json")).json == SHOWN
 
 
@@ -191,15 +112,7 @@ async def test_a_payload_that_is_a_text_does_nothing_to_the_terminal(run: Run, s
     assert ran.err == "(only the beginning: the original has 80,000 bytes)\n"
 
 
-async def test_who_replayed_a_dead_letter_is_shown_or_why_none_can(run: Run, stub: Stub) -> None:
-    done = {**SHOWN, **REPLAYED, "replayed_by": "ops", "replayed_at": format_time(NOW)}
-    stub.answers["GET dlq/12"] = (200, done)
-    out = (await in_thread(run, "dlq", "show", "12")).out
-    assert f"replayed by   ops at {clock(NOW, NOW)}\n" in out
-    assert "replayed as   rpl_1\n" in out
-    assert "why not" not in out
-    stub.answers["GET dlq/9"] = (200, {**SHOWN, **EVENT})
-    assert "why not       it is an event\n" in (await in_thread(run, "dlq", "show", "9")).out
+async def test_a_dead_letter_that_is_not_there_is_an_error(run: Run, stub: Stub) -> None:
     stub.answers["GET dlq/8"] = (404, problem("unknown_dead_letter", "there is no dead letter '8'"))
     ran = await in_thread(run, "dlq", "show", "8")
     assert (ran.code, ran.err.splitlines()[0]) == (ExitCode.FAILED, "error: there is no dead letter '8'")
@@ -266,25 +179,3 @@ async def test_what_was_replayed_before_an_outage_is_said(run: Run, stub: Stub) 
     assert ran.code == ExitCode.UNREACHABLE
     assert "error: the job was not accepted: JOBS is full\n" in ran.err
     assert "Until then: 2 replayed, 0 before, 0 skipped. None of them is replayed twice." in ran.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["replay"], "no dead letters were selected"),
-        (["replay", "17", "--all"], "name dead letters, or select them by --reason, --agent, --all and --since"),
-        (["replay", "17", "--since", "2h"], "name dead letters, or select them"),
-        (["replay", "--since", "2h"], "no dead letters were selected"),
-        (["replay", "0"], "should be greater than or equal to 1"),
-        (["replay", "--all", "--since", "soon"], "--since 'soon' is neither a duration nor a time"),
-        (["list", "--since", "soon"], "--since 'soon' is neither a duration nor a time"),
-        (["show", "x"], "should be a valid integer"),
-        (["list", "--limit", "1001"], "should be less than or equal to 1000"),
-    ],
-    ids=" ".join,
-)
-async def test_a_wrong_call_says_what_is_wrong(run: Run, stub: Stub, arguments: list[str], said: str) -> None:
-    ran = await in_thread(run, "dlq", *arguments)
-    assert (ran.code, ran.out) == (ExitCode.USAGE, "")
-    assert said in ran.err
-    assert stub.asked == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -38,64 +39,23 @@ total  4 executions, $0.00000102+, of it $0.000000005 wasted
 """
 
 
-async def test_waste_is_reported_with_its_causes(run: Run, analytics: Analytics) -> None:
+async def test_one_is_shown_with_its_facts_and_its_attempts(run: Run, analytics: Analytics) -> None:
     wasted = {"fallback": 700_000, "retry": 1_400_000, "worker_lost": 0}
-    await store(analytics, [execution(total_cost=3_000_000, wasted_cost=2_100_000, wasted_by_cause=wasted)])
+    attempts = (attempt(outcome="error", error=RATE_LIMITED), attempt(number=2, first_token_ms=300, chunks=20))
+    costs: dict[str, Any] = {"total_cost": 3_000_000, "wasted_cost": 2_100_000, "wasted_by_cause": wasted}
+    await store(analytics, [execution(attempts=attempts, attempts_count=2, **costs)])
     shown = (await in_thread(run, "executions", "e1")).out
     assert "  cost            $0.003\n  wasted          $0.0021 (retry $0.0014, fallback $0.0007)\n" in shown
+    header, first, second = shown.splitlines()[-3:]
+    assert "first token  tokens/s" in header
+    assert "rate_limit 429: slow down" in first
+    assert "300 ms        38" in second
     reported = (await in_thread(run, "executions", "e1", "--json")).json
     assert reported["wasted_by_cause"] == {
         "fallback": "0.000700000",
         "retry": "0.001400000",
         "worker_lost": "0.000000000",
     }
-
-
-async def test_waste_of_before_its_causes_were_kept_is_reported_without_them(run: Run, analytics: Analytics) -> None:
-    await store(analytics, [execution(wasted_cost=2_100_000)])
-    assert "  wasted          $0.0021\n" in (await in_thread(run, "executions", "e1")).out
-
-
-async def test_an_answer_from_the_cache_names_its_source(run: Run, analytics: Analytics) -> None:
-    await store(analytics, [execution("hit", cache_hit=True, cached_from="e1", total_cost=0, attempts_count=0)])
-    shown = (await in_thread(run, "executions", "hit")).out
-    assert "  cache           answered from the cache of e1, nothing was called\n" in shown
-    assert "  cost            $0.00\n" in shown
-    assert "wasted" not in shown
-
-
-async def test_what_a_call_left_out_is_reported(run: Run, analytics: Analytics) -> None:
-    attempts = (
-        attempt(number=1, outcome="error", error=RATE_LIMITED),
-        attempt(number=2, cause="context_trim", dropped_messages=1, started_at=NOON + timedelta(seconds=1)),
-        attempt(
-            number=3,
-            cause="orphan_recovery",
-            dropped_params=("top_p",),
-            dropped_messages=4,
-            started_at=NOON + timedelta(seconds=2),
-        ),
-    )
-    await store(analytics, [execution(attempts=attempts), execution("e2", attempts=(attempt("e2"),))])
-    shown = (await in_thread(run, "executions", "e1")).out
-    assert "  left out        1 message in attempt 2, 4 messages in attempt 3, top_p in attempt 3\n" in shown
-    assert "left out" not in (await in_thread(run, "executions", "e2")).out
-
-
-async def test_why_models_stopped_and_usage_that_is_not_credible_are_reported(run: Run, analytics: Analytics) -> None:
-    attempts = (attempt(finish_reason="length", usage_problem="1e+15 output tokens were reported"),)
-    await store(analytics, [execution(attempts=attempts, finish_reason="length"), execution("e2")])
-    shown = (await in_thread(run, "executions", "e1")).out
-    assert "  finish reason   length\n  usage           1e+15 output tokens were reported in attempt 1\n" in shown
-    assert shown.splitlines()[-1].split()[4] == "length"
-    assert "finish reason" not in (await in_thread(run, "executions", "e2")).out
-
-
-async def test_when_a_streamed_answer_began_and_how_fast_it_came_is_reported(run: Run, analytics: Analytics) -> None:
-    await store(analytics, [execution(attempts=(attempt(first_token_ms=300, chunks=20),))])
-    header, line = (await in_thread(run, "executions", "e1")).out.splitlines()[-2:]
-    assert "first token  tokens/s" in header
-    assert "300 ms        38" in line
 
 
 @pytest.mark.parametrize("asked", ["root", "a1"])
@@ -146,12 +106,6 @@ async def test_a_parent_that_still_runs_is_shown_and_what_is_missing_is_said(run
 async def test_a_tree_needs_an_execution_that_somebody_knows(run: Run, analytics: Analytics) -> None:
     ran = await in_thread(run, "executions", "nobody", "--tree", "--json")
     assert (ran.code, ran.error["code"], ran.out) == (ExitCode.FAILED, "unknown_execution", "")
-
-
-def test_a_tree_of_nothing_is_wrong_usage(run: Run) -> None:
-    ran = run("executions", "--tree")
-    assert ran.code == ExitCode.USAGE
-    assert "--tree needs the id of an execution" in ran.err
 
 
 class Terminal(io.StringIO):

@@ -15,8 +15,8 @@ from breakwater.kernel.pages.time_range import yesterday
 from breakwater.kernel.pages.words import refused_by
 from breakwater.local.ports import free_port
 from breakwater.records.figures import History, RetryFigures
+from tests.api_documents import answer, breaker, budget, health, incident, model, queue
 from tests.cli.api_stub import Stub, problem
-from tests.services.console.answers import answer, breaker, budget, health, incident, model, queue
 from tests.services.console.conftest import Console, visiting
 from tests.services.console.recorded import broken, ended, store, tried
 from tests.services.console.test_overall_health import ended as counted

@@ -6,9 +6,9 @@ from urllib.parse import parse_qsl
 
 import pytest
 
+from tests.api_documents import budget
 from tests.cli.api_stub import problem
 from tests.operator_cases import OPERATOR_CASES, OperatorCase
-from tests.services.console import answers
 from tests.services.console.conftest import Console, Page, key_with
 from tests.services.console.test_dead_letters import dead_letter, listed
 
@@ -18,8 +18,7 @@ each_action = pytest.mark.parametrize("case", OPERATOR_CASES, ids=str)
 
 
 async def submit(console: Console, case: OperatorCase) -> Page:
-    budget = answers.budget("agent:writer/daily", "1")
-    console.interface.answers["GET budgets"] = 200, {"filled": True, "budgets": [budget]}
+    console.interface.answers["GET budgets"] = 200, {"filled": True, "budgets": [budget("agent:writer/daily")]}
     console.interface.answers["GET dlq"] = listed(dead_letter())
     path, _, fields = case.form.partition("?")
     csrf = (await console.get("/dead-letters")).csrf  # a page that has one for every key

@@ -10,8 +10,7 @@ from breakwater.identity.pages.pages import Fetched
 from breakwater.kernel.http.contract import Queues
 from breakwater.limits.contract import BudgetList, BudgetStatus
 from breakwater.records.figures import WindowTotals
-from tests.services.console import answers
-from tests.services.console.answers import AT, breaker, budget, health, incident, queue, service
+from tests.api_documents import AT, breaker, budget, health, incident, queue, service
 from tests.tables import each_row
 
 QUIET = WindowTotals(
@@ -234,5 +233,5 @@ def test_shares_are_reported_where_they_mean_something(
     ],
 )
 def test_a_budget_is_spent_when_nothing_is_left_of_its_cap(limit: str | None, amount: str, held: str, expected: bool):
-    status = BudgetStatus.model_validate(answers.budget("global/daily", amount, limit) | {"reserved": held})
+    status = BudgetStatus.model_validate(budget("global/daily", amount, limit) | {"reserved": held})
     assert spent(status) is expected

@@ -4,8 +4,8 @@ import pytest
 
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.local.ports import free_port
+from tests.api_documents import answer, breaker, budget, health, incident, queue, service
 from tests.cli.api_stub import Stub, problem
-from tests.services.console.answers import answer, breaker, budget, health, incident, queue, service
 from tests.services.console.conftest import Console, visiting
 from tests.services.console.recorded import broken, ended, store, tried
 

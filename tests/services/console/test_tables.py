@@ -24,8 +24,8 @@ from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.columns import Column
 from breakwater.kernel.pages.tables import PageTable, TableUrl, csv_text
 from breakwater.local.ports import free_port
+from tests.api_documents import answer, breaker, health, incident
 from tests.cli.api_stub import Stub
-from tests.services.console.answers import answer, breaker, health, incident
 from tests.services.console.conftest import Console, Page, key_with, visiting
 from tests.services.console.test_budgets import budget
 from tests.services.console.test_budgets import listed as budgets
