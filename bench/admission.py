@@ -42,13 +42,14 @@ from breakwater.calls.rules.repairs import Correction, Repairs
 from breakwater.config import Config, LiveConfig, parse_config
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.store.executions import Claim
+from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.nats.broker import connection_of, make_broker
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.rules.guard import Trip
 from breakwater.limits.store.budget_counters import BudgetCounters
-from breakwater.limits.store.tasks import TaskKey, Tripped
+from breakwater.limits.store.tasks import Tripped
 from services.worker.admission import Admitted, admit
 from services.worker.attempts import request_for
 from services.worker.context import WorkerContext, context_for

@@ -16,12 +16,13 @@ import structlog
 
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.rules.transitions import recalled
 from breakwater.breakers.store import Breakers, Loaded, Saving
 from breakwater.config import Config
-from breakwater.health.rules import recalled
 from breakwater.health.store import Healths
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.jobs.store.records import read_record
+from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup
 from breakwater.kernel.nats.subjects import Stream
@@ -30,7 +31,7 @@ from breakwater.kernel.process.outage import Outage, Outages
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import GuardEvent
 from breakwater.limits.rules.guard import Trip, outcome_of
-from breakwater.limits.store.tasks import TaskKey, Tasks, Tripped
+from breakwater.limits.store.tasks import Tasks, Tripped
 from services.breaker.handlers import BreakerHandler
 
 HEALTH_FROM_S = 600.0

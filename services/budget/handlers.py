@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from breakwater.calls.rules.refusals import for_operators
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.store.records import read_record
 from breakwater.kernel.nats import subjects
@@ -21,7 +22,6 @@ from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import BudgetEvent
 from breakwater.limits.rules.budget import CapTable, Counter, Period, effective_limit, periods_at, reached, threshold
 from breakwater.limits.rules.ledger import charged_at
-from breakwater.limits.rules.refusals import for_operators
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets, NotFilledError, Settlement, Totals
 

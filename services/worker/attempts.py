@@ -18,6 +18,7 @@ from breakwater.calls.providers.base import Answer
 from breakwater.calls.rules.classify import WORKER_LOST
 from breakwater.calls.rules.parameters import RefusedParams, refused_params
 from breakwater.calls.rules.params import KNOWN_PARAMS
+from breakwater.calls.rules.refusals import for_operators
 from breakwater.calls.rules.repairs import NO_REPAIRS, JsonMessage, Repaired, Repairs
 from breakwater.calls.rules.retry import (
     LONG_WAIT_S,
@@ -36,7 +37,7 @@ from breakwater.jobs.store.executions import ClaimLostError, SavedProgress
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.types import usd_from_nano
 from breakwater.limits.gate.task import release_hold
-from breakwater.limits.rules.refusals import for_operators, retry_budget_spent
+from breakwater.limits.rules.refusals import retry_budget_spent
 from breakwater.prices.rules.price import (
     OUTPUT_LIMITS,
     estimate_input_tokens,

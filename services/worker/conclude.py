@@ -27,12 +27,12 @@ from breakwater.jobs.rules.record import error_of, status_of, totals, why_unansw
 from breakwater.jobs.rules.runs import run_id, run_of
 from breakwater.jobs.store.executions import Claim
 from breakwater.jobs.store.records import is_result_of
+from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import dead_letter
 from breakwater.kernel.nats.errors import AlreadyDecidedError, MessageTooLargeError, PublishRefusedError
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.limits.gate.task import count_ended
-from breakwater.limits.store.tasks import TaskKey
 from services.worker.call import recorded_attempt
 from services.worker.context import WorkerContext
 from services.worker.dependencies import wake

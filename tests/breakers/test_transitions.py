@@ -15,7 +15,8 @@ from breakwater.breakers.rules import (
     observe,
     reset,
 )
-from breakwater.health.rules import half_opened, open_for, recalled, transition
+from breakwater.breakers.rules.health import open_for
+from breakwater.breakers.rules.transitions import half_opened, recalled, transition
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from tests.tables import each_row
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from breakwater.breakers.rules import Breaker, BreakerKey, BreakerRules, isolate
+from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.store import Breakers, Saving
 from breakwater.config import load_config
-from breakwater.health.rules import transition
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.redis.connection import Redis

@@ -7,17 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.breakers.contract import BreakerState, Health
-from breakwater.health.rules import (
-    LAST_CALLS,
-    NONE_SUCCEEDS,
-    UNCALLED,
-    CallHealth,
-    Verdict,
-    failed,
-    health_of_agent,
-    health_of_model,
-    out_of_budget,
-)
+from breakwater.breakers.rules.health import LAST_CALLS, NONE_SUCCEEDS, UNCALLED, CallHealth, Verdict, health_of_model
+from breakwater.health.rules import failed, health_of_agent, out_of_budget
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, ErrorKind, Outcome
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.rules.budget import NEVER_FITS, OWN_CAP

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from breakwater.health.rules import LAST_CALLS, CallHealth
+from breakwater.breakers.rules.health import LAST_CALLS, CallHealth
 from breakwater.health.store import KEEP_MS, EndedCall, Healths
 from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError
 

@@ -9,19 +9,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.limits.rules.guard import GuardRules, JobOutcome, Task, Trip, after_job, before_call
-from breakwater.limits.store.tasks import (
-    IN_USE_MS,
-    KEEP_DONE_MS,
-    KEEP_MS,
-    MAX_KEPT,
-    TRIPPED,
-    Entered,
-    TaskKey,
-    Tasks,
-    Tripped,
-)
+from breakwater.limits.store.tasks import IN_USE_MS, KEEP_DONE_MS, KEEP_MS, MAX_KEPT, TRIPPED, Entered, Tasks, Tripped
 from tests.servers import RunningServer
 
 KEY = TaskKey("acme", "nightly run")

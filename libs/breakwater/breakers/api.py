@@ -32,18 +32,12 @@ from breakwater.breakers.rules import (
     isolate,
     reset,
 )
+from breakwater.breakers.rules.health import CallHealth, Verdict, health_of_model, open_for
+from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.store import UNSAVED, Breakers, Loaded, Saving
 from breakwater.breakers.transitions import dumped, publish_saved
 from breakwater.config import Config, breaker_of, breakers_of
-from breakwater.health.rules import (
-    CallHealth,
-    Verdict,
-    combined,
-    health_of_agent,
-    health_of_model,
-    open_for,
-    transition,
-)
+from breakwater.health.rules import combined, health_of_agent
 from breakwater.health.store import Healths
 from breakwater.identity.operations import PERHAPS_DONE, REDIS_UNAVAILABLE, ApiRequest, operation
 from breakwater.jobs.api.submission import Submission

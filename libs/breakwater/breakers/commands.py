@@ -7,19 +7,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from breakwater.breakers.contract import (
-    BreakerList,
-    BreakerStatus,
-    BreakerTransition,
-    StoppedTask,
-    StoppedTasks,
-    UnchangedBreaker,
-)
-from breakwater.breakers.views import COLUMNS, TASKS
+from breakwater.breakers.contract import BreakerList, BreakerStatus, BreakerTransition, UnchangedBreaker
+from breakwater.breakers.views import COLUMNS
 from breakwater.client.commands import Api, DefaultListGroup, ReasonOption, api_command
 from breakwater.kernel.commands import output
 from breakwater.kernel.formats import counted, money
-from breakwater.limits.contract import GuardEvent
+from breakwater.limits.contract import GuardEvent, StoppedTask, StoppedTasks
+from breakwater.limits.views import TASKS
 
 NO_BREAKER_SERVICE = "no breaker service is running, so no breaker opens or closes; see `breakwater doctor`"
 

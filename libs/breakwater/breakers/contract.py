@@ -7,8 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from breakwater.kernel.http.contract import OperatorRequest
-from breakwater.kernel.types import Count, Event, FullId, Identifier, ModelId, Timestamp
-from breakwater.limits.contract import GuardRule
+from breakwater.kernel.types import Count, Event, Identifier, ModelId, Timestamp
 
 
 class BreakerRequest(OperatorRequest):
@@ -16,15 +15,6 @@ class BreakerRequest(OperatorRequest):
 
     agent: Identifier = Field(description="`*` for a breaker that agents share.")
     model: ModelId = Field(description="`<provider>/*` for a provider's breaker.")
-
-
-class GuardRequest(OperatorRequest):
-    """A task, and the reason for the action."""
-
-    task_id: FullId
-    tenant: Identifier | None = Field(
-        default=None, description="Tenant of the task; omit it for a task without a tenant."
-    )
 
 
 class ModelHealth(Event):
@@ -102,24 +92,6 @@ class UnchangedBreaker(BreakerStatus):
     """The breaker, which was not changed: there was nothing to do, and nothing was published."""
 
     unchanged: Literal[True] = True
-
-
-class StoppedTask(Event):
-    """A task that its guard stopped."""
-
-    task_id: FullId
-    tenant: Identifier | None = None
-    agent: Identifier
-    execution_id: FullId | None = None
-    rule: GuardRule
-    reason: str
-    since: Timestamp
-
-
-class StoppedTasks(Event):
-    """The last 1,000 tasks that their guard has stopped, in the order in which they were stopped."""
-
-    stopped: tuple[StoppedTask, ...]
 
 
 BreakerState = Literal["closed", "open", "half_open", "isolated"]

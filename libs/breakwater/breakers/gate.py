@@ -9,10 +9,11 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from breakwater.breakers.rules import BreakerKey, BreakerRules, caller_of, task_of
+from breakwater.breakers.rules.refusals import ISOLATED, breaker_open
+from breakwater.breakers.rules.transitions import half_opened
 from breakwater.breakers.store import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
 from breakwater.calls.gate import Gate, GateVerdict, Refused, WaitForCapacity
 from breakwater.config import Agent
-from breakwater.health.rules import half_opened
 from breakwater.kernel.formats import moment
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.process import background
@@ -20,7 +21,6 @@ from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.redis.connection import ScriptCall, StateUnavailableError
 from breakwater.kernel.telemetry.metrics import WorkerMetrics
 from breakwater.kernel.types import time_from_ms
-from breakwater.limits.rules.refusals import ISOLATED, breaker_open
 from services.worker.context import WorkerContext
 
 CHECK_EVERY_S = ALIVE_MS / 5000

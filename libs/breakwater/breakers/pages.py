@@ -10,9 +10,9 @@ from urllib.parse import quote, urlencode
 
 from starlette.routing import Route
 
-from breakwater.breakers.contract import BreakerList, BreakerStatus, BreakerTransition, StoppedTasks
+from breakwater.breakers.contract import BreakerList, BreakerStatus, BreakerTransition
 from breakwater.breakers.views import COLUMNS as BREAKERS
-from breakwater.breakers.views import ORDER, TASKS
+from breakwater.breakers.views import ORDER
 from breakwater.identity.pages.operator_actions import Fields, action
 from breakwater.identity.pages.pages import Fetched, PageContext, fetched
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
@@ -22,6 +22,8 @@ from breakwater.kernel.pages.tables import PageTable
 from breakwater.kernel.pages.time_range import BY_DATA
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import ms_from_time
+from breakwater.limits.contract import StoppedTasks
+from breakwater.limits.views import TASKS
 from breakwater.records.events import MOST, Opening, OperatorAction, openings, operator_actions, transitions
 
 

@@ -11,7 +11,7 @@ from typing import cast
 
 from breakwater.breakers.contract import BreakerState
 from breakwater.breakers.rules import Breaker, BreakerKey, CountedFailure, Slice, consecutive_failures
-from breakwater.health.rules import of_breaker
+from breakwater.breakers.rules.failure_statistics import breaker_statistics
 from breakwater.jobs.contract.execution import FailureStatistics
 from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError, scripts_of
@@ -116,7 +116,7 @@ class Breakers:
         verdict, until_ms, version, changed, wait_ms, *why = answer
         if verdict in {"refused", "probing"}:
             reason, in_a_row, total, errors = (text or "" for text in cast(list[str | None], why[0]))
-            statistics = of_breaker(
+            statistics = breaker_statistics(
                 reason,
                 consecutive_failures=int(in_a_row or 0),
                 total_failures=int(total or 0),

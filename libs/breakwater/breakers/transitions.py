@@ -23,8 +23,8 @@ from breakwater.breakers.rules import (
     short_hash,
     task_of,
 )
+from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.store import Breakers, Loaded, Saving
-from breakwater.health.rules import transition
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher

@@ -1,10 +1,10 @@
-"""Columns of breakers, and of the tasks that a guard has stopped."""
+"""Columns of breakers."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from breakwater.breakers.contract import BreakerState, BreakerStatus, StoppedTask
+from breakwater.breakers.contract import BreakerState, BreakerStatus
 from breakwater.kernel.columns import Column, clock
 from breakwater.kernel.formats import duration
 
@@ -66,13 +66,4 @@ COLUMNS: tuple[Column[BreakerStatus], ...] = (
     Column("since", lambda breaker: breaker.since, "ago", drop=3, page=False),
     Column("counted failures", lambda breaker: breaker.consecutive_failures, "count", name="failures", drop=2),
     Column("in total", lambda breaker: breaker.total_failures, "count", name="total_failures", drop=4, page=False),
-)
-TASKS: tuple[Column[StoppedTask], ...] = (
-    Column("task", lambda task: task.task_id, "id"),
-    Column("tenant", lambda task: task.tenant, drop=1),
-    Column("agent", lambda task: task.agent, "agent"),
-    Column("rule", lambda task: task.rule, "words", lambda task: (task.rule, "bad")),
-    Column("since", lambda task: task.since, "ago", drop=2),
-    Column("execution", lambda task: task.execution_id, "execution", drop=3),
-    Column("reason", lambda task: task.reason, below=True),
 )

@@ -25,9 +25,9 @@ from breakwater.dialects.rules.tool_schemas import portable_params
 from breakwater.jobs.contract.execution import Attempt, Cancellation, Cause, Choice, ErrorInfo, Reason
 from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.jobs.store.executions import Claim
+from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.types import Count, Event, Timestamp
 from breakwater.kernel.validation import FieldError
-from breakwater.limits.store.tasks import TaskKey
 from breakwater.prices.rules.price import (
     OUTPUT_LIMITS,
     InputSize,

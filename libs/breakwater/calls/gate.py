@@ -52,7 +52,7 @@ class Refused:
     reason: Reason
     """The reason for the end of the job, unless another model answers."""
     error: ErrorInfo
-    """One of `limits.rules.refusals`."""
+    """Built by `calls.rules.refusals`."""
     refused_by: str | None = None
     """The name of the budget or the limit that has no room."""
     refused_cap: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from breakwater.health.rules import LAST_CALLS, CallHealth
+from breakwater.breakers.rules.health import LAST_CALLS, CallHealth
 from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.redis.connection import Redis, Script, ScriptCall, read_hashes
 

@@ -281,3 +281,30 @@ class CapRaise(Event):
     by: str
     reason: str
     at: Timestamp
+
+
+class GuardRequest(OperatorRequest):
+    """A task, and the reason for the action."""
+
+    task_id: FullId
+    tenant: Identifier | None = Field(
+        default=None, description="Tenant of the task; omit it for a task without a tenant."
+    )
+
+
+class StoppedTask(Event):
+    """A task that its guard stopped."""
+
+    task_id: FullId
+    tenant: Identifier | None = None
+    agent: Identifier
+    execution_id: FullId | None = None
+    rule: GuardRule
+    reason: str
+    since: Timestamp
+
+
+class StoppedTasks(Event):
+    """The last 1,000 tasks that their guard has stopped, in the order in which they were stopped."""
+
+    stopped: tuple[StoppedTask, ...]

@@ -1,4 +1,4 @@
-"""Columns of budgets, and of the comparison of their counters with the record."""
+"""Columns of budgets, of the comparison of their counters with the record, and of stopped tasks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from breakwater.kernel.columns import Cell, Column, time_until
 from breakwater.kernel.formats import at_least, exact_money, money, percent
-from breakwater.limits.contract import BudgetReconciliation, BudgetStatus
+from breakwater.limits.contract import BudgetReconciliation, BudgetStatus, StoppedTask
 
 WARN_PERCENT = 80
 """A budget that has used a larger share of its cap is a warning."""
@@ -107,4 +107,14 @@ RECONCILIATION: tuple[Column[BudgetReconciliation], ...] = (
     _compared("unrecorded", lambda row: row.unrecorded, 3),
     Column("difference", lambda row: row.difference, "usd", _difference),
     Column("calls", lambda row: row.counted_calls, "count", _calls, terminal=False),
+)
+
+TASKS: tuple[Column[StoppedTask], ...] = (
+    Column("task", lambda task: task.task_id, "id"),
+    Column("tenant", lambda task: task.tenant, drop=1),
+    Column("agent", lambda task: task.agent, "agent"),
+    Column("rule", lambda task: task.rule, "words", lambda task: (task.rule, "bad")),
+    Column("since", lambda task: task.since, "ago", drop=2),
+    Column("execution", lambda task: task.execution_id, "execution", drop=3),
+    Column("reason", lambda task: task.reason, below=True),
 )

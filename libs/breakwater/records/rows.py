@@ -16,6 +16,7 @@ from pydantic_core import from_json, to_json
 from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules.alert_rules import began_with, highest_severity
 from breakwater.breakers.contract import BreakerTransition
+from breakwater.calls.rules.refusals import for_operators
 from breakwater.identity.contract import AuditEvent
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
 from breakwater.jobs.contract.plans import PlanChange
@@ -23,7 +24,6 @@ from breakwater.jobs.rules.runs import run_id
 from breakwater.kernel.clickhouse.errors import UnstorableError
 from breakwater.kernel.clickhouse.table import MONEY, MONEY_BY_WORD, MONEY_OR_NULL, TIME, TIME_OR_NULL, Table
 from breakwater.limits.contract import BudgetEvent, GuardEvent
-from breakwater.limits.rules.refusals import for_operators
 from breakwater.records.schema import (
     ALERTS,
     ATTEMPTS,

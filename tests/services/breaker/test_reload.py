@@ -11,11 +11,12 @@ from pydantic import SecretStr
 from breakwater.breakers.rules import BreakerKey
 from breakwater.breakers.store import Breakers
 from breakwater.config import Config, parse_config
+from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
-from breakwater.limits.store.tasks import TaskKey, Tasks
+from breakwater.limits.store.tasks import Tasks
 from breakwater.local.commands.setup import bus_plan
 from services.breaker.app import build
 from tests.flow.kit import config_for

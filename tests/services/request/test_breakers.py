@@ -6,8 +6,8 @@ import structlog.testing
 
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules import Breaker, BreakerKey, BreakerRules, CountedFailure
+from breakwater.breakers.rules.transitions import half_opened
 from breakwater.breakers.store import UNSAVED, BreakerRefused, Breakers, Loaded, Saving
-from breakwater.health.rules import half_opened
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.redis.connection import Redis

@@ -5,15 +5,15 @@ import asyncio
 import pytest
 import structlog.testing
 
-from breakwater.breakers.contract import StoppedTask
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.kernel.types import time_from_ms
-from breakwater.limits.contract import GuardEvent
+from breakwater.limits.contract import GuardEvent, StoppedTask
 from breakwater.limits.rules.guard import Task, Trip
 from breakwater.limits.store import tasks as tasks_module
-from breakwater.limits.store.tasks import JobOutcome, TaskKey, Tasks, Tripped
+from breakwater.limits.store.tasks import JobOutcome, Tasks, Tripped
 from tests.services.request.conftest import HttpApi
 
 KEY = TaskKey("acme", "research 4711")

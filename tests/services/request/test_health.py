@@ -7,9 +7,9 @@ from dataclasses import replace
 from breakwater.breakers.api import agents_health, breaker_statuses, refused_until
 from breakwater.breakers.contract import AgentHealth
 from breakwater.breakers.rules import Breaker, BreakerKey, CountedFailure
+from breakwater.breakers.rules.health import UNCALLED
 from breakwater.breakers.store import Breakers, Loaded, Saving
 from breakwater.config import Config, breakers_of, parse_config
-from breakwater.health.rules import UNCALLED
 from breakwater.health.store import EndedCall, Healths
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import time_from_ms

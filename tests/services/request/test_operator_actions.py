@@ -6,10 +6,10 @@ import pytest
 
 from breakwater.breakers.store import Breakers
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.redis.connection import Redis
-from breakwater.limits.store.tasks import TaskKey
 from tests.helpers import until
 from tests.operator_cases import OPERATOR_CASES, OperatorCase
 from tests.server_sources import RunningServer

@@ -10,11 +10,11 @@ import pytest
 
 from breakwater.breakers.rules import BreakerKey
 from breakwater.breakers.store import Breakers, Saving
+from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.nats.subjects import Header
 from breakwater.limits.rules.guard import Trip
 from breakwater.limits.rules.ledger import AttemptSums
 from breakwater.limits.store.budget_counters import BudgetCounters
-from breakwater.limits.store.tasks import TaskKey
 from tests.flow.kit import PRICE, model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker

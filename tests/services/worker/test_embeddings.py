@@ -10,7 +10,7 @@ import pytest
 from breakwater.config import Config, validate_job
 from breakwater.dialects.rules.embeddings import answer_of, size_of
 from breakwater.jobs.contract.job import Job, NativeRequest
-from breakwater.limits.store.tasks import TaskKey
+from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.prices.rules.price import GENERIC, estimate_input_tokens
 from tests.flow.kit import COST_NANO, PLANE_KEY, Plane, config_for, model
 from tests.helpers import until

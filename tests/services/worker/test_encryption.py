@@ -11,8 +11,8 @@ import pytest
 
 from breakwater.calls.providers.base import Answer, Usage
 from breakwater.jobs.store.executions import Claim
+from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.security.encryption import LEFT_OUT, Cipher, new_key
-from breakwater.limits.store.tasks import TaskKey
 from services.worker import attempts, crashes
 from tests.flow.kit import model
 from tests.helpers import until

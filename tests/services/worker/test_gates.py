@@ -23,6 +23,7 @@ from breakwater.config import LiveConfig, parse_config
 from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.store.executions import Claim
+from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.redis.connection import Script, ScriptCall, StateUnavailableError, scripts_of
 from breakwater.kernel.telemetry.metrics import WorkerMetrics
 from breakwater.limits.gate.budget import BudgetGate
@@ -30,7 +31,6 @@ from breakwater.limits.gate.deployment import DeploymentGate
 from breakwater.limits.gate.rate_limit import RateLimitGate
 from breakwater.limits.rules.guard import Trip
 from breakwater.limits.store.rate_limits import Limited
-from breakwater.limits.store.tasks import TaskKey
 from services.worker.admission import GATES, Admitted, admit, check, gates_of
 from services.worker.attempts import request_for
 from services.worker.context import context_for

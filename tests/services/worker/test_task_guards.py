@@ -12,11 +12,11 @@ import pytest
 from breakwater.calls.providers.base import Answer, CallError
 from breakwater.calls.rules.classify import TransportFailure
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
+from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.types import nano_from_usd, usd_from_nano
 from breakwater.limits.rules.guard import Task
-from breakwater.limits.store.tasks import TaskKey
 from breakwater.prices.rules.usage import Usage
 from services.worker import crashes
 from services.worker.attempts import Attempts

@@ -27,10 +27,10 @@ from pydantic import JsonValue
 from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules.alert_rules import AnomalyRules
 from breakwater.alerts.rules.signals import Firing, Resolved, Signal, key_of
+from breakwater.calls.rules.refusals import command
 from breakwater.kernel.formats import counted, moment, money, sentence
 from breakwater.kernel.nats.subjects import decode_token, encode_token
 from breakwater.kernel.types import format_time, ms_from_time, usd_from_nano
-from breakwater.limits.rules.refusals import command
 
 LEARNED_FROM = timedelta(days=7)
 """With less, a quiet weekend would make each Monday an anomaly."""

@@ -21,6 +21,8 @@ from breakwater.alerts.contract import Alert, AlertEvent
 from breakwater.alerts.rules.alert_rules import UNDELIVERABLE
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.rules.refusals import ISOLATED, breaker_open
+from breakwater.calls.rules.refusals import command, for_operators
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
 from breakwater.kernel.formats import counted, moment, money, moneys, percent, sentence
 from breakwater.kernel.nats.contract import DeadLetter
@@ -29,15 +31,7 @@ from breakwater.kernel.types import format_time, is_identifier
 from breakwater.limits.contract import BudgetEvent, Enforcement, GuardEvent
 from breakwater.limits.rules.budget import NEVER_FITS, scope_key
 from breakwater.limits.rules.rate_limit import HELD
-from breakwater.limits.rules.refusals import (
-    ISOLATED,
-    breaker_open,
-    command,
-    for_operators,
-    raise_command,
-    task_near_cap,
-    task_stopped,
-)
+from breakwater.limits.rules.refusals import raise_command, task_near_cap, task_stopped
 
 _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
     ("budget_soft_cap", "hard"): "Calls that could exceed the cap will be refused.",

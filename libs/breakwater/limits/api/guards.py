@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from breakwater.breakers.contract import GuardRequest, StoppedTask, StoppedTasks
 from breakwater.identity.operations import REDIS_UNAVAILABLE, ApiRequest, operation
+from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.http.parsing import suggestion
 from breakwater.kernel.http.problems import RequestError, unknown
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.types import Message, ms_from_time, time_from_ms
-from breakwater.limits.contract import GuardEvent
+from breakwater.limits.contract import GuardEvent, GuardRequest, StoppedTask, StoppedTasks
 from breakwater.limits.rules.guard import Task
-from breakwater.limits.store.tasks import TaskKey, Tasks, Tripped
+from breakwater.limits.store.tasks import Tasks, Tripped
 
 NO_AGENT = "*"
 """The agent of a task that no job has tripped."""

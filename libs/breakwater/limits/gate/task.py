@@ -17,12 +17,12 @@ import structlog
 from breakwater.calls.assignment import Assignment, Checkpoint
 from breakwater.calls.gate import POLL_S, Gate, GateVerdict, Refused, WaitForCapacity
 from breakwater.config import Agent
-from breakwater.health.rules import of_task
 from breakwater.jobs.contract.execution import FailureStatistics, Result
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ownership import scope_in, scoped
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.jobs.store.records import decided
+from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
@@ -31,6 +31,7 @@ from breakwater.kernel.security.encryption import DecryptionError
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardEvent
 from breakwater.limits.rules.budget import spent_by
+from breakwater.limits.rules.failure_statistics import task_statistics
 from breakwater.limits.rules.guard import (
     GuardRules,
     Task,
@@ -42,7 +43,7 @@ from breakwater.limits.rules.guard import (
     outcome_of,
 )
 from breakwater.limits.rules.refusals import task_budget_held, task_stopped
-from breakwater.limits.store.tasks import Entered, TaskKey, Tripped
+from breakwater.limits.store.tasks import Entered, Tripped
 from services.worker.context import WorkerContext
 
 _ALONE = Entered(1, Task(), None)
@@ -171,7 +172,7 @@ class TaskGate(Gate):
         tenant = job.job.tenant
         task_id = job.job.task_id or job.execution_id
         error = task_stopped(trip.rule, trip.reason, agent=agent, task_id=task_id, tenant=tenant, execution_id=by)
-        return Refused("guard_tripped", error, ends_chain=True, statistics=of_task(task, trip))
+        return Refused("guard_tripped", error, ends_chain=True, statistics=task_statistics(task, trip))
 
     def release(self) -> ScriptCall | None:
         """Reduces the hold to the cost of the job."""
@@ -293,7 +294,7 @@ async def _count(
     if trip is None:
         return task, None
     await _trip(worker, key, trip, task, result.agent, result.execution_id)
-    return task, of_task(task, trip)
+    return task, task_statistics(task, trip)
 
 
 async def _bound_tasks(worker: WorkerContext) -> None:

@@ -1,18 +1,15 @@
-"""Errors of refused calls, worded the same in the API, the CLI, the console and alerts.
-
-Each error has three texts. `message` is for programs: it names the rule that refused, without figures. `figures` is for
-operators: what was needed, what remains of which cap, and what to do. `user_message` is for models and end users.
-"""
+"""Errors of calls that budgets, guards of tasks, rate limits and retry budgets refused."""
 
 from __future__ import annotations
 
 import shlex
 from typing import cast
 
-from breakwater.breakers.rules import GUARD_PRESETS, BreakerKey
-from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
+from breakwater.breakers.rules import GUARD_PRESETS
+from breakwater.calls.rules.refusals import command, refusal
+from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.jobs.rules.ownership import shown
-from breakwater.kernel.formats import beyond, joined, moment, moneys, sentence
+from breakwater.kernel.formats import beyond, moment, moneys
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.budget import MAX_TENANTS, Counter, OverBudget, fits
@@ -23,43 +20,6 @@ RETRY_HELD_S = 5.0
 """The advised wait for calls in flight to end."""
 
 _TOO_MANY = "This agent is receiving too many requests right now. Please try again later."
-
-
-def for_operators(error: ErrorInfo) -> str:
-    """Return the whole text of a refusal, with its figures and the next step."""
-    return joined(error.message, error.figures)
-
-
-def refusal(
-    kind: ErrorKind,
-    class_name: str,
-    message: str,
-    *,
-    figures: str = "",
-    to_do: str | None = None,
-    retry_after_s: float | None = None,
-    user_message: str | None = None,
-) -> ErrorInfo:
-    """Build the error of a refusal."""
-    for_people = [sentence(figures)] if figures else []
-    if to_do is not None:
-        for_people.append(f"To do: {to_do}.")
-    return ErrorInfo(
-        kind=kind,
-        class_=class_name,
-        message=message,
-        figures=" ".join(for_people) or None,
-        retry_after_s=retry_after_s,
-        user_message=user_message,
-    )
-
-
-def command(group: str, action: str | None, *names: str, **options: str | None) -> str:
-    """Return a `breakwater` command for a text. `action` is None if the group itself is the command."""
-    # Operators paste it into a shell, and programs choose names: names are quoted, and never read as options.
-    flags = [f"--{option}={value}" for option, value in options.items() if value is not None]
-    end = ["--"] if any(name.startswith("-") for name in names) else []
-    return shlex.join(["breakwater", group, *([] if action is None else [action]), *flags, *end, *names])
 
 
 # Budgets
@@ -267,43 +227,7 @@ def _guard_setting(agent: str, rule: GuardRule) -> str:
     return f"agents.{agent}.guard.{name}"
 
 
-# Breakers
-
-ISOLATED = "isolated until an operator resets it"
-
-
-def breaker_open(
-    key: BreakerKey, reason: str, *, state: str, retry_after_s: float | None = None, user_message: str | None = None
-) -> ErrorInfo:
-    """Build the error of a call that an open breaker refused.
-
-    Args:
-        key: the breaker's key.
-        reason: why it opened, with figures.
-        state: its state in words, with the time at which it ends.
-        retry_after_s: the seconds until a call may pass; None if unknown.
-        user_message: the text for models and end users.
-    """
-    agent = None if key.agent == "*" else key.agent
-    owner = "the agents that share it" if agent is None else f"agent {agent}"
-    failures = command("executions", None, agent=agent, since="1h")
-    reset = command("breakers", "reset", key.agent, key.model)
-    to_do = f"look at `{failures}` and at the provider's status page; `{reset}` admits calls now"
-    if state == ISOLATED:
-        to_do = f"`{reset}` once calls may resume"
-    elif key.task is not None:
-        owner = f"task {shown(key.task)}"
-        to_do = "fix what fails, or submit the job with looser `breaker` rules"
-    target = f"provider {key.model.removesuffix('/*')}" if key.model.endswith("/*") else key.model
-    return refusal(
-        "breaker_open",
-        "CircuitBreakerOpenError",
-        f"the breaker of {owner} for {target} is {state}",
-        figures=reason,
-        to_do=to_do,
-        retry_after_s=retry_after_s,
-        user_message=user_message,
-    )
+# Retries
 
 
 def retry_budget_spent(model: str) -> ErrorInfo:

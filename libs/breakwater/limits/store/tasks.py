@@ -12,11 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, cast
 
 from breakwater.breakers.store import KEEP_OF_TASK_MS
-from breakwater.kernel.nats.subjects import decode_token, encode_token
+from breakwater.jobs.store.task_keys import TaskKey, short_name
+from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.redis.connection import Redis, ScriptCall, scripts_of
 from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.guard import JobOutcome, Task, Trip
@@ -29,8 +29,6 @@ KEEP_DONE_MS = 3_600_000
 
 KEEP_COPY_MS = 60_000
 """The time for which a repeated reset gets the same answer."""
-
-LONGEST_NAME = 48
 
 MAX_KEPT = 100
 """The most distinct errors of a task, and confidences of its answers, that are kept."""
@@ -67,29 +65,6 @@ _FIELDS = (
     "warned",
 )
 """The fields of a task in the order in which the scripts return them."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaskKey:
-    """Identity of a task. Tenants do not share tasks, even under the same name."""
-
-    tenant: str | None
-    task_id: str
-
-    @property
-    def name(self) -> str:
-        """The task's name: `<tenant>/<task>`, each encoded as a subject token; the tenant is empty for none."""
-        return f"{'' if self.tenant is None else encode_token(self.tenant)}/{encode_token(self.task_id)}"
-
-    @property
-    def short_name(self) -> str:
-        """Its name in keys of Redis, of a bounded size."""
-        return _short(self.name)
-
-    @property
-    def redis_key(self) -> str:
-        """Its key in Redis."""
-        return f"bw:task:{self.short_name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +164,7 @@ class Tasks:
         limit = "" if cap is None else cap
         keys = [key.redis_key, _marker(key, execution_id)]
         flags = [int(only_first), int(is_step)]
-        arguments = ["" if dry_run else KEEP_MS, KEEP_MS, _short(execution_id), hold, limit, *flags]
+        arguments = ["" if dry_run else KEEP_MS, KEEP_MS, short_name(execution_id), hold, limit, *flags]
         return ScriptCall(_LUA["enter"], keys, arguments)
 
     @staticmethod
@@ -203,7 +178,7 @@ class Tasks:
     @staticmethod
     def shrink_call(key: TaskKey, execution_id: str, *, spent: int) -> ScriptCall:
         """Reduces a job's hold to what it has spent (nano-dollars), as it makes no call now. Answers nothing."""
-        return ScriptCall(_LUA["shrink"], [key.redis_key], [_short(execution_id), spent])
+        return ScriptCall(_LUA["shrink"], [key.redis_key], [short_name(execution_id), spent])
 
     async def record(self, key: TaskKey, execution_id: str, outcome: JobOutcome) -> Task:
         """Counts a concluded job once in place of its hold, even if it never entered; returns the task after it."""
@@ -213,7 +188,7 @@ class Tasks:
         counted = [outcome.tokens, outcome.cost, failed, int(outcome.called), error, confidence]
         # The first job of its own task is counted again by children that come late.
         keep_done_ms = KEEP_MS if execution_id == key.task_id else KEEP_DONE_MS
-        arguments = [KEEP_MS, keep_done_ms, *counted, MAX_KEPT, _short(execution_id), int(outcome.is_step)]
+        arguments = [KEEP_MS, keep_done_ms, *counted, MAX_KEPT, short_name(execution_id), int(outcome.is_step)]
         call = ScriptCall(_LUA["record"], [key.redis_key, _marker(key, execution_id)], arguments)
         [values] = await self._redis.run([call])
         return _read(values)[0]
@@ -302,18 +277,7 @@ def _unlist(name: str, at_ms: int) -> ScriptCall:
 
 
 def _marker(key: TaskKey, execution_id: str) -> str:
-    return f"{key.redis_key}:x:{_short(execution_id)}"
-
-
-def _short(name: str) -> str:
-    """The name of a task or job in Redis; for a long name, its digest.
-
-    Senders of jobs choose names, of up to 3 KB each, encoded; and a hash with a field of more than 64 bytes takes three
-    times the memory.
-    """
-    if len(name) <= LONGEST_NAME and not name.startswith("~"):
-        return name
-    return f"~{blake2b(name.encode(), digest_size=16).hexdigest()}"
+    return f"{key.redis_key}:x:{short_name(execution_id)}"
 
 
 def _key(name: str) -> TaskKey:

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from breakwater.health.rules import of_breaker, of_task
+from breakwater.breakers.rules.failure_statistics import breaker_statistics
 from breakwater.limits.contract import GuardRule
+from breakwater.limits.rules.failure_statistics import task_statistics
 from breakwater.limits.rules.guard import Task, Trip
 from tests.tables import each_row
 
@@ -28,7 +29,7 @@ TRIPS: dict[GuardRule, tuple[str, str]] = {
 def test_each_rule_of_a_guard_has_its_words_for_models_and_end_users() -> None:
     assert set(TRIPS) == set(get_args(GuardRule))
     for rule, (for_operators, expected) in TRIPS.items():
-        statistics = of_task(TASK, Trip(rule, for_operators))
+        statistics = task_statistics(TASK, Trip(rule, for_operators))
         assert statistics.model_dump() == {
             "consecutive_failures": 3,
             "total_failures": 5,
@@ -49,11 +50,11 @@ def test_each_rule_of_a_guard_has_its_words_for_models_and_end_users() -> None:
 )
 def test_why_a_breaker_opened_is_said_without_its_threshold_and_without_its_operator(stored: str, reason: str) -> None:
     counts: dict[str, Any] = {"consecutive_failures": 3, "total_failures": 5, "unique_errors": 1}
-    statistics = of_breaker(stored, **counts)
+    statistics = breaker_statistics(stored, **counts)
     assert statistics.model_dump() == {**counts, "reason": reason}
     assert statistics.in_words() == f"{reason} (5 in all, 1 different error)"
 
 
 def test_where_nothing_failed_that_is_said() -> None:
-    statistics = of_task(Task(), Trip("max_iterations", "x"))
+    statistics = task_statistics(Task(), Trip("max_iterations", "x"))
     assert statistics.in_words() == "the task has reached its limit of iterations (no failures)"

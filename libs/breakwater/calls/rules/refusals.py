@@ -1,0 +1,49 @@
+"""Errors of refused calls, worded the same in the API, the CLI, the console and alerts.
+
+Each error has three texts. `message` is for programs: it names the rule that refused, without figures. `figures` is for
+operators: what was needed, what remains of which cap, and what to do. `user_message` is for models and end users.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
+from breakwater.kernel.formats import joined, sentence
+
+
+def for_operators(error: ErrorInfo) -> str:
+    """Return the whole text of a refusal, with its figures and the next step."""
+    return joined(error.message, error.figures)
+
+
+def refusal(
+    kind: ErrorKind,
+    class_name: str,
+    message: str,
+    *,
+    figures: str = "",
+    to_do: str | None = None,
+    retry_after_s: float | None = None,
+    user_message: str | None = None,
+) -> ErrorInfo:
+    """Build the error of a refusal."""
+    for_people = [sentence(figures)] if figures else []
+    if to_do is not None:
+        for_people.append(f"To do: {to_do}.")
+    return ErrorInfo(
+        kind=kind,
+        class_=class_name,
+        message=message,
+        figures=" ".join(for_people) or None,
+        retry_after_s=retry_after_s,
+        user_message=user_message,
+    )
+
+
+def command(group: str, action: str | None, *names: str, **options: str | None) -> str:
+    """Return a `breakwater` command for a text. `action` is None if the group itself is the command."""
+    # Operators paste it into a shell, and programs choose names: names are quoted, and never read as options.
+    flags = [f"--{option}={value}" for option, value in options.items() if value is not None]
+    end = ["--"] if any(name.startswith("-") for name in names) else []
+    return shlex.join(["breakwater", group, *([] if action is None else [action]), *flags, *end, *names])
