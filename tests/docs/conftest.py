@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
@@ -19,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.commands import run_command
+from tests.commands import run_command, run_program
 from tests.docs.markdown import ROOT
 
 START_S = 240.0
@@ -66,16 +67,38 @@ class Checkout:
                     command = ""
         assert not command.strip(), command
 
-    def sh(self, command: str) -> subprocess.CompletedProcess[str]:
+    def sh(self, command: str, *, stdin: bytes | io.BytesIO = b"") -> subprocess.CompletedProcess[str]:
         """Runs a command of a block. `breakwater` alone runs in this process: starting it takes two seconds of CPU."""
         words = shlex.split(command, comments=True)
         if words[0] == "breakwater" and not {"|", "||"} & set(words):
-            return self.breakwater(*words[1:])
+            return self.breakwater(*words[1:], stdin=stdin)
         return self.run("sh", "-eu", stdin=command)
 
-    def breakwater(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def breakwater(self, *arguments: str, stdin: bytes | io.BytesIO = b"") -> subprocess.CompletedProcess[str]:
         """The command line, in this process."""
-        return run_command(*arguments, environment={"PATH": self.environment["PATH"]}, directory=self.path)
+        path = {"PATH": self.environment["PATH"]}
+        return run_command(*arguments, environment=path, directory=self.path, stdin=stdin)
+
+    def python(self, program: str) -> subprocess.CompletedProcess[str]:
+        """A program in Python, in this process."""
+        path = {"PATH": self.environment["PATH"]}
+        return run_program(self.as_here(program), environment=path, directory=self.path)
+
+    def paste(self, text: str) -> str:
+        """Runs the commands of a text that is pasted into a shell at once; returns all that they printed.
+
+        The rest of the text is what a command reads on its standard input, unless it leaves that alone.
+        """
+        printed = ""
+        left = list(self.commands(text))
+        while left:
+            command = left.pop(0)
+            rest = io.BytesIO("".join(left).encode())
+            ran = self.sh(command, stdin=rest)
+            printed += f"{command}{ran.stdout}\n{ran.stderr}\n"
+            assert ran.returncode == 0, printed
+            assert rest.tell() == 0, f"{command} has read what was pasted after it"
+        return printed
 
     def memory_mb(self) -> float:
         """What all processes of the stack take together; memory that several of them share counts once."""
