@@ -15,6 +15,7 @@ import sys
 import urllib.request
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ import pytest
 from breakwater.local.ports import free_port
 from breakwater.local.servers import clickhouse_spec
 from services.__main__ import NAMES
+from tests.commands import run_command
 from tests.compose import GIVEN, OURS, PASSWORD, ROOT, load, nats_cluster, redis_server, size
 from tests.helpers import wait_until
 from tests.server_sources import ProcessRunner, RunningServer
@@ -52,6 +54,7 @@ sys.meta_path.insert(0, _Refuse())
 """
 
 
+@cache
 def not_in_the_image() -> set[str]:
     """Top-level modules that this environment has, and the image's packages don't bring."""
     pinned = re.findall(r"^([\w.-]+)==", (ROOT / "requirements/runtime.txt").read_text(), re.MULTILINE)
@@ -104,8 +107,8 @@ class Containers:
         path = f"{BIN}{os.pathsep}/usr/bin{os.pathsep}/bin"
         return environment | {"PATH": path, "PYTHONPATH": str(self._root / "image")}
 
-    def start(self, service: str, command: list[str] | None = None) -> subprocess.Popen[bytes]:
-        """`docker compose run` with a command, and as `up` does without."""
+    def prepare(self, service: str, command: list[str] | None = None) -> list[str]:
+        """Makes the files and folders of a container, and returns the words of its command."""
         folder = self._root / service
         for mount in self._services[service]["volumes"]:
             source, _, target = mount.partition(":")
@@ -116,7 +119,12 @@ class Containers:
                 file.write_text(self.here(service, (ROOT / source).read_text()))
         for made in (self._root / "keys", folder / "tmp", folder / "var/lib/breakwater-config"):
             made.mkdir(parents=True, exist_ok=True)
-        words = [self.here(service, word) for word in command or self._services[service]["command"]]
+        return [self.here(service, word) for word in command or self._services[service]["command"]]
+
+    def start(self, service: str, command: list[str] | None = None) -> subprocess.Popen[bytes]:
+        """`docker compose run` with a command, and as `up` does without."""
+        words = self.prepare(service, command)
+        folder = self._root / service
         with (folder / "log").open("ab") as log:
             return subprocess.Popen(
                 [shutil.which(words[0], path=str(BIN)) or words[0], *words[1:]],
@@ -134,6 +142,13 @@ class Containers:
         process = self.start(service, list(command) or None)
         out, _ = process.communicate(timeout=120)
         return process.returncode, out.decode() if command else self.log(service)
+
+    def run_here(self, service: str) -> tuple[int, str]:
+        """Runs a container whose command is `breakwater` in this process."""
+        program, *arguments = self.prepare(service)
+        assert program == "breakwater"
+        ran = run_command(*arguments, environment=self.environment(service), directory=self._root / "keys")
+        return ran.returncode, ran.stdout + ran.stderr
 
     def is_healthy(self, service: str) -> bool:
         """What the container's health check finds."""
@@ -213,14 +228,14 @@ def test_what_is_printed_starts_on_the_simulator_and_answers(tmp_path: Path, add
 def test_a_missing_key_ends_the_start_and_is_named(tmp_path: Path) -> None:
     services = load({**GIVEN, "BW_CONFIG": "./examples/breakwater.yaml"})["services"]
     containers = Containers(tmp_path, services, {})
-    code, shown = containers.run("check")
+    code, shown = containers.run_here("check")
     assert code == 1
     assert "OPENAI_API_KEY is not set" in shown
     # Nothing else starts: all services wait for `setup`, and that for `check`.
     assert "check" in services["setup"]["depends_on"]
     assert all("setup" in services[name]["depends_on"] for name in NAMES)
     services["check"]["environment"] = {"OPENAI_API_KEY": "sk-test"}
-    assert containers.run("check")[0] == 0
+    assert containers.run_here("check")[0] == 0
 
 
 def test_settings_that_are_wrong_are_named_by_their_variables(tmp_path: Path) -> None:
