@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -126,6 +126,11 @@ def _of_template(source: str) -> Iterator[tuple[int, str]]:
     yield from page.found
 
 
-if __name__ == "__main__":
-    for shown in strings():
+def print_all(shown_strings: Iterable[ShownString]) -> None:
+    """Prints strings with their files and lines."""
+    for shown in shown_strings:
         print(f"{shown.path}:{shown.line}: {shown.text}")
+
+
+if __name__ == "__main__":
+    print_all(strings())

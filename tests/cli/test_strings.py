@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,8 @@ from typing import Any
 import pytest
 
 from breakwater.cli.main import every_command
-from tests.cli.strings import ShownString, strings
+from tests.cli.strings import ShownString, print_all, strings
+from tests.tables import each_row
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +43,7 @@ def found() -> list[ShownString]:
     return strings()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "text"),
     [
         (
@@ -81,10 +80,9 @@ def test_each_is_where_it_says(found: list[ShownString]) -> None:
         assert not first or first[0] in "\n".join(lines[one.line - 1 : one.line + 40]), one
 
 
-def test_they_are_printed(found: list[ShownString]) -> None:
-    printed = subprocess.run(
-        [sys.executable, "-m", "tests.cli.strings"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+def test_they_are_printed(found: list[ShownString], capsys: pytest.CaptureFixture[str]) -> None:
+    print_all(found)
+    printed = capsys.readouterr().out.splitlines()
     assert printed == [f"{shown.path}:{shown.line}: {shown.text}" for shown in found]
     assert len(printed) > 2_000
 

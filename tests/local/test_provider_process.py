@@ -13,8 +13,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from breakwater.local.provider import SimulatedProvider
 from breakwater.local.provider.behaviour import Decision
 from breakwater.local.provider.ledger import CallLedger
+from breakwater.local.provider.script import ScriptError
+from tests.tables import each_row
 
 from .provider_kit import COST_NANO, MODEL, post, script
 
@@ -58,27 +61,23 @@ async def test_with_a_name_it_answers_to_that_too_and_to_no_other(tmp_path: Path
                 assert response.status == status, host
 
 
-@pytest.mark.parametrize(
-    ("text", "reported"),
-    [
-        (json.dumps(script({"status": 1})), "faults.0.status"),
-        ('{"models": {}}', "models: "),
-        ("models: [", "Invalid JSON"),
-        ("", "script: "),
-        (None, "No such file"),
-    ],
+async def test_a_mistake_in_the_script_ends_the_process_with_2_and_names_the_file(tmp_path: Path) -> None:
+    wrong, missing = tmp_path / "wrong.json", tmp_path / "missing.json"
+    wrong.write_text(json.dumps(script({"status": 1})))
+    processes = {path: await spawn("--port", "0", "--script", str(path)) for path in (wrong, missing)}
+    for path, reported in ((wrong, "faults.0.status"), (missing, "No such file")):
+        _, stderr = await asyncio.wait_for(processes[path].communicate(), 60)
+        assert processes[path].returncode == 2
+        said = json.loads(stderr)
+        assert (reported in said["error"], said["script"]) == (True, str(path))
+
+
+@each_row(
+    ("text", "reported"), [('{"models": {}}', "models: "), ("models: [", "Invalid JSON"), ("", "script: ")], ids=str
 )
-async def test_a_mistake_in_the_script_ends_the_process_with_2_and_names_the_file(
-    tmp_path: Path, text: str | None, reported: str
-) -> None:
-    path = tmp_path / "script.json"
-    if text is not None:
-        path.write_text(text)
-    process = await spawn("--port", "0", "--script", str(path))
-    _, stderr = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 2
-    said = json.loads(stderr)
-    assert (reported in said["error"], said["script"]) == (True, str(path))
+def test_a_mistake_in_the_script_is_named(text: str, reported: str) -> None:
+    with pytest.raises(ScriptError, match=reported):
+        SimulatedProvider(text.encode())
 
 
 def test_old_calls_are_not_kept_and_stay_in_the_totals(monkeypatch: pytest.MonkeyPatch) -> None:
