@@ -182,7 +182,8 @@ def _started(running: "subprocess.Popen[bytes]", data: Path, log: Path) -> Runni
 
 @contextmanager
 def _visiting(chromium: Browser, plane: RunningPlane, **how: Any) -> Generator[Visitor]:
-    context = chromium.new_context(**how)
+    # What moves has Chromium draw the whole page 60 times a second, which is half of a visit's CPU.
+    context = chromium.new_context(reduced_motion="reduce", **how)
     context.set_default_timeout(60_000)
     # On a busy machine five seconds, the default, are not many.
     expect.set_options(timeout=60_000)

@@ -13,7 +13,7 @@ from tests.browser.conftest import RunningPlane, Visitor
 from tests.browser.talk import TALK, TRACE_ID
 from tests.browser.test_pages import check_markup, check_with_axe
 
-pytestmark = pytest.mark.long(about_s=55, together="console")
+pytestmark = pytest.mark.long(about_s=50, together="console")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -263,7 +263,7 @@ def test_a_page_is_not_live_while_clickhouse_does_not_respond(visitor: Visitor):
 
 
 def test_without_javascript_nothing_pretends_to_be_live(chromium: Browser, plane: RunningPlane):
-    context = chromium.new_context(java_script_enabled=False)
+    context = chromium.new_context(java_script_enabled=False, reduced_motion="reduce")
     page = context.new_page()
     page.goto(f"{plane.console_url}/sign-in?next=/dead-letters")
     page.get_by_label("API key").fill(plane.key)

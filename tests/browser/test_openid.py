@@ -233,7 +233,7 @@ async def test_a_person_signs_in_and_out_with_a_browser(plane: SignInPlane, prog
     plane.provider.reset()
     async with plane.console(plane.port), async_playwright() as playwright:
         chromium = await playwright.chromium.launch(executable_path=program, args=list(OPTIONS))
-        page = await chromium.new_page()
+        page = await chromium.new_page(reduced_motion="reduce")
         # The provider's page has its style from elsewhere.
         await page.route(re.compile(r"^(?!http://localhost:)"), lambda route: route.abort())
         refused: list[str] = []
