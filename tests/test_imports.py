@@ -1,4 +1,4 @@
-"""The import rules of pyproject.toml hold, and would be noticed if they did not."""
+"""Breaches of the import rules of pyproject.toml are noticed; `make lint` checks that there are none."""
 
 import ast
 import os
@@ -27,11 +27,6 @@ def lint(root: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
-
-
-def test_the_import_rules_hold() -> None:
-    linted = lint(ROOT)
-    assert linted.returncode == 0, linted.stdout + linted.stderr
 
 
 def test_every_rule_notices_what_it_forbids(tmp_path: Path) -> None:
