@@ -54,6 +54,7 @@ def _serve(listening: socket.socket, parent: socket.socket, modules: list[str]) 
     for pid in compiling:
         os.waitpid(pid, 0)
     _import_all(modules)
+    _find_constants()
     gc.collect()
     gc.freeze()  # a collection in a worker would copy the pages of these objects
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the workers
@@ -71,6 +72,11 @@ def _serve(listening: socket.socket, parent: socket.socket, modules: list[str]) 
         connection.close()
         for stream in streams:
             os.close(stream)
+
+
+def _find_constants() -> None:
+    """Has Hypothesis read the constants in all modules, as it does in each process before its first example."""
+    given(none())(lambda _: None)()
 
 
 def _import_all(modules: list[str]) -> None:
@@ -134,5 +140,7 @@ else:
     from multiprocessing import forkserver, util
 
     import pytest
+    from hypothesis import given
+    from hypothesis.strategies import none
 
     from breakwater.local import fork_server
