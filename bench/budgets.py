@@ -30,8 +30,9 @@ from zoneinfo import ZoneInfo
 import uvloop
 
 from bench.counting import CountingRedis
-from breakwater.limits.rules.budget import Caps, CapTable
+from breakwater.limits.rules.budget import CapTable
 from breakwater.limits.rules.ledger import AttemptSums
+from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets, Reserved, Settlement
 from tests.server_sources import embedded_servers

@@ -34,7 +34,8 @@ from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.types import format_time
 from breakwater.limits.contract import CostsListQuery
-from breakwater.limits.rules.budget import Caps, CapTable, period
+from breakwater.limits.rules.budget import CapTable, period
+from breakwater.limits.settings import Caps
 from breakwater.local.ports import free_port
 from breakwater.records.api.costs import CostRoutes
 from breakwater.records.figures import Spender

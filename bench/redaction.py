@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 from pydantic import JsonValue
 
-from breakwater.redaction.rules.redact import RedactionRules, Redactor
+from breakwater.redaction.rules.redact import Redactor
+from breakwater.redaction.settings import RedactionRules
 
 SIZE = 10_000_000
 TYPICAL: JsonValue = {

@@ -16,7 +16,8 @@ from typing import Any
 
 import structlog
 
-from breakwater.breakers.rules import BreakerKey, BreakerRules, caller_of
+from breakwater.breakers.rules import BreakerKey, caller_of
+from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import Breakers
 from breakwater.breakers.transitions import AS_OF_NOW, Seen, decide, observation_of
 from breakwater.calls.assignment import Assignment

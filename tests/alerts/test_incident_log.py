@@ -21,7 +21,8 @@ from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import Plan
-from breakwater.redaction.rules.redact import RedactionRules, Redactor
+from breakwater.redaction.rules.redact import Redactor
+from breakwater.redaction.settings import RedactionRules
 from tests.helpers import nats_client
 from tests.servers import RunningServer
 

@@ -15,15 +15,12 @@ from breakwater.breakers.contract import BreakerState
 from breakwater.breakers.rules import (
     ALL,
     MAX_ERRORS_SEEN,
-    MAX_KEPT,
     SLICES,
     Breaker,
     BreakerChange,
     BreakerKey,
-    BreakerRules,
     CountedFailure,
     Observation,
-    Preset,
     calls_within,
     consecutive_failures,
     cooldown_ms,
@@ -32,6 +29,7 @@ from breakwater.breakers.rules import (
     observe,
     reset,
 )
+from breakwater.breakers.settings import MAX_KEPT, BreakerRules, Preset
 from breakwater.calls.rules.classify import error_identity
 from breakwater.config import ConfigError, parse_config
 from tests.tables import each_row

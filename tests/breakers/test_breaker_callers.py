@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from breakwater.breakers.rules import (
     Breaker,
     BreakerChange,
-    BreakerRules,
     Observation,
     caller_of,
     concerns_caller,
     is_open_for_one,
     observe,
 )
+from breakwater.breakers.settings import BreakerRules
 from tests.tables import each_row
 
 NOW = 1_795_000_000_000

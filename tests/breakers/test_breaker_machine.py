@@ -19,7 +19,6 @@ from breakwater.breakers.contract import BreakerState
 from breakwater.breakers.rules import (
     Breaker,
     BreakerKey,
-    BreakerRules,
     Observation,
     caller_of,
     concerns_caller,
@@ -27,6 +26,7 @@ from breakwater.breakers.rules import (
     observe,
     reset,
 )
+from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import BreakerAdmitted, BreakerRefused, Breakers, Loaded, Saving
 from tests.limits.machine import RedisMachine, run_for_steps
 from tests.servers import RunningServer

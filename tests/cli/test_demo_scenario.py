@@ -11,6 +11,7 @@ import yaml
 from breakwater.config import Agent, Config, load_config, parse_config
 from breakwater.local.demo import scenario
 from breakwater.local.provider import build_script
+from breakwater.prices.rules.price import tariff_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "breakwater.yaml"
 
@@ -67,7 +68,7 @@ def test_the_small_budget_has_room_for_some_of_its_calls_and_not_for_all(jobs: i
     agent = demo_config(jobs).agents["small-budget"]
     price = demo_config(jobs).models["gpt-4.1-mini"].price
     assert price is not None
-    worst_case, cap = price.tariff().worst_case(300, agent.max_tokens), agent.budget.daily_usd
+    worst_case, cap = tariff_of(price).worst_case(300, agent.max_tokens), agent.budget.daily_usd
     assert worst_case is not None
     assert cap is not None
     least = 130 * 1_600  # nano-dollars for the shortest answer

@@ -17,7 +17,7 @@ from aiohttp import web
 from breakwater.config import load_config
 from breakwater.config.commands import init
 from breakwater.kernel.commands.errors import ExitCode
-from breakwater.limits.rules.guard import GuardRules
+from breakwater.limits.settings import GuardRules
 from breakwater.prices.price_list import pricing_of
 from tests.cli.conftest import Run, in_thread
 

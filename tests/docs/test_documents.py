@@ -12,7 +12,7 @@ import pytest
 import yaml
 from pydantic import SecretStr
 
-from breakwater.breakers.rules import BreakerRules
+from breakwater.breakers.settings import BreakerRules
 from breakwater.cli.main import every_command
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.nats.topology import Plan, streams

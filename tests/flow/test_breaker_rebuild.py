@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from breakwater.breakers.rules import Breaker, BreakerKey, BreakerRules, isolate
+from breakwater.breakers.rules import Breaker, BreakerKey, isolate
 from breakwater.breakers.rules.transitions import transition
+from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import Breakers, Saving
 from breakwater.config import load_config
 from breakwater.kernel.nats import subjects

@@ -25,7 +25,8 @@ from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import Plan
 from breakwater.local.ports import free_port
-from breakwater.redaction.rules.redact import RedactionRules, Redactor
+from breakwater.redaction.rules.redact import Redactor
+from breakwater.redaction.settings import RedactionRules
 from tests.nats_node import start_nats
 from tests.nodejs import EXAMPLES, node_with
 from tests.records import samples

@@ -12,7 +12,8 @@ from breakwater.calls.rules.retry import failures_on
 from breakwater.health.rules import failed
 from breakwater.jobs.contract.execution import Attempt, Cancellation, Execution, PendingCancel
 from breakwater.jobs.rules.record import cancelled_by, ends_with_client, error_of, status_of, totals
-from breakwater.limits.rules.guard import GuardRules, outcome_of
+from breakwater.limits.rules.guard import outcome_of
+from breakwater.limits.settings import GuardRules
 from tests.tables import each_row
 
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)

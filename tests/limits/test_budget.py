@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from breakwater.limits.rules.budget import MAX_CACHED, Caps, CapTable, Counter, reached, scope_keys
+from breakwater.limits.rules.budget import MAX_CACHED, CapTable, Counter, reached, scope_keys
+from breakwater.limits.settings import Caps
 from tests.tables import each_row
 
 USD = 10**9

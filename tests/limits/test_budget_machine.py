@@ -23,8 +23,9 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.limits.contract import CapRaise, Enforcement, Window
-from breakwater.limits.rules.budget import WINDOWS, Caps, CapTable, Counter, fits, periods_at, periods_since, scope_keys
+from breakwater.limits.rules.budget import WINDOWS, CapTable, Counter, fits, periods_at, periods_since, scope_keys
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, figures_of, ledger, places_of
+from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import KEEP, BudgetCounters, Notes
 from breakwater.limits.store.budgets import (
     HELD,

@@ -22,8 +22,9 @@ import pytest
 from breakwater.kernel.process.background import stop
 from breakwater.kernel.redis.connection import Redis, ScriptCall
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.limits.rules.budget import WINDOWS, Caps, CapTable, Counter
+from breakwater.limits.rules.budget import WINDOWS, CapTable, Counter
 from breakwater.limits.rules.ledger import AttemptSums, ledger
+from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters, Snapshot
 from breakwater.limits.store.budgets import Budgets, PeriodChanged, Reserved, Settlement
 

@@ -15,8 +15,9 @@ from redis.exceptions import ResponseError
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import CapRaise, Enforcement, Window
-from breakwater.limits.rules.budget import WINDOWS, Caps, CapTable, Counter, period
+from breakwater.limits.rules.budget import WINDOWS, CapTable, Counter, period
 from breakwater.limits.rules.ledger import AttemptSums, Ledger
+from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import (
     LEASES,

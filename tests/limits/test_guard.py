@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from breakwater.limits.rules.guard import GuardRules, Task, TaskBudgetHeld, Trip, after_job, before_call, confidence_of
+from breakwater.limits.rules.guard import Task, TaskBudgetHeld, Trip, after_job, before_call, confidence_of
+from breakwater.limits.settings import GuardRules
 from tests.tables import each_row
 
 USD = 1_000_000_000

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.breakers.rules import PRESETS, BreakerRules
+from breakwater.breakers.settings import PRESETS, BreakerRules
 from breakwater.calls.rules.retry import RetryPolicy
 from breakwater.jobs.contract.job import RulesPart
 from breakwater.kernel.validation import FieldError
-from breakwater.limits.rules.guard import GuardRules
 from breakwater.limits.rules.job_rules import ALLOWED, Allowed, JobRules, bound_problem, job_rules
+from breakwater.limits.settings import GuardRules
 from tests.tables import each_row
 
 AGENT: dict[RulesPart, Any] = {

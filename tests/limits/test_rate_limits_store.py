@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from redis.exceptions import ConnectionError as Away
 
 from breakwater.kernel.redis.connection import Redis, Script, ScriptCall, StateUnavailableError
-from breakwater.limits.rules.rate_limit import WINDOW_MS, RateLimit
+from breakwater.limits.rules.rate_limit import WINDOW_MS
+from breakwater.limits.settings import RateLimit
 from breakwater.limits.store.rate_limits import SLICES, Limited, OverLimit, RateLimits
 from tests.servers import RunningServer
 

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
-from breakwater.limits.rules.guard import GuardRules, JobOutcome, Task, Trip, after_job, before_call
+from breakwater.limits.rules.guard import JobOutcome, Task, Trip, after_job, before_call
+from breakwater.limits.settings import GuardRules
 from breakwater.limits.store.tasks import IN_USE_MS, KEEP_DONE_MS, KEEP_MS, MAX_KEPT, TRIPPED, Entered, Tasks, Tripped
 from tests.servers import RunningServer
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from breakwater.jobs.rules.record import totals
-from breakwater.limits.rules.budget import Caps
-from breakwater.prices.rules.price import Cost, Price, max_output_of, max_tokens_of
+from breakwater.limits.settings import Caps
+from breakwater.prices.rules.price import Cost, max_output_of, max_tokens_of, tariff_of
 from breakwater.prices.rules.usage import MAX_USAGE, Usage, credible
+from breakwater.prices.settings import Price
 from tests.records.test_messages import attempt
 from tests.tables import each_row
 
@@ -36,20 +37,20 @@ def test_a_cost_is_exact_to_the_nano_dollar(
     exact = (
         Decimal(input_tokens - cached) * input_price + Decimal(cached) * cached_price + Decimal(output) * output_price
     ) / 1_000_000
-    got = price(input_price, output_price, cached_price).tariff().cost(Usage(input_tokens, output, cached))
+    got = tariff_of(price(input_price, output_price, cached_price)).cost(Usage(input_tokens, output, cached))
     assert got is not None
     assert got.nano == int(exact.quantize(Decimal(1), ROUND_HALF_UP))
 
 
 def test_cached_tokens_cost_their_own_price_and_the_full_one_where_there_is_none() -> None:
     usage = Usage(1_000_000, 0, 400_000)
-    assert price(2_000, 0, 500).tariff().cost(usage) == Cost(600_000 * 2_000 // 10**6 + 400_000 * 500 // 10**6)
-    assert price(2_000, 0).tariff().cost(usage) == Cost(2_000)
+    assert tariff_of(price(2_000, 0, 500)).cost(usage) == Cost(600_000 * 2_000 // 10**6 + 400_000 * 500 // 10**6)
+    assert tariff_of(price(2_000, 0)).cost(usage) == Cost(2_000)
 
 
 @pytest.mark.parametrize("usage", [Usage(None, 5), Usage(5, None), Usage(None, None)])
 def test_what_is_not_known_costs_none_and_not_zero(usage: Usage) -> None:
-    assert price(1, 1).tariff().cost(usage) is None
+    assert tariff_of(price(1, 1)).cost(usage) is None
 
 
 @given(TOKENS, TOKENS, PRICES, PRICES, PRICES)
@@ -58,9 +59,9 @@ def test_the_worst_case_has_all_of_the_input_at_the_dearer_of_its_prices(
 ) -> None:
     written = price(input_price, output_price).model_copy(update={"cache_write_usd_per_mtok": write_price})
     dearer = price(max(input_price, write_price), output_price)
-    most = dearer.tariff().cost(Usage(tokens, output))
+    most = tariff_of(dearer).cost(Usage(tokens, output))
     assert most is not None
-    assert written.tariff().worst_case(tokens, output) == most.nano
+    assert tariff_of(written).worst_case(tokens, output) == most.nano
 
 
 def test_the_output_limit_is_the_requests_own_where_it_has_one() -> None:

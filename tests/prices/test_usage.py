@@ -13,8 +13,9 @@ from breakwater.calls.providers.anthropic import Messages
 from breakwater.calls.providers.base import Wire
 from breakwater.calls.providers.openai import ChatCompletions
 from breakwater.dialects.rules.chat_chunks import Assembly
-from breakwater.prices.rules.price import Cost, InputSize, Price, size_of_messages, size_of_params
+from breakwater.prices.rules.price import Cost, InputSize, size_of_messages, size_of_params, tariff_of
 from breakwater.prices.rules.usage import Usage, credible, figure, highest, of_completion, of_message, of_response
+from breakwater.prices.settings import Price
 from tests.prices.usage_table import BASE, PRICE, ROWS, Row
 from tests.tables import each_row
 
@@ -26,7 +27,7 @@ def test_each_row_of_the_table_is_counted_so(row: Row) -> None:
     wire: Wire = MESSAGES if row.dialect == "anthropic" else ChatCompletions(f"https://{row.host}/v1")
     usage = wire.usage({"usage": row.usage, **row.more})
     assert usage is not None
-    cost = PRICE.tariff().cost(usage)
+    cost = tariff_of(PRICE).cost(usage)
     assert (cost and cost.nano) == row.nano
     doubted = usage.problem is not None or (cost is not None and cost.doubt is not None)
     assert doubted == (row.basis == "estimated")
@@ -63,7 +64,7 @@ def test_whatever_is_reported_is_read_and_costs_no_less_than_its_plain_tokens(be
     for read in (of_completion, of_message):
         for reported in (before, highest(before, after)):
             usage = read({"usage": reported, "service_tier": after})
-            cost = None if usage is None else PRICE.tariff().cost(credible(usage))
+            cost = None if usage is None else tariff_of(PRICE).cost(credible(usage))
             if usage is not None and cost is not None:
                 plain = (usage.input_tokens or 0) * 500_000_000 + (usage.output_tokens or 0) * 2_000_000_000
                 assert cost.nano >= plain // 10**6 > 0
@@ -125,15 +126,17 @@ def test_an_anthropic_stream_counts_the_highest_of_its_events_and_no_beginning_a
     assert after({"output_tokens": 0}) == Usage(1500, 3)
 
 
-LONG = Price.model_validate(
-    {
-        "input_usd_per_mtok": 1,
-        "output_usd_per_mtok": 2,
-        "cached_input_usd_per_mtok": "0.1",
-        "tiers": [{"above_tokens": 200, "input_usd_per_mtok": 2, "output_usd_per_mtok": 3}],
-        "service_tiers": {"Priority": {"input_usd_per_mtok": 4, "output_usd_per_mtok": 8}},
-    }
-).tariff()
+LONG = tariff_of(
+    Price.model_validate(
+        {
+            "input_usd_per_mtok": 1,
+            "output_usd_per_mtok": 2,
+            "cached_input_usd_per_mtok": "0.1",
+            "tiers": [{"above_tokens": 200, "input_usd_per_mtok": 2, "output_usd_per_mtok": 3}],
+            "service_tiers": {"Priority": {"input_usd_per_mtok": 4, "output_usd_per_mtok": 8}},
+        }
+    )
+)
 
 
 def test_a_long_input_has_the_prices_of_its_tier_for_all_tokens() -> None:

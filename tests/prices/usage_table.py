@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from breakwater.prices.rules.price import Price
+from breakwater.prices.settings import Price
 
 PRICE = Price.model_validate(
     {

@@ -4,7 +4,8 @@ import json
 
 from pydantic import JsonValue
 
-from breakwater.redaction.rules.redact import RedactionRules, Redactor
+from breakwater.redaction.rules.redact import Redactor
+from breakwater.redaction.settings import RedactionRules
 from tests.redaction.sample_secrets import SECRETS
 from tests.tables import each_row
 

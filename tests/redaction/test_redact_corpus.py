@@ -9,7 +9,8 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from breakwater.redaction.rules.redact import RedactionRules, Redactor
+from breakwater.redaction.rules.redact import Redactor
+from breakwater.redaction.settings import RedactionRules
 
 BUILT_IN = Redactor.compile(RedactionRules())
 ALPHABETS = {

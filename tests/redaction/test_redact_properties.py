@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from breakwater.redaction.rules.redact import RedactionRules, Redactor
+from breakwater.redaction.rules.redact import Redactor
+from breakwater.redaction.settings import RedactionRules
 from tests.redaction.sample_secrets import SECRETS
 
 DEFAULT = Redactor.compile(RedactionRules())

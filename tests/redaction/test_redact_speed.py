@@ -6,7 +6,8 @@ import pytest
 
 from bench import redaction
 from bench.redaction import ADVERSARIAL, seconds
-from breakwater.redaction.rules.redact import RedactionRules, Redactor
+from breakwater.redaction.rules.redact import Redactor
+from breakwater.redaction.settings import RedactionRules
 from tests.tables import each_row
 
 SIZE = 500_000

@@ -25,7 +25,6 @@ from breakwater.breakers.rules import (
     Breaker,
     BreakerChange,
     BreakerKey,
-    BreakerRules,
     caller_of,
     concerns_caller,
     consecutive_failures,
@@ -34,6 +33,7 @@ from breakwater.breakers.rules import (
 )
 from breakwater.breakers.rules.health import CallHealth, Verdict, health_of_model, open_for
 from breakwater.breakers.rules.transitions import transition
+from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import UNSAVED, Breakers, Loaded, Saving
 from breakwater.breakers.transitions import dumped, publish_saved
 from breakwater.config import Config, breaker_of, breakers_of

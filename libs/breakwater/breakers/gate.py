@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from breakwater.breakers.rules import BreakerKey, BreakerRules, caller_of, task_of
+from breakwater.breakers.rules import BreakerKey, caller_of, task_of
 from breakwater.breakers.rules.refusals import ISOLATED, breaker_open
 from breakwater.breakers.rules.transitions import half_opened
+from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
 from breakwater.calls.gate import Gate, GateVerdict, Refused, WaitForCapacity
 from breakwater.config import Agent

@@ -13,17 +13,9 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter
 
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.breakers.rules import (
-    Breaker,
-    BreakerKey,
-    BreakerRules,
-    Observation,
-    caller_of,
-    observe,
-    short_hash,
-    task_of,
-)
+from breakwater.breakers.rules import Breaker, BreakerKey, Observation, caller_of, observe, short_hash, task_of
 from breakwater.breakers.rules.transitions import transition
+from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import Breakers, Loaded, Saving
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects

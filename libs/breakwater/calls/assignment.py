@@ -13,7 +13,8 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from breakwater.breakers.rules import ALL, BreakerKey, BreakerRules
+from breakwater.breakers.rules import ALL, BreakerKey
+from breakwater.breakers.settings import BreakerRules
 from breakwater.calls.rules.output import OutputGuard
 from breakwater.calls.rules.parameters import TRANSLATED, own_params, without_fields
 from breakwater.calls.rules.repairs import Repairs

@@ -15,7 +15,6 @@ from breakwater.config.load import (
 from breakwater.config.models import (
     Agent,
     AgentDefaults,
-    BudgetSettings,
     CacheRules,
     Config,
     ModelSettings,
@@ -27,6 +26,7 @@ from breakwater.identity.settings import ConsoleSettings, NatsProgram, OpenId
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.settings import Limits
 from breakwater.kernel.security.secret_refs import SecretRef
+from breakwater.limits.settings import BudgetSettings
 from breakwater.records.settings import ClickHouse, RetentionDays
 
 __all__ = [

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from breakwater.config.models import Config
 from breakwater.kernel.errors import ConfigError
-from breakwater.limits.rules.budget import Caps, CapTable
+from breakwater.limits.rules.budget import CapTable
+from breakwater.limits.settings import Caps
 
 
 class LiveConfig:

@@ -8,19 +8,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, cast
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import (
-    Field,
-    JsonValue,
-    PrivateAttr,
-    StringConstraints,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, JsonValue, PrivateAttr, field_validator, model_validator
 
 from breakwater.alerts.settings import Alerts
-from breakwater.breakers.rules import ALL, BreakerKey, BreakerRules, take_preset
+from breakwater.breakers.rules import ALL, BreakerKey
+from breakwater.breakers.settings import BreakerRules, take_preset
 from breakwater.calls.providers.registry import LOCAL_KINDS, ProviderEntry
 from breakwater.calls.rules.classify import RETRYABLE_CLASSES
 from breakwater.calls.rules.output import OutputRules
@@ -43,16 +36,16 @@ from breakwater.kernel.nats.settings import Limits
 from breakwater.kernel.security.secret_refs import EnvName
 from breakwater.kernel.security.settings import Encryption
 from breakwater.kernel.telemetry.settings import Tracing
-from breakwater.kernel.types import NO_CONTROLS, Identifier, Message, ModelId, Name, Off, UsdAmount
+from breakwater.kernel.types import Identifier, Message, ModelId, Name, Off, UsdAmount
 from breakwater.kernel.validation import FieldError
-from breakwater.limits.rules.budget import OTHERS, Caps, CapTable
-from breakwater.limits.rules.guard import GuardRules
+from breakwater.limits.rules.budget import CapTable
 from breakwater.limits.rules.job_rules import NO_JOB_RULES, JobRules, bound_problem, job_rules
-from breakwater.limits.rules.ledger import MAX_TAGS
-from breakwater.limits.rules.rate_limit import RateLimit
-from breakwater.prices.rules.price import MAX_OUTPUT_TOKENS, Price, term_of
+from breakwater.limits.settings import MAX_TAGS, OTHERS, BudgetSettings, Caps, CostTag, GuardRules, RateLimit
+from breakwater.prices.rules.price import term_of
+from breakwater.prices.settings import MAX_OUTPUT_TOKENS, Price
 from breakwater.records.settings import ClickHouse
-from breakwater.redaction.rules.redact import RedactionRules, id_objection
+from breakwater.redaction.rules.redact import id_objection
+from breakwater.redaction.settings import RedactionRules
 
 NO_WILDCARD = "names have no wildcards; write each name out"
 
@@ -325,39 +318,6 @@ class ModelSettings(Message):
             f"other, at most {MAX_BATCHES}, and its response has all vectors in order."
         ),
     )
-
-
-class BudgetSettings(Message):
-    """Caps over all agents, and the calendar of every budget."""
-
-    timezone: str = Field(default="UTC", description="The time zone of days and months, such as `Europe/Berlin`.")
-    total: Caps = Field(default=Caps(), alias="global")
-    compare_every_s: float = Field(
-        default=600,
-        ge=10,
-        le=86_400,
-        description="The interval at which the counters are reconciled with recorded spend.",
-    )
-    tenants: dict[Name, Caps] = Field(
-        default_factory=dict, description="Caps per tenant; `*` applies to each tenant that is not listed."
-    )
-
-    @field_validator("timezone")
-    @classmethod
-    def _known_zone(cls, name: str) -> str:
-        try:
-            ZoneInfo(name)
-        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-            raise ValueError(f"{name!r} is not a time zone; write it like 'Europe/Berlin' or 'UTC'") from error
-        return name
-
-    @property
-    def zone(self) -> ZoneInfo:
-        """The calendar's time zone."""
-        return ZoneInfo(self.timezone)
-
-
-CostTag = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NO_CONTROLS)]
 
 
 class Config(Message):

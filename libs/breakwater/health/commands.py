@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from breakwater.breakers.contract import AgentHealth
-from breakwater.breakers.rules import GUARD_PRESETS
+from breakwater.breakers.settings import GUARD_PRESETS
 from breakwater.client import ApiError
 from breakwater.client.commands import Api, DefaultListGroup, api_command
 from breakwater.config.commands.init import StartingAgent, with_agent

@@ -12,7 +12,7 @@ from breakwater.calls.providers.base import LocalSettings
 from breakwater.config import Config, ModelSettings
 from breakwater.kernel.formats import moneys
 from breakwater.kernel.types import NANO_PER_USD
-from breakwater.prices.rules.price import Cost, InputSize, Rates, Tariff, max_output_of
+from breakwater.prices.rules.price import Cost, InputSize, Rates, Tariff, max_output_of, tariff_of
 from breakwater.prices.rules.usage import Usage
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def pricing_of(config: Config, provider: str, model: str) -> Pricing | None:
     settings = config.models.get(model)
     provider_settings = config.providers.get(provider)
     tools = {} if settings is None else settings.tool_prices
-    configured = None if settings is None or settings.price is None else replace(settings.price.tariff(), tools=tools)
+    configured = None if settings is None or settings.price is None else replace(tariff_of(settings.price), tools=tools)
     if isinstance(provider_settings, LocalSettings):
         # Never from the list: a program may happen to have the name of a model in it.
         cost_per_call = provider_settings.cost_per_call_usd

@@ -25,7 +25,6 @@ def _long_enough(days: int) -> int:
 # With more days, the expiry of a row would be later than ClickHouse's times can represent.
 Days = Annotated[int, Field(ge=1, le=10_000)]
 
-
 DaysForBudgets = Annotated[
     int, AfterValidator(_long_enough), Field(le=10_000, json_schema_extra={"minimum": MIN_DAYS_FOR_BUDGETS})
 ]

@@ -15,7 +15,7 @@ from breakwater.calls.providers.anthropic import AnthropicSettings
 from breakwater.calls.providers.base import Answer, Call, CallError, HttpSettings
 from breakwater.calls.providers.openai import AzureSettings, OpenAISettings
 from breakwater.kernel.security.secret_refs import SecretRef
-from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
+from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
 
 KEY = "sk-planted-0123456789"
 KINDS = ("openai", "azure", "anthropic")

@@ -19,7 +19,7 @@ from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.local.ports import free_port
 from breakwater.local.provider import SimulatedProvider
 from breakwater.prices.rules.usage import Usage
-from breakwater.redaction.rules.redact import RedactionRules
+from breakwater.redaction.settings import RedactionRules
 from tests.calls.providers.kit import KEY, KINDS, answering, call, failure, perform, saying, settings, silent
 from tests.flow.kit import model
 from tests.tables import each_row

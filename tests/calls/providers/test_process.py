@@ -23,7 +23,7 @@ from breakwater.calls.providers.registry import LOCAL_KINDS, ProviderEntry
 from breakwater.calls.rules.classify import Classification, classify
 from breakwater.kernel.errors import ConfigError
 from breakwater.prices.rules.usage import Usage
-from breakwater.redaction.rules.redact import RedactionRules
+from breakwater.redaction.settings import RedactionRules
 from tests.calls.providers.kit import local_call as call
 from tests.helpers import until
 from tests.tables import each_row

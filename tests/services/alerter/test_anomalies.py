@@ -14,7 +14,8 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.local.ports import free_port
 from breakwater.records import schema
 from breakwater.records.rows import execution_row
-from breakwater.redaction.rules.redact import RedactionRules, Redactor
+from breakwater.redaction.rules.redact import Redactor
+from breakwater.redaction.settings import RedactionRules
 from services.alerter.anomalies import MAX_FAILURES, AnomalyWatch
 from services.alerter.bus import IncidentRecorder
 from tests.records.samples import NOON, execution, new_database

@@ -29,7 +29,8 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import ACK_WAIT_S, alert_consumer
 from breakwater.kernel.process import background
 from breakwater.kernel.telemetry.metrics import AlerterMetrics
-from breakwater.redaction.rules.redact import RedactionRules, Redactor
+from breakwater.redaction.rules.redact import Redactor
+from breakwater.redaction.settings import RedactionRules
 from services.alerter import notifier as notifier_module
 from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
 from services.alerter.channel_queue import Schedule

@@ -20,8 +20,9 @@ from breakwater.kernel.telemetry.metrics import (
 )
 from breakwater.kernel.types import NANO_PER_USD
 from breakwater.limits.contract import CapRaise
-from breakwater.limits.rules.budget import Caps, CapTable, Period
+from breakwater.limits.rules.budget import CapTable, Period
 from breakwater.limits.rules.ledger import AttemptSums
+from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters, Filled, Notes, PeriodCounters, Snapshot
 from services.budget.gauges import FORECAST_EVERY_S, FORECAST_KEPT_S, BudgetGauges
 from tests.helpers import until

@@ -30,7 +30,8 @@ from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.telemetry.metrics import BudgetMetrics
 from breakwater.limits.contract import BudgetEvent
 from breakwater.limits.reconciliation import BudgetComparison, RecordedSpend, compare
-from breakwater.limits.rules.budget import Caps, CapTable, Period, periods_at
+from breakwater.limits.rules.budget import CapTable, Period, periods_at
+from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets, NotFilledError, Reserved, Settlement, period_key
 from breakwater.records import schema

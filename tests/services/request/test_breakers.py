@@ -5,8 +5,9 @@ import asyncio
 import structlog.testing
 
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.breakers.rules import Breaker, BreakerKey, BreakerRules, CountedFailure
+from breakwater.breakers.rules import Breaker, BreakerKey, CountedFailure
 from breakwater.breakers.rules.transitions import half_opened
+from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import UNSAVED, BreakerRefused, Breakers, Loaded, Saving
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats import subjects

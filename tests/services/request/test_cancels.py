@@ -28,7 +28,8 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream, encode_token
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import format_time
-from breakwater.redaction.rules.redact import RedactionRules, Redactor
+from breakwater.redaction.rules.redact import Redactor
+from breakwater.redaction.settings import RedactionRules
 from tests.helpers import until
 from tests.services.request.conftest import CONFIG, HttpApi, new_id, publish_result, result_of
 

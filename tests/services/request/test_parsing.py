@@ -9,7 +9,7 @@ from breakwater.jobs.contract.job import Job
 from breakwater.kernel.http import parsing
 from breakwater.kernel.http.parsing import MAX_DETAILS, with_field
 from breakwater.kernel.http.problems import RequestError, openai_param
-from breakwater.redaction.rules.redact import RedactionRules
+from breakwater.redaction.settings import RedactionRules
 from tests.tables import each_row
 
 NEW_ID = "019aa8f2-0000-7000-8000-000000000000"

@@ -25,7 +25,7 @@ from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.process.callables import load_callable
 from breakwater.kernel.security.guarded_http import usable_url
 from breakwater.kernel.security.secret_refs import SecretRef
-from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
+from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
 from services.alerter.bus import AlerterBus, SentMessages
 
 T = TypeVar("T")

@@ -17,121 +17,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import groupby
-from typing import Annotated, Any, Literal, Self, cast
-
-from pydantic import Field, model_validator
 
 from breakwater.breakers.contract import BreakerRule, BreakerScope, BreakerState
+from breakwater.breakers.settings import MAX_KEPT, BreakerRules
 from breakwater.kernel.formats import counted
 from breakwater.kernel.nats.subjects import encode_token
-from breakwater.kernel.types import Message, Off
 
 ALL = "*"
 """The agent in the name of a breaker that all agents share."""
-
-MAX_KEPT = 1000
-"""The number of newest outcomes that are remembered one by one; no rule can need more."""
-
-Preset = Literal[
-    "feature",
-    "tdd-red-green",
-    "refactor",
-    "incident-response",
-    "migration-safety",
-    "scientific-method",
-    "debug",
-    "review",
-    "docs",
-]
-
-_STANDARD = {"consecutive_failures": 3, "same_error": 5}
-
-PRESETS: Mapping[str, Mapping[str, int]] = {
-    "feature": _STANDARD,
-    # Tests that are red before they are green look like failures; the same error over and over is one.
-    "tdd-red-green": {"consecutive_failures": 5, "same_error": 3},
-    "refactor": {"consecutive_failures": 2, "same_error": 3},
-    "incident-response": {"consecutive_failures": 2, "same_error": 2},
-    "migration-safety": {"consecutive_failures": 1, "same_error": 2},
-    # Many approaches are tried, and most of them fail.
-    "scientific-method": {"consecutive_failures": 8, "same_error": 10},
-    **dict.fromkeys(("debug", "review", "docs"), _STANDARD),
-}
-"""Presets of breakers and of guards."""
-
-GUARD_PRESETS: Mapping[str, Mapping[str, int]] = {**PRESETS, "agent-run": {"max_iterations": 100}}
-"""Presets of guards, including the one for agents that call their model in a loop."""
-
-
-def with_preset(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with those of the preset that they name, which explicit settings override."""
-    preset = rules.get("preset")
-    return {**(GUARD_PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **rules}
-
-
-def take_preset(data: Any) -> Any:
-    """Apply the `preset` of a settings model before Pydantic validates its fields."""
-    return with_preset(cast(dict[str, Any], data)) if isinstance(data, dict) else data
-
-
-class BreakerRules(Message):
-    """Rules that open a breaker, and its cool-down. At least one rule must be set; each can be `off`."""
-
-    preset: Preset | None = Field(default=None, description="A named set of rules; settings next to it override it.")
-    scope: BreakerScope = Field(
-        default="agent_model",
-        description=(
-            "Failures that count together: of this agent on a model, of all agents on a model, "
-            "or of all agents on a provider."
-        ),
-    )
-    errors: Annotated[int | None, Off] = Field(
-        default=None, ge=1, le=MAX_KEPT, description="Opens at this many failures within `within_s`."
-    )
-    within_s: float = Field(
-        default=60.0, gt=0, le=86_400, description="The rolling window of errors, same_error and failure_rate."
-    )
-    consecutive_failures: Annotated[int | None, Off] = Field(
-        default=3, ge=1, le=MAX_KEPT, description="Opens at this many consecutive failures."
-    )
-    same_error: Annotated[int | None, Off] = Field(
-        default=5,
-        ge=1,
-        le=MAX_KEPT,
-        description=("Opens if the same error occurs this often within `within_s`, even with successes in between."),
-    )
-    failure_rate: Annotated[float | None, Off] = Field(
-        default=None, gt=0, le=1, description="Opens if this share of the calls within `within_s` failed."
-    )
-    minimum_calls: int = Field(default=10, ge=1, le=1_000_000, description="Calls needed to judge the failure rate.")
-    cooldown_s: float = Field(
-        default=60.0, gt=0, le=86_400, description="Time that calls are refused before a probe is admitted."
-    )
-    cooldown_growth: float = Field(
-        default=1.0, ge=1, le=10, description="Factor by which each failed probe extends the next cool-down."
-    )
-    max_cooldown_s: float = Field(default=3600.0, gt=0, le=86_400, description="The longest cool-down.")
-    cooldown_jitter: float = Field(
-        default=0.0, ge=0, le=1, description="Up to this share of the cool-down is added to it at random."
-    )
-
-    _take_preset = model_validator(mode="before")(take_preset)
-
-    @model_validator(mode="after")
-    def _some_rule(self) -> Self:
-        if not any((self.errors, self.consecutive_failures, self.same_error, self.failure_rate)):
-            raise ValueError(
-                "set errors, consecutive_failures, same_error or failure_rate, "
-                "or switch the breaker off with `breaker: off`"
-            )
-        if self.cooldown_growth > 1 and self.max_cooldown_s < self.cooldown_s:
-            raise ValueError("max_cooldown_s must not be less than cooldown_s, or the cool-down can't grow")
-        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from breakwater.kernel.formats import words
 from breakwater.kernel.surrogates import whole_escapes
 from breakwater.prices.rules.price import max_tokens_of
 from breakwater.prices.rules.usage import Usage, of_message
-from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
+from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
 
 _KEYWORDS = ("title", "description", "enum", "const", "format", "default")
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"})

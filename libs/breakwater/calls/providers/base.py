@@ -20,7 +20,7 @@ from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.security.secret_refs import Secret
 from breakwater.kernel.types import Message, UsdAmount
 from breakwater.prices.rules.usage import Usage
-from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
+from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
 
 STALL_S = 1.0
 """The delay from which on a late timer means that this process or its machine has stalled."""

@@ -50,7 +50,8 @@ from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.json_values import TOO_DEEP
 from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.prices.rules.usage import Usage, model_of
-from breakwater.redaction.rules.redact import KnownSecrets, RedactionRules
+from breakwater.redaction.rules.redact import KnownSecrets
+from breakwater.redaction.settings import RedactionRules
 
 
 class Credential:

@@ -19,7 +19,8 @@ from breakwater.jobs.rules.ownership import shown
 from breakwater.kernel.surrogates import TextJoiner, whole_text
 from breakwater.kernel.types import MAX_COUNTED, nano_from_usd
 from breakwater.prices.rules.usage import Usage
-from breakwater.redaction.rules.redact import KnownSecrets, RedactionRules, Redactor, cut
+from breakwater.redaction.rules.redact import KnownSecrets, Redactor, cut
+from breakwater.redaction.settings import RedactionRules
 
 MAX_SHOWN = 500
 """The most characters of a program's own text in an error."""

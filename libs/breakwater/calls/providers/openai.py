@@ -27,7 +27,7 @@ from breakwater.jobs.contract.job import CallApi
 from breakwater.jobs.rules.chat_messages import OTHERS, fields, finish_reason, parts_of
 from breakwater.prices.rules.price import OUTPUT_LIMITS
 from breakwater.prices.rules.usage import Usage, of_completion
-from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
+from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
 
 
 class OpenAISettings(HttpSettings):

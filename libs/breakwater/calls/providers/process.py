@@ -44,7 +44,7 @@ from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.secret_refs import EnvName, SecretRef
 from breakwater.kernel.surrogates import read_halves, read_whole
 from breakwater.kernel.types import Message
-from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
+from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
 
 INHERITED = ("PATH", "HOME", "LANG", "TMPDIR")
 MIB = 1024 * 1024

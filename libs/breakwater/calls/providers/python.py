@@ -28,7 +28,7 @@ from breakwater.calls.rules.classify import ProgramFailure, TransportFailure
 from breakwater.kernel.errors import BreakwaterError, ConfigError
 from breakwater.kernel.process.callables import load_callable
 from breakwater.kernel.surrogates import read_whole
-from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules
+from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
 
 GRACE_S = 0.05
 """Time that a cancelled callable may take to end before it is abandoned."""

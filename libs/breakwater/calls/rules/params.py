@@ -17,7 +17,8 @@ from breakwater.jobs.contract.job import ChatMessage
 from breakwater.jobs.rules.chat_messages import FILES
 from breakwater.kernel.formats import words
 from breakwater.kernel.validation import FieldError
-from breakwater.prices.rules.price import CHOICES, MAX_CHOICES, MAX_OUTPUT_TOKENS, OUTPUT_LIMITS
+from breakwater.prices.rules.price import CHOICES, MAX_CHOICES, OUTPUT_LIMITS
+from breakwater.prices.settings import MAX_OUTPUT_TOKENS
 
 RESERVED_PARAMS = {
     "model": "has a place of its own in a job",

@@ -22,7 +22,7 @@ from breakwater.kernel.commands.output import Column
 from breakwater.kernel.nats.permissions import program, with_variables
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.security.addresses import IpNetwork, refusal
-from breakwater.limits.rules.budget import Caps
+from breakwater.limits.settings import Caps
 from breakwater.local.plane import EDITED_CONFIG_HELP, JsonOption, config_to_edit
 from breakwater.prices.price_list import long_inputs_cost_more, pricing_of, sells_embeddings, unaffordable
 

@@ -18,7 +18,7 @@ import aiohttp
 import typer
 import yaml
 
-from breakwater.breakers.rules import PRESETS
+from breakwater.breakers.settings import PRESETS
 from breakwater.calls.providers.base import Call, CallError
 from breakwater.calls.providers.failures import http_failure, transport_failure, unreachable_at
 from breakwater.calls.rules.classify import TransportFailure, classify
@@ -29,7 +29,7 @@ from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.errors import CliError, ExitCode, replacing_file, usage_error
 from breakwater.kernel.commands.formats import usd
 from breakwater.kernel.formats import money
-from breakwater.limits.rules.guard import GuardRules
+from breakwater.limits.settings import GuardRules
 from breakwater.local.plane import JsonOption
 from breakwater.prices.price_list import pricing_of
 

@@ -14,7 +14,8 @@ from breakwater.jobs.rules.ownership import job_digest, scope_references, scoped
 from breakwater.jobs.store.accepted import JobStatus
 from breakwater.kernel.http.parsing import invalid_job, with_field
 from breakwater.kernel.validation import FieldError
-from breakwater.redaction.rules.redact import DEFAULT_REDACTION, RedactionRules, id_objection
+from breakwater.redaction.rules.redact import id_objection
+from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
 
 _ID_IN_HEADER = re.compile(r"[\x20-\x7e]{1,128}\Z")
 

@@ -30,8 +30,9 @@ from breakwater.limits.contract import (
     Scope,
     UnchangedBudget,
 )
-from breakwater.limits.rules.budget import OTHERS, WINDOWS, CapTable, Counter, Period, periods_at, threshold
+from breakwater.limits.rules.budget import WINDOWS, CapTable, Counter, Period, periods_at, threshold
 from breakwater.limits.rules.ledger import AttemptSums, is_reached
+from breakwater.limits.settings import OTHERS
 from breakwater.limits.store.budget_counters import BudgetCounters, PeriodCounters, Snapshot
 from breakwater.limits.store.budgets import NotFilledError
 

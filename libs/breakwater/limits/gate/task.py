@@ -32,17 +32,9 @@ from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardEvent
 from breakwater.limits.rules.budget import spent_by
 from breakwater.limits.rules.failure_statistics import task_statistics
-from breakwater.limits.rules.guard import (
-    GuardRules,
-    Task,
-    TaskBudgetHeld,
-    Trip,
-    after_job,
-    before_call,
-    near_cap,
-    outcome_of,
-)
+from breakwater.limits.rules.guard import Task, TaskBudgetHeld, Trip, after_job, before_call, near_cap, outcome_of
 from breakwater.limits.rules.refusals import task_budget_held, task_stopped
+from breakwater.limits.settings import GuardRules
 from breakwater.limits.store.tasks import Entered, Tripped
 from services.worker.context import WorkerContext
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal
 from zoneinfo import ZoneInfo
 
-from pydantic import Field, field_validator
-
 from breakwater.jobs.contract.execution import Attempt
-from breakwater.kernel.types import Message, UsdAmount, ms_from_time, time_from_ms
-from breakwater.limits.contract import BudgetEvent, Enforcement, Scope, Window
+from breakwater.kernel.types import ms_from_time, time_from_ms
+from breakwater.limits.contract import BudgetEvent, Scope, Window
+from breakwater.limits.settings import OTHERS, Caps
 
 WINDOWS: tuple[Window, Window] = ("daily", "monthly")
 
@@ -86,52 +84,6 @@ def periods_since(earliest: datetime, now: datetime, zone: ZoneInfo) -> tuple[Pe
             current = period(window, time_from_ms(current.end_ms), zone)
         periods.append(last)
     return tuple(periods)
-
-
-OTHERS = "*"
-"""The key, among the config's tenants, whose caps apply to each tenant that the config does not name."""
-
-
-class Caps(Message):
-    """The caps of one scope. Without caps the spend is only tracked."""
-
-    daily_usd: UsdAmount | None = Field(default=None, description="Spend allowed in a calendar day.")
-    monthly_usd: UsdAmount | None = Field(default=None, description="Spend allowed in a calendar month.")
-    enforcement: Enforcement = Field(
-        default="soft",
-        description="none: track, and alert at `soft_at_percent` if that is set; soft: alert at the thresholds; "
-        "hard: also refuse calls that could exceed the cap.",
-    )
-    soft_at_percent: tuple[int, ...] = Field(
-        default=(50, 80, 100), description="Thresholds that raise an alert. A hard cap raises one at 100, too."
-    )
-    on_exceeded: Literal["cheaper_model", "fail"] = Field(
-        default="cheaper_model",
-        description="If a hard cap has no room for a call: try the next model of the chain, or end the job.",
-    )
-
-    @field_validator("soft_at_percent")
-    @classmethod
-    def _percentages(cls, percents: tuple[int, ...]) -> tuple[int, ...]:
-        if any(not 1 <= percent <= 100 for percent in percents):
-            raise ValueError("thresholds are percentages from 1 to 100")
-        return tuple(sorted(set(percents)))
-
-    @property
-    def is_hard(self) -> bool:
-        """True if a cap refuses calls."""
-        return self.enforcement == "hard" and (self.daily_usd, self.monthly_usd) != (None, None)
-
-    @property
-    def thresholds(self) -> frozenset[int]:
-        """The percentages that raise an alert. Without enforcement, only explicitly configured ones do."""
-        if self.enforcement == "none" and "soft_at_percent" not in self.model_fields_set:
-            return frozenset()
-        return frozenset((*self.soft_at_percent, 100) if self.enforcement == "hard" else self.soft_at_percent)
-
-    def limit(self, window: Window) -> int | None:
-        """Return the cap of a window in nano-dollars; None if there is none."""
-        return self.daily_usd if window == "daily" else self.monthly_usd
 
 
 @dataclass(frozen=True, slots=True)

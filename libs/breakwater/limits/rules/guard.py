@@ -11,86 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated, Literal, Self, TypedDict
+from typing import TypedDict
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import JsonValue
 
-from breakwater.breakers.rules import Preset, take_preset
 from breakwater.jobs.contract.execution import Execution, Reason
 from breakwater.kernel.formats import beyond, counted, money, moneys
 from breakwater.kernel.json_values import NoJsonError, find_json
-from breakwater.kernel.types import Message, Off, UsdAmount
 from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.budget import fits
-from breakwater.limits.rules.rate_limit import RateLimit
-
-
-class ConfidenceRules(Message):
-    """Confidence that answers report about themselves, as `agent_decision` does."""
-
-    field: str = Field(
-        default="confidence", min_length=1, description="The field of the answer, a JSON object, that contains it."
-    )
-    answers: int = Field(default=3, ge=2, le=100, description="How many in a row.")
-    floor: float | None = Field(default=None, ge=0, le=1, description="Trip when all of them are below this.")
-    falling: bool = Field(default=True, description="Trip when each of them is below the one before.")
-
-    @model_validator(mode="after")
-    def _some_rule(self) -> Self:
-        if self.floor is None and not self.falling:
-            raise ValueError("set floor, or falling: true, or `confidence: off`")
-        return self
-
-
-class GuardRules(Message):
-    """Limits of one task. Each rule can be `off`."""
-
-    preset: Literal[Preset, "agent-run"] | None = Field(
-        default=None,
-        description="A named set of rules; settings next to it override it. `agent-run`, for agents that call their "
-        "model in a loop, allows 100 iterations; the others set consecutive_failures and same_error.",
-    )
-    max_iterations: Annotated[int | None, Off] = Field(default=10, ge=1, le=1_000_000, description="Jobs of one task.")
-    max_tokens: Annotated[int | None, Off] = Field(
-        default=200_000, ge=1, le=10_000_000_000, description="Input and output, over all its calls."
-    )
-    max_cost_usd: Annotated[UsdAmount | None, Off] = Field(
-        default=10_000_000_000,
-        description="Over all its calls, including the worst case of the next; $10 by default.",
-        json_schema_extra={"default": "10"},
-    )
-    consecutive_failures: Annotated[int | None, Off] = Field(
-        default=3, ge=1, le=1000, description="Failed jobs in a row."
-    )
-    same_error: Annotated[int | None, Off] = Field(
-        default=5, ge=1, le=1000, description="Jobs that failed with the same error, even with successes in between."
-    )
-    confidence: Annotated[ConfidenceRules | None, Off] = None
-    rate_limit: Annotated[RateLimit | None, Off] = Field(
-        default=None, description="Limits on the rate of the task's calls, over all its jobs; it never stops the task."
-    )
-
-    _take_preset = model_validator(mode="before")(take_preset)
-
-    def for_embeddings(self) -> Self:
-        """Return the rules for a job that embeds, which is no step of a loop and has no conversation's tokens."""
-        return self.model_copy(update=dict.fromkeys(("max_iterations", "max_tokens", "confidence")))
-
-    @field_validator("rate_limit")
-    @classmethod
-    def _within_the_life_of_a_task(cls, limit: RateLimit | None) -> RateLimit | None:
-        # Each task has its own counters, which would stay in Redis for a day.
-        if limit is not None and limit.per == "day":
-            raise ValueError("must be per minute or per hour, as each task is counted by itself")
-        return limit
-
-    @field_validator("max_cost_usd")
-    @classmethod
-    def _something(cls, cap: int | None) -> int | None:
-        if cap == 0:
-            raise ValueError("must be more than 0, as nothing would be left for the first call; `off` means no cap")
-        return cap
-
+from breakwater.limits.settings import ConfidenceRules, GuardRules
 
 SOFT_PERCENT = 80
 """Share of a cap at which people are notified, once for each task."""

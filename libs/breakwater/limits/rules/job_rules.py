@@ -12,12 +12,12 @@ from typing import Any, Literal, cast
 
 from pydantic import JsonValue, ValidationError
 
-from breakwater.breakers.rules import BreakerRules, with_preset
+from breakwater.breakers.settings import BreakerRules, with_preset
 from breakwater.calls.rules.retry import RetryPolicy
 from breakwater.jobs.contract.job import RulesPart
 from breakwater.kernel.formats import money
 from breakwater.kernel.validation import FieldError, explain, problems
-from breakwater.limits.rules.guard import GuardRules
+from breakwater.limits.settings import GuardRules
 
 Rules = BreakerRules | GuardRules | RetryPolicy
 Allowed = Literal["at most", "at least", "among", "only"]

@@ -117,8 +117,6 @@ def ledger(attempts: Iterable[Attempt], zone: ZoneInfo) -> dict[BudgetPlace, Att
     return dict(sums)
 
 
-MAX_TAGS = 10
-"""The most keys in the config. Every attempt carries its tags on the bus and in ClickHouse."""
 MAX_LENGTH = 128
 """The most characters of a value; longer ones are cut off."""
 

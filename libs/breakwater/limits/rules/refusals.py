@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import cast
 
-from breakwater.breakers.rules import GUARD_PRESETS
+from breakwater.breakers.settings import GUARD_PRESETS
 from breakwater.calls.rules.refusals import command, refusal
 from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.jobs.rules.ownership import shown
@@ -14,7 +14,8 @@ from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.budget import MAX_TENANTS, Counter, OverBudget, fits
 from breakwater.limits.rules.guard import SOFT_PERCENT
-from breakwater.limits.rules.rate_limit import HELD, RateLimit
+from breakwater.limits.rules.rate_limit import HELD
+from breakwater.limits.settings import RateLimit
 
 RETRY_HELD_S = 5.0
 """The advised wait for calls in flight to end."""

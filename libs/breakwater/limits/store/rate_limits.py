@@ -16,7 +16,8 @@ from typing import Any
 
 from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.redis.connection import ScriptCall, scripts_of
-from breakwater.limits.rules.rate_limit import MINUTES, WINDOW_MS, LimitPeriod, RateLimit
+from breakwater.limits.rules.rate_limit import MINUTES, WINDOW_MS
+from breakwater.limits.settings import LimitPeriod, RateLimit
 
 SLICES = 100
 """The slices of a window."""

@@ -23,7 +23,7 @@ from operator import itemgetter
 from typing import Any, cast
 
 import orjson
-from pydantic import Field, JsonValue
+from pydantic import JsonValue
 
 from breakwater.jobs.rules.chat_messages import (
     FILES,
@@ -36,8 +36,8 @@ from breakwater.jobs.rules.chat_messages import (
     payload_of,
 )
 from breakwater.kernel.formats import words
-from breakwater.kernel.types import Message, UsdAmount
 from breakwater.prices.rules.usage import STANDARD_TERMS, Usage
+from breakwater.prices.settings import MAX_OUTPUT_TOKENS, Price, TokenPrices
 
 TOKENS_PER_PRICE = 1_000_000
 
@@ -233,26 +233,6 @@ class Tariff:
         return max(rates.worst_case(input_tokens, max_tokens, size) for rates in possible_rates)
 
 
-class TokenPrices(Message):
-    """Prices in USD per million tokens. Kinds of tokens without a price of their own are estimated."""
-
-    input_usd_per_mtok: UsdAmount
-    output_usd_per_mtok: UsdAmount
-    cached_input_usd_per_mtok: UsdAmount | None = Field(default=None, description="By default the input price.")
-    cache_write_usd_per_mtok: UsdAmount | None = Field(
-        default=None, description="By default 1.25 times the input price, as an estimate."
-    )
-    cache_write_1h_usd_per_mtok: UsdAmount | None = Field(
-        default=None, description="Of what is kept for an hour. By default twice the input price, as an estimate."
-    )
-    audio_input_usd_per_mtok: UsdAmount | None = Field(
-        default=None, description="By default 16 times the input price, as an estimate."
-    )
-    audio_output_usd_per_mtok: UsdAmount | None = Field(
-        default=None, description="By default ten times the output price, as an estimate."
-    )
-
-
 _PRICED = {
     "input": "input_usd_per_mtok",
     "output": "output_usd_per_mtok",
@@ -264,27 +244,11 @@ _PRICED = {
 }
 
 
-class TierPrices(TokenPrices):
-    """Prices of calls with a long input. They apply to all tokens of such a call, not only to those above the limit."""
-
-    above_tokens: int = Field(ge=1, description="Calls with more tokens of input have these prices.")
-
-
-class Price(TokenPrices):
-    """Prices of a model."""
-
-    tiers: tuple[TierPrices, ...] = Field(default=(), description="Prices of calls with a long input.")
-    service_tiers: dict[str, TokenPrices] = Field(
-        default_factory=dict,
-        description="Prices where the answer says that it was served on other terms: `priority`. Jobs may ask for "
-        "these terms.",
-    )
-
-    def tariff(self) -> Tariff:
-        """Return these prices in nano-dollars, as `Tariff` applies them."""
-        tiers = [(-1, self), *sorted(((tier.above_tokens, tier) for tier in self.tiers), key=itemgetter(0))]
-        terms = {name.strip().lower(): _rates([(-1, prices)]) for name, prices in self.service_tiers.items()}
-        return Tariff(_rates(tiers), terms)
+def tariff_of(price: Price) -> Tariff:
+    """Returns configured prices in nano-dollars, as `Tariff` applies them."""
+    tiers = [(-1, price), *sorted(((tier.above_tokens, tier) for tier in price.tiers), key=itemgetter(0))]
+    terms = {name.strip().lower(): _rates([(-1, prices)]) for name, prices in price.service_tiers.items()}
+    return Tariff(_rates(tiers), terms)
 
 
 def _rates(tiers: Sequence[tuple[int, TokenPrices]]) -> Rates:
@@ -357,7 +321,6 @@ def limited(params: Mapping[str, JsonValue], limit: int) -> dict[str, JsonValue]
 
 _THINKING = (("thinking", "budget_tokens"), ("reasoning", "max_tokens"))
 OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
-MAX_OUTPUT_TOKENS = 10_000_000
 
 
 def _positive(value: JsonValue) -> int | None:
