@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
-from breakwater.calls.rules.output import Invalid, OutputGuard, OutputRules, Valid, correction_message, ready_schemas
+from breakwater.calls.rules.output import Invalid, OutputGuard, Valid, correction_message
+from breakwater.calls.settings import OutputRules, built_in_schemas
 from breakwater.config import ConfigError, parse_config
 from tests.tables import each_row
 
@@ -479,12 +480,12 @@ def test_the_guard_is_not_changed_through_the_rules() -> None:
 
 
 def test_the_ready_schemas_are_schemas_and_explain_their_fields() -> None:
-    for name, schema in ready_schemas().items():
+    for name, schema in built_in_schemas().items():
         Draft202012Validator.check_schema(schema)
         properties: Any = schema["properties"]
         assert schema["title"] == name
         assert all(field["description"] for field in properties.values())
-    assert ready_schemas()["task_result"] is not ready_schemas()["task_result"]
+    assert built_in_schemas()["task_result"] is not built_in_schemas()["task_result"]
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -18,11 +18,9 @@ from breakwater.calls.rules.classify import (
     classify,
 )
 from breakwater.calls.rules.retry import (
-    BY_NATURE,
     AfterFailure,
     NextModel,
     Retry,
-    RetryPolicy,
     Stop,
     after_failure,
     backoff_s,
@@ -30,6 +28,7 @@ from breakwater.calls.rules.retry import (
     hold_s,
     is_retryable,
 )
+from breakwater.calls.settings import BY_NATURE, RetryPolicy
 from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, ErrorKind, Outcome
 from tests.tables import each_row
 

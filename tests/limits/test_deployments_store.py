@@ -6,7 +6,7 @@ import pytest
 from redis.exceptions import ConnectionError as Away
 
 from breakwater.calls.rules.holds import LONG_HOLD_S
-from breakwater.calls.rules.retry import RetryBudgetRules
+from breakwater.calls.settings import RetryBudgetRules
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.limits.store.deployments import SLICES, Deployments, HoldProbe
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.breakers.settings import PRESETS, BreakerRules
-from breakwater.calls.rules.retry import RetryPolicy
+from breakwater.calls.settings import RetryPolicy
 from breakwater.jobs.contract.job import RulesPart
 from breakwater.kernel.validation import FieldError
 from breakwater.limits.rules.job_rules import ALLOWED, Allowed, JobRules, bound_problem, job_rules

@@ -1,6 +1,7 @@
 """The config file: its settings, and reading and checking it."""
 
 from breakwater.alerts.settings import AlertChannel, Alerts, PythonChannel, SlackChannel, WebhookChannel
+from breakwater.calls.settings import CacheRules
 from breakwater.config.live import LiveConfig, changes, require_reloadable
 from breakwater.config.load import (
     cipher_of,
@@ -12,16 +13,7 @@ from breakwater.config.load import (
     unusable_programs,
     variables_of,
 )
-from breakwater.config.models import (
-    Agent,
-    AgentDefaults,
-    CacheRules,
-    Config,
-    ModelSettings,
-    breaker_of,
-    breakers_of,
-    validate_job,
-)
+from breakwater.config.models import Agent, AgentDefaults, Config, ModelSettings, breaker_of, breakers_of, validate_job
 from breakwater.identity.settings import ConsoleSettings, NatsProgram, OpenId
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.settings import Limits

@@ -16,10 +16,10 @@ from breakwater.breakers.rules import ALL, BreakerKey
 from breakwater.breakers.settings import BreakerRules, take_preset
 from breakwater.calls.providers.registry import LOCAL_KINDS, ProviderEntry
 from breakwater.calls.rules.classify import RETRYABLE_CLASSES
-from breakwater.calls.rules.output import OutputRules
 from breakwater.calls.rules.parameters import is_droppable
 from breakwater.calls.rules.params import connection_objection, params_objection, unknown_objection, unknown_part
-from breakwater.calls.rules.retry import RetryBudgetRules, RetryPolicy, is_known
+from breakwater.calls.rules.retry import is_known
+from breakwater.calls.settings import CacheRules, OutputRules, RetryBudgetRules, RetryPolicy
 from breakwater.dialects.rules import InvalidBodyError, chat_form
 from breakwater.dialects.rules.embeddings import (
     MAX_BATCHES,
@@ -48,15 +48,6 @@ from breakwater.redaction.rules.redact import id_objection
 from breakwater.redaction.settings import RedactionRules
 
 NO_WILDCARD = "names have no wildcards; write each name out"
-
-
-class CacheRules(Message):
-    """Caching of answers to identical jobs of the same key, program or tenant. Errors are never cached."""
-
-    ttl_s: int = Field(ge=1, le=30 * 86_400, description="How long an answer is cached.")
-    share_concurrent: bool = Field(
-        default=False, description="Concurrent identical jobs wait for the first one's answer and share it."
-    )
 
 
 class AgentDefaults(Message):

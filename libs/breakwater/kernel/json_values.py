@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, cast
 
@@ -236,3 +236,31 @@ def subschemas(
         for place, item in below:
             if isinstance(item, dict):
                 yield from subschemas(item, place, but)
+
+
+def closed_schema(schema: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Returns the schema with `additionalProperties: false` for every object that leaves it undefined.
+
+    Raises:
+        ValueError: an object names its properties in several places, each of which would exclude the others.
+    """
+    for path, place in subschemas(schema):
+        several = ("anyOf", "oneOf", "$ref") if "properties" in place else ()
+        for keyword in ("allOf", "if", "dependentSchemas", *several):
+            if keyword in place:
+                conflict = f"`properties` next to `{keyword}`" if keyword in several else f"`{keyword}`"
+                problem = f"does not go with {conflict} (at {path}): name the properties of an object in one place"
+                raise ValueError(problem)
+    copy = json.loads(json.dumps(schema))
+    for _, place in subschemas(copy, but="not"):  # a closed object within `not` would forbid less
+        if is_object_schema(place) and not place.keys() & {"additionalProperties", "unevaluatedProperties"}:
+            place["additionalProperties"] = False
+    return copy
+
+
+def is_object_schema(schema: Mapping[str, JsonValue]) -> bool:
+    """Returns True if a schema describes objects."""
+    kind = schema.get("type")
+    return (
+        kind == "object" or (isinstance(kind, list) and "object" in kind) or (kind is None and "properties" in schema)
+    )

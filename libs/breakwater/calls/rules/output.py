@@ -2,60 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import Field, JsonValue, ValidationInfo, field_validator
+from pydantic import JsonValue
 
+from breakwater.calls.settings import OutputRules, schema_check_of, schema_of
 from breakwater.jobs.rules.chat_messages import objects
-from breakwater.kernel.json_values import NoJsonError, find_json, flaw_of, parse_json, subschemas
-from breakwater.kernel.types import Message
+from breakwater.kernel.json_values import (
+    NoJsonError,
+    closed_schema,
+    find_json,
+    flaw_of,
+    is_object_schema,
+    parse_json,
+    subschemas,
+)
 
 if TYPE_CHECKING:
-    from breakwater.calls.rules.schema_check import SchemaCheck
+    from breakwater.kernel.schema_check import SchemaCheck
 
 _MESSAGE = frozenset({"content", "tool_calls", "function_call"})
-
-
-def ready_schemas() -> Mapping[str, dict[str, JsonValue]]:
-    """Return the built-in schemas by name. `strict` leaves a task's data and an action's arguments open."""
-    return json.loads(Path(__file__).with_name("output_schemas.json").read_text(encoding="utf-8"))
-
-
-class OutputRules(Message):
-    """Rules for the form of answers.
-
-    Answers may be raw JSON, or JSON in a fenced block. With `strict`, they must contain nothing else, and objects must
-    have no properties that the schema does not name; otherwise the first JSON value in the text counts.
-    """
-
-    schema_: str | dict[str, JsonValue] = Field(
-        alias="schema",
-        description="A JSON schema, or the name of a built-in one: task_result, task_report, agent_decision.",
-    )
-    strict: bool = False
-    native: bool = Field(default=True, description="Have providers enforce the schema, if they can.")
-    max_corrections: int = Field(
-        default=2, ge=0, le=10, description="How often an invalid answer is sent back to the model with its errors."
-    )
-
-    @field_validator("schema_")
-    @classmethod
-    def _usable(cls, schema: str | dict[str, JsonValue]) -> str | dict[str, JsonValue]:
-        _check_of(_schema_of(schema))
-        return schema
-
-    @field_validator("strict")
-    @classmethod
-    def _closable(cls, strict: bool, info: ValidationInfo) -> bool:
-        # If the schema is missing here, its own validation has failed and reports the mistake.
-        if strict and "schema_" in info.data:
-            closed(_schema_of(info.data["schema_"]))
-        return strict
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +55,7 @@ class OutputGuard:
 
     Attributes:
         rules: the configured rules.
-        schema: the schema that answers must satisfy; with `strict`, as `closed` returns it.
+        schema: the schema that answers must satisfy; with `strict`, as `closed_schema` returns it.
         fits_strict_mode: True if OpenAI's strict mode accepts the schema. It refuses optional properties, for example.
     """
 
@@ -102,10 +71,10 @@ class OutputGuard:
         Raises:
             ValueError: the schema is unknown or invalid.
         """
-        schema = _schema_of(rules.schema_)
+        schema = schema_of(rules.schema_)
         if rules.strict:
-            schema = closed(schema)
-        return cls(rules, schema, fits_strict_mode(schema), _check_of(schema))
+            schema = closed_schema(schema)
+        return cls(rules, schema, fits_strict_mode(schema), schema_check_of(schema))
 
     def check(self, output: JsonValue) -> Valid | Invalid:
         """Check an answer.
@@ -155,53 +124,6 @@ def correction_message(problems: Iterable[str]) -> dict[str, JsonValue]:
     return {"role": "user", "content": text}
 
 
-def _check_of(schema: dict[str, JsonValue]) -> SchemaCheck:
-    from breakwater.calls.rules.schema_check import SchemaCheck  # a third of a second to import
-
-    return SchemaCheck(schema)
-
-
-def _schema_of(setting: str | dict[str, JsonValue]) -> dict[str, JsonValue]:
-    if not isinstance(setting, str):
-        return setting
-    built_in = ready_schemas()
-    if setting not in built_in:
-        raise ValueError(
-            f"{setting[:100]!r} is not a ready schema; name one of {', '.join(sorted(built_in))}, or write one"
-        )
-    return built_in[setting]
-
-
-# Closed schemas: objects have no other properties than the schema names
-
-
-def closed(schema: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return the schema with `additionalProperties: false` for every object that leaves it undefined.
-
-    Raises:
-        ValueError: an object names its properties in several places, each of which would exclude the others.
-    """
-    for path, place in subschemas(schema):
-        several = ("anyOf", "oneOf", "$ref") if "properties" in place else ()
-        for keyword in ("allOf", "if", "dependentSchemas", *several):
-            if keyword in place:
-                conflict = f"`properties` next to `{keyword}`" if keyword in several else f"`{keyword}`"
-                problem = f"does not go with {conflict} (at {path}): name the properties of an object in one place"
-                raise ValueError(problem)
-    copy = json.loads(json.dumps(schema))
-    for _, place in subschemas(copy, but="not"):  # a closed object within `not` would forbid less
-        if _is_object(place) and not place.keys() & {"additionalProperties", "unevaluatedProperties"}:
-            place["additionalProperties"] = False
-    return copy
-
-
-def _is_object(schema: dict[str, JsonValue]) -> bool:
-    kind = schema.get("type")
-    return (
-        kind == "object" or (isinstance(kind, list) and "object" in kind) or (kind is None and "properties" in schema)
-    )
-
-
 _STRICT_MODE = frozenset(
     {
         "$schema", "$id", "$comment", "$defs", "definitions", "$ref", "$anchor", "title", "description", "type",
@@ -223,7 +145,7 @@ def fits_strict_mode(schema: dict[str, JsonValue]) -> bool:
     for _, place in subschemas(schema):
         if not place.keys() <= _STRICT_MODE or not place.keys() & _MEANING:
             return False
-        if _is_object(place):
+        if is_object_schema(place):
             names = set(cast(Mapping[str, Any], place.get("properties", {})))
             required = set(cast(list[str], place.get("required", [])))
             if place.get("additionalProperties") is not False or names != required:

@@ -2,131 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, Self, cast, get_args
-
-from pydantic import Field, field_validator, model_validator
+from typing import get_args
 
 from breakwater.calls.rules.classify import RETRYABLE_CLASSES, Classification
 from breakwater.calls.rules.holds import MAX_HELD_S, after_hold_s, waits_for_hold
+from breakwater.calls.settings import BY_NATURE, PAYMENT_REQUIRED, RECOVERED_FROM, RetryableKind, RetryPolicy
 from breakwater.jobs.contract.execution import Attempt, Cause, ErrorKind, Reason
-from breakwater.kernel.types import Message
 
-RetryableKind = Literal["client", "quota", "rate_limit", "transient", "server", "timeout", "network", "worker_lost"]
-
-BY_NATURE: tuple[int | str, ...] = ("rate_limit", "transient", "server", "timeout", "network", "worker_lost")
-"""The kinds of failures that are retried by default, unless the provider says not to repeat the call."""
-
-PAYMENT_REQUIRED = "PaymentRequired"
-"""The name in `on` for a 402, whose error class is the same as that of any exhausted quota."""
-
-_RECOVERED_FROM: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "orphan_tool_calls"})
-"""Kinds of failures that a retry would only repeat: the request must change first."""
 _RECOVERIES: frozenset[Cause] = frozenset(
     {"credential_refresh", "orphan_recovery", "output_limit", "parameter", "provider_state"}
 )
 """Causes of attempts that change the request, or its credential, instead of retrying it."""
-_RECOVERED_FROM_CLASSES = frozenset({"ContextOverflow", "OrphanToolCalls"})
-_CLASS_NAME = re.compile(r"[A-Z][A-Za-z0-9]*")
 
 LONG_WAIT_S = 10.0
 """Waits from this length on are handed to NATS, so that they hold no slot of the worker and survive a restart."""
 
 LONG_WAIT_SLACK_S = 1.0
 """The seconds that must remain after a long wait, which ends a little late and leaves time for a call."""
-
-
-class KindPolicy(Message):
-    """Retries of failures of one kind. Settings that are left out are those of all kinds."""
-
-    max: int | None = Field(
-        default=None,
-        ge=0,
-        le=100,
-        description="Retries after failures of this kind on one model, counted separately.",
-    )
-    backoff: Literal["constant", "exponential"] | None = None
-    base_s: float | None = Field(default=None, ge=0, le=3600)
-    max_delay_s: float | None = Field(default=None, ge=0, le=3600)
-
-
-class RetryPolicy(Message):
-    """Attempts on one model, and the delays between them."""
-
-    max_attempts: int = Field(default=3, ge=1, le=100, description="Attempts on one model, including the first.")
-    backoff: Literal["constant", "exponential"] = "exponential"
-    base_s: float = Field(default=0.5, ge=0, le=3600, description="First delay; jitter of up to half of it is added.")
-    max_delay_s: float = Field(
-        default=5.0, ge=0, le=3600, description="Ceiling of an exponential delay, before jitter."
-    )
-    on: tuple[int | str, ...] = Field(
-        default=BY_NATURE,
-        description="Failures to retry, and no others: kinds (timeout, client), status codes (404) or error classes "
-        "(NotFoundError). To retry some in addition to the default ones, list both.",
-    )
-    per_kind: dict[RetryableKind, KindPolicy] = Field(
-        default_factory=dict, description="Other settings for one kind of failure: `rate_limit: {max: 5, base_s: 60}`."
-    )
-
-    @field_validator("on")
-    @classmethod
-    def _names_what_can_be_retried(cls, on: tuple[int | str, ...]) -> tuple[int | str, ...]:
-        for name in on:
-            _check_retryable(name)
-        return on
-
-    @model_validator(mode="before")
-    @classmethod
-    def _on_as_yaml_reads_it(cls, data: Any) -> Any:
-        # YAML 1.1 reads a bare `on` as true, also as a key.
-        if isinstance(data, dict) and True in data and "on" not in data:
-            fields = cast(dict[Any, Any], data)
-            return {"on" if key is True else key: value for key, value in fields.items()}
-        return cast(Any, data)
-
-    @model_validator(mode="after")
-    def _ceiling_above_base(self) -> Self:
-        if self.backoff == "exponential" and self.max_delay_s < self.base_s:
-            raise ValueError("max_delay_s must not be below base_s; set both")
-        for kind in self.per_kind:
-            merged = self.for_kind(kind)
-            if merged.backoff == "exponential" and merged.max_delay_s < merged.base_s:
-                raise ValueError(f"per_kind.{kind}: max_delay_s must not be below base_s; set both")
-        return self
-
-    def for_kind(self, kind: ErrorKind) -> RetryPolicy:
-        """Return the policy with the delays of a kind of failure.
-
-        A kind's own base raises the ceiling that is set for all kinds: `rate_limit: {base_s: 60}` means 60 s.
-        """
-        override = self._own(kind)
-        if override is None:
-            return self
-        base_s = self.base_s if override.base_s is None else override.base_s
-        max_delay_s = self.max_delay_s if override.max_delay_s is None else override.max_delay_s
-        if override.base_s is not None and override.max_delay_s is None:
-            max_delay_s = max(max_delay_s, base_s)
-        update = {"backoff": override.backoff or self.backoff, "base_s": base_s, "max_delay_s": max_delay_s}
-        return self.model_copy(update=update)
-
-    def max_retries(self, kind: ErrorKind) -> int | None:
-        """Return the retries that a kind of failure has for itself; None if it shares `max_attempts` with others."""
-        override = self._own(kind)
-        return None if override is None else override.max
-
-    def _own(self, kind: ErrorKind) -> KindPolicy | None:
-        return self.per_kind.get(kind)  # pyright: ignore[reportArgumentType]  other kinds have no entry
-
-
-class RetryBudgetRules(Message):
-    """Limit on the whole fleet's retries of a model, so that retries do not amplify an outage."""
-
-    ratio: float = Field(default=0.2, ge=0, le=10, description="Retries per first attempt, within the window.")
-    floor: int = Field(default=10, ge=0, description="Retries within the window that are always allowed.")
-    window_s: int = Field(default=60, ge=1, le=3600)
 
 
 def backoff_s(policy: RetryPolicy, retry: int, jitter: float) -> float:
@@ -208,7 +103,7 @@ def failures_on(model: str, attempts: Iterable[Attempt]) -> Mapping[ErrorKind, i
     failures: dict[ErrorKind, int] = {}
     for attempt in of_job:
         kind = _kind_of(attempt)
-        if attempt.model != model or attempt.attempt_id in resolved or kind is None or kind in _RECOVERED_FROM:
+        if attempt.model != model or attempt.attempt_id in resolved or kind is None or kind in RECOVERED_FROM:
             continue
         failures[kind] = failures.get(kind, 0) + 1
     return failures
@@ -228,7 +123,7 @@ def _kind_of(attempt: Attempt) -> ErrorKind | None:
 
 def is_retryable(verdict: Classification, policy: RetryPolicy) -> bool:
     """Return True if a failure is tried again on the same model: by default by its nature, else if `on` names it."""
-    if verdict.kind in _RECOVERED_FROM:
+    if verdict.kind in RECOVERED_FROM:
         return False
     if policy.on == BY_NATURE:
         return verdict.retryable
@@ -310,26 +205,3 @@ def is_known(name: str) -> bool:
     """Return True if a name in `on` is a kind or class of failures. Python callables may raise other classes."""
     stem = name.removesuffix("Error")
     return name in get_args(RetryableKind) or stem == PAYMENT_REQUIRED or f"{stem}Error" in RETRYABLE_CLASSES
-
-
-def _check_retryable(name: int | str) -> None:
-    """Raise ValueError if `on` may not contain a name."""
-    if isinstance(name, int):
-        if not 400 <= name <= 599:
-            raise ValueError(f"{name} is not the status code of an error (400 to 599)")
-        return
-    if name in _RECOVERED_FROM or name.removesuffix("Error") in _RECOVERED_FROM_CLASSES:
-        raise ValueError(
-            f"{name} can't be retried, as the same call would fail again; it has a recovery of its own "
-            "(output.max_corrections, on_context_overflow, and pruning of orphaned tool calls)"
-        )
-    if name in get_args(RetryableKind):
-        return
-    if name in get_args(ErrorKind):
-        raise ValueError(f"{name} can't be retried: no call was made")
-    if not _CLASS_NAME.fullmatch(name):
-        kinds = ", ".join(get_args(RetryableKind))
-        hint = "; write a status code without quotes" if name.strip().isdecimal() else ""
-        raise ValueError(
-            f"{name[:100]!r} is no status code (404), no kind ({kinds}) and no error class (NotFoundError){hint}"
-        )

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from pydantic import JsonValue, ValidationError
 
 from breakwater.breakers.settings import BreakerRules, with_preset
-from breakwater.calls.rules.retry import RetryPolicy
+from breakwater.calls.settings import RetryPolicy
 from breakwater.jobs.contract.job import RulesPart
 from breakwater.kernel.formats import money
 from breakwater.kernel.validation import FieldError, explain, problems

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from breakwater.calls.rules.holds import LONG_HOLD_S
-from breakwater.calls.rules.retry import RetryBudgetRules
+from breakwater.calls.settings import RetryBudgetRules
 from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.redis.connection import Redis, ScriptCall, scripts_of
 
