@@ -13,9 +13,9 @@ from pydantic import JsonValue
 from bench.history_fleet import AGENTS, Agent, Model
 from bench.history_jobs import Done, Job
 from breakwater.alerts.contract import Alert
-from breakwater.alerts.rules.alert_rules import Reminders
 from breakwater.alerts.rules.incidents import IncidentRules, acknowledge, decide, resolve
 from breakwater.alerts.rules.signals import signals_of
+from breakwater.alerts.settings import Reminders
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.identity.contract import AuditEvent
 from breakwater.jobs.contract.plans import PlanChange

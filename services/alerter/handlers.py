@@ -13,7 +13,6 @@ import structlog
 from pydantic import ValidationError
 
 from breakwater.alerts.contract import Alert
-from breakwater.alerts.rules.alert_rules import AnomalyRules
 from breakwater.alerts.rules.incidents import due, due_at
 from breakwater.alerts.rules.signals import (
     Firing,
@@ -25,6 +24,7 @@ from breakwater.alerts.rules.signals import (
     of_quotas,
     signals_of,
 )
+from breakwater.alerts.settings import AnomalyRules
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Execution
 from breakwater.jobs.store.records import read_record

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.alerts.contract import Alert
-from breakwater.alerts.rules.alert_rules import AnomalyRules, Reminders
 from breakwater.alerts.rules.anomaly import (
     FIGURES,
     HABIT_MARGIN,
@@ -28,6 +27,7 @@ from breakwater.alerts.rules.anomaly import (
 )
 from breakwater.alerts.rules.incidents import IncidentRules, decide
 from breakwater.alerts.rules.signals import Firing, Resolved, Signal
+from breakwater.alerts.settings import AnomalyRules, Reminders
 from breakwater.kernel.types import format_time
 from tests.alerts.test_incidents import AT
 

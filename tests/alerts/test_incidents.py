@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from breakwater.alerts.contract import Alert, AlertEvent
-from breakwater.alerts.rules.alert_rules import Reminders
 from breakwater.alerts.rules.incidents import IncidentRules, acknowledge, decide, due, due_at, resolve
 from breakwater.alerts.rules.signals import Firing, Resolved
+from breakwater.alerts.settings import Reminders
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 RULES = IncidentRules(get_args(AlertEvent), 600, ("guard_tripped",), Reminders(first_s=3600, max_s=10_000))

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.alerts.contract import Alert, AlertChange, AlertDigest, IncidentStatus
-from breakwater.alerts.rules.alert_rules import MessageLimit, QuietHours, Route
 from breakwater.alerts.rules.outbox import ChannelRules, Next, WaitingAlert, message_id, next_message, quiet_until
+from breakwater.alerts.settings import MessageLimit, QuietHours, Route
 from tests.tables import each_row
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)

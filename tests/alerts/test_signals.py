@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from breakwater.alerts.contract import Alert
-from breakwater.alerts.rules.alert_rules import Reminders, severity_of
+from breakwater.alerts.rules.alert_rules import severity_of
 from breakwater.alerts.rules.incidents import IncidentRules, decide
 from breakwater.alerts.rules.signals import (
     Firing,
@@ -18,6 +18,7 @@ from breakwater.alerts.rules.signals import (
     of_quotas,
     signals_of,
 )
+from breakwater.alerts.settings import Reminders
 from breakwater.breakers.contract import BreakerState, BreakerTransition
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.formats import moment

@@ -16,9 +16,9 @@ from nats.aio.client import Client
 
 from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules import incidents
-from breakwater.alerts.rules.alert_rules import Reminders
 from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.signals import Signal, of_execution, signals_of
+from breakwater.alerts.settings import Reminders
 from breakwater.alerts.store import IncidentLog
 from breakwater.kernel.nats.permissions import GRANTS, inbox_prefix, render
 from breakwater.kernel.nats.provision import provision

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from testcontainers.core.container import DockerContainer
 
-from breakwater.alerts.rules.alert_rules import AnomalyRules
+from breakwater.alerts.settings import AnomalyRules
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.clickhouse.errors import QueryError
 from breakwater.local.clickhouse.access import (

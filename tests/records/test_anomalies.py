@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from breakwater.alerts.rules.alert_rules import AnomalyRules
 from breakwater.alerts.rules.anomaly import LAPSE, NEW_NORMAL, Baseline, Minute
+from breakwater.alerts.settings import AnomalyRules
 from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.records import rows, schema

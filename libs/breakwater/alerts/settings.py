@@ -1,20 +1,142 @@
-"""The settings of alerting: incidents, channels, templates."""
+"""The section `alerts` of the config: incidents, anomalies, reminders, channels and templates."""
 
 from __future__ import annotations
 
+from datetime import time
 from string import Template
-from typing import Any, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, field_validator, model_validator
 
-from breakwater.alerts.contract import AlertEvent
-from breakwater.alerts.rules.alert_rules import PLACEHOLDERS, AnomalyRules, Demanding, Reminders, Route
-from breakwater.alerts.rules.links import MIN_SECRET_LENGTH
-from breakwater.calls.providers.base import HttpUrl
+from breakwater.alerts.contract import AlertEvent, Severity
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.addresses import NetworkSetting
 from breakwater.kernel.security.secret_refs import Secret
-from breakwater.kernel.types import Message, Name
+from breakwater.kernel.types import HttpUrl, Identifier, Message, Name, Off, UsdAmount
+
+MIN_SECRET_LENGTH = 32
+"""The fewest characters of the secret that signs links."""
+
+
+class Reminders(Message):
+    """Reminders of incidents that wait for an operator: a `repeat_interval` that doubles with each one."""
+
+    first_s: float = Field(
+        default=3600,
+        ge=1,
+        le=604_800,
+        description="Time until the first reminder; doubled for each further one.",
+    )
+    max_s: float = Field(default=86_400, ge=1, le=604_800, description="Longest time between reminders.")
+
+
+class AnomalyRules(Message):
+    """Rules for a minute of an agent, or a single execution, to be an anomaly."""
+
+    deviations: Annotated[Annotated[float, Field(ge=3, le=100)] | None, Off] = Field(
+        default=6.0, description="Number of typical deviations above the baseline that count as an anomaly, or `off`."
+    )
+    minimum_minutes: int = Field(
+        default=30, ge=5, le=10_000, description="Minutes with calls that the baseline needs first."
+    )
+    minimum_calls: int = Field(default=10, ge=1, le=1_000_000, description="Minutes with fewer calls are ignored.")
+    sustained_minutes: int = Field(
+        default=3, ge=1, le=60, description="Consecutive minutes that must deviate, or be back at the baseline."
+    )
+    execution_cost_usd: UsdAmount | None = Field(
+        default=None, description="An execution that costs more is an anomaly."
+    )
+    execution_duration_s: float | None = Field(
+        default=None, gt=0, description="An execution that takes longer is an anomaly."
+    )
+    cut_off_share: Annotated[Annotated[float, Field(gt=0, le=1)] | None, Off] = Field(
+        default=0.2,
+        description=(
+            "Share of an agent's last 50 answers (at least 10) truncated by the output limit "
+            "(`finish_reason: length`) that counts as an anomaly, or `off`."
+        ),
+    )
+
+
+class QuietHours(Message):
+    """Hours in which a channel holds back alerts, which are sent as one digest afterwards."""
+
+    start: time = Field(description="Such as `22:00`.")
+    end: time = Field(description="Such as `07:00`; on the next day if earlier than `start`.")
+    timezone: str = "UTC"
+    but: Severity | None = Field(
+        default="critical", description="Alerts of at least this severity are sent immediately."
+    )
+
+    @field_validator("start", "end", mode="before")
+    @classmethod
+    def _in_quotes(cls, setting: object) -> object:
+        # Without quotes YAML reads 22:00 as the number 1320.
+        if not isinstance(setting, str | time):
+            raise ValueError("write the time in quotes, such as '22:00'")  # noqa: TRY004  pydantic reads ValueErrors
+        return setting
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, name: str) -> str:
+        try:
+            ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            raise ValueError(f"{name!r} is not a time zone; write it like 'Europe/Berlin' or 'UTC'") from error
+        return name
+
+    @model_validator(mode="after")
+    def _some_time(self) -> QuietHours:
+        if self.start == self.end:
+            raise ValueError("start and end are the same time")
+        return self
+
+
+class MessageLimit(Message):
+    """Limit on the messages to a channel; further ones become one digest."""
+
+    messages: int = Field(default=10, ge=1, le=10_000)
+    within_s: float = Field(default=300, gt=0, le=86_400)
+
+
+class Route(Message):
+    """Alerts that a channel is for, and times. What is left out restricts nothing."""
+
+    events: tuple[AlertEvent, ...] | None = None
+    agents: tuple[Identifier, ...] | None = Field(
+        default=None,
+        description="Filter by agents; incidents of a shared breaker (`*`) belong to every agent.",
+    )
+    tenants: tuple[Identifier, ...] | None = Field(default=None, description="Filter by tenants.")
+    severity: Severity | None = Field(default=None, description="Minimum severity.")
+    quiet_hours: QuietHours | None = None
+    rate_limit: Annotated[MessageLimit | None, Off] = Field(
+        default=MessageLimit(),
+        description=("Maximum number of messages; alerts beyond it are sent together as a digest. Or `off`."),
+    )
+
+
+Demanding = Literal["guard_tripped", "budget_hard_cap"]
+"""The events that can stay pending until an operator acts."""
+
+ALERT_FIELDS = (
+    "title",
+    "text",
+    "event",
+    "severity",
+    "status",
+    "change",
+    "agent",
+    "model",
+    "tenant",
+    "incident_id",
+    "reason",
+)
+"""Those that are fields of an alert. Fields that an alert lacks are empty."""
+
+PLACEHOLDERS = (*ALERT_FIELDS, "count", "opened_at", "last_at", "by", "link")
+"""The names for `${…}` in a template. Fields that an alert lacks are empty."""
 
 
 class SlackChannel(Message):

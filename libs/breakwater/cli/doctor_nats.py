@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 import nats.errors
 from nats.aio.client import Client
 
-from breakwater.alerts.rules.alert_rules import Route
+from breakwater.alerts.settings import Route
 from breakwater.cli.doctor_findings import SETUP, Finding, Findings, answers, clock, timed
 from breakwater.config import Alerts, Config
 from breakwater.jobs.store.accepted import RememberedJob, lately_accepted, unclaimed

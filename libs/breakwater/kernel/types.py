@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
@@ -208,3 +209,14 @@ Encrypted = Annotated[
         "key, the reason why they are missing."
     ),
 ]
+
+
+def _without_user(url: object) -> object:
+    # The config is shown and logged with its URLs, which must not contain secrets.
+    if isinstance(url, str) and "@" in re.split(r"[/?#\\]", url.partition("://")[2], maxsplit=1)[0]:
+        raise ValueError("must not contain user and password; set the secret separately")
+    return url
+
+
+HttpUrl = Annotated[str, Field(pattern=r"^https?://[^\s]+$"), BeforeValidator(_without_user)]
+"""A URL that requests are sent to. It contains no secrets."""

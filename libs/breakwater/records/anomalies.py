@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from breakwater.alerts.rules.alert_rules import AnomalyRules
 from breakwater.alerts.rules.anomaly import LAPSE, LEARNED_FROM, NEW_NORMAL, Baseline, Minute, Place
+from breakwater.alerts.settings import AnomalyRules
 from breakwater.kernel.clickhouse.client import Analytics, statements
 
 SQL = statements(__file__)

@@ -6,9 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 from breakwater.alerts.contract import Alert, AlertDigest, HeldBack
-from breakwater.alerts.rules.alert_rules import Reminders
 from breakwater.alerts.rules.incidents import IncidentRules, acknowledge, decide, resolve
 from breakwater.alerts.rules.signals import signals_of
+from breakwater.alerts.settings import Reminders
 from tests.services.alerter.kit import AT, opened, stopped
 
 RULES = IncidentRules(

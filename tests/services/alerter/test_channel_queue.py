@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from breakwater.alerts.channels.channel import SendError
-from breakwater.alerts.rules.alert_rules import UNDELIVERABLE, Route
+from breakwater.alerts.rules.alert_rules import UNDELIVERABLE
 from breakwater.alerts.rules.outbox import ChannelRules
+from breakwater.alerts.settings import Route
 from services.alerter.channel_queue import ChannelQueue, Composed, Schedule
 from tests.alerts.test_outbox import alert
 

@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry
 from breakwater.alerts.channels.channel import AlertSender, SendError
 from breakwater.alerts.contract import Alert, AlertChange, AlertDigest
 from breakwater.alerts.rules import outbox
-from breakwater.alerts.rules.alert_rules import Route
 from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.outbox import ChannelMessage, ChannelRules, message_id
 from breakwater.alerts.rules.signals import of_dead_letter
+from breakwater.alerts.settings import Route
 from breakwater.alerts.store import IncidentLog
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.contract import DeadLetter

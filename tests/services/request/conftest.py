@@ -24,9 +24,9 @@ from nats.js.api import StreamConfig
 from yarl import URL
 
 from breakwater.alerts.contract import Alert, AlertEvent
-from breakwater.alerts.rules.alert_rules import Reminders
 from breakwater.alerts.rules.incidents import IncidentRules, decide
 from breakwater.alerts.rules.signals import Firing
+from breakwater.alerts.settings import Reminders
 from breakwater.breakers.rules import Breaker, BreakerKey
 from breakwater.breakers.store import Breakers, Saving
 from breakwater.config import Config, parse_config

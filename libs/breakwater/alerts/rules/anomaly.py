@@ -25,8 +25,8 @@ from typing import Literal, NamedTuple
 from pydantic import JsonValue
 
 from breakwater.alerts.contract import Alert
-from breakwater.alerts.rules.alert_rules import AnomalyRules
 from breakwater.alerts.rules.signals import Firing, Resolved, Signal, key_of
+from breakwater.alerts.settings import AnomalyRules
 from breakwater.calls.rules.refusals import command
 from breakwater.kernel.formats import counted, moment, money, sentence
 from breakwater.kernel.nats.subjects import decode_token, encode_token

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from breakwater.alerts.contract import Alert, AlertChange, AlertEvent, IncidentStatus
-from breakwater.alerts.rules.alert_rules import SEVERITIES, Reminders, began_with, highest_severity, severity_of
+from breakwater.alerts.rules.alert_rules import SEVERITIES, began_with, highest_severity, severity_of
 from breakwater.alerts.rules.signals import Firing, Resolved, Signal
+from breakwater.alerts.settings import Reminders
 from breakwater.kernel.formats import moment, sentence
 
 

@@ -9,9 +9,6 @@ from urllib.parse import quote, urlencode
 
 from breakwater.kernel.telemetry.settings import TRACE_ID
 
-MIN_SECRET_LENGTH = 32
-"""The fewest characters of the secret that signs links."""
-
 
 def incident_link(base_url: str, secret: str, incident_id: str, valid: timedelta, now: datetime) -> str:
     """Return a link to an incident's page, below the public `base_url` of the HTTP API."""

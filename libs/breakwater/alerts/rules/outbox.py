@@ -17,7 +17,8 @@ from typing import Literal
 from zoneinfo import ZoneInfo
 
 from breakwater.alerts.contract import Alert, AlertDigest, HeldBack
-from breakwater.alerts.rules.alert_rules import SEVERITIES, UNDELIVERABLE, QuietHours, Route, began_with, severity_of
+from breakwater.alerts.rules.alert_rules import SEVERITIES, UNDELIVERABLE, began_with, route_matches, severity_of
+from breakwater.alerts.settings import QuietHours, Route
 
 ChannelMessage = Alert | AlertDigest
 
@@ -110,7 +111,7 @@ def next_message(
     waits_until: list[datetime] = []
     by_incident: dict[str, list[WaitingAlert]] = {}
     for change in waiting:
-        if rules.route.takes(change.alert):
+        if route_matches(rules.route, change.alert):
             by_incident.setdefault(change.alert.incident_id, []).append(change)
         else:
             skip.append(change.sequence)

@@ -14,7 +14,6 @@ from breakwater.calls.providers.base import (
     ApiVersion,
     Call,
     HttpSettings,
-    HttpUrl,
     Provider,
     StreamReader,
     UnusableAnswerError,
@@ -30,6 +29,7 @@ from breakwater.jobs.rules.chat_messages import OTHERS, arguments_text, fields, 
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.formats import words
 from breakwater.kernel.surrogates import whole_escapes
+from breakwater.kernel.types import HttpUrl
 from breakwater.prices.rules.price import max_tokens_of
 from breakwater.prices.rules.usage import Usage, of_message
 from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules

@@ -18,7 +18,7 @@ from breakwater.jobs.contract.execution import Choice
 from breakwater.jobs.contract.job import CallApi
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.security.secret_refs import Secret
-from breakwater.kernel.types import Message, UsdAmount
+from breakwater.kernel.types import HttpUrl, Message, UsdAmount
 from breakwater.prices.rules.usage import Usage
 from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
 
@@ -266,15 +266,7 @@ ApiVersion = Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+$"), BeforeValidator(
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 
-URL = r"^https?://[^\s]+$"
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-
-
-def _without_user(url: object) -> object:
-    # The config is shown and logged with its URLs, which must not contain secrets.
-    if isinstance(url, str) and "@" in re.split(r"[/?#\\]", url.partition("://")[2], maxsplit=1)[0]:
-        raise ValueError("must not contain user and password; set the secret separately")
-    return url
 
 
 def _sendable(headers: dict[str, str]) -> dict[str, str]:
@@ -282,10 +274,6 @@ def _sendable(headers: dict[str, str]) -> dict[str, str]:
         if not _HEADER_NAME.fullmatch(name) or re.search(r"[\r\n\0]", value):
             raise ValueError(f"{name!r} is not a valid HTTP header")
     return headers
-
-
-HttpUrl = Annotated[str, Field(pattern=URL), BeforeValidator(_without_user)]
-"""The URL that requests are sent to."""
 
 
 class HttpSettings(ProviderSettings):

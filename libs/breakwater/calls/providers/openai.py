@@ -13,7 +13,6 @@ from breakwater.calls.providers.base import (
     ApiVersion,
     Call,
     HttpSettings,
-    HttpUrl,
     Provider,
     StreamReader,
     UnusableAnswerError,
@@ -25,6 +24,7 @@ from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
 from breakwater.jobs.contract.execution import Choice
 from breakwater.jobs.contract.job import CallApi
 from breakwater.jobs.rules.chat_messages import OTHERS, fields, finish_reason, parts_of
+from breakwater.kernel.types import HttpUrl
 from breakwater.prices.rules.price import OUTPUT_LIMITS
 from breakwater.prices.rules.usage import Usage, of_completion
 from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
