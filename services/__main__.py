@@ -20,7 +20,8 @@ import structlog
 import uvloop
 from pydantic import ValidationError
 
-from breakwater.config import Config, ConfigError, load_config, require_reloadable
+from breakwater.config import Config, load_config, require_reloadable
+from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.process import background, prctl
 from breakwater.kernel.process.files import write_private
 from breakwater.kernel.process.settings import Settings

@@ -12,7 +12,7 @@ import structlog
 from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules.anomaly import Baseline, Place, signals, turned_off, unwatched
 from breakwater.alerts.rules.signals import Signal
-from breakwater.config import Alerts
+from breakwater.alerts.settings import Alerts
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
 from breakwater.kernel.nats.errors import BusError

@@ -25,9 +25,10 @@ from breakwater.alerts.contract import Alert, AlertDigest, IncidentStatus
 from breakwater.alerts.rules.alert_rules import SEVERITY_OF, began_with, highest_severity
 from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.outbox import ChannelRules
+from breakwater.alerts.settings import Alerts
 from breakwater.alerts.store import IncidentLog
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.config import Alerts, Config
+from breakwater.config import Config
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, on_request, publisher_of
 from breakwater.kernel.nats.delivery import Delivery

@@ -29,7 +29,7 @@ from breakwater.alerts.api.alerts import ChannelRoutes, IncidentRoutes
 from breakwater.alerts.store import IncidentLog
 from breakwater.breakers.api import AgentAvailability, AgentRoutes, BreakerRoutes
 from breakwater.breakers.store import Breakers
-from breakwater.config import Config, ConsoleSettings, LiveConfig, OpenId, cipher_of
+from breakwater.config import Config, LiveConfig, cipher_of
 from breakwater.dialects.api import UNSERVED_PATHS, nothing_at
 from breakwater.dialects.api.calls import Calls, NameRequests
 from breakwater.dialects.api.chat import ChatRoutes
@@ -49,6 +49,7 @@ from breakwater.identity.auth import RequireApiKey
 from breakwater.identity.contract import OPENID_CALLBACK
 from breakwater.identity.event_stream import OpenStreams
 from breakwater.identity.operations import as_routed, routes_of
+from breakwater.identity.settings import ConsoleSettings, OpenId
 from breakwater.identity.store import PersonSession, Sessions, SignIns
 from breakwater.jobs.api.callable_agents import CallableAgentTable
 from breakwater.jobs.api.cancels import CancelRequests, CancelRoutes, Cancels

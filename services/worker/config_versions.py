@@ -11,8 +11,9 @@ import structlog
 
 from breakwater.calls.assignment import Checkpoint
 from breakwater.calls.providers.base import Provider
-from breakwater.config import Config, ConfigError, LiveConfig, parse_config
+from breakwater.config import Config, LiveConfig, parse_config
 from breakwater.config.store import Configs
+from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.delivery import Delivery
 from services.worker.context import WorkerContext
 from services.worker.handler import JobHandler

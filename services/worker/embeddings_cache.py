@@ -10,8 +10,8 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from breakwater.calls.assignment import Assignment, Finished
+from breakwater.calls.settings import CacheRules
 from breakwater.calls.store.cache import Cached
-from breakwater.config import CacheRules
 from breakwater.dialects.rules.embeddings import inputs_of, summary
 from breakwater.jobs.contract.job import NativeRequest
 from breakwater.jobs.rules.ownership import cache_key

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json
 
-from breakwater.config import Agent, Config, NatsProgram, validate_job
+from breakwater.config import Agent, Config, validate_job
+from breakwater.identity.settings import NatsProgram
 from breakwater.jobs.contract.job import Job, ScopedJob
 from breakwater.jobs.rules.ownership import (
     for_own_tenant,

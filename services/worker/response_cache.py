@@ -8,8 +8,8 @@ from datetime import datetime
 import structlog
 
 from breakwater.calls.assignment import Assignment, Finished
+from breakwater.calls.settings import CacheRules
 from breakwater.calls.store.cache import Cached, Follower, Leader
-from breakwater.config import CacheRules
 from breakwater.jobs.rules.ownership import cache_key
 from breakwater.kernel.redis.connection import StateUnavailableError
 from services.worker.context import WorkerContext

@@ -31,7 +31,8 @@ from breakwater.breakers.rules import (
 )
 from breakwater.breakers.settings import MAX_KEPT, BreakerRules, Preset
 from breakwater.calls.rules.classify import error_identity
-from breakwater.config import ConfigError, parse_config
+from breakwater.config import parse_config
+from breakwater.kernel.errors import ConfigError
 from tests.tables import each_row
 
 NOW = 1_795_000_000_000

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from breakwater.calls.rules.output import Invalid, OutputGuard, Valid, correction_message
 from breakwater.calls.settings import OutputRules, built_in_schemas
-from breakwater.config import ConfigError, parse_config
+from breakwater.config import parse_config
+from breakwater.kernel.errors import ConfigError
 from tests.tables import each_row
 
 POINT: dict[str, Any] = {

@@ -9,9 +9,10 @@ import pytest
 from pydantic import SecretStr
 
 from breakwater.alerts.contract import Alert
-from breakwater.config import ConfigError, parse_config
+from breakwater.config import parse_config
 from breakwater.config.commands.reload import apply_to_servers
 from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.process.settings import Settings
 from tests.servers import RunningServer
 

@@ -11,10 +11,10 @@ import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 
+from breakwater.alerts.settings import Alerts
 from breakwater.cli import doctor_nats
 from breakwater.cli.doctor_findings import Finding
 from breakwater.cli.doctor_nats import channel_findings, held_back_for
-from breakwater.config import Alerts
 from breakwater.kernel.nats.provision import provision, survey
 from breakwater.kernel.nats.topology import Plan, alert_consumer
 from tests.helpers import until

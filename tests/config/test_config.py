@@ -6,7 +6,10 @@ from typing import get_args
 import pytest
 
 from breakwater.alerts.contract import AlertEvent
-from breakwater.config import Alerts, ConfigError, SecretRef, load_config, named_secrets, parse_config, variables_of
+from breakwater.alerts.settings import Alerts
+from breakwater.config import load_config, named_secrets, parse_config, variables_of
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.security.secret_refs import SecretRef
 from tests.tables import each_row
 
 GOOD = """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from breakwater.config import Config, ConfigError, LiveConfig, changes, parse_config, require_reloadable
+from breakwater.config import Config, LiveConfig, changes, parse_config, require_reloadable
+from breakwater.kernel.errors import ConfigError
 
 TEXT = """
 providers: {p: {base_url: "http://127.0.0.1:1", api_key: {env: SOME_KEY}}}

@@ -12,11 +12,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from breakwater.config import RetentionDays, parse_config
+from breakwater.config import parse_config
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.records import rows, schema
 from breakwater.records.migrations import VIEWS
+from breakwater.records.settings import RetentionDays
 from tests.docs.markdown import ROOT, Block, blocks
 from tests.docs.markdown import rows as table_rows
 from tests.records import samples

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from breakwater.config import ConfigError
+from breakwater.kernel.errors import ConfigError
 from breakwater.local.datadir import DataDir
 from breakwater.local.provider.app import SimulatedProvider
 from breakwater.local.provider.script import build_script

@@ -28,7 +28,8 @@ from breakwater.cli.doctor_findings import (
     timed,
 )
 from breakwater.client import ApiError, ApiKeyRefusedError
-from breakwater.config import Config, OpenId, cipher_of, named_secrets, unusable_programs
+from breakwater.config import Config, cipher_of, named_secrets, unusable_programs
+from breakwater.identity.settings import OpenId
 from breakwater.jobs.store.workers import Workers
 from breakwater.kernel.clickhouse.errors import QueryError
 from breakwater.kernel.commands import connect, formats

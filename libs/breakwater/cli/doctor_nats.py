@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 import nats.errors
 from nats.aio.client import Client
 
-from breakwater.alerts.settings import Route
+from breakwater.alerts.settings import Alerts, Route
 from breakwater.cli.doctor_findings import SETUP, Finding, Findings, answers, clock, timed
-from breakwater.config import Alerts, Config
+from breakwater.config import Config
 from breakwater.jobs.store.accepted import RememberedJob, lately_accepted, unclaimed
 from breakwater.kernel.commands import connect, formats
 from breakwater.kernel.nats import subjects, topology

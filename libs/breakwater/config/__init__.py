@@ -1,7 +1,8 @@
-"""The config file: its settings, and reading and checking it."""
+"""The config file: reading, checking and reloading it. Its sections are the rooms' settings."""
 
-from breakwater.alerts.settings import AlertChannel, Alerts, PythonChannel, SlackChannel, WebhookChannel
-from breakwater.calls.settings import CacheRules
+from breakwater.config.agents import Agent, AgentDefaults, ModelSettings
+from breakwater.config.document import Config, breaker_of, breakers_of
+from breakwater.config.job_validation import validate_job
 from breakwater.config.live import LiveConfig, changes, require_reloadable
 from breakwater.config.load import (
     cipher_of,
@@ -13,35 +14,13 @@ from breakwater.config.load import (
     unusable_programs,
     variables_of,
 )
-from breakwater.config.models import Agent, AgentDefaults, Config, ModelSettings, breaker_of, breakers_of, validate_job
-from breakwater.identity.settings import ConsoleSettings, NatsProgram, OpenId
-from breakwater.kernel.errors import ConfigError
-from breakwater.kernel.nats.settings import Limits
-from breakwater.kernel.security.secret_refs import SecretRef
-from breakwater.limits.settings import BudgetSettings
-from breakwater.records.settings import ClickHouse, RetentionDays
 
 __all__ = [
     "Agent",
     "AgentDefaults",
-    "AlertChannel",
-    "Alerts",
-    "BudgetSettings",
-    "CacheRules",
-    "ClickHouse",
     "Config",
-    "ConfigError",
-    "ConsoleSettings",
-    "Limits",
     "LiveConfig",
     "ModelSettings",
-    "NatsProgram",
-    "OpenId",
-    "PythonChannel",
-    "RetentionDays",
-    "SecretRef",
-    "SlackChannel",
-    "WebhookChannel",
     "breaker_of",
     "breakers_of",
     "changes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from breakwater.config.models import Config
+from breakwater.config.document import Config
 from breakwater.kernel.errors import ConfigError
 from breakwater.limits.rules.budget import CapTable
 from breakwater.limits.settings import Caps

@@ -13,8 +13,9 @@ from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
 from breakwater.calls.providers.registry import KINDS
-from breakwater.config.models import Config, hint
+from breakwater.config.document import Config
 from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.formats import hint
 from breakwater.kernel.process.callables import load_callable
 from breakwater.kernel.security.encryption import Cipher
 from breakwater.kernel.security.secret_refs import SecretRef

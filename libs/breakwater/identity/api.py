@@ -19,7 +19,6 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.config import OpenId
 from breakwater.identity.audit import Actor, AuditLog, actor_of
 from breakwater.identity.contract import (
     BackChannelLogout,
@@ -40,6 +39,7 @@ from breakwater.identity.rules.sign_in import (
     SignInTry,
     TooManySignInsError,
 )
+from breakwater.identity.settings import OpenId
 from breakwater.identity.store import KeySession, PersonSession, Sessions, SignIns
 from breakwater.kernel.http.parsing import read_command, read_open_body
 from breakwater.kernel.http.problems import RequestError, not_done

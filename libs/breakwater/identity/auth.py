@@ -13,7 +13,6 @@ from datetime import datetime
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from breakwater.config import OpenId
 from breakwater.identity.api_keys import KeyRing
 from breakwater.identity.contract import KeyScope
 from breakwater.identity.rules.callers import (
@@ -27,6 +26,7 @@ from breakwater.identity.rules.callers import (
     roles_that_may,
     scopes_for,
 )
+from breakwater.identity.settings import OpenId
 from breakwater.identity.store import KeySession, PersonSession, Sessions
 from breakwater.kernel.http.problems import OPENAI, RequestError, is_openai, not_read
 from breakwater.kernel.http.server import Shares

@@ -26,9 +26,8 @@ from joserfc.jws import JWSRegistry
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 from yarl import URL
 
-from breakwater.config import OpenId
 from breakwater.identity.rules.sign_in import SignInFlow
-from breakwater.identity.settings import secure_url
+from breakwater.identity.settings import OpenId, secure_url
 from breakwater.kernel.http.problems import RequestError, unavailable
 from breakwater.kernel.security.addresses import ANYWHERE
 from breakwater.kernel.security.guarded_http import AddressRefusedError, RedirectError, guarded_session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import re
 from collections.abc import Iterable, Sequence
@@ -165,3 +166,17 @@ def words(text: str) -> frozenset[str]:
 def joined(message: str, figures: str | None) -> str:
     """Join the message of an error and its figures, if it has any."""
     return message if not figures else f"{message}. {figures}"
+
+
+def hint(mistyped: str, candidates: Iterable[str]) -> str:
+    """Returns `; did you mean 'x'?` if a candidate is similar, else `; known: …` with all candidates."""
+    names = list(candidates)
+    close = difflib.get_close_matches(mistyped, names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {listing(names)}" if names else ""
+
+
+def listing(names: Iterable[str]) -> str:
+    """Returns names in alphabetical order, separated by commas."""
+    return ", ".join(sorted(names))

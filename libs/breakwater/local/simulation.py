@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
-from breakwater.config import ConfigError, ModelSettings, load_config
+from breakwater.config import ModelSettings, load_config
+from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.process.files import write_private
 from breakwater.kernel.types import usd_from_nano
 from breakwater.local.datadir import DataDir

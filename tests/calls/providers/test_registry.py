@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from breakwater.calls.providers.registry import KINDS
-from breakwater.config import ConfigError, parse_config
+from breakwater.config import parse_config
 from breakwater.config.load import named_secrets
+from breakwater.kernel.errors import ConfigError
 from tests.tables import each_row
 
 BASE = "agents: {a: {model: m, provider: p}}\nproviders:\n  p: "

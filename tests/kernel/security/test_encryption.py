@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.config import ConfigError, cipher_of, parse_config, require_reloadable, unreadable_secrets, variables_of
+from breakwater.config import cipher_of, parse_config, require_reloadable, unreadable_secrets, variables_of
+from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.encryption import (
     COMPRESS_FROM,
     LEFT_OUT,

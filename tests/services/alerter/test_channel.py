@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from breakwater.alerts.channels.channel import SendError, check_answer, fingerprint, no_answer
-from breakwater.config import ConfigError
+from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.guarded_http import AddressRefusedError, RedirectError, usable_url
 from tests.tables import each_row
 

@@ -13,7 +13,7 @@ import pytest
 
 from breakwater.alerts.channels.channel import AlertSender, SendError
 from breakwater.alerts.channels.configured_channels import channels_of
-from breakwater.config import ConfigError
+from breakwater.kernel.errors import ConfigError
 from tests.helpers import until
 from tests.services.alerter.kit import AT, config_of
 from tests.services.alerter.messages import alert, digest, held

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from breakwater.config import Config, ConfigError
+from breakwater.config import Config
+from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.process.settings import Settings
 from breakwater.local.commands.setup import bus_plan

@@ -9,7 +9,7 @@ from breakwater.alerts.channels.channel import AlertSender, SendError
 from breakwater.alerts.channels.configured_channels import channels_of
 from breakwater.alerts.channels.slack import SlackWebhook, slack_message
 from breakwater.alerts.channels.wording import Wording
-from breakwater.config import ConfigError
+from breakwater.kernel.errors import ConfigError
 from tests.services.alerter.kit import AT, Answer, Receiver, config_of
 from tests.services.alerter.messages import acknowledged, alert, closed, digest, held
 from tests.services.alerter.slack_double import HOOK, SlackDouble

@@ -21,7 +21,7 @@ import uvloop
 
 from breakwater.alerts.channels.channel import AlertSender, SendError
 from breakwater.alerts.channels.configured_channels import channels_of
-from breakwater.config import ConfigError
+from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.addresses import IpNetwork, refusal
 from breakwater.kernel.security.guarded_http import guarded_session
 from tests.services.alerter.kit import AT, SECRET, Answer, Receiver, config_of

@@ -16,7 +16,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from breakwater.alerts.channels.channel import Link, SendError, SignedWebhook, envelope
 from breakwater.alerts.channels.configured_channels import channels_of
 from breakwater.alerts.contract import Alert, AlertDigest
-from breakwater.config import ConfigError
+from breakwater.kernel.errors import ConfigError
 from tests.services.alerter.kit import AT, SECRET, Answer, Receiver, config_of
 from tests.services.alerter.messages import alert, digest, held, resolved
 from tests.tables import each_row

@@ -16,7 +16,8 @@ import pytest
 import pytest_asyncio
 
 from breakwater.alerts.rules.links import incident_link
-from breakwater.config import ConfigError, parse_config
+from breakwater.config import parse_config
+from breakwater.kernel.errors import ConfigError
 from services.request.app import build
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import (

@@ -10,10 +10,10 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from breakwater.config import OpenId
 from breakwater.identity import openid_provider
 from breakwater.identity.openid_provider import LEEWAY_S, OpenIdProvider, SignedIn
 from breakwater.identity.rules.sign_in import SignInFlow
+from breakwater.identity.settings import OpenId
 from breakwater.kernel.http.problems import RequestError
 from breakwater.local.ports import free_port
 from tests.openid_provider import (

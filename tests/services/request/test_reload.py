@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from breakwater.config import ConfigError, parse_config
+from breakwater.config import parse_config
 from breakwater.identity.api_keys import create_key
+from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.provision import provision
 from breakwater.local.commands.setup import bus_plan
 from services.request.app import build

@@ -17,9 +17,9 @@ from breakwater.alerts.channels.slack import SlackApp, SlackBot, SlackWebhook
 from breakwater.alerts.channels.wording import Wording
 from breakwater.alerts.contract import Alert, ChannelTest
 from breakwater.alerts.rules.links import incident_link
-from breakwater.alerts.settings import AlertLinks
+from breakwater.alerts.settings import AlertChannel, AlertLinks, Alerts, SlackChannel, WebhookChannel
 from breakwater.calls.providers.local import ErrorTexts
-from breakwater.config import AlertChannel, Alerts, ConfigError, SlackChannel, WebhookChannel
+from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.process.callables import load_callable

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import typer
 from pydantic import BaseModel
 
-from breakwater.config import Agent, Alerts, Config, load_config
+from breakwater.alerts.settings import Alerts
+from breakwater.config import Agent, Config, load_config
 from breakwater.config.commands.reload import apply_to_servers, require_secrets
 from breakwater.dialects.rules.embeddings import fallback_objection
 from breakwater.kernel.commands import formats, output

@@ -20,7 +20,6 @@ from breakwater.alerts.rules.signals import config_applied
 from breakwater.alerts.store import IncidentLog
 from breakwater.config import (
     Config,
-    ConfigError,
     changes,
     load_config,
     parse_config,
@@ -32,6 +31,7 @@ from breakwater.config import (
 from breakwater.config.store import Configs
 from breakwater.kernel.commands import connect, output
 from breakwater.kernel.commands.errors import CliError
+from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process import background

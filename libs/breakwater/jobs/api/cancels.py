@@ -18,10 +18,11 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.config import Config, NatsProgram
+from breakwater.config import Config
 from breakwater.identity.audit import AuditLog, actor_of
 from breakwater.identity.auth import caller_of
 from breakwater.identity.operations import PERHAPS_DONE, TOO_MANY, operation
+from breakwater.identity.settings import NatsProgram
 from breakwater.jobs.api.results import JobLookup
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.contract.submission import CancelledJob, CancelRequest, SubmitQuery

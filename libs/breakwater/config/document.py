@@ -1,0 +1,355 @@
+"""The config file as a whole: its sections, and what must hold between them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import Field, PrivateAttr, field_validator, model_validator
+
+from breakwater.alerts.settings import Alerts
+from breakwater.breakers.rules import ALL, BreakerKey
+from breakwater.breakers.settings import BreakerRules
+from breakwater.calls.providers.registry import LOCAL_KINDS, ProviderEntry
+from breakwater.calls.rules.classify import RETRYABLE_CLASSES
+from breakwater.calls.rules.params import connection_objection
+from breakwater.calls.rules.retry import is_known
+from breakwater.calls.settings import RetryBudgetRules
+from breakwater.config.agents import Agent, AgentDefaults, ModelSettings, agent_with_defaults
+from breakwater.identity.settings import ConsoleSettings, NatsProgram
+from breakwater.jobs.contract.job import CallApi, Job
+from breakwater.kernel.formats import hint, listing
+from breakwater.kernel.nats.settings import Limits
+from breakwater.kernel.security.secret_refs import EnvName
+from breakwater.kernel.security.settings import Encryption
+from breakwater.kernel.telemetry.settings import Tracing
+from breakwater.kernel.types import Message, ModelId, Name, Off
+from breakwater.limits.rules.budget import CapTable
+from breakwater.limits.settings import MAX_TAGS, OTHERS, BudgetSettings, CostTag
+from breakwater.records.settings import ClickHouse
+from breakwater.redaction.settings import RedactionRules
+
+NO_WILDCARD = "names have no wildcards; write each name out"
+
+
+class Config(Message):
+    """The config file."""
+
+    providers: dict[Name, ProviderEntry]
+    models: dict[ModelId, ModelSettings] = Field(default_factory=dict)
+    defaults: AgentDefaults = AgentDefaults()
+    agents: dict[Name, Agent] = Field(min_length=1)
+    budgets: BudgetSettings = BudgetSettings()
+    cost_tags: tuple[CostTag, ...] = Field(
+        default=(),
+        json_schema_extra={"maxItems": MAX_TAGS, "uniqueItems": True},
+        description=(
+            "Keys of jobs' `metadata` that are stored with each call, redacted, so that costs can be grouped by them."
+        ),
+    )
+    alerts: Alerts = Alerts()
+    retry_budget: Annotated[RetryBudgetRules | None, Off] = Field(
+        default=RetryBudgetRules(), description="Limit on the retries of a model over the whole fleet, or `off`."
+    )
+    redaction: RedactionRules = RedactionRules()
+    clickhouse: ClickHouse = ClickHouse()
+    tracing: Tracing = Tracing()
+    console: ConsoleSettings = ConsoleSettings()
+    environment: dict[Literal["worker", "alerter", "request"], tuple[EnvName, ...]] = Field(
+        default_factory=dict,
+        description=(
+            "Further environment variables that `breakwater up` passes to a service, for your "
+            "Python callables and commands of secrets."
+        ),
+    )
+    limits: Limits = Limits()
+    encryption: Encryption = Encryption()
+    programs: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,40}$")], NatsProgram] = Field(
+        default_factory=dict,
+        description=(
+            "NATS users for programs that must not use each other's agents; `client` may use "
+            "all. Takes effect when NATS restarts."
+        ),
+    )
+    _text: str = PrivateAttr(default="")
+
+    @classmethod
+    def of(cls, document: dict[str, Any], text: str) -> Self:
+        """Validates a parsed document, and keeps its text. Raises ValidationError."""
+        config = cls.model_validate(document)
+        config._text = text
+        return config
+
+    @property
+    def text(self) -> str:
+        """The text of the config file, for a child process that parses it again."""
+        return self._text
+
+    @property
+    def version(self) -> str:
+        """A digest of all settings, defaults included. Comments and the order of settings do not change it."""
+        settings = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True)
+        return hashlib.sha256(settings.encode()).hexdigest()[:12]
+
+    @field_validator("cost_tags")
+    @classmethod
+    def _few_and_each_once(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        if len(keys) > MAX_TAGS:
+            raise ValueError(f"has {len(keys)} keys; the maximum is {MAX_TAGS}")
+        if len(set(keys)) < len(keys):
+            raise ValueError("names a key twice")
+        return keys
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inherit_defaults(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        document = cast(dict[str, Any], data)
+        defaults = document.get("defaults", {})
+        agents = document.get("agents")
+        if not isinstance(defaults, dict) or not isinstance(agents, dict):
+            return document
+        providers = document.get("providers")
+        provider_settings = cast(dict[str, Any], providers).items() if isinstance(providers, dict) else ()
+        kinds = {
+            name: cast(dict[str, Any], provider).get("kind")
+            for name, provider in provider_settings
+            if isinstance(provider, dict)
+        }
+        local = {name for name, kind in kinds.items() if kind in LOCAL_KINDS}
+        merged: dict[str, Any] = {}
+        for name, agent in cast(dict[str, Any], agents).items():
+            if isinstance(agent, dict):
+                settings = agent_with_defaults(cast(dict[str, Any], agent), cast(dict[str, Any], defaults))
+                if "model" not in agent and settings.get("provider") in local:
+                    # A local program has no models to choose from: its model has the provider's name.
+                    settings |= {"model": settings["provider"], "fallback_models": agent.get("fallback_models", ())}
+                merged[name] = settings
+            else:
+                merged[name] = agent
+        return {**document, "agents": merged}
+
+    @model_validator(mode="after")
+    def _references_exist(self) -> Self:
+        problems = list(self._reference_problems())
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _reference_problems(self) -> Iterable[str]:
+        for name, agent in self.agents.items():
+            if name == ALL:
+                yield (f"agents.{name}: {ALL!r} means all agents in the names of shared breakers; choose another name")
+            if agent.provider is not None and agent.provider not in self.providers:
+                wrong = f"{agent.provider!r} is not configured{hint(agent.provider, self.providers)}"
+                yield f"agents.{name}.provider: {wrong}"
+                continue
+            if agent.model is None:
+                yield f"agents.{name}.model: is missing; name the model to call (or set defaults.model)"
+            for model in agent.chain:
+                provider = self.provider_name(agent, model)
+                if provider is None:
+                    yield (
+                        f"agents.{name}.provider: is missing for model {model!r}; "
+                        f"name one of {listing(self.providers)} here or under models.{model}.provider"
+                    )
+                elif provider not in self.providers:
+                    yield f"agents.{name}.provider: {provider!r} is not configured{hint(provider, self.providers)}"
+            yield from _wildcard_problems(f"agents.{name}", agent)
+            objection = connection_objection(agent.params)
+            is_local = all(self.is_local(self.provider_name(agent, model)) for model in agent.chain)
+            if objection is not None and not is_local:
+                yield f"agents.{name}.params.{objection.path}: {objection.message}"
+        yield from self._shared_breaker_problems()
+        yield from self._retry_problems()
+        for name in self.models:
+            if "*" in name:
+                yield f"models.{name}: {NO_WILDCARD}"
+        for name, program in self.programs.items():
+            for tenant in program.tenants:
+                if "*" in tenant:
+                    yield f"programs.{name}.tenants: {tenant!r}: {NO_WILDCARD}; without tenants, any is allowed"
+            for agent in program.agents:
+                if agent not in self.agents:
+                    yield f"programs.{name}.agents: {agent!r} is not configured{hint(agent, self.agents)}"
+        for model, settings in self.models.items():
+            if settings.provider is not None and settings.provider not in self.providers:
+                yield (
+                    f"models.{model}.provider: {settings.provider!r} is not configured"
+                    f"{hint(settings.provider, self.providers)}"
+                )
+
+    def _retry_problems(self) -> Iterable[str]:
+        """Yields a problem for each unknown error class. Python callables may raise classes of their own."""
+        inherited = self.defaults.retry.on
+        models = {f"agents.{name}": (*agent.chain, *agent.allowed_models) for name, agent in self.agents.items()}
+        for place, agent in (("defaults", self.defaults), *zip(models, self.agents.values(), strict=True)):
+            named = {self.provider_name(agent, model) for model in models.get(place, ())} or set(self.providers)
+            if any(name in self.providers and self.providers[name].kind == "python" for name in named):
+                continue
+            for number, wrong in enumerate(agent.retry.on):
+                reported = place == "defaults" or wrong not in inherited
+                if reported and isinstance(wrong, str) and not is_known(wrong):
+                    close = hint(wrong, RETRYABLE_CLASSES)
+                    yield f"{place}.retry.on.{number}: {wrong!r} is not a known error class{close}"
+
+    def _shared_breaker_problems(self) -> Iterable[str]:
+        """Yields a problem for each agent that shares a breaker under different rules.
+
+        Outcomes are judged by the rules of their agent, and one breaker cannot keep windows of two lengths.
+        """
+        first_owners: dict[BreakerKey, tuple[str, BreakerRules]] = {}
+        for name, agent in self.agents.items():
+            if agent.breaker is None or agent.breaker.scope == "agent_model":
+                continue
+            rules = agent.breaker.model_copy(update={"preset": None})
+            for model in (*agent.chain, *agent.allowed_models):
+                key = BreakerKey.of(rules.scope, name, model, self.provider_name(agent, model) or "")
+                first_agent, first_rules = first_owners.setdefault(key, (name, rules))
+                if first_rules != rules:
+                    yield (
+                        f"agents.{name}.breaker: agent {first_agent!r} shares the breaker of {key.model} but has "
+                        "different rules; give both the same rules, for example under `defaults`"
+                    )
+                    break
+
+    def provider_name(self, agent: AgentDefaults, model: str) -> str | None:
+        """Returns the provider of an agent's model; None if the config does not determine it.
+
+        In this order: the provider set for the model, the one that its id begins with (`provider/model`), the agent's,
+        or the only one in the config.
+        """
+        settings = self.models.get(model)
+        if settings is not None and settings.provider is not None:
+            return settings.provider
+        first, _, _ = model.partition("/")
+        if first in self.providers:
+            return first
+        if agent.provider is not None:
+            return agent.provider
+        return next(iter(self.providers)) if len(self.providers) == 1 else None
+
+    @property
+    def private_agents(self) -> tuple[str, ...]:
+        """The agents whose texts must not be stored unencrypted."""
+        return tuple(name for name, agent in self.agents.items() if not agent.keeps_error_texts)
+
+    @property
+    def known_models(self) -> frozenset[str]:
+        """All models that the config names."""
+        named = (model for agent in self.agents.values() for model in (*agent.chain, *agent.allowed_models))
+        return frozenset(self.models).union(named) - {"*"}
+
+    @property
+    def caps(self) -> CapTable:
+        """All caps."""
+        agents = {name: agent.budget for name, agent in self.agents.items()}
+        return CapTable(self.budgets.total, agents, self.budgets.tenants)
+
+    def strict_params(self, agent: Agent, job: Job) -> str | None:
+        """Returns the reason to pass only params that cost nothing but tokens; None if all params may pass.
+
+        Only explicitly set caps are a reason, not those of the default guard.
+        """
+        if agent.allowed_models:
+            return "for an agent with allowed_models"
+        tenants = self.budgets.tenants
+        tenant_caps = None if job.tenant is None else tenants.get(job.tenant) or tenants.get(OTHERS)
+        hard = any(caps.is_hard for caps in (self.budgets.total, agent.budget, tenant_caps) if caps is not None)
+        if hard or agent.max_cost_usd is not None:
+            return "under a hard cap"
+        guard = agent.guard
+        agent_caps_task = (
+            guard is not None and guard.max_cost_usd is not None and "max_cost_usd" in guard.model_fields_set
+        )
+        job_caps_task = job.guard is not None and job.guard.get("max_cost_usd") is not None
+        return "under a cap of the task" if agent_caps_task or job_caps_task else None
+
+    def name_at_provider(self, provider: str, model: str) -> str:
+        """Returns a model's name at a provider: the configured name, or its id without the provider's prefix."""
+        settings = self.models.get(model)
+        if settings is not None and settings.name is not None:
+            return settings.name
+        return model.removeprefix(f"{provider}/")
+
+    def dimensions(self, model: str) -> int | None:
+        """Returns the declared length of a model's embeddings."""
+        settings = self.models.get(model)
+        return None if settings is None else settings.dimensions
+
+    def max_inputs(self, models: Iterable[str]) -> int | None:
+        """Returns the most inputs that all of these models embed in one call; None if none has a limit."""
+        declared = (self.models[model].max_inputs for model in models if model in self.models)
+        return min((limit for limit in declared if limit is not None), default=None)
+
+    def embeds_like(self, agent: Agent, model: str) -> list[str]:
+        """Returns the fallback models of an agent with the same declared dimensions as a model."""
+        length = self.dimensions(model)
+        return [
+            fallback for fallback in agent.fallback_models if length is not None and self.dimensions(fallback) == length
+        ]
+
+    def deployment(self, agent: AgentDefaults, model: str) -> str:
+        """Returns the name of a model's deployment, which shares rate limits: `<provider>/<name at the provider>`."""
+        provider = self.provider_name(agent, model) or ""
+        return f"{provider}/{self.name_at_provider(provider, model)}"
+
+    def speaks(self, provider: str | None, api: CallApi) -> bool:
+        """Returns True if a provider takes requests of an API unchanged."""
+        settings = None if provider is None else self.providers.get(provider)
+        return settings is not None and api in settings.apis
+
+    def sends_as_written(self, provider: str | None, api: CallApi) -> bool:
+        """Returns True if requests of an API are sent to a provider unchanged, not translated into its own format."""
+        translates_chats = provider in self.providers and self.providers[provider].translates_chats
+        return self.speaks(provider, api) and not (api == "chat" and translates_chats)
+
+    def is_local(self, provider: str | None) -> bool:
+        """Returns True for a child program or a callable, which needs no model and may take any JSON as input."""
+        return provider in self.providers and self.providers[provider].local
+
+
+def breaker_of(config: Config, name: str, model: str) -> BreakerKey | None:
+    """Returns the key of the breaker of an agent's calls to a model.
+
+    None if the agent has no breaker, or the model no provider.
+    """
+    agent = config.agents[name]
+    provider = config.provider_name(agent, model)
+    if agent.breaker is None or provider is None:
+        return None
+    return BreakerKey.of(agent.breaker.scope, name, model, provider)
+
+
+def breakers_of(config: Config, *, of_allowed: bool = False) -> dict[BreakerKey, BreakerRules]:
+    """Returns the breakers of the agents' models with their rules. A shared breaker has its first agent's rules.
+
+    Args:
+        config: the config.
+        of_allowed: True to add the breakers of the models that jobs may request, if the config names them.
+    """
+    breakers: dict[BreakerKey, BreakerRules] = {}
+    for name, agent in config.agents.items():
+        models = set[str]()
+        if of_allowed:
+            models = config.known_models if "*" in agent.allowed_models else set(agent.allowed_models)
+        for model in dict.fromkeys((*agent.chain, *sorted(models))):
+            key = breaker_of(config, name, model)
+            if key is not None and agent.breaker is not None:
+                breakers.setdefault(key, agent.breaker)
+    return breakers
+
+
+def _wildcard_problems(place: str, agent: Agent) -> Iterable[str]:
+    """Yields a problem for each name with a wildcard, which would match nothing."""
+    models = {"model": agent.chain[:1], "fallback_models": agent.fallback_models}
+    for field, names in (*models.items(), ("allowed_params", agent.allowed_params)):
+        for name in names:
+            if "*" in name:
+                yield f"{place}.{field}: {name!r}: {NO_WILDCARD}"
+    for name in agent.allowed_models:
+        if "*" in name and name != "*":
+            yield f"{place}.allowed_models: {name!r}: {NO_WILDCARD}; '*' alone allows any model"

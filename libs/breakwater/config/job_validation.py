@@ -1,0 +1,164 @@
+"""Checks jobs against the config of their agents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from pydantic import JsonValue
+
+from breakwater.calls.rules.parameters import is_droppable
+from breakwater.calls.rules.params import connection_objection, params_objection, unknown_objection, unknown_part
+from breakwater.config.agents import Agent
+from breakwater.config.document import Config
+from breakwater.dialects.rules import InvalidBodyError, chat_form
+from breakwater.dialects.rules.embeddings import PARAMS, fallback_objection, native_body, too_many, too_many_batches
+from breakwater.jobs.contract.job import ChatMessage, Job, NativeRequest
+from breakwater.jobs.rules.ownership import shown
+from breakwater.kernel.formats import listing
+from breakwater.kernel.validation import FieldError
+from breakwater.prices.rules.price import term_of
+from breakwater.redaction.rules.redact import id_objection
+
+_IDS = ("job_id", "tenant", "task_id", "parent_execution_id", "plan_id")
+
+
+def validate_job(
+    config: Config, job: Job, *, with_figures: bool = False, scoped_ids: bool = False
+) -> FieldError | None:
+    """Returns the reason why its configured agent can't run a well-formed job; None if it can.
+
+    Args:
+        config: the config.
+        job: the job.
+        with_figures: True if the reason may name the config's bounds, which only operators may see.
+        scoped_ids: True if the job's ids begin with the scope of its owner, which redaction must ignore.
+    """
+    agent = config.agents[job.agent]
+    ids = [(path, name) for path in _IDS if (name := getattr(job, path)) is not None]
+    models = [(f"fallback_models.{number}", model) for number, model in enumerate(job.fallback_models or ())]
+    if job.model is not None:
+        models.insert(0, ("model", job.model))
+    for path, name in (*ids, *models, *(("depends_on", name) for name in job.depends_on)):
+        chosen = shown(name) if scoped_ids else name
+        if (objection := id_objection(config.redaction, chosen)) is not None:
+            return FieldError(path, objection)
+    if job.api == "embeddings" and (problem := _embeddings_objection(config, agent, job)) is not None:
+        return problem
+    if job.api_request is not None and (problem := _request_objection(config, agent, job, job.api_request)) is not None:
+        return FieldError(f"api_request.body.{problem.path}", problem.message)
+    if job.params and (problem := _params_objection(config, agent, job, job.params)) is not None:
+        return FieldError(f"params.{problem.path}", problem.message)
+    if job.messages is not None and (problem := _parts_objection(config, agent, job, job.messages)) is not None:
+        return FieldError(f"messages.{problem.path}", problem.message)
+    allowed = {*agent.chain, *agent.allowed_models} if models else set[str]()
+    for path, model in models:
+        if "*" not in allowed and model not in allowed:
+            choices = listing(allowed)
+            return FieldError(path, f"{model!r} is not allowed for agent {job.agent!r}; allowed: {choices}")
+        provider = config.provider_name(agent, model)
+        if provider not in config.providers:
+            return FieldError(path, f"no provider is known for {model!r}; known: {listing(config.providers)}")
+        if model not in allowed and config.is_local(provider):
+            return FieldError(path, f"{model!r} is a process or callable, and must be allowed by name")
+    if job.total_timeout_s is not None and job.total_timeout_s > agent.total_timeout_s:
+        bound = f": at most {agent.total_timeout_s:g}" if with_figures else "; leave it out, or set a shorter one"
+        return FieldError("total_timeout_s", f"is longer than agent {job.agent!r} allows{bound}")
+    if isinstance(rules := agent.rules_for(job, with_figures=with_figures), FieldError):
+        return rules
+    if job.input is not None:
+        chain = agent.chain_for(job)
+        if any(not config.is_local(config.provider_name(agent, model)) for model in chain):
+            return FieldError("input", f"agent {job.agent!r} is a chat agent and needs prompt or messages")
+    return None
+
+
+def _embeddings_objection(config: Config, agent: Agent, job: Job) -> FieldError | None:
+    """Returns the reason why the models of a job can't embed, or can't replace one another; None if they can."""
+    if job.stream:
+        return FieldError("stream", "is not possible: embeddings come whole")
+    chain = agent.chain_for(job)
+    for model in chain:
+        if not config.speaks(provider := config.provider_name(agent, model), "embeddings"):
+            kind = "" if provider not in config.providers else f" of kind {config.providers[provider].kind!r}"
+            message = (
+                f"{model!r} has no embeddings, as its provider {provider!r} is{kind}; name an agent for embeddings"
+            )
+            return FieldError("model", message)
+    problem = fallback_objection({model: config.dimensions(model) for model in chain})
+    return None if problem is None else FieldError("model", f"agent {job.agent!r} can't embed: {problem}")
+
+
+def _request_objection(config: Config, agent: Agent, job: Job, request: NativeRequest) -> FieldError | None:
+    """Returns the reason why a job's native request can't be sent to the providers of its models; None if it can."""
+    try:
+        form = chat_form(request)
+    except InvalidBodyError as error:
+        return error.problem
+    providers = [config.provider_name(agent, model) for model in agent.chain_for(job)]
+    drops = agent.on_unsupported_param == "drop"
+    losses = [loss for loss in form.losses if not (drops and is_droppable(loss.path))]
+    if losses and not any(config.speaks(provider, request.api) for provider in providers):
+        return losses[0]
+    if (strictness := config.strict_params(agent, job)) is not None:
+        for unpriced in form.unpriced:
+            name = re.split(r"[.\[]", unpriced.path)[0]
+            if name not in agent.allowed_params:
+                remedy = f"list {name!r} in agents.{job.agent}.allowed_params to allow it"
+                message = f"{unpriced.message}: {strictness}, only such fields are allowed; {remedy}"
+                return FieldError(unpriced.path, message)
+    if request.api == "embeddings":
+        body = native_body(request.body, params=agent.params)
+        declared = config.dimensions(agent.chain_for(job)[0])
+        if (problem := too_many(body, declared)) is not None:
+            return problem
+        if (problem := too_many_batches(body, config.max_inputs(agent.chain_for(job)))) is not None:
+            return problem
+        unpriced_params = {name: value for name, value in form.params.items() if name not in PARAMS}
+        return _params_objection(config, agent, job, unpriced_params)
+    problem = _params_objection(config, agent, job, form.params)
+    return None if problem is None else FieldError(form.in_body(problem.path), problem.message)
+
+
+def _tier_objection(config: Config, chain: Iterable[str], params: Mapping[str, JsonValue]) -> FieldError | None:
+    """Returns the reason why a job can't ask for its terms of service, which have no price; None if it can."""
+    term = term_of(params)
+    for model in chain if term is not None else ():
+        settings = config.models.get(model)
+        tiers = () if settings is None or settings.price is None else settings.price.service_tiers
+        if term not in {name.strip().lower() for name in tiers}:
+            message = f"{term!r} has no price: set models.{model}.price.service_tiers.{term} to allow it"
+            return FieldError("service_tier", message)
+    return None
+
+
+def _params_objection(config: Config, agent: Agent, job: Job, params: Mapping[str, JsonValue]) -> FieldError | None:
+    """Returns the reason why a job's params can't be sent to the providers of its models; None if they can."""
+    if (problem := params_objection(params)) is not None:
+        return problem
+    if (problem := _tier_objection(config, agent.chain_for(job), params)) is not None:
+        return problem
+    providers = {config.provider_name(agent, model) for model in agent.chain_for(job)}
+    kinds = {
+        config.providers[name].kind for name in providers if name in config.providers and not config.is_local(name)
+    }
+    if kinds and (problem := connection_objection(params)) is not None:
+        return problem
+    if (strictness := config.strict_params(agent, job)) is None:
+        return None
+    for kind in sorted(kinds):
+        if (problem := unknown_objection(params, kind, agent.allowed_params)) is not None:
+            top_level_param = problem.path.partition(".")[0]
+            remedy = f"list {top_level_param!r} in agents.{job.agent}.allowed_params to allow it"
+            return FieldError(problem.path, f"{problem.message}: {strictness}, only such params are allowed; {remedy}")
+    return None
+
+
+def _parts_objection(config: Config, agent: Agent, job: Job, messages: Iterable[ChatMessage]) -> FieldError | None:
+    """Returns the reason why parts of a job's messages, which may cost more than tokens, are not allowed."""
+    if (strictness := config.strict_params(agent, job)) is None:
+        return None
+    if (problem := unknown_part(messages, agent.allowed_params)) is None:
+        return None
+    remedy = f"list 'messages' in agents.{job.agent}.allowed_params to allow it"
+    return FieldError(problem.path, f"{problem.message}: {strictness}, only such parts are allowed; {remedy}")
