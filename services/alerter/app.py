@@ -26,7 +26,8 @@ from breakwater.alerts.rules.alert_rules import SEVERITY_OF, began_with, highest
 from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.outbox import ChannelRules
 from breakwater.alerts.settings import Alerts
-from breakwater.alerts.store import IncidentLog
+from breakwater.alerts.store.channels import AlerterBus, SentMessages
+from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.config import Config
 from breakwater.kernel.clickhouse.client import Analytics, connect
@@ -45,9 +46,9 @@ from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.records.channels import ALERTS, BREAKERS, BUDGETS, DEAD_LETTERS, GUARDS
 from breakwater.redaction.rules.redact import Redactor
 from services.alerter.anomalies import AnomalyWatch
-from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
 from services.alerter.clock import SYSTEM_CLOCK, Clock
 from services.alerter.handlers import Decisions, Grouping, Sweep, of_dead_letters, of_executions
+from services.alerter.incident_recorder import IncidentRecorder
 from services.alerter.notifier import Notifier
 
 REPLAYS_WAIT_S = 2.0

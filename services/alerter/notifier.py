@@ -17,6 +17,7 @@ from breakwater.alerts.channels.channel import AlertSender, SendError
 from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules.outbox import ChannelMessage, ChannelRules, message_id
 from breakwater.alerts.rules.signals import channel_works
+from breakwater.alerts.store.channels import AlerterBus, SentMessages
 from breakwater.kernel.nats.delivery import Delivery, give_back, keep, report_in_progress
 from breakwater.kernel.nats.errors import BusError, EventStreamFullError
 from breakwater.kernel.nats.pull import Pull
@@ -25,9 +26,9 @@ from breakwater.kernel.nats.topology import ALERTS_HELD, alert_consumer
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.telemetry.metrics import ChannelMetrics
-from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
 from services.alerter.channel_queue import DEFAULT_SCHEDULE, IDLE_S, ChannelQueue, Composed, Schedule
 from services.alerter.clock import Clock
+from services.alerter.incident_recorder import IncidentRecorder
 
 SOON_S = 0.01
 HEARTBEAT_S = 6.0

@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 
 from breakwater.alerts.api.alert_links import LinkRoutes
 from breakwater.alerts.api.alerts import ChannelRoutes, IncidentRoutes
-from breakwater.alerts.store import IncidentLog
+from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.breakers.api import AgentAvailability, AgentRoutes, BreakerRoutes
 from breakwater.breakers.store import Breakers
 from breakwater.config import Config, LiveConfig, cipher_of

@@ -10,7 +10,7 @@ import structlog
 
 from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.signals import consumer_deleted, consumer_restored
-from breakwater.alerts.store import IncidentLog
+from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.config import Config
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.lookup import ClientGetter

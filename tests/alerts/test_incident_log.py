@@ -15,7 +15,7 @@ from breakwater.alerts.contract import Alert, AlertEvent
 from breakwater.alerts.rules.incidents import IncidentRules, acknowledge, resolve
 from breakwater.alerts.rules.signals import Firing, Resolved
 from breakwater.alerts.settings import Reminders
-from breakwater.alerts.store import IncidentLog
+from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.provision import provision

@@ -19,7 +19,7 @@ from breakwater.alerts.rules import incidents
 from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.signals import Signal, of_execution, signals_of
 from breakwater.alerts.settings import Reminders
-from breakwater.alerts.store import IncidentLog
+from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.kernel.nats.permissions import GRANTS, inbox_prefix, render
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from breakwater.alerts.rules.anomaly import Baseline, Minute, Place, signals, unwatched
 from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.signals import Firing
-from breakwater.alerts.store import IncidentLog
+from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.config import Config
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats.publisher import Publisher
@@ -17,7 +17,7 @@ from breakwater.records.rows import execution_row
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.settings import RedactionRules
 from services.alerter.anomalies import MAX_FAILURES, AnomalyWatch
-from services.alerter.bus import IncidentRecorder
+from services.alerter.incident_recorder import IncidentRecorder
 from tests.records.samples import NOON, execution, new_database
 from tests.server_sources import RunningServer
 from tests.services.alerter.kit import Bus, alerter, bus_of, config_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from breakwater.alerts.contract import ChannelTest
+from breakwater.alerts.store.channels import AlerterBus
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
-from services.alerter.bus import AlerterBus
 from tests.alerts.test_outbox import alert
 from tests.helpers import until
 from tests.server_sources import RunningServer

@@ -19,7 +19,8 @@ from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.outbox import ChannelMessage, ChannelRules, message_id
 from breakwater.alerts.rules.signals import of_dead_letter
 from breakwater.alerts.settings import Route
-from breakwater.alerts.store import IncidentLog
+from breakwater.alerts.store.channels import AlerterBus, SentMessages
+from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.delivery import Delivery
@@ -32,9 +33,9 @@ from breakwater.kernel.telemetry.metrics import AlerterMetrics
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.settings import RedactionRules
 from services.alerter import notifier as notifier_module
-from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
 from services.alerter.channel_queue import Schedule
 from services.alerter.clock import SYSTEM_CLOCK
+from services.alerter.incident_recorder import IncidentRecorder
 from services.alerter.notifier import Notifier
 from tests.alerts.test_outbox import alert
 from tests.helpers import until

@@ -11,8 +11,8 @@ from breakwater.alerts.channels.channel import SendError
 from breakwater.alerts.channels.configured_channels import channels_of
 from breakwater.alerts.channels.slack import SlackApp, SlackBot
 from breakwater.alerts.channels.wording import Wording
+from breakwater.alerts.store.channels import SentMessages
 from breakwater.kernel.errors import ConfigError
-from services.alerter.bus import SentMessages
 from tests.services.alerter.kit import AT, Answer, Receiver, config_of
 from tests.services.alerter.messages import (
     acknowledged,

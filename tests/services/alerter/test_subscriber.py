@@ -10,7 +10,7 @@ from faststream.nats import TestNatsBroker
 from pydantic import BaseModel, JsonValue
 
 from breakwater.alerts.rules.signals import Signal
-from breakwater.alerts.store import IncidentLog
+from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher, Stored
 from breakwater.kernel.nats.subjects import Stream

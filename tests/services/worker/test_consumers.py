@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.alerts.store import IncidentLog
+from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.config import parse_config
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats import subjects

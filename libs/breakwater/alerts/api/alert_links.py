@@ -28,7 +28,7 @@ from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules.alert_rules import began_with, highest_severity
 from breakwater.alerts.rules.incidents import acknowledge, resolve
 from breakwater.alerts.rules.links import link_objection
-from breakwater.alerts.store import IncidentLog, Incidents
+from breakwater.alerts.store.incidents import IncidentLog, Incidents
 from breakwater.identity.audit import Actor, AuditLog
 from breakwater.identity.operations import utc_now
 from breakwater.kernel.formats import moment, sentence

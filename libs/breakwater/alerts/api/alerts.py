@@ -28,7 +28,7 @@ from breakwater.alerts.contract import (
 )
 from breakwater.alerts.rules.alert_rules import began_with
 from breakwater.alerts.rules.incidents import acknowledge, resolve
-from breakwater.alerts.store import IncidentLog, Incidents
+from breakwater.alerts.store.incidents import IncidentLog, Incidents
 from breakwater.identity.operations import NATS_UNAVAILABLE, PERHAPS_DONE, ApiRequest, operation, utc_now
 from breakwater.jobs.api.dead_letters import StoredDeadLetter, read_dead_letter
 from breakwater.kernel.http.parsing import suggestion

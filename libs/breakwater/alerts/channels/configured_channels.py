@@ -18,6 +18,7 @@ from breakwater.alerts.channels.wording import Wording
 from breakwater.alerts.contract import Alert, ChannelTest
 from breakwater.alerts.rules.links import incident_link
 from breakwater.alerts.settings import AlertChannel, AlertLinks, Alerts, SlackChannel, WebhookChannel
+from breakwater.alerts.store.channels import AlerterBus, SentMessages
 from breakwater.calls.providers.local import ErrorTexts
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.errors import BusError
@@ -26,7 +27,6 @@ from breakwater.kernel.process.callables import load_callable
 from breakwater.kernel.security.guarded_http import usable_url
 from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
-from services.alerter.bus import AlerterBus, SentMessages
 
 T = TypeVar("T")
 

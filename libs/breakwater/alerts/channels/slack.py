@@ -17,9 +17,9 @@ from slack_sdk.webhook.async_client import AsyncWebhookClient
 from breakwater.alerts.channels.channel import HttpChannel, SendError, check_answer, fingerprint, no_answer
 from breakwater.alerts.channels.wording import Line, Url, Worded, Wording, plain
 from breakwater.alerts.contract import Alert, AlertDigest
+from breakwater.alerts.store.channels import SentMessages
 from breakwater.calls.rules.classify import retry_after_s
 from breakwater.kernel.security.addresses import IpNetwork
-from services.alerter.bus import SentMessages
 
 TIMEOUT_S = 10.0
 INTERVAL_S = 1.0

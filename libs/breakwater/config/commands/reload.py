@@ -17,7 +17,7 @@ from typing import Any
 
 from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.signals import config_applied
-from breakwater.alerts.store import IncidentLog
+from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.config import (
     Config,
     changes,

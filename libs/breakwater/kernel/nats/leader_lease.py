@@ -2,7 +2,7 @@
 
 Clocks are not compared: a lease has lapsed when a waiting process has seen no renewal for `LEASE_S` by its own clock;
 its holder stops by its own clock sooner than that. Two may still overlap for a moment, where a machine was suspended;
-decisions that must be made once are made by the stream (see `breakwater.alerts.store`), not by the leader.
+decisions that must be made once are made by the stream (see `breakwater.alerts.store.incidents`), not by the leader.
 """
 
 from __future__ import annotations

@@ -1,21 +1,12 @@
-"""The bus as the alerter uses it: the incidents, and the last message of each subject of the stream ALERTER.
+"""The bus as the alerter uses it: the last message of each subject of the stream ALERTER.
 
 All methods raise BusUnavailableError.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import structlog
-from pydantic import ValidationError
-
 from breakwater.alerts.channels.channel import AlertSender
-from breakwater.alerts.rules.incidents import IncidentRules
-from breakwater.alerts.rules.signals import Signal
-from breakwater.alerts.store import IncidentLog, Incidents
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.errors import PublishRefusedError
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
@@ -34,7 +25,7 @@ class AlerterBus:
         self.lookup = Lookup(connection)
 
     async def recall(self, subject: str) -> bytes:
-        """The last message of a subject; empty if there is none."""
+        """Returns the last message of a subject; empty if there is none."""
         message = await self.lookup.last(Stream.ALERTER, subject)
         return b"" if message is None else message.data
 
@@ -43,7 +34,7 @@ class AlerterBus:
         await self.publisher.raw(subject, data, {})
 
     async def is_disabled(self, channel: AlertSender) -> bool:
-        """True if the channel's receiver wants no more alerts."""
+        """Returns True if the channel's receiver wants no more alerts."""
         return await self.recall(subjects.disabled_channel(channel.name)) == channel.fingerprint.encode()
 
     async def disable(self, channel: AlertSender) -> None:
@@ -63,35 +54,9 @@ class SentMessages:
         self._channel = channel
 
     async def get(self, incident_id: str) -> str | None:
-        """The message's name at the receiver; None if the incident has no message."""
+        """Returns the message's name at the receiver; None if the incident has no message."""
         return (await self._bus.recall(subjects.sent_message(self._channel, incident_id))).decode() or None
 
     async def put(self, incident_id: str, ts: str) -> None:
         """Records the message's name at the receiver."""
         await self._bus.remember(subjects.sent_message(self._channel, incident_id), ts.encode())
-
-
-@dataclass(frozen=True, slots=True)
-class IncidentRecorder:
-    """The log of incidents, with the rules by which signals change them."""
-
-    log: IncidentLog
-    rules: IncidentRules
-
-    @property
-    def known(self) -> Incidents:
-        """The incidents as they were read last."""
-        return self.log.incidents
-
-    async def apply(self, signal: Signal) -> None:
-        """Records a signal. Raises PublishRefusedError, ValidationError: it can't be recorded."""
-        await self.log.apply(signal, self.rules)
-
-    async def record(self, signal: Signal) -> None:
-        """Records a signal; one that can't be recorded is logged."""
-        try:
-            await self.apply(signal)
-        except (ValidationError, PublishRefusedError) as error:
-            # Names in an event may be longer than those of an alert: better one alert less than none after it.
-            reason = error.title if isinstance(error, ValidationError) else str(error)
-            structlog.get_logger().error("alert_impossible", key=signal.key, error=reason)
