@@ -17,7 +17,6 @@ from breakwater.calls.gate import LEASE_MARGIN_S, POLL_S, AdmissionRequest, Gate
 from breakwater.calls.providers.base import Answer
 from breakwater.calls.rules.classify import WORKER_LOST
 from breakwater.calls.rules.parameters import RefusedParams, refused_params
-from breakwater.calls.rules.params import KNOWN_PARAMS
 from breakwater.calls.rules.refusals import for_operators
 from breakwater.calls.rules.repairs import NO_REPAIRS, JsonMessage, Repaired, Repairs
 from breakwater.calls.rules.retry import (
@@ -30,6 +29,7 @@ from breakwater.calls.rules.retry import (
     failures_on,
 )
 from breakwater.calls.targets import Target
+from breakwater.dialects.rules.params import KNOWN_PARAMS
 from breakwater.dialects.rules.provider_state import is_of_model, substitutes_in
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Reason
 from breakwater.jobs.contract.job import CallApi

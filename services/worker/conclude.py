@@ -18,12 +18,13 @@ import structlog
 from pydantic import JsonValue
 
 from breakwater.calls.assignment import Checkpoint, Finished
+from breakwater.calls.rules.unanswered import why_unanswered
 from breakwater.calls.rules.user_message import user_message_for
 from breakwater.dialects.rules import conversation_of, input_of, params_of
 from breakwater.jobs.contract.execution import Attempt, Cancellation, ErrorInfo, Execution, Reason, Result
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ownership import document_as_chosen, shown
-from breakwater.jobs.rules.record import error_of, status_of, totals, why_unanswered, without_figures
+from breakwater.jobs.rules.record import error_of, status_of, totals, without_figures
 from breakwater.jobs.rules.runs import run_id, run_of
 from breakwater.jobs.store.executions import Claim
 from breakwater.jobs.store.records import is_result_of

@@ -14,11 +14,11 @@ from typing import Any
 from breakwater.breakers.store import Breakers
 from breakwater.calls.providers.base import Provider
 from breakwater.calls.rules.output import OutputGuard
-from breakwater.calls.rules.provider_words import known_or_hash
 from breakwater.calls.store.cache import AnswerCache
 from breakwater.calls.targets import Targets
 from breakwater.config import Agent, Config
 from breakwater.dialects.rules.provider_state import StateRepair
+from breakwater.dialects.rules.provider_words import known_or_hash
 from breakwater.dialects.store.response_room import ResponseRoom
 from breakwater.jobs.contract.job import CallApi
 from breakwater.jobs.plan_changes import PlanLog

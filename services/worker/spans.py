@@ -9,8 +9,8 @@ from pydantic import JsonValue
 
 from breakwater.calls.assignment import Assignment, InFlight
 from breakwater.calls.providers.base import Answer, HttpSettings
-from breakwater.calls.rules.provider_words import hashed, known_or_hash
 from breakwater.calls.rules.repairs import JsonMessage
+from breakwater.dialects.rules.provider_words import hashed, known_or_hash
 from breakwater.jobs.contract.execution import Attempt, Result
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.telemetry.tracing.messages import (

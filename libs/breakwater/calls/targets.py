@@ -10,8 +10,8 @@ import structlog
 
 from breakwater.breakers.rules import BreakerKey
 from breakwater.calls.providers.base import HttpSettings
-from breakwater.calls.rules.provider_words import is_placeholder, is_same_model
 from breakwater.config import Config
+from breakwater.dialects.rules.provider_words import is_placeholder, is_same_model
 from breakwater.limits.store.rate_limits import Limited
 from breakwater.prices.price_list import Pricing, listed_name, pricing_of
 from breakwater.prices.rules.price import TokenRules, rules_for

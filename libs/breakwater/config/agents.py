@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, JsonValue, field_validator
 
 from breakwater.breakers.settings import BreakerRules, take_preset
-from breakwater.calls.rules.params import params_objection
 from breakwater.calls.settings import CacheRules, OutputRules, RetryPolicy
 from breakwater.dialects.rules.embeddings import MAX_BATCHES
+from breakwater.dialects.rules.params import params_objection
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.types import Identifier, Message, ModelId, Name, Off, UsdAmount
 from breakwater.kernel.validation import FieldError

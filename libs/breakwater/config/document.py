@@ -14,10 +14,10 @@ from breakwater.breakers.rules import ALL, BreakerKey
 from breakwater.breakers.settings import BreakerRules
 from breakwater.calls.providers.registry import LOCAL_KINDS, ProviderEntry
 from breakwater.calls.rules.classify import RETRYABLE_CLASSES
-from breakwater.calls.rules.params import connection_objection
 from breakwater.calls.rules.retry import is_known
 from breakwater.calls.settings import RetryBudgetRules
 from breakwater.config.agents import Agent, AgentDefaults, ModelSettings, agent_with_defaults
+from breakwater.dialects.rules.params import connection_objection
 from breakwater.identity.settings import ConsoleSettings, NatsProgram
 from breakwater.jobs.contract.job import CallApi, Job
 from breakwater.kernel.formats import hint, listing

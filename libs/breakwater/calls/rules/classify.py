@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
-from breakwater.calls.rules.context_overflow import overflow_summary
 from breakwater.calls.rules.delays import latest_reset_s, retry_after_s
-from breakwater.calls.rules.params import KNOWN_PARAMS
-from breakwater.calls.rules.provider_words import known_or_hash, known_place
 from breakwater.calls.rules.user_message import user_message
+from breakwater.dialects.rules.context_overflow import overflow_summary
+from breakwater.dialects.rules.params import KNOWN_PARAMS
 from breakwater.dialects.rules.provider_state import STATE_ERRORS, UNREADABLE, state_error
+from breakwater.dialects.rules.provider_words import known_or_hash, known_place
 from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
 from breakwater.kernel.formats import words
 

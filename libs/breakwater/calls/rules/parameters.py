@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from breakwater.calls.rules.classify import INSTEAD, NOT_SENT, UNSUPPORTED, Classification, says_unsupported
-from breakwater.calls.rules.context_overflow import most_output_in
+from breakwater.dialects.rules.context_overflow import most_output_in
 from breakwater.kernel.formats import words
 from breakwater.prices.rules.price import OUTPUT_LIMITS
 

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from breakwater.calls.rules.classify import UNFAMILIAR, Classification
-from breakwater.calls.rules.context_overflow import keep_ratio_from, most_output_in, output_limit_from
 from breakwater.calls.rules.output import correction_message
 from breakwater.calls.rules.parameters import MAX_LEFT_OUT, TRANSLATED
+from breakwater.dialects.rules.context_overflow import keep_ratio_from, most_output_in, output_limit_from
 from breakwater.dialects.rules.conversation import JsonMessage, prune_orphans, trim
 from breakwater.dialects.rules.provider_state import StateRepair, state_repair
 from breakwater.jobs.contract.execution import Attempt, Cause, Notification

@@ -10,8 +10,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any, cast
 
-from breakwater.calls.rules.context_overflow import overflow_message
 from breakwater.dialects.contract.openai import CallOptions, ChatCompletionRequest
+from breakwater.dialects.rules.context_overflow import overflow_message
 from breakwater.jobs.contract.job import CallApi, Job
 from breakwater.jobs.rules.chat_messages import known_reason, normalized, objects
 from breakwater.jobs.rules.ownership import shown

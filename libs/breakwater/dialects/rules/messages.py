@@ -14,9 +14,9 @@ import orjson
 from pydantic import JsonValue
 from pydantic_core import from_json
 
-from breakwater.calls.rules.params import is_run_by_client
 from breakwater.dialects.rules.chat_completions import completion_of, first_choice
 from breakwater.dialects.rules.forms import EMPTY, Body, ChatForm, InvalidBodyError
+from breakwater.dialects.rules.params import is_run_by_client
 from breakwater.dialects.rules.provider_state import (
     AUTHOR,
     STATE,

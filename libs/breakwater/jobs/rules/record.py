@@ -1,13 +1,12 @@
-"""The record of a job: sums over its attempts, why it has no answer, who cancelled it, and its steps of progress."""
+"""The record of a job: sums over its attempts, who cancelled it, and its steps of progress."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
-from typing import Literal, cast
+from typing import Literal
 
-from breakwater.calls.rules.classify import NOT_SENT, REFUSED_REQUEST_CLASSES, WORKER_LOST
 from breakwater.jobs.contract.execution import (
     Attempt,
     Cancellation,
@@ -43,88 +42,6 @@ def status_of(reason: Reason | None) -> Status:
     if reason is None:
         return "succeeded"
     return "cancelled" if reason == "cancelled" else "dead_lettered"
-
-
-def why_unanswered(attempts: Sequence[Attempt], stop: Reason) -> tuple[Reason, ErrorInfo]:
-    """Return the reason why a job ends without an answer, and its error: those of its last attempt, call or refusal.
-
-    There are two exceptions. If a retry was refused because of the failures before it, by the retry budget or by the
-    breaker of a model that the job has called, the failure is the reason. And the refusal of a request by a fallback
-    model does not explain the failure of the requested one: see `explaining`.
-
-    Args:
-        attempts: the job's attempts, in order.
-        stop: the reason why nothing more is tried.
-    """
-    attempts = explaining(attempts)
-    last = attempts[-1] if attempts else None
-    if last is not None and is_overflow(last):
-        return "error", cast(ErrorInfo, last.error)
-    reason = (last.refused_reason if last is not None and stop == "error" else None) or stop
-    if last is not None and last.short_circuited and reason in {"error", "breaker_open"}:
-        calls = [attempt for attempt in attempts if attempt.model == last.model and not attempt.short_circuited]
-        if calls:
-            last = calls[-1]
-            reason = "error"
-    if last is not None and reason == "error" and last.outcome in {"success", "worker_lost"}:
-        # A success here is one whose answer was lost when its worker crashed.
-        return "worker_lost", WORKER_LOST.error_info()
-    if last is None or last.error is None:
-        if reason == "error":
-            message = "the model that this job was using is no longer in the config"
-            return reason, ErrorInfo(kind="invalid", class_="ConfigChangedError", message=message)
-        message = "the job's total timeout expired before it could make a call"
-        return reason, ErrorInfo(kind="timeout", class_="TotalTimeoutError", message=message)
-    # If breakers refused the job, it is worth retrying as soon as the first of them admits calls.
-    refusals = [attempt.error for attempt in attempts if attempt.refused_reason == reason == "breaker_open"]
-    waits = [error for error in refusals if error is not None and error.retry_after_s is not None]
-    return reason, min(waits, key=lambda error: error.retry_after_s or 0.0, default=last.error)
-
-
-_OF_MODELS: frozenset[Reason | None] = frozenset({None, "error", "breaker_open", "rate_limited"})
-"""Reasons that end the calls of one model; all others end the job."""
-
-
-def explaining(attempts: Sequence[Attempt]) -> Sequence[Attempt]:
-    """Return the attempts up to the one whose error explains why no model answered.
-
-    A context overflow takes precedence over failures of later models, because the caller can shorten the conversation
-    for the requested model. Otherwise the last model's failure explains it, unless that model refused the form of the
-    request and an earlier one failed for another reason. If all models refused it, the first refusal counts: it is
-    about the request as the caller wrote it.
-
-    Args:
-        attempts: the attempts of a job without an answer, in order.
-    """
-    ends: dict[str, int] = {}
-    for index, attempt in enumerate(attempts):
-        if not attempt.short_circuited or attempt.model not in ends or attempts[ends[attempt.model]].short_circuited:
-            ends[attempt.model] = index
-    for model, end in ends.items():
-        if is_overflow(attempts[end]) and all(after.refused_reason in _OF_MODELS for after in attempts[end + 1 :]):
-            # The last overflow of the whole conversation, before messages were dropped from it.
-            overflows = (
-                index
-                for index in range(end, -1, -1)
-                if attempts[index].model == model
-                and is_overflow(attempts[index])
-                and not attempts[index].dropped_messages
-            )
-            return attempts[: next(overflows, end) + 1]
-    last_of = {attempt.model: index for index, attempt in enumerate(attempts)}
-    sent = [model for model, end in ends.items() if not _is_of_class(attempts[end], {NOT_SENT})] or list(ends)
-    answerable = [model for model in sent if not _is_of_class(attempts[ends[model]], REFUSED_REQUEST_CLASSES)]
-    explains = max(map(last_of.__getitem__, answerable), default=last_of[sent[0]] if sent else -1)
-    return attempts[: explains + 1]
-
-
-def is_overflow(attempt: Attempt) -> bool:
-    """Return True if the conversation did not fit into the model's context."""
-    return attempt.error is not None and attempt.error.kind == "context_overflow"
-
-
-def _is_of_class(attempt: Attempt, classes: Collection[str]) -> bool:
-    return attempt.error is not None and attempt.error.kind == "client" and attempt.error.class_ in classes
 
 
 def totals(attempts: Iterable[Attempt], *, answered: bool) -> ExecutionTotals:

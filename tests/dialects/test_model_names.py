@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from breakwater.calls.rules.provider_words import is_same_model
+from breakwater.dialects.rules.provider_words import is_same_model
 from tests.tables import each_row
 
 SAME = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from breakwater.calls.rules.provider_words import known_or_hash
+from breakwater.dialects.rules.provider_words import known_or_hash
 from breakwater.jobs.contract.job import CallApi
 
 _SAFETY = 0.9

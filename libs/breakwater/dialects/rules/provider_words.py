@@ -11,7 +11,7 @@ import hashlib
 import re
 from functools import lru_cache
 
-from breakwater.calls.rules.params import KNOWN_PARAMS
+from breakwater.dialects.rules.params import KNOWN_PARAMS
 from breakwater.jobs.rules.chat_messages import KNOWN_REASONS
 from breakwater.kernel.formats import words
 from breakwater.prices.rules.price import KNOWN_TERMS

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breakwater.calls.rules.classify import HttpFailure, classify, without_text
-from breakwater.calls.rules.context_overflow import (
+from breakwater.dialects.rules.context_overflow import (
     keep_ratio_from,
     most_output_in,
     output_limit_from,
