@@ -12,17 +12,17 @@ from typing import Any
 
 from breakwater.alerts.contract import Alert, UndeliveredAlert
 from breakwater.alerts.views import INCIDENTS, UNDELIVERED
-from breakwater.breakers.contract import AgentHealth, BreakerStatus, StoppedTask
+from breakwater.breakers.contract import AgentHealth, BreakerStatus
 from breakwater.breakers.views import COLUMNS as BREAKERS
-from breakwater.breakers.views import TASKS
 from breakwater.health.views import HEALTH
 from breakwater.jobs.contract.dead_letters import ListedDeadLetter
 from breakwater.jobs.contract.submission import PlanStatus
 from breakwater.jobs.views.dead_letters import COLUMNS as DEAD_LETTERS
 from breakwater.jobs.views.plans import COLUMNS as PLANS
 from breakwater.kernel.columns import Column
-from breakwater.limits.contract import BudgetStatus
+from breakwater.limits.contract import BudgetStatus, StoppedTask
 from breakwater.limits.views import COLUMNS as BUDGETS
+from breakwater.limits.views import TASKS
 from tests import api_documents as documents
 
 EVIL = '<script>alert("1")</script>'

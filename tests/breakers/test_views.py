@@ -1,14 +1,14 @@
-"""What is shown of breakers and of stopped tasks, on a terminal as on a page."""
+"""What is shown of breakers, on a terminal as on a page."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from breakwater.breakers.contract import BreakerState, BreakerStatus, StoppedTask
-from breakwater.breakers.views import COLUMNS, ORDER, TASKS, open_until
+from breakwater.breakers.contract import BreakerState, BreakerStatus
+from breakwater.breakers.views import COLUMNS, ORDER, open_until
 from breakwater.kernel.columns import clock
 from breakwater.kernel.types import format_time
-from tests.api_documents import breaker, stopped_task
+from tests.api_documents import breaker
 from tests.columns import texts, tones
 from tests.tables import each_row
 
@@ -74,19 +74,3 @@ def test_the_most_restrictive_state_comes_first() -> None:
     statuses = [BreakerStatus.model_validate(breaker(state=name)) for name in ("closed", "open", "isolated")]
     assert state.order is not None
     assert [status.state for status in sorted(statuses, key=state.order)] == ["isolated", "open", "closed"]
-
-
-def test_a_stopped_task_shows_its_rule_and_what_exceeded_it() -> None:
-    stopped = StoppedTask.model_validate(stopped_task(since=format_time(SINCE)))
-    assert texts(TASKS, stopped) == {
-        "task": "t1",
-        "tenant": "acme",
-        "agent": "writer",
-        "rule": "max_cost",
-        "since": clock(SINCE),
-        "execution": "e9",
-        "reason": "$10.50 spent (limit: $10.00)",
-    }
-    assert tones(TASKS, stopped) == {"rule": "bad"}
-    of_nobody = StoppedTask.model_validate(stopped_task(tenant=None, execution_id=None))
-    assert {"tenant", "execution"}.isdisjoint(texts(TASKS, of_nobody))

@@ -1,14 +1,15 @@
-"""What is shown of budgets, and of the comparison of their counters with the record."""
+"""What is shown of budgets, of stopped tasks, and of the comparison of their counters with the record."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from breakwater.kernel.columns import clock
 from breakwater.kernel.types import format_time
-from breakwater.limits.contract import BudgetReconciliation, BudgetStatus
-from breakwater.limits.views import COLUMNS, RECONCILIATION, differs, no_cap_text, tone, used_share
-from tests.api_documents import budget, reconciled
+from breakwater.limits.contract import BudgetReconciliation, BudgetStatus, StoppedTask
+from breakwater.limits.views import COLUMNS, RECONCILIATION, TASKS, differs, no_cap_text, tone, used_share
+from tests.api_documents import budget, reconciled, stopped_task
 from tests.columns import texts, tones
 from tests.tables import each_row
 
@@ -99,3 +100,20 @@ def test_a_comparison_shows_every_amount_to_the_nano_dollar_and_marks_a_differen
     by_a_call = BudgetReconciliation.model_validate(reconciled(counted_calls=13))
     assert texts(RECONCILIATION, by_a_call)["calls"] == "13 counted, 12 recorded"
     assert (differs(by_a_call), tones(RECONCILIATION, by_a_call)) == (True, {"difference": "bad", "calls": "warn"})
+
+
+def test_a_stopped_task_shows_its_rule_and_what_exceeded_it() -> None:
+    since = datetime.now(UTC) - timedelta(minutes=3)
+    stopped = StoppedTask.model_validate(stopped_task(since=format_time(since)))
+    assert texts(TASKS, stopped) == {
+        "task": "t1",
+        "tenant": "acme",
+        "agent": "writer",
+        "rule": "max_cost",
+        "since": clock(since),
+        "execution": "e9",
+        "reason": "$10.50 spent (limit: $10.00)",
+    }
+    assert tones(TASKS, stopped) == {"rule": "bad"}
+    of_nobody = StoppedTask.model_validate(stopped_task(tenant=None, execution_id=None))
+    assert {"tenant", "execution"}.isdisjoint(texts(TASKS, of_nobody))
