@@ -76,7 +76,9 @@ def _serve(listening: socket.socket, parent: socket.socket, modules: list[str]) 
 
 def _find_constants() -> None:
     """Has Hypothesis read the constants in all modules, as it does in each process before its first example."""
-    given(none())(lambda _: None)()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HypothesisSideeffectWarning)  # that it is slow before the tests are collected
+        given(none())(lambda _: None)()
 
 
 def _import_all(modules: list[str]) -> None:
@@ -136,11 +138,13 @@ else:
     import threading
     import traceback
     import types
+    import warnings
     from contextlib import suppress
     from multiprocessing import forkserver, util
 
     import pytest
     from hypothesis import given
+    from hypothesis.errors import HypothesisSideeffectWarning
     from hypothesis.strategies import none
 
     from breakwater.local import fork_server
