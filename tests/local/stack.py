@@ -1,4 +1,4 @@
-"""A small stack in a process of its own, for tests that interrupt or kill it: `python -m tests.local.stack DIR …`.
+"""A small stack in a process of its own, for tests that interrupt or kill it. Its arguments are those of a program.
 
 It prints one JSON line with the pids of its processes when it is up, and one line per event before that.
 """
@@ -80,7 +80,3 @@ def main() -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if wanted.uvloop else None) as runner:
         code = runner.run(run(data, servers=wanted.servers, stubborn=wanted.stubborn, hang=wanted.hang))
     sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()
