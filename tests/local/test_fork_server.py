@@ -22,13 +22,17 @@ from breakwater.local import fork_server
 from breakwater.local.fork_server import SUPPORTED, ForkServerError
 from breakwater.local.ports import free_port
 from breakwater.local.process import ProcessSpec, kill_group, until_ended
+from breakwater.local.stack import SERVICES
 from breakwater.local.supervisor import Supervisor
 from tests.helpers import wait_until
 
 pytestmark = [
     pytest.mark.skipif(not SUPPORTED, reason="there is a fork server on Linux only"),
-    pytest.mark.long(about_s=8, together=True),  # each server imports all services, which takes over a second
+    pytest.mark.long(about_s=8, together=True),  # each server imports a service, which takes a second
 ]
+
+
+OTHER_SERVICES = {f"services.{name}.app" for name in SERVICES if name != "breaker"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,6 +41,9 @@ def server() -> Generator[None]:
     own = forkserver.ForkServer()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forkserver, "_forkserver", own)
+        # Of the services, only the one that most of its tests start: they start eight servers.
+        own_modules = [name for name in fork_server._PRELOADED if name not in OTHER_SERVICES]
+        patch.setattr(fork_server, "_PRELOADED", own_modules)
         for name in ("ensure_running", "connect_to_new_process", "set_forkserver_preload"):
             patch.setattr(forkserver, name, getattr(own, name))
         yield
