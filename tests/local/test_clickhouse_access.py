@@ -335,9 +335,9 @@ HEAVY = [
     "SELECT length(groupArray(number)) FROM numbers(2000000000)",
     # What a subquery asks for is cut to what is allowed.
     "SELECT * FROM (SELECT length(groupArray(number)) FROM numbers(900000000) SETTINGS max_memory_usage = 0)",
-    "SELECT sum(sipHash64(number)) FROM system.numbers SETTINGS max_execution_time = 3",
+    "SELECT sum(sipHash64(number)) FROM system.numbers SETTINGS max_execution_time = 1",
     "SELECT sleepEachRow(1) FROM numbers(60) SETTINGS function_sleep_max_microseconds_per_block = 0,"
-    " max_execution_time = 3",
+    " max_execution_time = 1",
 ]
 REASONS = ("MEMORY_LIMIT_EXCEEDED", "TOO_MANY_ROWS", "TIMEOUT_EXCEEDED", "TOO_MANY_ROWS_OR_BYTES")
 
