@@ -17,6 +17,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import nats
+import psutil
 import pytest
 import pytest_asyncio
 from nats.aio.client import Client
@@ -126,6 +127,14 @@ def wait_until(condition: Callable[[], Any], what: str = "the condition", *, tim
         time.sleep(poll_s)
         poll_s = min(poll_s * _POLL_GROWS, POLL_MOST_S)
     return found
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether a process has not ended, whoever is to reap it."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it was reaped in between
+        return False
 
 
 def share_event_loop(items: list[pytest.Item], folder: Path) -> None:

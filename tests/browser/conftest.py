@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from playwright.sync_api import Browser, Page, StorageState, expect, sync_playwright
@@ -21,6 +21,7 @@ from playwright.sync_api import Browser, Page, StorageState, expect, sync_playwr
 from breakwater.local.ports import free_port
 from tests.browser.talk import submit_talk
 from tests.finished_demo import FinishedDemo
+from tests.helpers import runs, wait_until
 
 UP_WITHIN_S = 240.0
 TRACING = '\ntracing: {url_template: "https://traces.example/{trace_id}"}\n'
@@ -135,7 +136,7 @@ def chromium(program: str) -> Generator[Browser]:
 def plane(
     program: str, finished_demo: FinishedDemo, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[RunningPlane]:
-    """A stack on a copy of the demo's data. Only where there is a browser to look at it."""
+    """A stack that goes on with a copy of the demo's data, until it is killed. Only where there is a browser."""
     directory = tmp_path_factory.mktemp("console")
     data = directory / "data"
     shutil.copytree(finished_demo.data, data, symlinks=True)  # which ClickHouse has
@@ -151,8 +152,10 @@ def plane(
             submit_talk(started.ask)
             yield started
         finally:
-            running.send_signal(signal.SIGTERM)
-            running.wait(60)
+            processes = psutil.Process(running.pid).children(recursive=True) if running.poll() is None else []
+            running.kill()
+            running.wait()
+            wait_until(lambda: not [one for one in processes if runs(one)], "a killed stack's processes to end")
 
 
 def _started(running: "subprocess.Popen[bytes]", data: Path, log: Path) -> RunningPlane:
@@ -168,6 +171,7 @@ def _started(running: "subprocess.Popen[bytes]", data: Path, log: Path) -> Runni
         pytest.fail(f"the plane did not start: {log.read_text()[-2000:]}")
     # It must not wait for somebody who reads what it prints.
     threading.Thread(target=running.stdout.read, daemon=True).start()
+    assert reported["first_api_key"] is None, "there is one"
     simulated = yaml.safe_load((data / "breakwater.simulated.yaml").read_text())
     base_url = next(iter(simulated["providers"].values()))["base_url"]
     return RunningPlane(

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from tests.cli.test_up import Up, runs, taken, up
+from tests.cli.test_up import Up, taken, up
 from tests.commands import run_command
-from tests.helpers import wait_until
+from tests.helpers import runs, wait_until
 from tests.servers import RunningServer
 
 __all__ = ["up"]
