@@ -19,69 +19,20 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from breakwater.alerts.api.alerts import ChannelRoutes, IncidentRoutes
 from breakwater.alerts.contract import Alert
-from breakwater.breakers.api import AgentRoutes, BreakerRoutes
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.dialects.api.chat import ChatRoutes
-from breakwater.dialects.api.embeddings import EmbeddingsRoutes
-from breakwater.dialects.api.messages import MessageRoutes
-from breakwater.dialects.api.models import ModelRoutes
-from breakwater.dialects.api.responses import ResponsesRoutes
-from breakwater.dialects.api.stored_responses import StoredResponseRoutes
 from breakwater.dialects.contract.anthropic import AnthropicErrorBody
 from breakwater.dialects.contract.openai import OpenAIErrorBody
-from breakwater.identity.api import OpenIdRoutes, SessionRoutes
 from breakwater.identity.auth import is_guarded
 from breakwater.identity.contract import KEY_SCOPES
-from breakwater.identity.operations import Operation, operations_of
+from breakwater.identity.operations import Operation
 from breakwater.identity.rules.callers import scopes_for
-from breakwater.jobs.api.cancels import CancelRoutes
-from breakwater.jobs.api.dead_letters import DeadLetterRoutes
-from breakwater.jobs.api.jobs import JobRoutes
-from breakwater.jobs.api.plans import PlanRoutes
-from breakwater.jobs.api.progress import ProgressRoutes
-from breakwater.jobs.api.queues import QueueRoutes
 from breakwater.jobs.contract.execution import Attempt, ExecutionSummary, Progress
 from breakwater.kernel.http.contract import ErrorBody, EventGap
 from breakwater.kernel.http.problems import is_messages, is_openai
 from breakwater.kernel.types import Event, Message
-from breakwater.limits.api.budgets import BudgetRoutes
-from breakwater.limits.api.guards import GuardRoutes
 from breakwater.limits.contract import BudgetEvent, GuardEvent
-from breakwater.records.api.costs import CostRoutes
-from breakwater.records.api.events import EventRoutes
-from breakwater.records.api.executions import ExecutionRoutes
-from services.request.observe import ServiceRoutes
-
-HANDLERS = (
-    JobRoutes,
-    ProgressRoutes,
-    CancelRoutes,
-    PlanRoutes,
-    ModelRoutes,
-    ChatRoutes,
-    StoredResponseRoutes,
-    EmbeddingsRoutes,
-    MessageRoutes,
-    ResponsesRoutes,
-    ExecutionRoutes,
-    EventRoutes,
-    AgentRoutes,
-    BreakerRoutes,
-    GuardRoutes,
-    BudgetRoutes,
-    CostRoutes,
-    IncidentRoutes,
-    ChannelRoutes,
-    DeadLetterRoutes,
-    QueueRoutes,
-    SessionRoutes,
-    OpenIdRoutes,
-    ServiceRoutes,
-)
-"""All handlers, in the order of the document."""
-OPERATIONS = tuple(operation for handlers in HANDLERS for operation in operations_of(handlers))
+from services.request.operations import OPERATIONS
 
 TITLE = "Breakwater"
 PATH_PARAMETERS: dict[str, dict[str, Any]] = {
