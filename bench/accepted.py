@@ -9,10 +9,10 @@ import asyncio
 import sys
 import time
 
-from breakwater.jobs.contract.job import new_job_id
 from breakwater.jobs.store import executions
 from breakwater.jobs.store.accepted import Accepted
 from breakwater.jobs.store.executions import Claim, Executions
+from breakwater.kernel.ids import id_at
 from breakwater.kernel.redis.connection import Redis
 from tests.server_sources import embedded_servers
 
@@ -28,7 +28,7 @@ async def measure(url: str, jobs: int) -> None:
     """Prints the bytes of a job in each of its states."""
     redis, now = Redis(url), time.time()
     accepted, claims = Accepted(redis), Executions(redis)
-    ids = [new_job_id(int(now * 1000), number.to_bytes(10, "big")) for number in range(jobs)]
+    ids = [id_at(int(now * 1000), number.to_bytes(10, "big")) for number in range(jobs)]
     await claims.claim(Claim.new("warm"), accepted_s=now)
     before = await used(redis)
     for begin in range(0, jobs, AT_ONCE):

@@ -18,8 +18,8 @@ from bench.history_fleet import (
     ordinary_failures,
     outage_failures,
 )
-from breakwater.jobs.contract.job import ID_ENTROPY_BYTES, new_job_id
 from breakwater.jobs.rules.runs import run_id
+from breakwater.kernel.ids import ENTROPY_BYTES, id_at
 from breakwater.kernel.types import format_time, time_from_ms
 from breakwater.records.rows import StoredRow
 
@@ -91,7 +91,7 @@ class Jobs:
     def run(self, job: Job, cached_from: str | None) -> Done:
         """What becomes of a job. With `cached_from` it may be answered from the cache."""
         chance = self._rng.random()
-        execution_id = new_job_id(job.queued_ms, self._rng.randbytes(ID_ENTROPY_BYTES))
+        execution_id = id_at(job.queued_ms, self._rng.randbytes(ENTROPY_BYTES))
         course = Course(job.queued_ms + self._rng.randint(4, 400))
         dispatched_ms = course.at_ms
         if chance < 0.04 and cached_from is not None:

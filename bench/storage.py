@@ -17,8 +17,8 @@ from itertools import accumulate
 from typing import Any
 
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
-from breakwater.jobs.contract.job import ID_ENTROPY_BYTES, new_job_id
 from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.ids import ENTROPY_BYTES, id_at
 from breakwater.records import rows, schema
 from tests.records import samples
 from tests.server_sources import embedded_servers
@@ -53,7 +53,7 @@ class Month:
             tries = min(1 + int(picked.expovariate(0.58)), 8)
             spans = [200 + int(picked.expovariate(1 / 1_800)) for _ in range(tries)]
             queued_at = ended_at - timedelta(milliseconds=sum(spans) + 12)
-            identity = new_job_id(int(queued_at.timestamp() * 1000), picked.randbytes(ID_ENTROPY_BYTES))
+            identity = id_at(int(queued_at.timestamp() * 1000), picked.randbytes(ENTROPY_BYTES))
             names: dict[str, Any] = {
                 "agent": picked.choices(AGENTS, range(len(AGENTS), 0, -1))[0],
                 "tenant": picked.choice((None, *(f"tenant-{n}" for n in range(20)))),
@@ -74,7 +74,7 @@ class Month:
             **names,
             attempts=attempts,
             attempts_count=len(attempts),
-            parent_execution_id=None if picked.random() < 0.9 else new_job_id(1, picked.randbytes(ID_ENTROPY_BYTES)),
+            parent_execution_id=None if picked.random() < 0.9 else id_at(1, picked.randbytes(ENTROPY_BYTES)),
             status="dead_lettered" if failed else "succeeded",
             reason="error" if failed else None,
             error=last.error,

@@ -29,6 +29,7 @@ from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.config import Config, LiveConfig, cipher_of
 from breakwater.dialects.api import UNSERVED_PATHS, nothing_at
 from breakwater.dialects.api.calls import NameRequests
+from breakwater.dialects.api.errors import error_response
 from breakwater.dialects.api.stored_responses import MAX_FOLLOWED
 from breakwater.identity.api_keys import KeyRing
 from breakwater.identity.auth import RequireApiKey
@@ -193,6 +194,7 @@ class RequestService:
                     sessions=needs.sessions,
                     openid=needs.config.console.openid,
                     shares=self._request_shares,
+                    error_response=error_response,
                 ),
             ],
             exception_handlers=_ERROR_RESPONSES,
@@ -320,7 +322,7 @@ async def _respond(message: Msg, response: bytes) -> None:
 
 async def _problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return error.response(request.url.path)
+    return error_response(error, request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -333,7 +335,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
             problem = RequestError(405, "method_not_allowed", message, headers=error.headers)
         case status:
             problem = RequestError(status, "http_error", str(error.detail), headers=error.headers)
-    return problem.response(request.url.path)
+    return error_response(problem, request.url.path)
 
 
 async def _disconnected(_request: Request, _error: Exception) -> Response:
@@ -341,13 +343,14 @@ async def _disconnected(_request: Request, _error: Exception) -> Response:
 
 
 async def _undecryptable(request: Request, error: Exception) -> Response:
-    return unavailable("undecryptable", f"this can't be read now: {error}").response(request.url.path)
+    problem = unavailable("undecryptable", f"this can't be read now: {error}")
+    return error_response(problem, request.url.path)
 
 
 async def _bug(request: Request, _error: Exception) -> Response:
     # The server logs the error itself; its text must not leave the plane.
     problem = RequestError(500, "internal", "internal error; see the log of `request`")
-    return problem.response(request.url.path)
+    return error_response(problem, request.url.path)
 
 
 _ERROR_RESPONSES: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {

@@ -1,16 +1,15 @@
-"""Traces of submissions, and the metrics and health of this process."""
+"""The metrics and health of this process."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import get_args
 
 import structlog
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from breakwater.breakers.api import AgentRoutes
@@ -18,7 +17,6 @@ from breakwater.breakers.contract import Health
 from breakwater.identity.operations import operation
 from breakwater.jobs.api.queues import QueueRoutes
 from breakwater.kernel.http.contract import AgentQueue, ServiceStatus
-from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import queued_at, trusted_headers
 from breakwater.kernel.nats.errors import BusError
@@ -26,7 +24,7 @@ from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import NEARLY_FULL, WHEN_FULL
 from breakwater.kernel.process.outage import Outage
-from breakwater.kernel.telemetry import metrics, tracing
+from breakwater.kernel.telemetry import metrics
 from breakwater.kernel.telemetry.metrics import (
     AGENT_HEALTH,
     CONSUMER_IN_PROGRESS,
@@ -86,57 +84,6 @@ class ServiceRoutes:
         """Responds with the metrics. It is not a coroutine, so that gathering them blocks no request."""
         body, content_type = metrics.exposition(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
-
-
-@dataclass(slots=True)
-class SubmissionTrace:
-    """The trace of a submission under way."""
-
-    traceparent: str | None
-    """The W3C trace context for the job; None without a trace."""
-    attributes: dict[str, tracing.Attribute] = field(default_factory=dict[str, tracing.Attribute])
-
-    def set_job(self, agent: str, job_id: str) -> None:
-        """Records the job, once it is known."""
-        self.attributes |= {"gen_ai.agent.name": agent, "breakwater.execution_id": job_id}
-
-    def set_status(self, status: int) -> None:
-        """Records the status of the response."""
-        self.attributes["http.response.status_code"] = status
-
-
-@contextmanager
-def traced_submission(request: Request, route: str) -> Generator[SubmissionTrace]:
-    """Traces a submission to a route while the block runs. The span is part of the caller's trace, if there is one."""
-    parent = request.headers.get("traceparent", "")
-    span = tracing.begin(
-        f"POST {route}",
-        parent=parent if tracing.is_traceparent(parent) else None,
-        kind="server",
-        attributes=lambda: {
-            "http.request.method": "POST",
-            "http.route": route,
-            "url.path": request.url.path,
-            "url.scheme": request.url.scheme,
-        },
-    )
-    submission = SubmissionTrace(span.traceparent)
-    error = None
-    try:
-        yield submission
-    except RequestError as problem:
-        submission.set_status(problem.status)
-        error = problem.code if problem.status >= 500 else None  # a caller's mistake is not an error of the service
-        raise
-    except ClientDisconnect:
-        submission.set_status(499)
-        raise
-    except Exception as bug:
-        submission.set_status(500)
-        error = type(bug).__name__
-        raise
-    finally:
-        span.end(error=error, attributes=submission.attributes)
 
 
 class RequestGauges:

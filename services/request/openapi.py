@@ -21,15 +21,15 @@ from starlette.routing import BaseRoute, Route
 
 from breakwater.alerts.contract import Alert
 from breakwater.breakers.contract import BreakerTransition
+from breakwater.dialects.api.errors import is_messages
 from breakwater.dialects.contract.anthropic import AnthropicErrorBody
 from breakwater.dialects.contract.openai import OpenAIErrorBody
 from breakwater.identity.auth import is_guarded
 from breakwater.identity.contract import KEY_SCOPES
 from breakwater.identity.operations import Operation
-from breakwater.identity.rules.callers import scopes_for
+from breakwater.identity.rules.callers import is_openai, scopes_for
 from breakwater.jobs.contract.execution import Attempt, ExecutionSummary, Progress
 from breakwater.kernel.http.contract import ErrorBody, EventGap
-from breakwater.kernel.http.problems import is_messages, is_openai
 from breakwater.kernel.types import Event, Message
 from breakwater.limits.contract import BudgetEvent, GuardEvent
 from services.request.operations import OPERATIONS

@@ -8,7 +8,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from breakwater.identity.rules.callers import Caller
-from breakwater.jobs.contract.job import Job, new_job_id
+from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ownership import (
     as_chosen,
     names_of,
@@ -19,6 +19,7 @@ from breakwater.jobs.rules.ownership import (
     scoped_execution,
     shown,
 )
+from breakwater.kernel.ids import id_at
 from breakwater.kernel.types import is_full_id, is_identifier
 
 ids = st.text(st.characters(blacklist_categories=["Cs"]) | st.sampled_from("@%:"), min_size=1, max_size=128).filter(
@@ -74,12 +75,12 @@ def test_a_job_may_be_named_as_it_was_chosen_or_in_full() -> None:
     assert names_of(caller("submit", tenants=("t", "u")), "a") == ("a@tenant:t", "a@tenant:u", "a")
     assert names_of(caller("operate"), "a") == ("a",)
     assert names_of(caller("operate"), "a@shop") == ("a@shop@", "a@shop")
-    made = new_job_id(1, bytes(10))
+    made = id_at(1, bytes(10))
     assert names_of(caller("submit"), made) == (made, f"{made}@shop")
 
 
 def test_made_ids_stay_as_they_are_where_they_name_executions() -> None:
-    made = new_job_id(1, bytes(10))
+    made = id_at(1, bytes(10))
     assert [scoped_execution(one, "shop") for one in (made, f"{made}.3", "a")] == [made, f"{made}.3", "a@shop"]
     job = Job(agent="a", prompt="x", task_id=made, plan_id="p", parent_execution_id=made, depends_on=("a", made))
     inside = scope_references(job, "shop")

@@ -40,9 +40,10 @@ from yarl import URL
 
 from breakwater.dialects.contract.openai import CallOptions
 from breakwater.jobs.contract.execution import Execution, ExecutionList, ExecutionQuery, ExecutionSummary, Result
-from breakwater.jobs.contract.job import ID_ENTROPY_BYTES, ChatMessage, Job, new_job_id
+from breakwater.jobs.contract.job import ChatMessage, Job
 from breakwater.jobs.contract.submission import AcceptedJob, AcceptedPlan, CancelledJob, PlanRequest, PlanStatus
 from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.ids import new_id
 
 __all__ = [
     "AcceptedPlan",
@@ -475,7 +476,7 @@ class AsyncClient(ApiClient):
 
     async def submit_plan(self, plan: PlanRequest) -> AcceptedPlan:
         """Submits the jobs of a plan, all or none. Raises ApiError if they were not accepted."""
-        plan_with_id = plan.model_copy(update={"plan_id": plan.plan_id or _new_id()})
+        plan_with_id = plan.model_copy(update={"plan_id": plan.plan_id or new_id()})
         return await self._ask(AcceptedPlan, "POST", "plans", body=_body(plan_with_id))
 
     async def plan(self, plan_id: str) -> PlanStatus:
@@ -752,11 +753,7 @@ class _Retries:
 
 def _named(job: Job) -> Job:
     """Returns the job with an id, so that it is the same job however often it is sent."""
-    return job if job.job_id is not None else job.model_copy(update={"job_id": _new_id()})
-
-
-def _new_id() -> str:
-    return new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES))
+    return job if job.job_id is not None else job.model_copy(update={"job_id": new_id()})
 
 
 def _body(form: Job | PlanRequest) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from pydantic import JsonValue
 
 from breakwater.identity.contract import ActorKind, AuditEvent, AuditOutcome
 from breakwater.identity.rules.callers import Caller
-from breakwater.jobs.api.submission import make_job_id
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.ids import new_id
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.publisher import Publisher
@@ -103,7 +103,7 @@ class AuditLog:
         reason: str | None,
     ) -> AuditEvent:
         return AuditEvent(
-            audit_id=make_job_id(),
+            audit_id=new_id(),
             action=action,
             outcome=outcome,
             by=actor.name,

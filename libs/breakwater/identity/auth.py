@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from breakwater.identity.api_keys import KeyRing
 from breakwater.identity.contract import KeyScope
 from breakwater.identity.rules.callers import (
     OPEN_TO_ALL,
+    OPENAI,
     Caller,
     holder_of_key,
     is_link,
+    is_openai,
     is_session,
     person,
     roles_of,
@@ -28,7 +31,7 @@ from breakwater.identity.rules.callers import (
 )
 from breakwater.identity.settings import OpenId
 from breakwater.identity.store import KeySession, PersonSession, Sessions
-from breakwater.kernel.http.problems import OPENAI, RequestError, is_openai, not_read
+from breakwater.kernel.http.problems import RequestError, not_read
 from breakwater.kernel.http.server import Shares
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.types import time_from_ms
@@ -80,6 +83,7 @@ class RequireApiKey:
         sessions: the known sessions.
         openid: the config's OpenID settings; without them, sessions of persons have ended.
         shares: the limit of concurrent requests by key.
+        error_response: returns the response of a refusal, for the path of the request.
     """
 
     app: ASGIApp
@@ -87,6 +91,7 @@ class RequireApiKey:
     sessions: Sessions
     openid: OpenId | None
     shares: Shares
+    error_response: Callable[[RequestError, str], Response]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or answers it with 401, 403 or 429."""
@@ -105,7 +110,7 @@ class RequireApiKey:
             if not self.shares.take(caller.id):
                 raise _too_many()
         except RequestError as problem:
-            await problem.response(scope["path"])(scope, receive, send)
+            await self.error_response(problem, scope["path"])(scope, receive, send)
             return
         try:
             await self.app(scope, receive, send)

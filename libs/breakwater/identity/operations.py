@@ -26,9 +26,8 @@ from starlette.types import Scope
 from breakwater.identity.audit import AuditLog, actor_of
 from breakwater.identity.auth import caller_of, session_of
 from breakwater.identity.rules.callers import Caller
-from breakwater.jobs.contract.dead_letters import ReplayDeadLettersRequest
 from breakwater.kernel.errors import UnavailableError
-from breakwater.kernel.http.contract import OperatorRequest
+from breakwater.kernel.http.contract import ActionRequest
 from breakwater.kernel.http.parsing import A_REQUEST, MAX_BYTES, read_body, read_command, read_query
 from breakwater.kernel.http.problems import not_done, not_read
 from breakwater.kernel.nats.errors import BusError
@@ -206,11 +205,8 @@ def _endpoint(
 
     async def respond(request: Request) -> Response:
         request_input = await _read_input(operation, request)
-        match request_input:
-            case OperatorRequest(reason=reason) | ReplayDeadLettersRequest(why=reason):
-                why = redactor.text(reason or "")
-            case _:
-                why = ""
+        reason = request_input.stated_reason if isinstance(request_input, ActionRequest) else None
+        why = redactor.text(reason) if reason else ""
         parsed = ApiRequest(request_input, request.path_params, caller_of(request), why, session_of(request))
         try:
             if is_audited:

@@ -16,11 +16,11 @@ from breakwater.identity.api_keys import create_key
 from breakwater.jobs.api import cancels
 from breakwater.jobs.api.cancels import CancelRequests, Cancels, _user_and_job
 from breakwater.jobs.api.results import JobLookup, ResultReader, Waiters
-from breakwater.jobs.api.submission import make_job_id
 from breakwater.jobs.contract.execution import PendingCancel
 from breakwater.jobs.store import executions
 from breakwater.jobs.store.accepted import Accepted
 from breakwater.jobs.store.executions import Claim, Claimed, Executions
+from breakwater.kernel import ids
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.lookup import Lookup
@@ -199,7 +199,7 @@ async def test_a_tenants_program_is_told_how_a_job_of_its_tenant_has_ended(start
     config = f"{CONFIG}\nprograms: {{acme: {{agents: [writer], tenants: [acme]}}}}\n"
     async with start_api(config) as api:
         for tenant, status in (("acme", "succeeded"), ("rival", "cancelling")):
-            made = make_job_id()
+            made = ids.new_id()
             await publish_result(api.bus, result_of(made, "writer").model_copy(update={"tenant": tenant}))
             subject = subjects.cancels_by("program-acme").removesuffix("*") + encode_token(made)
             answer = await api.bus.request(subject, b"", timeout=60)

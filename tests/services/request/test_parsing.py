@@ -4,11 +4,12 @@ import json
 
 import pytest
 
+from breakwater.dialects.api.errors import openai_param
 from breakwater.jobs.api.submission import submission
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.http import parsing
 from breakwater.kernel.http.parsing import MAX_DETAILS, with_field
-from breakwater.kernel.http.problems import RequestError, openai_param
+from breakwater.kernel.http.problems import RequestError
 from breakwater.redaction.settings import RedactionRules
 from tests.tables import each_row
 

@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 
 from breakwater.config import load_config
 from breakwater.identity.api_keys import create_key
-from breakwater.jobs.contract.job import new_job_id
+from breakwater.kernel.ids import id_at
 from breakwater.kernel.nats import subjects
 from tests.flow.kit import model
 from tests.helpers import until
@@ -103,7 +103,7 @@ async def test_two_programs_with_one_message_id_both_get_answers(plane: Shared) 
 
 
 async def test_a_program_can_not_take_an_id_that_was_made_for_another(plane: Shared) -> None:
-    victim, made = plane.key("victim"), new_job_id(1, bytes(10))
+    victim, made = plane.key("victim"), id_at(1, bytes(10))
     # The queue of one agent stands still, and who may hear the progress of its jobs learns their ids.
     await plane.worker.end()
     writer = plane.worker.handlers.pop("writer")
@@ -124,7 +124,7 @@ async def test_a_program_can_not_take_an_id_that_was_made_for_another(plane: Sha
 
 async def test_a_program_refers_to_its_own_jobs_by_ids_that_look_made(plane: Shared) -> None:
     for user in ("program-one", "program-acme"):
-        first = new_job_id(2, bytes(10))
+        first = id_at(2, bytes(10))
         await ask(plane, user, job_id=first, prompt=user)
         done = await ask(plane, user, depends_on=[first], parent_execution_id=first)
         assert (done["status"], done["parent_execution_id"]) == ("succeeded", first)

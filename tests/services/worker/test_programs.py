@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from breakwater.jobs.api.submission import make_job_id
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
+from breakwater.kernel.ids import new_id
 from breakwater.kernel.nats import subjects
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker
@@ -136,7 +136,7 @@ async def test_a_tenants_program_names_jobs_of_its_tenant_that_have_ended_by_the
 ) -> None:
     async with start_worker({"sim/m": model()}, AGENTS, programs=PROGRAMS) as plane:
         for tenant, status in (("acme", "succeeded"), ("rival", "dead_lettered")):
-            made = make_job_id()
+            made = new_id()
             await plane.run({"agent": "writer", "job_id": made, "prompt": "x", "tenant": tenant})
             child = {"agent": "writer", "job_id": f"after-{tenant}", "prompt": "y", "depends_on": [made]}
             await send(plane, "program-acme", {**child, "total_timeout_s": 1})

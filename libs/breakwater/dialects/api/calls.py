@@ -23,6 +23,7 @@ from starlette.types import Message as AsgiMessage
 
 from breakwater.calls.rules.parameters import own_params
 from breakwater.config import Config
+from breakwater.dialects.api.errors import REQUEST_ID, error_response, is_messages
 from breakwater.dialects.api.models import ModelNameTable
 from breakwater.dialects.api.streams import ChunkInbox, EncodedStream, Encoder
 from breakwater.dialects.contract.openai import CallOptions
@@ -30,16 +31,19 @@ from breakwater.dialects.rules import chat_form, dropped_fields, params_of
 from breakwater.dialects.rules.chat_completions import error_of, with_error_as_answer
 from breakwater.identity.auth import caller_of
 from breakwater.identity.operations import TOO_MANY
+from breakwater.identity.rules.callers import is_openai
 from breakwater.jobs.api.cancels import Cancels
 from breakwater.jobs.api.intake import FollowedJob, JobIntake
-from breakwater.jobs.api.submission import Submission, make_job_id
+from breakwater.jobs.api.submission import Submission
+from breakwater.jobs.api.submission_trace import traced_submission
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ownership import shown
 from breakwater.jobs.rules.record import ends_with_client
 from breakwater.jobs.store.in_flight_requests import InFlightRequests
 from breakwater.kernel.http.parsing import invalid_job, read_body
-from breakwater.kernel.http.problems import REQUEST_ID, RequestError, is_messages, is_openai, unavailable
+from breakwater.kernel.http.problems import RequestError, unavailable
+from breakwater.kernel.ids import new_id
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import hearing
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
@@ -47,7 +51,6 @@ from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.surrogates import whole_escapes
 from breakwater.kernel.validation import FieldError, problems
-from services.request.observe import traced_submission
 
 LONGEST_CALL_S = 90_000.0
 """Time limit of a call, longer than the longest `total_timeout_s` with a wait in the queue: the client decides."""
@@ -94,7 +97,7 @@ class NameRequests:
         if scope["type"] != "http" or not is_openai(scope["path"]):
             await self.app(scope, receive, send)
             return
-        scope[_REQUEST_ID] = make_job_id()
+        scope[_REQUEST_ID] = new_id()
         REQUEST_ID.set(scope[_REQUEST_ID])
         header = "request-id" if is_messages(scope["path"]) else "x-request-id"
 
@@ -285,7 +288,7 @@ class Calls:
             await (self._forget(call) if all_sent else self._leave(call, cancels=cancels))
 
         def error(result: dict[str, Any] | None) -> bytes:
-            stopping = _stopping(sent.shown_id).response(call.path)
+            stopping = error_response(_stopping(sent.shown_id), call.path)
             return bytes((stopping if result is None else self._response(call, result)).body)
 
         try:
@@ -426,7 +429,8 @@ class Calls:
         result = with_error_as_answer(result)
         if result["status"] == "succeeded" and (why := result.get("encrypted")) is not None:
             message = f"the text of the answer was {why}"
-            return RequestError(503, "undecryptable", message, headers=headers | _NO_RETRY).response(call.path)
+            problem = RequestError(503, "undecryptable", message, headers=headers | _NO_RETRY)
+            return error_response(problem, call.path)
         if result["status"] == "succeeded":
             return Response(call.answer.body(call.sent, result), 200, headers, "application/json")
         error = error_of(result)
@@ -439,7 +443,7 @@ class Calls:
         details = [] if param is None else [FieldError(path=param, message=error.message)]
         headers |= {} if error.may_retry else _NO_RETRY
         problem = RequestError(error.status, error.code, error.message, details, headers)
-        return problem.response(call.path)
+        return error_response(problem, call.path)
 
     def _headers(self, sent: Submission, result: dict[str, Any]) -> dict[str, str]:
         """Returns the headers with the known figures of the execution."""

@@ -28,6 +28,8 @@ ID_BYTES = 6
 SECRET_BYTES = 32
 ENTROPY_BYTES = ID_BYTES + SECRET_BYTES
 
+OPENAI = "/v1"
+"""The root of the APIs of providers."""
 _API = "/api/v1/"
 _JOBS = "/api/v1/jobs"
 _PLANS = "/api/v1/plans"
@@ -114,6 +116,11 @@ def is_link(text: str) -> bool:
 def opens(key: ApiKey, secret: str) -> bool:
     """Return True if the secret is the key's, compared in constant time."""
     return hmac.compare_digest(key.sha256, _digest(secret))
+
+
+def is_openai(path: str) -> bool:
+    """Returns True for a path of OpenAI's or Anthropic's API."""
+    return path == OPENAI or path.startswith(f"{OPENAI}/")
 
 
 def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScope, ...]:

@@ -23,14 +23,14 @@ from breakwater.identity.audit import AuditLog, actor_of
 from breakwater.identity.auth import caller_of
 from breakwater.identity.operations import PERHAPS_DONE, TOO_MANY, operation
 from breakwater.identity.settings import NatsProgram
-from breakwater.jobs.api.results import JobLookup
+from breakwater.jobs.api.results import JobLookup, unknown_job
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.contract.submission import CancelledJob, CancelRequest, SubmitQuery
 from breakwater.jobs.rules.ownership import forbidden_field, is_generated_id, scope_in, scoped
 from breakwater.jobs.store.executions import MAX_UNSEEN, Executions
 from breakwater.kernel.http.contract import ErrorBody, ErrorDetails
 from breakwater.kernel.http.parsing import A_REQUEST, MAX_BYTES, read_body, read_command, wait_s_of
-from breakwater.kernel.http.problems import RequestError, not_done, unknown_job
+from breakwater.kernel.http.problems import RequestError, not_done
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import wake_early
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError, PublishRefusedError

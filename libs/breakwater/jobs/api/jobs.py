@@ -13,21 +13,21 @@ from breakwater.identity.auth import caller_of
 from breakwater.identity.operations import TOO_MANY, operation
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.api.intake import JobIntake, accepted_response
-from breakwater.jobs.api.results import JobLookup, job_is_of, shown_result, status_of
-from breakwater.jobs.api.submission import make_job_id
+from breakwater.jobs.api.results import JobLookup, job_is_of, shown_result, status_of, unknown_job
+from breakwater.jobs.api.submission_trace import traced_submission
 from breakwater.jobs.contract.execution import Result
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.contract.submission import AcceptedJob, SubmitQuery, UndecidedJob
 from breakwater.jobs.rules.ownership import names_of
 from breakwater.jobs.rules.record import without_figures
 from breakwater.kernel.http.parsing import read_body, read_job, wait_s_of
-from breakwater.kernel.http.problems import unavailable, unknown_job
+from breakwater.kernel.http.problems import unavailable
 from breakwater.kernel.http.server import disconnected
+from breakwater.kernel.ids import new_id
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.types import is_full_id
-from services.request.observe import traced_submission
 
 _JSON = "application/json"
 
@@ -75,7 +75,7 @@ class JobRoutes:
             wait_s = wait_s_of(request.scope["query_string"])
             body = await read_body(request, self.max_body_bytes)
             idempotency_key = request.headers.get("idempotency-key")
-            sent = self.intake.authorize(caller, read_job(body, Job, "job"), body, idempotency_key, make_job_id())
+            sent = self.intake.authorize(caller, read_job(body, Job, "job"), body, idempotency_key, new_id())
             sent = await self.intake.compare(sent)
             trace.set_job(sent.job.agent, sent.job_id)
             await self.intake.admit(sent)

@@ -18,7 +18,8 @@ from breakwater.identity.auth import caller_of
 from breakwater.identity.operations import TOO_MANY, ApiRequest, operation
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.api.intake import JobIntake
-from breakwater.jobs.api.submission import Submission, make_job_id
+from breakwater.jobs.api.submission import Submission
+from breakwater.jobs.api.submission_trace import traced_submission
 from breakwater.jobs.contract.submission import AcceptedPlan, PlanJob, PlanList, PlanQuery, PlanRequest, PlanStatus
 from breakwater.jobs.plan_changes import PlanLog, PlanSource
 from breakwater.jobs.rules.ownership import may_see, names_of, shown, shown_to
@@ -27,6 +28,7 @@ from breakwater.jobs.store.plans import MAX_ANNOUNCED, KnownPlan, NotedJob, TooM
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.http.parsing import invalid_job, read_body, read_command
 from breakwater.kernel.http.problems import RequestError, not_done
+from breakwater.kernel.ids import new_id
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup
@@ -38,7 +40,6 @@ from breakwater.kernel.validation import FieldError
 from breakwater.records.api.executions import ask_clickhouse
 from breakwater.records.search import ended_jobs, newest_plans, plan_changes
 from breakwater.redaction.rules.redact import id_objection
-from services.request.observe import traced_submission
 
 AT_ONCE = 50
 """Jobs of one plan that are looked up or published at the same time."""
@@ -152,7 +153,7 @@ class PlanRoutes:
         raise RequestError(404, "unknown_plan", f"there is no plan {plan_id!r}, or none that this key may see")
 
     def _prepare(self, caller: Caller, plan: PlanRequest) -> tuple[str, list[Submission]]:
-        plan_id = plan.plan_id or make_job_id()
+        plan_id = plan.plan_id or new_id()
         if (why := id_objection(self.intake.config.redaction, plan_id)) is not None:
             raise invalid_job([FieldError(path="plan_id", message=why)])
         submissions: list[Submission] = []
@@ -163,7 +164,7 @@ class PlanRoutes:
                     raise invalid_job([FieldError(path="plan_id", message=f"differs from the plan's, {plan_id!r}")])
                 job = job.model_copy(update={"plan_id": plan_id})
                 body = job.model_dump_json(exclude_unset=True).encode()
-                generated_id = make_job_id() if plan.plan_id else numbered_id
+                generated_id = new_id() if plan.plan_id else numbered_id
                 submissions.append(
                     self.intake.authorize(caller, job, body, numbered_id if plan.plan_id else None, generated_id)
                 )

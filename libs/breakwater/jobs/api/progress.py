@@ -21,12 +21,11 @@ from starlette.responses import Response
 from breakwater.identity.auth import caller_of
 from breakwater.identity.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment, end, server_sent
 from breakwater.identity.operations import operation
-from breakwater.jobs.api.results import JobLookup, job_is_of, shown_result, status_of
+from breakwater.jobs.api.results import JobLookup, job_is_of, shown_result, status_of, unknown_job
 from breakwater.jobs.contract.execution import Attempt, Progress
 from breakwater.jobs.rules.ownership import names_of
 from breakwater.jobs.rules.record import PROGRESS_IDS, steps_of
 from breakwater.jobs.store.accepted import JobStatus
-from breakwater.kernel.http.problems import unknown_job
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import hearing
 from breakwater.kernel.nats.errors import BusError

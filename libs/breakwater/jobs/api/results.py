@@ -18,6 +18,7 @@ from breakwater.jobs.rules.ownership import document_as_chosen, may_see, names_o
 from breakwater.jobs.store.accepted import LINGER_S, Accepted, JobStatus
 from breakwater.jobs.store.records import is_result_of, read_record
 from breakwater.kernel.http.parsing import with_field
+from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import hearing
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
@@ -249,3 +250,19 @@ def job_is_of(caller: Caller, status: JobStatus | None) -> bool:
 def shown_result(caller: Caller, document: bytes) -> bytes:
     """Returns a result, a record or a step with its ids as a caller writes them."""
     return document_as_chosen(document, partial(shown_to, caller))
+
+
+def unknown_job(job_id: str | None) -> RequestError:
+    """Returns 404 for an unknown job. `job_id` is None for an id that no job can have."""
+    if job_id is None:
+        return RequestError(
+            404, "unknown_job", "this is not a valid job id: 1 to 128 characters, no control characters"
+        )
+    return RequestError(
+        404,
+        "unknown_job",
+        (
+            f"there is no job {job_id!r}: none has ended or is in progress, and none was accepted over "
+            "HTTP within a day. A job published on NATS appears when a worker takes it"
+        ),
+    )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 
-from breakwater.jobs.contract.job import ID_ENTROPY_BYTES, Job, new_job_id
+from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ownership import job_digest, scope_references, scoped, scoped_execution, shown
 from breakwater.jobs.store.accepted import JobStatus
 from breakwater.kernel.http.parsing import invalid_job, with_field
@@ -58,11 +56,6 @@ class Submission:
     def digest(self) -> str:
         """The digest of the job and its owner."""
         return job_digest(self.job, self.owner)
-
-
-def make_job_id() -> str:
-    """Generates an id that no other job has."""
-    return new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES))
 
 
 def submission(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -16,12 +15,12 @@ import typer
 from breakwater.client import ApiClient
 from breakwater.client.commands import Api, api_command, api_errors
 from breakwater.jobs.contract.execution import FailureStatistics
-from breakwater.jobs.contract.job import ID_ENTROPY_BYTES, new_job_id
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import ExitCode, usage_error
 from breakwater.kernel.commands.output import Column
 from breakwater.kernel.commands.text_input import check_no_spaces, check_sendable, read_file, read_stdin
 from breakwater.kernel.formats import joined
+from breakwater.kernel.ids import new_id
 from breakwater.local.plane import PlaneLocation
 
 DEFAULT_WAIT_S = 30.0
@@ -139,7 +138,7 @@ def submit(
     _add_rules(job, breaker, _pairs("--set", rules) or {})
     has_own_id = "job_id" in job
     # Chooses the id here, so that the job can be looked up even if the server's acknowledgement gets lost.
-    job.setdefault("job_id", new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES)))
+    job.setdefault("job_id", new_id())
     for name, value in job.items():
         check_sendable(name, value)
     submitted_at = datetime.now(UTC)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, JsonValue, StringConstraints, model_validator
 
 from breakwater.jobs.contract.execution import Status
-from breakwater.kernel.http.contract import Limit, Moment, ReasonText
+from breakwater.kernel.http.contract import ActionRequest, Limit, Moment, ReasonText
 from breakwater.kernel.types import NO_CONTROLS, Count, Event, FullId, Identifier, Message, Timestamp
 
 MAX_DEAD_LETTERS = 1_000
@@ -109,7 +109,7 @@ class DeadLetterList(Event):
     )
 
 
-class ReplayDeadLettersRequest(Message):
+class ReplayDeadLettersRequest(ActionRequest):
     """The dead letters to replay: by their ids, or all with a reason, of an agent, or of any kind."""
 
     dead_letters: (
@@ -124,6 +124,11 @@ class ReplayDeadLettersRequest(Message):
     )
     up_to: Number | None = Field(default=None, ge=0, description="End with this one: `up_to` of the previous response.")
     why: ReasonText | None = Field(default=None, description="For the record; redacted.")
+
+    @property
+    def stated_reason(self) -> str | None:
+        """The reason as the person wrote it; `reason` is a filter here."""
+        return self.why
 
     @model_validator(mode="after")
     def _says_which(self) -> Self:

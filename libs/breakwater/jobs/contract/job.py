@@ -10,7 +10,6 @@ from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, StringConstraint
 from breakwater.kernel.nats.subjects import is_reply_subject
 from breakwater.kernel.types import NO_CONTROLS, FullId, Identifier, Message, ModelId
 
-ID_ENTROPY_BYTES = 10
 MAX_DEPENDENCIES = 100
 MAX_FALLBACK_MODELS = 16
 
@@ -254,18 +253,3 @@ class ScopedJob(Job):
     parent_execution_id: FullId | None = None
     plan_id: FullId | None = None
     depends_on: tuple[FullId, ...] = ()
-
-
-def new_job_id(epoch_ms: int, entropy: bytes) -> str:
-    """Makes an id for a job without one: a version 7 UUID, so that ids sort by their millisecond.
-
-    Args:
-        epoch_ms: milliseconds since the epoch, the first 48 bits.
-        entropy: `ID_ENTROPY_BYTES` random bytes, of which 74 bits are used.
-    """
-    random = int.from_bytes(entropy, "big")
-    value = (epoch_ms & 0xFFFF_FFFF_FFFF) << 80
-    value |= 0x7 << 76 | (random >> 62 & 0xFFF) << 64
-    value |= 0b10 << 62 | random & 0x3FFF_FFFF_FFFF_FFFF
-    digits = f"{value:032x}"
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

@@ -150,7 +150,7 @@ def scoped_execution(chosen: str, scope: str | None) -> str:
 
 
 def is_generated_id(execution_id: str) -> bool:
-    """True if an id has the form of those made for jobs without one: of `new_job_id`, or a plan's job."""
+    """True if an id has the form of those made for jobs without one: of `new_id`, or a plan's job."""
     return _GENERATED.fullmatch(execution_id) is not None
 
 

@@ -85,12 +85,26 @@ class EventGap(Event):
     next: Count = Field(description="Sequence number at which the stream continues.")
 
 
-class OperatorRequest(Message):
+class ActionRequest(Message):
+    """An action of a person, who may state a reason for the record."""
+
+    @property
+    def stated_reason(self) -> str | None:
+        """The reason as the person wrote it."""
+        raise NotImplementedError
+
+
+class OperatorRequest(ActionRequest):
     """An action of a person."""
 
     reason: ReasonText | None = Field(
         default=None, description="Reason for the record and for notifications; stored redacted."
     )
+
+    @property
+    def stated_reason(self) -> str | None:
+        """The reason as the person wrote it."""
+        return self.reason
 
 
 ReadingService = Literal["breaker", "budget", "alerter", "sink"]
