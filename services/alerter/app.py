@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from breakwater.alerts.channels.channel import AlertSender
 from breakwater.alerts.channels.configured_channels import ChannelTester, channels_of
 from breakwater.alerts.contract import Alert, AlertDigest, IncidentStatus
+from breakwater.alerts.metrics import AlerterMetrics
 from breakwater.alerts.rules.alert_rules import SEVERITY_OF, began_with, highest_severity
 from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.outbox import ChannelRules
@@ -41,7 +42,7 @@ from breakwater.kernel.nats.topology import ALERTER_DEAD_LETTERS, ALERTER_EVENTS
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.process.settings import Settings
-from breakwater.kernel.telemetry.metrics import INCIDENTS, AlerterMetrics, GaugeCollector, Readings
+from breakwater.kernel.telemetry.metrics import INCIDENTS, GaugeCollector, Readings
 from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.records.channels import ALERTS, BREAKERS, BUDGETS, DEAD_LETTERS, GUARDS
 from breakwater.redaction.rules.redact import Redactor

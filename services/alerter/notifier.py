@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from breakwater.alerts.channels.channel import AlertSender, SendError
 from breakwater.alerts.contract import Alert
+from breakwater.alerts.metrics import ChannelMetrics
 from breakwater.alerts.rules.outbox import ChannelMessage, ChannelRules, message_id
 from breakwater.alerts.rules.signals import channel_works
 from breakwater.alerts.store.channels import AlerterBus, SentMessages
@@ -25,7 +26,6 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import ALERTS_HELD, alert_consumer
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
-from breakwater.kernel.telemetry.metrics import ChannelMetrics
 from services.alerter.channel_queue import DEFAULT_SCHEDULE, IDLE_S, ChannelQueue, Composed, Schedule
 from services.alerter.clock import Clock
 from services.alerter.incident_recorder import IncidentRecorder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from breakwater.breakers.metrics import BreakerMetrics
 from breakwater.breakers.store import Breakers
 from breakwater.config import Config
 from breakwater.health.store import Healths
@@ -12,7 +13,7 @@ from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.pull import BUSY
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
-from breakwater.kernel.telemetry.metrics import BreakerMetrics, GaugeCollector
+from breakwater.kernel.telemetry.metrics import GaugeCollector
 from breakwater.limits.store.tasks import Tasks
 from breakwater.records.channels import ATTEMPTS, BREAKERS
 from services.breaker.handlers import BreakerHandler

@@ -11,6 +11,7 @@ from typing import get_args
 import structlog
 
 from breakwater.breakers.contract import BreakerState
+from breakwater.breakers.metrics import BreakerMetrics
 from breakwater.breakers.rules import ALL, BreakerKey
 from breakwater.breakers.store import Breakers
 from breakwater.breakers.transitions import Seen, decide, observation_of, publish_saved
@@ -22,7 +23,7 @@ from breakwater.jobs.store.records import read_record
 from breakwater.kernel.nats.delivery import Delivery, heartbeat
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process.outage import Outages
-from breakwater.kernel.telemetry.metrics import BREAKER_STATE, OTHER, BreakerMetrics, Readings, one_of
+from breakwater.kernel.telemetry.metrics import BREAKER_STATE, OTHER, Readings, one_of
 from breakwater.kernel.types import ms_from_time
 
 _WORST: tuple[BreakerState, ...] = ("isolated", "open", "half_open", "closed")

@@ -11,7 +11,8 @@ from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.pull import BUSY
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
-from breakwater.kernel.telemetry.metrics import BudgetMetrics, GaugeCollector
+from breakwater.kernel.telemetry.metrics import GaugeCollector
+from breakwater.limits.metrics import BudgetMetrics
 from breakwater.limits.reconciliation import RecordedSpend
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets

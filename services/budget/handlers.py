@@ -17,9 +17,9 @@ from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process.outage import Outages
-from breakwater.kernel.telemetry.metrics import BudgetMetrics
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import BudgetEvent
+from breakwater.limits.metrics import BudgetMetrics
 from breakwater.limits.rules.budget import CapTable, Counter, Period, effective_limit, periods_at, reached, threshold
 from breakwater.limits.rules.ledger import charged_at
 from breakwater.limits.store.budget_counters import BudgetCounters

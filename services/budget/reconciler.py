@@ -18,7 +18,7 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage, Outages
-from breakwater.kernel.telemetry.metrics import BudgetMetrics
+from breakwater.limits.metrics import BudgetMetrics
 from breakwater.limits.reconciliation import BudgetComparison, RecordedSpend, added, at_least, compare
 from breakwater.limits.rules.budget import CapTable
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace

@@ -59,7 +59,7 @@ from breakwater.records.api.events import EventLog
 from breakwater.redaction.rules.redact import Redactor
 from services.request.observe import RequestGauges, StreamFill
 from services.request.openapi import documentation
-from services.request.operations import Dependencies, routes
+from services.request.operations import ApiDependencies, routes
 
 SLOW_START_S = 3.0
 
@@ -98,7 +98,7 @@ class RequestService:
         self._callable_agents = CallableAgentTable(config)
         self._fill = StreamFill(Lookup(self._connection), StreamMetrics())
         self._request_shares = Shares()
-        self._needs = Dependencies(
+        self._needs = ApiDependencies(
             config=config,
             redactor=redactor,
             connection=self._connection,
@@ -180,7 +180,7 @@ class RequestService:
         """Ends serving, as SIGTERM does."""
         self._server.stop()
 
-    def _build_app(self, needs: Dependencies) -> tuple[Starlette, RequestGauges]:
+    def _build_app(self, needs: ApiDependencies) -> tuple[Starlette, RequestGauges]:
         """Returns the app of a config, and the gauges that read the same agents and queues."""
         all_routes = [*routes(needs), *_link_routes(needs)]
         app = Starlette(
@@ -296,7 +296,7 @@ class _LiveApp:
         await app(scope, receive, send)
 
 
-def _link_routes(needs: Dependencies) -> list[Route]:
+def _link_routes(needs: ApiDependencies) -> list[Route]:
     """Returns the routes of the links in alerts; none if the config signs no links."""
     links_settings = needs.config.alerts.links
     if links_settings is None:

@@ -68,8 +68,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dependencies:
-    """What the handlers are made of.
+class ApiDependencies:
+    """The parts that the handlers are made of.
 
     A reload replaces the config and its redactor. The other fields outlive it; the properties are made anew.
     """
@@ -196,7 +196,7 @@ class Dependencies:
         return provider and await provider.end_session_url(session.id_token, f"{self.config.console.url}/sign-in")
 
 
-HANDLERS: Mapping[type, Callable[[Dependencies], object]] = MappingProxyType(
+HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
     {
         JobRoutes: lambda needs: JobRoutes(needs.intake, needs.lookup, needs.max_body_bytes),
         ProgressRoutes: lambda needs: ProgressRoutes(needs.streams, needs.lookup),
@@ -248,6 +248,6 @@ HANDLERS: Mapping[type, Callable[[Dependencies], object]] = MappingProxyType(
 OPERATIONS = tuple(operation for handlers in HANDLERS for operation in operations_of(handlers))
 
 
-def routes(needs: Dependencies) -> list[Route]:
+def routes(needs: ApiDependencies) -> list[Route]:
     """Returns the routes of all operations. Raises ConfigError: the secret of the OpenID client can't be read."""
     return routes_of([make(needs) for make in HANDLERS.values()], needs.redactor, needs.audit)

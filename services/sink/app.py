@@ -14,7 +14,6 @@ from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.process.settings import Settings
-from breakwater.kernel.telemetry.metrics import SinkMetrics
 from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.records.channels import (
     ALERTS,
@@ -27,6 +26,7 @@ from breakwater.records.channels import (
     GUARDS,
     PLANS,
 )
+from breakwater.records.metrics import SinkMetrics
 from services.sink.comparison import LogComparer
 from services.sink.handlers import Sink
 

@@ -26,8 +26,8 @@ from breakwater.kernel.nats.lookup import ClientGetter, Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
-from breakwater.kernel.telemetry.metrics import SinkMetrics
 from breakwater.records.log_comparison import MARGIN, LogComparison, last_comparison, missing_sequences, save_comparison
+from breakwater.records.metrics import SinkMetrics
 from breakwater.records.rows import StoredRow
 from services.sink import records
 from services.sink.handlers import insert_but_rejected

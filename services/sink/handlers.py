@@ -22,7 +22,7 @@ from breakwater.kernel.nats.delivery import Delivery, dead_letter, heartbeat
 from breakwater.kernel.nats.errors import EventStreamFullError
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process.outage import Outages, StoppedWaitingError
-from breakwater.kernel.telemetry.metrics import SinkMetrics
+from breakwater.records.metrics import SinkMetrics
 from breakwater.records.rows import StoredRow
 from services.sink import records
 

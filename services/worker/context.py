@@ -21,6 +21,7 @@ from breakwater.dialects.rules.provider_state import StateRepair
 from breakwater.dialects.rules.provider_words import known_or_hash
 from breakwater.dialects.store.response_room import ResponseRoom
 from breakwater.jobs.contract.job import CallApi
+from breakwater.jobs.metrics import WorkerMetrics
 from breakwater.jobs.plan_changes import PlanLog
 from breakwater.jobs.store.executions import Executions
 from breakwater.jobs.store.plans import Plans
@@ -29,7 +30,6 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process.outage import Outages
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import OFF, Cipher
-from breakwater.kernel.telemetry.metrics import WorkerMetrics
 from breakwater.kernel.types import is_identifier
 from breakwater.limits.rules.budget import CapTable
 from breakwater.limits.store.budgets import Budgets, LiveReservation

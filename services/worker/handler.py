@@ -12,6 +12,7 @@ from time import monotonic
 import structlog
 
 from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, Finished, Parameters
+from breakwater.calls.span_attributes import execution_attributes
 from breakwater.config import Agent
 from breakwater.dialects.rules import params_of
 from breakwater.dialects.rules.embeddings import inputs_of
@@ -253,7 +254,7 @@ class JobHandler:
             span = tracing.begin(
                 f"invoke_agent {self._agent_name}",
                 parent=delivery.headers.get(Header.TRACEPARENT.value),
-                attributes=lambda: tracing.execution_attributes(
+                attributes=lambda: execution_attributes(
                     agent=self._agent_name, execution_id=claim.execution_id, task_id=job.task_id
                 ),
             )

@@ -10,6 +10,13 @@ from pydantic import JsonValue
 from breakwater.calls.assignment import Assignment, InFlight
 from breakwater.calls.providers.base import Answer, HttpSettings
 from breakwater.calls.rules.repairs import JsonMessage
+from breakwater.calls.span_attributes import (
+    attempt_attributes,
+    outcome_attributes,
+    provider_attributes,
+    request_attributes,
+    result_attributes,
+)
 from breakwater.dialects.rules.provider_words import hashed, known_or_hash
 from breakwater.jobs.contract.execution import Attempt, Result
 from breakwater.kernel.telemetry import tracing
@@ -32,7 +39,7 @@ def call_began(
     serving = worker.config.providers[flight.provider]
     base_url = serving.base_url if isinstance(serving, HttpSettings) else None
     return {
-        **tracing.attempt_attributes(
+        **attempt_attributes(
             job.parameters.values,
             agent=job.agent_name,
             model=flight.model,
@@ -44,7 +51,7 @@ def call_began(
             streaming=streaming,
             operation=operation_of(job),
         ),
-        **tracing.provider_attributes(serving.kind, base_url, flight.provider),
+        **provider_attributes(serving.kind, base_url, flight.provider),
         **_request_attributes(worker, job),
     }
 
@@ -66,7 +73,7 @@ def call_ended(
         model = attempt.response_model or worker.targets.of(job.agent_name, attempt.model).name
         response = {"id": hashed(str(response.get("id") or "")), "model": model}
         reasons = tuple(map(known_or_hash, reasons))
-    attributes = {**tracing.outcome_attributes(attempt, response, reasons)}
+    attributes = {**outcome_attributes(attempt, response, reasons)}
     if not worker.config.tracing.capture_content or job.job.api == "embeddings":
         return attributes  # embeddings have no messages to show
     if not job.agent.persist_responses:
@@ -85,7 +92,7 @@ def call_ended(
 
 def job_ended(worker: WorkerContext, job: Assignment, result: Result) -> tracing.SpanAttributes:
     """Returns the attributes of a job that is decided."""
-    attributes = {**tracing.result_attributes(result), **_request_attributes(worker, job)}
+    attributes = {**result_attributes(result), **_request_attributes(worker, job)}
     if not worker.config.tracing.capture_content or job.job.api == "embeddings":
         return attributes
     content = _conversation(worker, job, job.messages, system_apart=True)
@@ -104,7 +111,7 @@ def _request_attributes(worker: WorkerContext, job: Assignment) -> tracing.SpanA
     guard = job.output_guard
     stops = params.get("stop", params.get("stop_sequences"))
     may_quote = job.agent.persist_prompts and not worker.cipher.on
-    return tracing.request_attributes(
+    return request_attributes(
         params,
         worker.redactor.json(stops) if may_quote else None,
         json_schema=guard is not None and guard.rules.native,

@@ -15,12 +15,12 @@ from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
 from breakwater.calls.gate import Gate, GateVerdict, Refused, WaitForCapacity
 from breakwater.config import Agent
+from breakwater.jobs.metrics import WorkerMetrics
 from breakwater.kernel.formats import moment
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.redis.connection import ScriptCall, StateUnavailableError
-from breakwater.kernel.telemetry.metrics import WorkerMetrics
 from breakwater.kernel.types import time_from_ms
 from services.worker.context import WorkerContext
 

@@ -23,6 +23,8 @@ from breakwater.kernel.types import Message
 class ApiKeysError(BreakwaterError):
     """The keys can't be read or changed; its text says why."""
 
+    command_code = "api_keys"
+
 
 class _Document(Message):
     keys: tuple[ApiKey, ...] = ()

@@ -16,9 +16,14 @@ from typing import ClassVar
 class BreakwaterError(Exception):
     """Root of every exception that Breakwater raises itself."""
 
+    command_code: ClassVar[str | None] = None
+    """The code with which the error ends a command, for programs; None if it is not for the user of a command."""
+
 
 class ConfigError(BreakwaterError):
     """Something in the config file, the environment or a secret can't be used. Says what, where and what to do."""
+
+    command_code = "config"
 
 
 class UnavailableError(BreakwaterError):

@@ -69,6 +69,8 @@ class Endpoints(BaseModel):
 class DataDirError(BreakwaterError, RuntimeError):
     """The data directory, or the file in it that `path` names, cannot be used."""
 
+    command_code = "data_dir"
+
     def __init__(self, problem: str, path: Path, remedy: str) -> None:
         self.path = path
         super().__init__(f"{path}: {problem}. {remedy}")

@@ -25,6 +25,8 @@ _TIMEOUT_S = 2.0
 class PortInUseError(BreakwaterError, RuntimeError):
     """The requested port is in use."""
 
+    command_code = "port_taken"
+
     def __init__(self, port: int) -> None:
         super().__init__(
             f"port {port} on {LOOPBACK} is in use: stop the program that uses it (`ss -ltnp` lists it), or "

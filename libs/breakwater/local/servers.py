@@ -142,6 +142,8 @@ def _quoted(text: str) -> str:
 class ServerNotFoundError(BreakwaterError, RuntimeError):
     """The program of a server is neither installed with this Python nor on PATH."""
 
+    command_code = "not_started"
+
     def __init__(self, server: str, searched: str, remedy: str) -> None:
         super().__init__(f"no usable {server} was found ({searched}): {remedy}")
 

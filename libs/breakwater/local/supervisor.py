@@ -91,6 +91,8 @@ class ProcessFailedError(BreakwaterError, RuntimeError):
         exit_code: negative for a signal, None if the process could not be started.
     """
 
+    command_code = "not_started"
+
     def __init__(self, name: str, reason: str, exit_code: int | None, log_file: Path, log_tail: str) -> None:
         self.exit_code = exit_code
         output = f"the last lines of its log:\n{log_tail}" if log_tail else "it wrote nothing to its log"

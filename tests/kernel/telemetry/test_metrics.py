@@ -26,31 +26,31 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
+from breakwater.alerts.metrics import AlerterMetrics
+from breakwater.breakers.metrics import BreakerMetrics
 from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, ErrorKind, Outcome, Result
+from breakwater.jobs.metrics import WorkerMetrics
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.telemetry.metrics import (
     AGENT_HEALTH,
     KEPT_S,
     PARKED_JOBS,
     PLANE_GAUGES,
-    AlerterMetrics,
-    BreakerMetrics,
-    BudgetMetrics,
     GaugeCollector,
     HttpMetrics,
     Readings,
-    SinkMetrics,
     StreamMetrics,
-    WorkerMetrics,
     dead_letters_refused,
     one_of,
     serve,
     show_config,
 )
 from breakwater.limits.contract import BudgetEvent
+from breakwater.limits.metrics import BudgetMetrics
 from breakwater.local.datadir import DataDir
 from breakwater.local.ports import free_port
 from breakwater.local.stack import plan_stack
+from breakwater.records.metrics import SinkMetrics
 from services.__main__ import NAMES
 from tests.docs.markdown import rows
 from tests.helpers import ServiceProcess, start_service, wait_until

@@ -22,6 +22,12 @@ from opentelemetry.semconv._incubating.attributes import (
 )
 from pydantic import JsonValue
 
+from breakwater.calls.span_attributes import (
+    outcome_attributes,
+    provider_attributes,
+    request_attributes,
+    result_attributes,
+)
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Result
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.telemetry import tracing
@@ -399,7 +405,7 @@ async def test_the_collector_names_what_is_not_as_the_conventions_say(
 def test_a_provider_is_called_as_the_conventions_do_or_as_the_config_does(
     kind: str, base_url: str | None, name: str, provider: str, server: tuple[str | None, int | None] | None
 ) -> None:
-    said = tracing.provider_attributes(kind, base_url, name)
+    said = provider_attributes(kind, base_url, name)
     assert (said["gen_ai.provider.name"], said["breakwater.provider"]) == (provider, name)
     if server is not None:
         assert (said.get("server.address"), said.get("server.port")) == server
@@ -417,21 +423,21 @@ def test_a_provider_is_called_as_the_conventions_do_or_as_the_config_does(
 def test_parameters_are_said_where_they_are_what_the_conventions_take(
     params: dict[str, JsonValue], said: dict[str, object]
 ) -> None:
-    attributes = tracing.request_attributes(params, None, json_schema=False)
+    attributes = request_attributes(params, None, json_schema=False)
     assert {name.removeprefix("gen_ai.request."): value for name, value in attributes.items()} == said
 
 
 def test_a_format_and_stops_are_said() -> None:
     json_object: JsonValue = {"type": "json_object"}
-    assert tracing.request_attributes({"response_format": json_object}, ["a", 1], json_schema=False) == {
+    assert request_attributes({"response_format": json_object}, ["a", 1], json_schema=False) == {
         "gen_ai.request.stop_sequences": ("a",),
         "gen_ai.output.type": "json",
     }
-    assert tracing.request_attributes({}, "a", json_schema=True)["gen_ai.output.type"] == "json"
+    assert request_attributes({}, "a", json_schema=True)["gen_ai.output.type"] == "json"
 
 
 def test_an_attempt_is_reported_with_what_is_known_of_it() -> None:
-    assert tracing.outcome_attributes(attempt_that_failed()) == {
+    assert outcome_attributes(attempt_that_failed()) == {
         "gen_ai.usage.input_tokens": 10,
         "gen_ai.usage.output_tokens": 0,
         "gen_ai.response.finish_reasons": ("length",),
@@ -443,12 +449,12 @@ def test_an_attempt_is_reported_with_what_is_known_of_it() -> None:
         "langfuse.observation.cost_details": '{"total": 0.0015}',
     }
     broke_off = attempt_that_failed().model_copy(update={"first_token_ms": 1500, "finish_reason": None})
-    said = tracing.outcome_attributes(broke_off, {"id": "x" * 300, "model": 7})
+    said = outcome_attributes(broke_off, {"id": "x" * 300, "model": 7})
     assert said["gen_ai.response.time_to_first_chunk"] == 1.5
     assert said["gen_ai.response.finish_reasons"] == ("error",)
     assert (said["gen_ai.response.id"], said.get("gen_ai.response.model")) == ("x" * 256, None)
     unknown = attempt_that_failed().model_copy(update={"cost": None, "input_tokens": None, "error": None})
-    said = tracing.outcome_attributes(unknown)
+    said = outcome_attributes(unknown)
     assert not said.keys() & {
         "breakwater.cost_usd",
         "langfuse.observation.cost_details",
@@ -475,7 +481,7 @@ def test_nothing_that_was_asked_or_answered_is_said() -> None:
         completed_at=NOW,
         duration_ms=0,
     )
-    said = repr(tracing.result_attributes(result)) + repr(tracing.outcome_attributes(failed))
+    said = repr(result_attributes(result)) + repr(outcome_attributes(failed))
     for private in ("sk-secret", "the answer", "the prompt", "private", "a tenant"):
         assert private not in said
-    assert tracing.result_attributes(result)["breakwater.status"] == "succeeded"
+    assert result_attributes(result)["breakwater.status"] == "succeeded"

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from breakwater.alerts.channels.channel import AlertSender, SendError
 from breakwater.alerts.contract import Alert, AlertChange, AlertDigest
+from breakwater.alerts.metrics import AlerterMetrics
 from breakwater.alerts.rules import outbox
 from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.outbox import ChannelMessage, ChannelRules, message_id
@@ -29,7 +30,6 @@ from breakwater.kernel.nats.pull import Pull
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import ACK_WAIT_S, alert_consumer
 from breakwater.kernel.process import background
-from breakwater.kernel.telemetry.metrics import AlerterMetrics
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.settings import RedactionRules
 from services.alerter import notifier as notifier_module

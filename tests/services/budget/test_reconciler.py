@@ -27,8 +27,8 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import Redis
-from breakwater.kernel.telemetry.metrics import BudgetMetrics
 from breakwater.limits.contract import BudgetEvent
+from breakwater.limits.metrics import BudgetMetrics
 from breakwater.limits.reconciliation import BudgetComparison, RecordedSpend, compare
 from breakwater.limits.rules.budget import CapTable, Period, periods_at
 from breakwater.limits.settings import Caps

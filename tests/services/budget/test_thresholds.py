@@ -16,8 +16,8 @@ from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.redis.connection import Redis
-from breakwater.kernel.telemetry.metrics import BudgetMetrics
 from breakwater.limits.contract import BudgetEvent, CapRaise
+from breakwater.limits.metrics import BudgetMetrics
 from breakwater.limits.rules.budget import CapTable, periods_at
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters

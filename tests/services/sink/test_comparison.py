@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
-from breakwater.kernel.telemetry.metrics import SinkMetrics
 from breakwater.records.log_comparison import LogComparison, last_comparison
+from breakwater.records.metrics import SinkMetrics
 from breakwater.records.migrations import migrate
 from services.sink import comparison
 from services.sink.comparison import LogComparer

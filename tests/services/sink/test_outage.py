@@ -14,10 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.publisher import Publisher
-from breakwater.kernel.telemetry.metrics import SinkMetrics
 from breakwater.kernel.types import usd_from_nano
 from breakwater.local.ports import free_port
 from breakwater.records import schema
+from breakwater.records.metrics import SinkMetrics
 from services.sink.app import BATCH_SIZE
 from services.sink.handlers import Sink
 from tests.helpers import until

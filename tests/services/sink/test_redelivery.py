@@ -16,7 +16,7 @@ from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.publisher import Publisher
-from breakwater.kernel.telemetry.metrics import SinkMetrics
+from breakwater.records.metrics import SinkMetrics
 from breakwater.records.rows import StoredRow
 from breakwater.records.schema import TABLES
 from services.sink import records

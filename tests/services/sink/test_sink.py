@@ -18,8 +18,8 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
-from breakwater.kernel.telemetry.metrics import SinkMetrics
 from breakwater.records import schema
+from breakwater.records.metrics import SinkMetrics
 from breakwater.records.rows import budget_of
 from services.sink.app import build
 from services.sink.handlers import Sink

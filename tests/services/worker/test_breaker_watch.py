@@ -13,9 +13,9 @@ from structlog.typing import EventDict
 
 from breakwater.breakers.gate import BreakerWatch
 from breakwater.breakers.store import Breakers
+from breakwater.jobs.metrics import WorkerMetrics
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import Redis
-from breakwater.kernel.telemetry.metrics import WorkerMetrics
 from tests.helpers import until
 from tests.servers import RunningServer
 

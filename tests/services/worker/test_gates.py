@@ -22,10 +22,10 @@ from breakwater.calls.gate import AdmissionRequest, ClaimLostError, Gate, Refuse
 from breakwater.config import LiveConfig, parse_config
 from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.jobs.contract.job import Job
+from breakwater.jobs.metrics import WorkerMetrics
 from breakwater.jobs.store.executions import Claim
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.redis.connection import Script, ScriptCall, StateUnavailableError, scripts_of
-from breakwater.kernel.telemetry.metrics import WorkerMetrics
 from breakwater.limits.gate.budget import BudgetGate
 from breakwater.limits.gate.deployment import DeploymentGate
 from breakwater.limits.gate.rate_limit import RateLimitGate

@@ -190,7 +190,7 @@ async def test_nothing_is_worked_out_for_spans_that_nobody_records(
         async with tracing_to(collector, monkeypatch, OTEL_TRACES_SAMPLER="always_off"):
             unsampled = await plane.run({"agent": "a", "job_id": "j1", "prompt": "x"})
         monkeypatch.setattr(*at_the_beginning, fail)
-        monkeypatch.setattr(tracing, "execution_attributes", fail)
+        monkeypatch.setattr(handler, "execution_attributes", fail)
         untraced = await plane.run({"agent": "a", "job_id": "j2", "prompt": "x"})
     assert {unsampled["status"], untraced["status"]} == {"succeeded"}
     assert (unsampled["trace_id"], untraced["trace_id"]) == (None, None)

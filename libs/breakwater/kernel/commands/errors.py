@@ -84,38 +84,25 @@ def show(error: CliError, *, as_json: bool) -> None:
 
 
 def as_cli_error(error: BaseException) -> CliError:
-    """Turns an error of another package into one that ends a command. Raises an unexpected error again."""
+    """Turns an error into one that ends a command. Raises an unexpected error again."""
     # Imported only after a failure, so that commands start fast.
-    from breakwater.identity.api_keys import ApiKeysError
     from breakwater.kernel.clickhouse.errors import AnalyticsError, QueryError
-    from breakwater.kernel.errors import ConfigError, UnavailableError
+    from breakwater.kernel.errors import UnavailableError
     from breakwater.kernel.nats.errors import BusError
     from breakwater.kernel.security.encryption import DecryptionError
-    from breakwater.local.datadir import DataDirError
-    from breakwater.local.ports import PortInUseError
-    from breakwater.local.servers import ServerNotFoundError
-    from breakwater.local.supervisor import ProcessFailedError
 
     match error:
         case CliError():
             return error
-        case ConfigError():
-            return CliError("config", str(error))
         case DecryptionError():
             return CliError("undecryptable", str(error), "`breakwater encryption keys` lists the available keys.")
-        case DataDirError():
-            return CliError("data_dir", str(error))
-        case PortInUseError():
-            return CliError("port_taken", str(error))
-        case ProcessFailedError() | ServerNotFoundError():
-            return CliError("not_started", str(error))
-        case ApiKeysError():
-            return CliError("api_keys", str(error))
         case QueryError():
             return CliError("query_failed", f"ClickHouse refuses it, code {error.code}: {error.message}")
         case UnavailableError():
             return unreachable(str(error), "`breakwater doctor` shows which servers and services respond.")
         case AnalyticsError() | BusError():
             return CliError("failed", str(error))
+        case BreakwaterError(command_code=str() as code):
+            return CliError(code, str(error))
         case _:
             raise error

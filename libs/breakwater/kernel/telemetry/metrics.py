@@ -13,9 +13,8 @@ import errno
 import hmac
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cache, partial
 from threading import Lock, Thread, active_count
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -36,13 +35,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from breakwater.breakers.contract import BreakerState
-from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.errors import ConfigError, UnavailableError
-from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process.outage import Outage
-from breakwater.kernel.types import NANO_PER_USD
-from breakwater.limits.contract import BudgetEvent
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -53,8 +47,6 @@ OTHER = "other"
 NONE = "none"
 """The value of a label that does not apply, such as the kind of error of a success."""
 
-LLM_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
-TOKENS_PER_S_BUCKETS = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 75.0, 100.0, 150.0, 250.0, 500.0, 1000.0)
 HTTP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 300.0)
 
 
@@ -74,7 +66,7 @@ disable_created_metrics()
 _Series = TypeVar("_Series", Counter, Gauge, Histogram)
 
 
-class _Children(dict[tuple[str, ...], _Series], Generic[_Series]):
+class SeriesByLabels(dict[tuple[str, ...], _Series], Generic[_Series]):
     """The series of one metric, by their label values: a look-up in the library costs more than counting."""
 
     def __init__(self, family: _Series) -> None:
@@ -88,144 +80,41 @@ class _Children(dict[tuple[str, ...], _Series], Generic[_Series]):
 
 # Once for a registry: a process may have several that count the same.
 @cache
-def _counter(registry: CollectorRegistry, name: str, help_text: str, *labels: str) -> _Children[Counter]:
-    return _Children(Counter(f"breakwater_{name}", help_text, labels, registry=registry))
+def counter(registry: CollectorRegistry, name: str, help_text: str, *labels: str) -> SeriesByLabels[Counter]:
+    """Return the series of a counter with labels."""
+    return SeriesByLabels(Counter(f"breakwater_{name}", help_text, labels, registry=registry))
 
 
 @cache
-def _gauge(registry: CollectorRegistry, name: str, help_text: str, *labels: str) -> _Children[Gauge]:
-    return _Children(Gauge(f"breakwater_{name}", help_text, labels, registry=registry))
+def gauge(registry: CollectorRegistry, name: str, help_text: str, *labels: str) -> SeriesByLabels[Gauge]:
+    """Return the series of a gauge with labels."""
+    return SeriesByLabels(Gauge(f"breakwater_{name}", help_text, labels, registry=registry))
 
 
 @cache
-def _histogram(
+def histogram(
     registry: CollectorRegistry, buckets: tuple[float, ...], name: str, help_text: str, *labels: str
-) -> _Children[Histogram]:
-    return _Children(Histogram(f"breakwater_{name}", help_text, labels, buckets=buckets, registry=registry))
+) -> SeriesByLabels[Histogram]:
+    """Return the series of a histogram with labels."""
+    return SeriesByLabels(Histogram(f"breakwater_{name}", help_text, labels, buckets=buckets, registry=registry))
 
 
 @cache
-def _plain_counter(registry: CollectorRegistry, name: str, help_text: str) -> Counter:
+def plain_counter(registry: CollectorRegistry, name: str, help_text: str) -> Counter:
+    """Return a counter without labels."""
     return Counter(f"breakwater_{name}", help_text, registry=registry)
 
 
 @cache
-def _plain_gauge(registry: CollectorRegistry, name: str, help_text: str) -> Gauge:
+def plain_gauge(registry: CollectorRegistry, name: str, help_text: str) -> Gauge:
     """Return a gauge without labels, which is 0 from the beginning."""
     return Gauge(f"breakwater_{name}", help_text, registry=registry)
 
 
-def dead_letters_refused(registry: CollectorRegistry = REGISTRY) -> _Children[Counter]:
+def dead_letters_refused(registry: CollectorRegistry = REGISTRY) -> SeriesByLabels[Counter]:
     """Return the counter of messages that were dropped because DLQ refused them, by their stream."""
     help_text = "Messages dropped without a dead letter, because DLQ refused it."
-    return _counter(registry, "dead_letters_refused_total", help_text, "stream")
-
-
-class WorkerMetrics:
-    """Metrics of a worker. They cost a few microseconds for each attempt."""
-
-    def __init__(self, models: Collection[str], registry: CollectorRegistry = REGISTRY) -> None:
-        """Create the metrics in a registry; several workers of one process share its series.
-
-        Args:
-            models: the ids that the config names; any other model is counted as `other`.
-            registry: the registry that is scraped.
-        """
-        self._models = frozenset(models)
-        self._registry = registry
-        dead_letters_refused(registry)
-        counter = partial(_counter, registry)
-        seconds = partial(_histogram, registry, LLM_BUCKETS_S)
-        by_call = ("agent", "model", "kind")
-        self._jobs = counter("jobs_total", "Jobs that have ended.", "agent", "status", "reason")
-        self._job_seconds = seconds("job_duration_seconds", "Time from a job's acceptance to its end.", "agent")
-        help_text = "Recorded attempts, including refused ones."
-        self._attempts = counter("attempts_total", help_text, "agent", "model", "outcome", "kind")
-        self._attempt_seconds = seconds("attempt_duration_seconds", "Duration of calls.", "agent", "model")
-        help_text = "Time from the start of a call to the first content of its streamed answer."
-        self._first_token_seconds = seconds("first_token_seconds", help_text, "agent", "model")
-        rates = partial(_histogram, registry, TOKENS_PER_S_BUCKETS)
-        help_text = "Speed of streamed answers: output tokens after the first one, per second."
-        self._tokens_per_s = rates("output_tokens_per_second", help_text, "agent", "model")
-        self._tokens = counter("tokens_total", "Tokens that providers reported.", "agent", "model", "direction")
-        help_text = "Known costs of calls, including estimates."
-        self._cost = counter("cost_usd_total", help_text, "agent", "model")
-        help_text = "Calls whose reported usage is implausible, has no price, or belongs to another model."
-        self._usage_problems = counter("usage_problems_total", help_text, "provider")
-        help_text = "Cost of calls that did not produce the answer."
-        self._wasted_cost = counter("wasted_cost_usd_total", help_text, "agent", "cause")
-        self._retries = counter("retries_total", "Retries, by the error of the failed attempt.", *by_call)
-        help_text = "Jobs in progress in this process."
-        self._in_progress = _gauge(registry, "jobs_in_progress", help_text, "agent")
-        self._parked = counter(
-            "jobs_parked_total", "Number of times that jobs were parked until their next attempt.", "agent"
-        )
-        self._cache_hits = counter("cache_hits_total", "Jobs answered from the cache.", "agent")
-        self._short_circuits = counter("short_circuits_total", "Refused calls, which were not made.", *by_call)
-
-    def attempt(self, attempt: Attempt, trace_id: str | None = None) -> None:
-        """Count a recorded attempt. A sampled trace becomes the exemplar of the attempt's buckets."""
-        agent = attempt.agent
-        exemplar = _exemplar(trace_id)
-        model = attempt.model if attempt.model in self._models else OTHER
-        kind = NONE if attempt.error is None else attempt.error.kind
-        self._attempts[agent, model, attempt.outcome, kind].inc()
-        if attempt.short_circuited:
-            self._short_circuits[agent, model, kind].inc()
-            return
-        if attempt.outcome != "worker_lost":  # the call's duration is unknown
-            self._attempt_seconds[agent, model].observe(attempt.duration_ms / 1000, exemplar)
-        if attempt.first_token_ms is not None:
-            self._first_token_seconds[agent, model].observe(attempt.first_token_ms / 1000, exemplar)
-            if (rate := attempt.tokens_per_s) is not None:
-                self._tokens_per_s[agent, model].observe(rate, exemplar)
-        if attempt.input_tokens is not None:
-            self._tokens[agent, model, "input"].inc(attempt.input_tokens)
-        if attempt.output_tokens is not None:
-            self._tokens[agent, model, "output"].inc(attempt.output_tokens)
-        if attempt.usage_problem is not None or attempt.response_model is not None:
-            self._usage_problems[(attempt.provider,)].inc()
-        if attempt.cost is not None:
-            self._cost[agent, model].inc(attempt.cost / NANO_PER_USD)
-
-    def job(self, result: Execution, trace_id: str | None = None) -> None:
-        """Count a decided job, with its trace as `attempt` does. Dry runs are not counted."""
-        if result.dry_run:
-            return
-        agent = result.agent
-        self._jobs[agent, result.status, result.reason or NONE].inc()
-        self._job_seconds[(agent,)].observe(result.duration_ms / 1000, _exemplar(trace_id))
-        if result.cache_hit:
-            self._cache_hits[(agent,)].inc()
-        for cause, nano in result.wasted_by_cause.items():
-            self._wasted_cost[agent, cause].inc(nano / NANO_PER_USD)
-        # The error that caused a retry is that of the attempt before it, which only the whole job has.
-        for before, attempt in zip(result.attempts, result.attempts[1:], strict=False):
-            if attempt.cause == "retry":
-                model = attempt.model if attempt.model in self._models else OTHER
-                kind = NONE if before.error is None else before.error.kind
-                self._retries[agent, model, kind].inc()
-
-    def breaker_service_alive(self, alive: bool) -> None:
-        """Set whether a breaker service is running; there is no series before the first call."""
-        help_text = "1 while a breaker service is running. Without one, failures open no breaker."
-        _plain_gauge(self._registry, "breaker_service_alive", help_text).set(alive)
-
-    def began(self, agent: str) -> None:
-        """Count a job in progress."""
-        self._in_progress[(agent,)].inc()
-
-    def ended(self, agent: str) -> None:
-        """Count a job that is no longer in progress: decided, parked, or lost to another worker."""
-        self._in_progress[(agent,)].dec()
-
-    def parked(self, agent: str) -> None:
-        """Count a job that was parked until its next attempt."""
-        self._parked[(agent,)].inc()
-
-
-def _exemplar(trace_id: str | None) -> dict[str, str] | None:
-    return None if trace_id is None else {"trace_id": trace_id}
+    return counter(registry, "dead_letters_refused_total", help_text, "stream")
 
 
 class HttpMetrics:
@@ -233,9 +122,9 @@ class HttpMetrics:
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         help_text = "Answered requests."
-        self._requests = _counter(registry, "http_requests_total", help_text, "route", "method", "status")
+        self._requests = counter(registry, "http_requests_total", help_text, "route", "method", "status")
         help_text = "Duration of requests, including the wait for results."
-        self._seconds = _histogram(
+        self._seconds = histogram(
             registry, HTTP_BUCKETS_S, "http_request_duration_seconds", help_text, "route", "method"
         )
 
@@ -257,155 +146,11 @@ class StreamMetrics:
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         help_text = "Used share of a stream's limit in bytes."
-        self._used = _gauge(registry, "stream_used_ratio", help_text, "stream")
+        self._used = gauge(registry, "stream_used_ratio", help_text, "stream")
 
     def used(self, stream: str, ratio: float) -> None:
         """Set the used share of a stream's limit; 0 for a stream without one."""
         self._used[(stream,)].set(ratio)
-
-
-class BreakerMetrics:
-    """Metrics of the breaker service."""
-
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        help_text = "Transitions published by the breaker service."
-        self._transitions = _counter(registry, "breaker_transitions_total", help_text, "agent", "model", "to")
-
-    def transition(self, agent: str, model: str, to: BreakerState) -> None:
-        """Count a breaker's transition; its labels are those of `BREAKER_STATE`."""
-        self._transitions[agent, model, to].inc()
-
-
-class BudgetMetrics:
-    """Metrics of the budget service: settled calls, and the state of the budgets' counters."""
-
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        help_text = "Calls whose cost was counted, including redelivered ones."
-        self._settled = _plain_counter(registry, "budget_calls_settled_total", help_text)
-        help_text = "Thresholds of caps that were reached and published."
-        self._thresholds = _counter(registry, "budget_thresholds_total", help_text, "scope", "window", "kind")
-        self._filled = _plain_gauge(registry, "budgets_filled", "1 while the budgets' counters are complete.")
-        help_text = "Counters that differed from the record and were repaired."
-        self._repairs = _plain_counter(registry, "budget_repairs_total", help_text)
-        help_text = "Time of the last comparison of the counters with the record."
-        self._compared = _plain_gauge(registry, "budgets_compared_timestamp_seconds", help_text)
-
-    def settled(self, calls: int) -> None:
-        """Count calls whose cost was settled."""
-        self._settled.inc(calls)
-
-    def threshold(self, reached: BudgetEvent) -> None:
-        """Count a threshold that was announced."""
-        self._thresholds[reached.scope, reached.window, reached.kind].inc()
-
-    def filled(self, *, yes: bool) -> None:
-        """Set whether the counters are complete."""
-        self._filled.set(yes)
-
-    def repaired(self) -> None:
-        """Count a counter that differed from the record."""
-        self._repairs.inc()
-
-    def compared(self, at: datetime) -> None:
-        """Set the time at which all counters were compared with the record."""
-        self._compared.set(at.timestamp())
-
-
-class AlerterMetrics:
-    """Metrics of the delivery of alerts."""
-
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        counter = partial(_counter, registry)
-        self._sent = counter("alert_messages_total", "Messages delivered to the channel.", "channel")
-        self._failed = counter("alert_failures_total", "Failed tries to send a message.", "channel")
-        self._given_up = counter("alert_dead_letters_total", "Messages that were given up.", "channel")
-        self._waiting = _gauge(registry, "alerts_held", "Alerts that wait for a channel.", "channel")
-
-    def of(self, channel: str) -> ChannelMetrics:
-        """Return the metrics of a channel, by its name in the config."""
-        labels = (channel,)
-        return ChannelMetrics(self._sent[labels], self._failed[labels], self._given_up[labels], self._waiting[labels])
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelMetrics:
-    """Metrics of a channel's messages."""
-
-    _sent: Counter
-    _failed: Counter
-    _given_up: Counter
-    _waiting: Gauge
-
-    def sent(self) -> None:
-        """Count a delivered message."""
-        self._sent.inc()
-
-    def failed(self) -> None:
-        """Count a failed try to send a message."""
-        self._failed.inc()
-
-    def given_up(self) -> None:
-        """Count a message that became a dead letter."""
-        self._given_up.inc()
-
-    def held(self, alerts: int) -> None:
-        """Set the number of alerts that wait."""
-        self._waiting.set(alerts)
-
-
-class SinkMetrics:
-    """Metrics of the sink: stored rows, and the lag behind the event log."""
-
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        counter = partial(_counter, registry)
-        gauge = partial(_gauge, registry)
-        dead_letters_refused(registry)
-        self._rows = counter("sink_rows_total", "Stored rows, including redelivered ones.", "table")
-        help_text = "Duration of successful inserts."
-        self._insert_seconds = _histogram(registry, HTTP_BUCKETS_S, "sink_insert_duration_seconds", help_text, "table")
-        self._batches = counter("sink_batches_total", "Batches stored and acknowledged.", "stream")
-        help_text = "Messages that no table accepts and that became dead letters."
-        self._dead_letters = counter("sink_dead_letters_total", help_text, "stream")
-        for stream in (Stream.EVENTS, Stream.ALERTS, Stream.AUDIT):
-            # A series that begins at 1 would show no increase.
-            self._dead_letters[(stream.value,)].inc(0)
-        help_text = "Acknowledged events that were missing in ClickHouse and were stored again."
-        self._lost = _plain_counter(registry, "sink_lost_events_total", help_text)
-        help_text = "Age of the oldest event that is held, or its age when it was stored."
-        self._lag = gauge("sink_lag_seconds", help_text, "stream")
-        help_text = "Messages waiting behind the newest batch when it arrived."
-        self._waiting = gauge("sink_waiting_messages", help_text, "stream")
-        self._unavailable = gauge("sink_unavailable", "1 while a required server is unavailable.", "what")
-
-    def began(self, stream: str, waiting: int) -> None:
-        """Set the number of messages that wait behind a batch of a stream."""
-        self._waiting[(stream,)].set(waiting)
-
-    def ended(self, stream: str) -> None:
-        """Count a batch that was stored and acknowledged."""
-        self._batches[(stream,)].inc()
-
-    def behind(self, stream: str, seconds: float) -> None:
-        """Set the age of the oldest event of a batch, or its age when it was stored."""
-        # The clocks of two machines may differ: nothing is stored before it happened.
-        self._lag[(stream,)].set(max(seconds, 0.0))
-
-    def stored(self, table: str, rows: int, seconds: float) -> None:
-        """Count the rows of an insert, and its duration."""
-        self._rows[(table,)].inc(rows)
-        self._insert_seconds[(table,)].observe(seconds)
-
-    def dead_lettered(self, stream: str) -> None:
-        """Count a message that became a dead letter, because no table accepts it."""
-        self._dead_letters[(stream,)].inc()
-
-    def lost(self, events: int) -> None:
-        """Count acknowledged events that were missing in ClickHouse."""
-        self._lost.inc(events)
-
-    def unavailable(self, server: str, *, yes: bool) -> None:
-        """Set whether a server is unavailable, by its name in the log."""
-        self._unavailable[(server,)].set(yes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -555,7 +300,7 @@ def _config_info(registry: CollectorRegistry) -> Info:
 def show_config(version: str, registry: CollectorRegistry = REGISTRY, *, refused: bool = False) -> None:
     """Show the effective version of the config, and whether the config file is invalid."""
     _config_info(registry).info({"version": version})
-    _plain_gauge(registry, "config_refused", "1 while the config file is invalid.").set(refused)
+    plain_gauge(registry, "config_refused", "1 while the config file is invalid.").set(refused)
 
 
 _MAX_THREADS = 100

@@ -15,18 +15,10 @@ from collections.abc import Mapping
 import structlog
 
 from breakwater.kernel.telemetry.tracing import spans
-from breakwater.kernel.telemetry.tracing.attributes import (
-    SpanAttributes,
-    attempt_attributes,
-    execution_attributes,
-    outcome_attributes,
-    provider_attributes,
-    request_attributes,
-    result_attributes,
-)
 from breakwater.kernel.telemetry.tracing.spans import (
     Attribute,
     Span,
+    SpanAttributes,
     SpanRole,
     begin,
     is_traceparent,
@@ -41,16 +33,10 @@ __all__ = [
     "Span",
     "SpanAttributes",
     "SpanRole",
-    "attempt_attributes",
     "begin",
-    "execution_attributes",
     "is_traceparent",
     "new_traceparent",
-    "outcome_attributes",
-    "provider_attributes",
     "recorded_trace_id",
-    "request_attributes",
-    "result_attributes",
     "sampled_trace_id",
     "start",
     "stop",

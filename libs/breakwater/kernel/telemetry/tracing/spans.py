@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Literal, Protocol
 
 Attribute = str | int | float | bool | tuple[str, ...]
+SpanAttributes = dict[str, Attribute]
 SpanRole = Literal["server", "client", "internal"]
 
 Attributes = Mapping[str, Attribute]

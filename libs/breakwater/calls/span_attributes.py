@@ -1,4 +1,4 @@
-"""Attributes of spans.
+"""Attributes of the spans of jobs and attempts.
 
 Their names are those of OpenTelemetry's semantic conventions for GenAI, 0.1.0, and for HTTP, if they define one. Other
 names begin with `breakwater.`, and one is Langfuse's. Unknown values are left out, and are not 0.
@@ -14,10 +14,8 @@ from urllib.parse import urlsplit
 from pydantic import JsonValue
 
 from breakwater.jobs.contract.execution import Attempt, Cause, Execution
-from breakwater.kernel.telemetry.tracing.spans import Attribute
+from breakwater.kernel.telemetry.tracing import Attribute, SpanAttributes
 from breakwater.kernel.types import NANO_PER_USD
-
-SpanAttributes = dict[str, Attribute]
 
 MAX_ID = 256
 """The most characters of a provider's names for its response and its model."""
