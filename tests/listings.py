@@ -43,7 +43,7 @@ class Listing:
         row: the row, parsed.
         columns: the view's.
         nothing: what the API returns without a row.
-        none: how a terminal, and how the page says that.
+        none: how a terminal and how the page say that; empty where the page needs ClickHouse to know.
     """
 
     command: tuple[str, ...]
@@ -96,7 +96,7 @@ LISTINGS = (
         (AgentHealth, documents.health("writer", "degraded") | {"health_reason": EVIL}),
         HEALTH,
         ("", {}),
-        ("no agents are configured", "No agents"),
+        ("no agents are configured", ""),
     ),
     _listing(
         "breakers list",

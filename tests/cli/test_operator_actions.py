@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
-
 from breakwater.kernel.commands.errors import ExitCode
 from tests.cli.api_stub import Stub, problem
 from tests.cli.conftest import Run, in_thread
 from tests.operator_cases import OPERATOR_CASES, OperatorCase
+from tests.tables import each_row
 
-each_action = pytest.mark.parametrize("case", OPERATOR_CASES, ids=str)
+each_action = each_row("case", OPERATOR_CASES, ids=str)
 
 
 @each_action
 async def test_an_unknown_target_is_refused_with_where_to_look(run: Run, stub: Stub, case: OperatorCase) -> None:
     stub.answers[f"POST {case.action}"] = (404, problem(case.unknown, "there is none"))
+    stub.asked.clear()
     ran = await in_thread(run, *case.command)
     assert stub.asked == [(f"POST {case.action}", case.body)]
     assert (ran.code, ran.out) == (ExitCode.FAILED, "")

@@ -80,27 +80,6 @@ async def test_every_agent_of_the_config_is_listed_and_each_that_ran(console: Co
     assert 'aria-label="2 executions over time, 1 of them failed"' in page.text
 
 
-async def test_a_success_rate_leaves_out_what_was_cancelled(console: Console):
-    answer(console.interface, agents=[health("writer")])
-    ends = ("succeeded", "succeeded", "succeeded", "dead_lettered", "cancelled")
-    await store(console, *(ended(f"w{number}", 5, status=status) for number, status in enumerate(ends)))
-    for path in ("/", "/agents/writer"):
-        assert "Success rate 75 % 5 executions, 1 failed, 1 cancelled" in (await console.get(path)).words
-    assert "writer healthy it is healthy 75 % 5" in (await console.get("/agents")).words
-
-
-async def test_pages_tell_when_their_window_really_begins(console: Console):
-    answer(console.interface, agents=[health("writer")])
-    for path in ("/", "/agents", "/agents/writer"):
-        page = await console.get(f"{path}?window=24h")
-        # A step of 24 hours is 15 minutes.
-        reported = re.search(r"since (\w{3} \d\d \d\d:(?:00|15|30|45)) UTC, without dry runs", page.words)
-        assert reported, path
-        day_ago = datetime.now(UTC) - timedelta(hours=24)
-        assert datetime.strptime(f"{day_ago.year} {reported[1]} +0000", "%Y %b %d %H:%M %z") <= day_ago
-    assert re.search(r"\d\d:\d\d to \w{3} \d\d \d\d:\d\d UTC", (await console.get("/?window=yesterday")).words)
-
-
 async def test_a_long_name_is_broken_where_it_must(console: Console):
     long = "a" * 120
     answer(console.interface, agents=[health(long)])
@@ -126,8 +105,6 @@ async def test_the_list_is_sorted_by_links_that_turn_round(console: Console):
     turned = await console.get("/agents?window=1h&sort=-spend")
     assert listed(turned.text) == ["a", "b", "c"]
     assert 'aria-sort="ascending"><a href="/agents?window=1h&amp;sort=spend#agents"' in turned.text
-    assert listed((await console.get("/agents?sort=nonsense")).text) == ["a", "b", "c"]
-    assert listed((await console.get("/agents?sort=-name")).text) == ["c", "b", "a"]
 
 
 @each_row(
@@ -280,36 +257,6 @@ async def test_one_agent_is_reported_whole(console: Console):
     [asked] = [query for (path, _), query in zip(console.interface.asked, console.interface.queries, strict=True)
                if path == "GET budgets"]  # fmt: skip
     assert asked == {"agent": "writer"}
-
-
-async def test_what_is_not_known_of_an_agent_is_not_reported_as_nothing(console: Console):
-    answer(console.interface, agents=[health("writer")])
-    unknown = {"cost": None, "cost_basis": "unknown", "outcome": "error", "error": broken("it is down")}
-    lost = {"status": "dead_lettered", "total_cost": None, "wasted_cost": None, "cost_basis": "unknown"}
-    await store(console, ended("w1", 5, tried("w1", 1, 5, **unknown), **lost))
-    page = await console.get("/agents/writer")
-    assert "Wasted unknown 1 of 1 execution wasted an unknown amount" in page.words
-    assert "Waste in the last 15m is unknown" in page.words
-    assert "Nothing was wasted" not in page.words
-    await store(
-        console,
-        ended(
-            "w2",
-            6,
-            tried("w2", 1, 6, cost=5_000_000_000, outcome="error", error=broken("it is down")),
-            status="dead_lettered",
-            total_cost=5_000_000_000,
-            wasted_cost=5_000_000_000,
-            wasted_by_cause={"failed": 5_000_000_000},
-        ),
-    )
-    page = await console.get("/agents/writer")
-    assert "Wasted $5.00 at least: 1 of 2 executions wasted an unknown amount" in page.words
-    assert "Waste: at least $5.00" in page.words
-    assert "the job failed $5.00 1 At least this much: 1 execution wasted an unknown amount." in page.words
-    assert "server it is down 2 $5.00 at least gpt-4.1" in page.words
-    agents = await console.get("/agents")
-    assert "writer healthy it is healthy 0 % 2 1.0 s 0 $5.00 at least $5.00 at least" in agents.words
 
 
 async def test_an_agent_of_any_name_has_its_page(console: Console):

@@ -18,6 +18,7 @@ from breakwater.jobs.contract.execution import Cancellation, Execution, FailureS
 from breakwater.jobs.rules.record import error_of
 from breakwater.kernel.security.encryption import Cipher, new_key
 from breakwater.records import rows, schema
+from tests.api_documents import dead_letter
 from tests.cli.api_stub import KEY, Stub, problem
 from tests.records.samples import NOON, RATE_LIMITED, attempt, execution
 from tests.services.console.conftest import ENCRYPTION_KEY, Console, key_with
@@ -25,20 +26,7 @@ from tests.services.console.inert import check_page
 from tests.services.console.test_markdown import ATTACKS
 
 EVIL = '<script>alert("1")</script>'
-
-
-def dead_letter(**fields: Any) -> dict[str, Any]:
-    return {
-        "dead_letter_id": 7,
-        "kind": "job",
-        "reason": "error",
-        "agent": "writer",
-        "execution_id": "e1",
-        "error": "no",
-        "at": "2026-11-21T12:00:00.000Z",
-        "replayable": True,
-        **fields,
-    }
+ONE_DEAD_LETTER = {"dead_letters": [dead_letter(execution_id="e1")], "more": False, "counts": []}
 
 
 def encrypted(record: Execution, key: str) -> Execution:
@@ -46,9 +34,8 @@ def encrypted(record: Execution, key: str) -> Execution:
 
 
 async def store(console: Console, *records: Execution) -> None:
-    for _ in range(2):
-        await console.analytics.insert(schema.EXECUTIONS, [rows.execution_row(one, 1) for one in records])
-        attempts = [rows.attempt_row(one, 1, NOON) for record in records for one in record.attempts]
+    await console.analytics.insert(schema.EXECUTIONS, [rows.execution_row(one, 1) for one in records])
+    if attempts := [rows.attempt_row(one, 1, NOON) for record in records for one in record.attempts]:
         await console.analytics.insert(schema.ATTEMPTS, attempts)
 
 
@@ -264,7 +251,7 @@ async def test_an_interface_that_is_away_is_no_missing_job(console: Console):
 
 async def test_a_replay_leads_to_the_new_execution(console: Console):
     await store(console, refused())
-    console.interface.answers["GET dlq"] = (200, {"dead_letters": [dead_letter()], "more": False, "counts": []})
+    console.interface.answers["GET dlq"] = (200, ONE_DEAD_LETTER)
     answer = {
         "replayed": [{"dead_letter_id": 7, "execution_id": "rpl_1"}],
         "already": 0,
@@ -284,7 +271,7 @@ async def test_why_a_replay_was_not_done_is_reported_on_the_page(console: Consol
     await store(console, refused())
     console.interface.answers["GET dlq"] = (200, {"dead_letters": [], "more": False, "counts": []})
     assert "this job no longer has a dead letter" in (await console.submit("/executions/e1", "/replay/e1")).words
-    console.interface.answers["GET dlq"] = (200, {"dead_letters": [dead_letter()], "more": False, "counts": []})
+    console.interface.answers["GET dlq"] = (200, ONE_DEAD_LETTER)
     skipped = {
         "replayed": [],
         "already": 0,
@@ -328,7 +315,9 @@ async def progress_from(answer: Callable[[web.Request], Awaitable[web.StreamResp
     """Another server for the progress of jobs."""
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
-    async with TestServer(app) as server:
+    server = TestServer(app)
+    await server.start_server(shutdown_timeout=0)  # who never answers is not waited for
+    try:
         url = ApiClient._url
 
         def of(self: ApiClient, path: str, query: Query | None) -> URL:
@@ -336,6 +325,8 @@ async def progress_from(answer: Callable[[web.Request], Awaitable[web.StreamResp
 
         monkeypatch.setattr(ApiClient, "_url", of)
         yield
+    finally:
+        await server.close()
 
 
 async def test_an_api_that_hangs_does_not_hang_the_page(console: Console, monkeypatch: Any):

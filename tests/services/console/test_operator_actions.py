@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from urllib.parse import parse_qsl
 
-import pytest
-
-from tests.api_documents import budget
+from tests.api_documents import budget, dead_letter
 from tests.cli.api_stub import problem
 from tests.operator_cases import OPERATOR_CASES, OperatorCase
 from tests.services.console.conftest import Console, Page, key_with
-from tests.services.console.test_dead_letters import dead_letter, listed
+from tests.services.console.test_dead_letters import listed
+from tests.tables import each_row
 
 EVIL = "<script>alert(1)</script>"
 
-each_action = pytest.mark.parametrize("case", OPERATOR_CASES, ids=str)
+each_action = each_row("case", OPERATOR_CASES, ids=str)
 
 
 async def submit(console: Console, case: OperatorCase) -> Page:
@@ -63,6 +62,7 @@ APPROVALS = ("guards/reset", "budgets/raise", "alerts/ack", "alerts/resolve")
 async def test_an_approver_decides_on_incidents_tasks_and_caps_alone(visited: Console, case: OperatorCase) -> None:
     visited.interface.answers["GET key"] = key_with("read", "approve", name="finance")
     assert (await visited.sign_in()).status == 303
+    visited.interface.asked.clear()
     page = await submit(visited, case)
     allowed = case.action in APPROVALS
     assert (page.status == 403) is not allowed

@@ -5,17 +5,21 @@ import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
 import pytest
 import pytest_asyncio
+from starlette.requests import Request
 from yarl import URL
 
+from breakwater.identity.pages.operator_actions import FormError, read_form
 from breakwater.identity.pages.sessions import Notice, pack
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.process.settings import Settings
 from breakwater.local.ports import free_port
+from tests.api_documents import dead_letter
 from tests.cli.api_stub import KEY, Stub, problem
 from tests.held_connections import held, received
 from tests.services.console.conftest import Console, Page, key_with, running, visiting
@@ -24,17 +28,7 @@ from tests.tables import each_row
 PAGES = ("/", "/agents", "/executions", "/breakers", "/budgets", "/alerts", "/dead-letters")
 
 
-DEAD_LETTER = {
-    "dead_letter_id": 7,
-    "kind": "job",
-    "reason": "error",
-    "execution_id": "e1",
-    "error": "no",
-    "replayable": True,
-    "agent": "writer",
-    "at": "2026-11-21T12:00:00.000Z",
-}
-LETTERS = {"dead_letters": [DEAD_LETTER], "more": False, "counts": []}
+LETTERS = {"dead_letters": [dead_letter()], "more": False, "counts": []}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
@@ -76,7 +70,7 @@ async def test_a_wrong_key_is_refused_and_the_page_says_how_to_get_one(visited: 
     assert (await visited.get("/", follow=False)).status == 303
 
 
-@pytest.mark.parametrize("key", ["", "   ", "bw_é", "bw_a\r\nX-Evil: 1", "x" * 5_000])
+@each_row("key", ["", "   ", "bw_é", "bw_a\r\nX-Evil: 1", "x" * 5_000])
 async def test_what_is_no_key_is_refused_in_words(visited: Console, key: str):
     page = await visited.sign_in(key)
     assert page.status in (403, 422)
@@ -107,7 +101,7 @@ async def test_after_signing_in_one_is_where_one_wanted_to_go(visited: Console):
     assert (signed_in.status, signed_in.headers["Location"]) == (303, "/executions?agent=writer")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "elsewhere", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)", "evil", "/a\nb"]
 )
 async def test_nobody_is_sent_elsewhere(visited: Console, elsewhere: str):
@@ -115,9 +109,7 @@ async def test_nobody_is_sent_elsewhere(visited: Console, elsewhere: str):
     assert (signed_in.status, signed_in.headers["Location"]) == (303, "/")
 
 
-@pytest.mark.parametrize(
-    "odd", ["//[", "http://[", "//\u2100", "http://[::1", "\ud800".encode("utf-8", "replace").decode()]
-)
+@each_row("odd", ["//[", "http://[", "//\u2100", "http://[::1", "\ud800".encode("utf-8", "replace").decode()])
 async def test_an_odd_address_to_go_to_is_no_error(visited: Console, odd: str):
     page = await visited.get(f"/sign-in?next={quote(odd)}")
     assert page.status == 200
@@ -211,7 +203,7 @@ async def test_a_form_of_who_is_not_signed_in_is_small_and_has_little_time(
         assert await received(connections) == {b"422": 100}
 
 
-@pytest.mark.parametrize("path", PAGES)
+@each_row("path", PAGES)
 async def test_no_page_holds_the_key_or_lets_anything_foreign_in(console: Console, path: str):
     page = await console.get(path)
     assert page.status == 200
@@ -265,22 +257,21 @@ async def test_a_form_of_another_site_does_nothing(console: Console):
     assert not any(asked.startswith("POST") for asked, _ in console.interface.asked)
 
 
-@pytest.mark.parametrize("csrf", ["", "guessed", "é", "\x00"])
+@each_row("csrf", ["", "guessed", "é", "\x00"])
 async def test_a_form_without_our_mark_does_nothing(console: Console, csrf: str):
     page = await console.post("/breakers/reset", {"csrf": csrf, "agent": "writer", "model": "m"}, follow=False)
     assert page.status == 403
     assert not any(asked.startswith("POST") for asked, _ in console.interface.asked)
 
 
-async def test_a_form_that_never_ends_is_given_up(visited: Console, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("breakwater.identity.pages.operator_actions.BODY_TIMEOUT_S", 0.2)
-    address = URL(visited.url)
-    reader, writer = await asyncio.open_connection(address.host, address.port)
-    writer.write(b"POST /sign-in HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\nkey=")
-    async with asyncio.timeout(60):
-        answer = await reader.readline()
-    writer.close()
-    assert answer.startswith(b"HTTP/1.1 422")
+async def test_a_form_that_never_ends_is_given_up():
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    request = Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
+    with pytest.raises(FormError, match=r"did not arrive within 0\.05 s") as refused:
+        await read_form(request, within_s=0.05)
+    assert refused.value.status == 422
 
 
 async def test_a_notice_waits_for_a_page_that_somebody_reads(console: Console):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import unescape
 from urllib.parse import parse_qsl
 from zoneinfo import ZoneInfo
 
@@ -24,15 +22,10 @@ from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.columns import Column
 from breakwater.kernel.pages.tables import PageTable, TableUrl, csv_text
 from breakwater.local.ports import free_port
-from tests.api_documents import answer, breaker, health, incident
+from tests.api_documents import plan
 from tests.cli.api_stub import Stub
 from tests.services.console.conftest import Console, Page, key_with, visiting
-from tests.services.console.test_budgets import budget
-from tests.services.console.test_budgets import listed as budgets
-from tests.services.console.test_dead_letters import dead_letter
-from tests.services.console.test_dead_letters import listed as dead_letters
 from tests.services.console.test_executions import ended, store
-from tests.services.console.test_plans import PLAN
 from tests.tables import each_row
 
 
@@ -108,53 +101,6 @@ def read(page: Page) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(page.text, newline="")))
 
 
-async def test_each_table_is_saved_from_its_page_as_it_is_filtered_there(console: Console) -> None:
-    answer(
-        console.interface,
-        agents=[health("writer", "unhealthy"), health("reader")],
-        breakers=[breaker("writer", "gpt-4.1", "open", "3 failures"), breaker("reader", "mini")],
-        alerts=[incident(1), incident(2, "warning")],
-    )
-    console.interface.answers["GET budgets"] = budgets(
-        budget(spent="2.5"),
-        budget("agent:writer/monthly", spent="0.000000001"),
-        budget("tenant:acme/daily", limit=None),
-    )
-    console.interface.answers["GET dlq"] = dead_letters(dead_letter(), dead_letter(8, agent="reader"))
-    saved = {
-        "/agents?csv=agents&find=writer": ("name", ["writer"]),
-        "/breakers?csv=breakers&breakers.sort=-agent": ("agent", ["writer", "reader"]),
-        "/budgets?csv=day": ("spent_usd", ["2.500000000"]),
-        "/budgets?csv=month": ("spent_usd", ["0.000000001"]),
-        "/budgets?csv=uncapped": ("budget", ["tenant:acme/daily"]),
-        "/alerts?csv=now&now.find=WARNING": ("incident_id", ["inc_2"]),
-        "/dead-letters?csv=list&list.sort=-dead_letter": ("dead_letter", ["7", "8"]),
-        "/dead-letters?csv=errors": ("dead_letters", ["2"]),
-    }
-    for path, (column, values) in saved.items():
-        assert [row[column] for row in read(await console.get(path))] == values, path
-    for path in ("/agents?csv=nothing", "/alerts?csv=history-of-nobody"):
-        page = await console.get(path)
-        assert (page.status, "Nothing to save" in page.words) == (404, True)
-
-
-async def test_each_table_says_how_to_save_and_sort_it(console: Console) -> None:
-    answer(console.interface, agents=[health("writer")], breakers=[breaker("writer", "m")], alerts=[incident(1)])
-    console.interface.answers["GET budgets"] = budgets(budget())
-    console.interface.answers["GET dlq"] = dead_letters(dead_letter())
-    await store(console, ended(1))
-    for path in ("/agents", "/breakers", "/budgets", "/alerts", "/dead-letters", "/executions"):
-        page = await console.get(path)
-        links = [unescape(link) for link in re.findall(r'href="([^"]*[?&;]csv=[^"]*)"', page.text)]
-        assert links, path
-        for link in links:
-            assert read(await console.get(link)), link
-        sorting = re.findall(r'<th scope="col"[^>]*><a href="([^"]*sort=[^"]*)"', page.text)
-        assert sorting, path
-        turned = await console.get(unescape(sorting[0]))
-        assert (turned.status, turned.text.count('aria-sort="') >= 1) == (200, True)
-
-
 async def test_executions_are_sorted_over_all_that_match_and_all_are_saved(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,48 +136,12 @@ async def test_without_clickhouse_nothing_is_saved_and_the_reason_is_shown(inter
     assert (page.status, "ClickHouse does not respond" in page.words) == (503, True)
 
 
-async def test_budgets_are_in_groups_with_the_most_used_first_and_those_without_a_cap_folded(console: Console) -> None:
-    console.interface.answers["GET budgets"] = budgets(
-        budget(spent="1"),
-        budget("tenant:near/daily", spent="9"),
-        budget("agent:writer/monthly", spent="5"),
-        budget("tenant:free/daily", spent="700", limit=None),
-    )
-    page = await console.get("/budgets")
-    shown = page.text[page.text.index('id="day"') :]
-    assert (
-        shown.index("tenant%3Anear%2Fdaily") < shown.index("global%2Fdaily") < shown.index("agent%3Awriter%2Fmonthly")
-    )
-    folded = shown[shown.index("<details") : shown.index("</details>")]
-    assert "tenant%3Afree%2Fdaily" in folded
-    assert "<details open" not in shown
-    assert "<details open" in (await console.get("/budgets?uncapped.sort=spent")).text
-    console.interface.answers["GET budgets"] = budgets(budget(limit=None))
-    assert "<summary><b>Without a cap" not in (await console.get("/budgets")).text, "there is nothing else to see"
-
-
-async def test_dead_letters_are_grouped_by_their_error_but_for_numbers_in_it(console: Console) -> None:
-    console.interface.answers["GET dlq"] = dead_letters(
-        dead_letter(9, error="timeout after 31 s", agent="reader", at="2026-11-22T12:00:00.000Z"),
-        dead_letter(8, error="no such model", replayable=False),
-        dead_letter(7, error="timeout after 30 s"),
-    )
-    page = await console.get("/dead-letters?reason=error")
-    assert "timeout after 31 s error reader , writer 2 2 Nov 22 10:00:00 Nov 22 12:00:00" in page.words
-    assert "no such model error writer 1 0" in page.words
-    address = unescape(re.findall(r'href="(/dead-letters\?[^"]*error=[0-9a-f]{8}#list)"', page.text)[0])
-    one = await console.get(address)
-    assert "Filtered by the error “timeout after 31 s”" in one.words
-    assert re.findall(r'aria-label="Select dead letter (\d)"', one.text) == ["9", "7"]
-    assert "Replay all" not in one.words, "that would replay others, too"
-
-
 def test_a_page_is_a_function_of_plain_values() -> None:
     known = CachedSession(KeyDetails.model_validate(key_with("read")[1]), 0)
     session = Session(ApiClient("http://127.0.0.1:9"), known, "")
     visit = Visit(
         TableUrl("/plans", {"list.sort": "cost"}), datetime(2026, 11, 21, tzinfo=UTC), ZoneInfo("UTC"), session
     )
-    plans = [PLAN, PLAN | {"plan_id": "dearest", "total_cost": "7.000000000"}]
+    plans = [plan(), plan("dearest", total_cost="7.000000000")]
     values = plans_page.view(visit, Fetched(PlanList.model_validate({"plans": plans})))
     assert [plan.plan_id for plan in values["table"].rows] == ["dearest", "report/47"]

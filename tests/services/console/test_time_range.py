@@ -39,6 +39,7 @@ def chosen(zone: str = "UTC", now: datetime = NOW, **query: str) -> TimeRange:
         ({"from": "2026-11-22T12:00Z", "to": "2027-01-01T00:00Z"}, "Nov 22 12:00 to Nov 22 12:07 UTC", 5, None),
         # No step divides a prime number of minutes: it ends a little later.
         ({"from": "2026-11-20T00:00Z", "to": "2026-11-21T00:07Z"}, "Nov 20 00:00 to Nov 21 00:15 UTC", 900, None),
+        ({"window": "yesterday"}, "Nov 21 00:00 to Nov 22 00:00 UTC", 900, "yesterday"),
         ({"window": "this month"}, "since Nov 01 00:00 UTC", 21_600, "this month"),
         ({"window": "last month"}, "Oct 01 00:00 to Nov 01 00:00 UTC", 28_800, "last month"),
         ({"window": "nonsense"}, "since Nov 21 12:00 UTC", 900, "in the last 24h"),
@@ -49,6 +50,15 @@ def test_a_url_names_a_time_range(query: "dict[str, str]", bounds: str, step_s: 
     assert (found.bounds, found.window.step_s) == (bounds, step_s)
     assert found.words == (words or f"from {bounds.removesuffix(' UTC')}")
     assert chosen(**found.query).window == found.window, "the URL it writes names the same"
+
+
+@each_row(
+    ("window", "refresh_s", "is_long"),
+    [("15m", 5, False), ("1h", 5, False), ("24h", 5, False), ("x", 5, False), ("7d", 30, True), ("30d", 30, True)],
+)
+def test_a_page_renews_itself_as_often_as_its_window_changes(window: str, refresh_s: int, is_long: bool):
+    found = chosen(window=window)
+    assert (found.refresh_s, found.is_long) == (refresh_s, is_long)
 
 
 @each_row(
