@@ -37,7 +37,7 @@ KEY = BreakerKey("support/triage {1}", "openai/gpt-4.1:mini")
 HASH = f"bw:breaker:{KEY.name}"
 IN_A_ROW, COOLDOWN_MS, LEASE_MS, SKEW_MS = 2, 60_000, 100_000, 300_000
 RULES = BreakerRules(consecutive_failures=IN_A_ROW, same_error=None, cooldown_s=COOLDOWN_MS / 1000)
-EXAMPLES, LENGTH = 15, 200
+EXAMPLES, LENGTH = 5, 200
 """Examples of a run, and steps of an example at most."""
 
 OF_ADMISSIONS: set[Step] = {("open", "half_open")}

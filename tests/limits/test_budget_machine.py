@@ -265,17 +265,20 @@ class Money(RedisMachine):
             self.a_call_is_asked_for(owner, amount)
 
     @precondition(lambda self: self.calls)
-    @rule(which=WHICH, amount=st.none() | AMOUNTS)
-    def one_is_asked_for_again(self, which: int, amount: int | None) -> None:
+    @rule(which=WHICH, amount=st.none() | AMOUNTS, uncharged=st.booleans())
+    def one_is_asked_for_again(self, which: int, amount: int | None, uncharged: bool) -> None:
         """With another amount, or, with None, with the same."""
-        call = self.pick(which)
+        held = [held.call for held in self.held.values() if uncharged and not held.charged]
+        call = held[-1 - which % len(held)] if held else self.pick(which)
         known = self.held.get(call.attempt_id)
         self.ask(call, amount if amount is not None else 0 if known is None else known.amount)
 
     @precondition(lambda self: self.held)
     @rule(which=WHICH, times=st.integers(1, 2))
     def one_is_not_made_after_all(self, which: int, times: int) -> None:
-        held = list(self.held.values())[-1 - which % len(self.held)]
+        self.release(list(self.held.values())[-1 - which % len(self.held)], times)
+
+    def release(self, held: Held, times: int = 1) -> None:
         call = held.call
         for _ in range(times):
             self.run(
@@ -283,6 +286,28 @@ class Money(RedisMachine):
             )  # fmt: skip
         if not held.charged:
             del self.held[call.attempt_id]
+
+    @precondition(lambda self: self.filled)
+    @rule(owners=st.lists(st.sampled_from(OWNERS), min_size=2, max_size=2, unique=True))
+    def one_asks_again_for_all_that_another_waits_for(self, owners: list[Owner]) -> None:
+        for held in list(self.held.values()):
+            self.release(held)
+        first, second = owners
+        left = self.least_left(Call("", *first))
+        self.a_call_is_asked_for(first, left)
+        self.a_call_is_asked_for(second, left // 2)
+        if (held := self.held.get(self.calls[-2].attempt_id)) is not None:
+            self.release(held)
+        self.a_call_is_asked_for(first, left)
+
+    def least_left(self, call: Call) -> int:
+        """Returns what a call can have of the hard cap that has the least left."""
+        periods, left = periods_at(self.now(), ZONE), [150]
+        for counter in self.counters(call):
+            place = periods.of(counter.window).name, counter.key
+            if counter.hard_limit is not None:
+                left.append(self.effective_limit(place, counter.hard_limit) - self.spent(place))
+        return max(0, min(left))
 
     @precondition(lambda self: self.held)
     @rule(which=WHICH, percent=st.sampled_from([0, 10, 50, 100, 150]), times=st.integers(1, 2))
