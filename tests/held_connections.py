@@ -9,13 +9,11 @@ from contextlib import asynccontextmanager
 from breakwater.kernel.http.server import MAX_CONNECTIONS
 from breakwater.kernel.process.files import raise_file_limit
 
-ATTACKERS = MAX_CONNECTIONS + 100
-
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
-async def held(port: int, sent: bytes, number: int = ATTACKERS) -> AsyncGenerator[list[Streams]]:
+async def held(port: int, sent: bytes, number: int) -> AsyncGenerator[list[Streams]]:
     """Connections that each send this, and no more."""
     raise_file_limit(4 * MAX_CONNECTIONS)
     connections: list[Streams] = []

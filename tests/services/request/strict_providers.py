@@ -15,7 +15,7 @@ from tests.calls.providers.kit import answering
 from tests.strict_chat import addition, refusal, signature_of
 
 AUTHORS = ("plain", "deepseek", "gemini", "kimi", "responses", "anthropic")
-TEXT_TURNS = frozenset({3, 7, 10})
+TEXT_TURNS = frozenset({3, 7})
 """Turns that answer the user; the others call a tool."""
 DOWN = frozenset({5, 6})
 """Turns for which the models named `busy` are down."""

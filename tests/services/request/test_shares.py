@@ -10,8 +10,7 @@ import pytest
 import pytest_asyncio
 
 from breakwater.identity.api_keys import create_key
-from breakwater.kernel.http.server import MAX_CONNECTIONS
-from tests.held_connections import ATTACKERS, held, received
+from tests.held_connections import held, received
 from tests.helpers import until
 from tests.services.request.conftest import CONFIG, HttpApi, StartApi, answer_jobs, new_id
 
@@ -22,8 +21,15 @@ console:
 """
 
 
+MOST = 200
+ATTACKERS = MOST + 100
+
+
 @pytest_asyncio.fixture(loop_scope="package")
-async def api(start_api: StartApi) -> AsyncGenerator[HttpApi]:
+async def api(start_api: StartApi, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[HttpApi]:
+    """An HTTP API that takes a tenth of the usual number of connections."""
+    monkeypatch.setattr("breakwater.kernel.http.server.MAX_CONNECTIONS", MOST)
+    monkeypatch.setattr("breakwater.kernel.http.server._FOR_STRANGERS", MOST // 10)
     async with start_api(CONFIG + OPENID) as api:
         await answer_jobs(api.bus, agents="writer")
         yield api
@@ -51,7 +57,7 @@ async def all_goes_on(api: HttpApi) -> None:
     ids=["nothing", "headers", "body", "chunks", "another"],
 )
 async def test_who_has_no_key_and_sends_half_a_request_keeps_nobody_out(api: HttpApi, sent: bytes) -> None:
-    async with held(api.settings.http_port, sent):
+    async with held(api.settings.http_port, sent, ATTACKERS):
         for _ in range(3):
             await all_goes_on(api)
 
@@ -89,12 +95,12 @@ async def test_one_key_leaves_connections_to_others(api: HttpApi, path: str) -> 
     await until(known)
     length = "" if path.startswith("GET") else "Content-Length: 500\r\n"
     sent = f"{path.format(job_id=job_id)} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {hostile}\r\n{length}\r\n"
-    async with held(api.settings.http_port, sent.encode()) as connections:
+    async with held(api.settings.http_port, sent.encode(), ATTACKERS) as connections:
         for _ in range(3):
             await all_goes_on(api)
         answers = await received(connections)
         # 503: those that connect faster than a busy machine answers.
         assert answers.keys() <= {b"429", b"503"}
-        least = ATTACKERS - MAX_CONNECTIONS // 2
+        least = ATTACKERS - MOST // 2
         assert least <= sum(answers.values())
         assert answers[b"429"] < least + 50  # connections of others may be open at that moment, too
