@@ -20,6 +20,7 @@ import nats
 import psutil
 import pytest
 import pytest_asyncio
+from hypothesis import settings
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
@@ -44,6 +45,11 @@ ZONE = next(
 
 FIRST = {"Nats-Expected-Last-Subject-Sequence": "0"}
 """The header that an attempt, an execution and a result are published with: nothing may be on their subject."""
+
+
+def more_examples(times: int) -> settings:
+    """So many times the examples that the profile of Hypothesis wants: for what few of them reach."""
+    return settings(max_examples=times * settings.default.max_examples)
 
 
 async def deliver(

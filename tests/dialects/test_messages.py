@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.dialects.rules import InvalidBodyError
@@ -22,6 +22,7 @@ from breakwater.dialects.rules.messages import (
 )
 from tests.anthropic_client import blocks_of
 from tests.any_answers import JSON
+from tests.helpers import more_examples
 from tests.tables import each_row
 
 HI: dict[str, Any] = {"role": "user", "content": "Hi"}
@@ -448,7 +449,7 @@ def test_the_message_of_a_program() -> None:
     assert (blocks_of(found), found["model"]) == ([{"type": "text", "text": '{"a": 1}'}], "a")
 
 
-@settings(max_examples=300, deadline=None)
+@more_examples(3)
 @given(
     st.dictionaries(
         st.sampled_from(["id", "model", "content", "stop_reason", "stop_sequence", "usage", "choices"]), JSON
@@ -462,7 +463,7 @@ def test_any_answer_is_a_message_that_sdks_can_read(response: dict[str, Any]) ->
     assert isinstance(found["model"], str)
 
 
-@settings(max_examples=300, deadline=None)
+@more_examples(3)
 @given(JSON)
 def test_any_body_is_a_chat_or_refused(body: Any) -> None:
     bodies: list[dict[str, Any]] = [
@@ -479,7 +480,7 @@ def test_any_body_is_a_chat_or_refused(body: Any) -> None:
         native_body(one, params={}, max_tokens=1, system_prompt=None)
 
 
-@settings(max_examples=500, deadline=None)
+@more_examples(3)
 @given(st.text(st.sampled_from('{}[]":,\\ab1-e.n '), max_size=14))
 def test_the_readable_part_of_arguments_is_the_longest(text: str) -> None:
     whole = readable(text)

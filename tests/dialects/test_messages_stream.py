@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.calls.providers.anthropic_stream import MessageEvents
@@ -17,6 +17,7 @@ from breakwater.jobs.rules.chat_messages import fields
 from breakwater.prices.rules.usage import of_message
 from tests.anthropic_client import accumulated, blocks_of
 from tests.any_answers import JSON
+from tests.helpers import more_examples
 from tests.tables import each_row
 
 RESULT: dict[str, Any] = {
@@ -174,7 +175,7 @@ def deltas(draw: st.DrawFn) -> dict[str, Any]:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@more_examples(3)
 @given(st.lists(deltas(), max_size=9), st.integers(1, 4), st.integers(0, 12), st.sampled_from(["stop", "length", "x"]))
 def test_any_chat_is_the_same_message_streamed_and_stored(
     given_deltas: list[dict[str, Any]], batch: int, until: int, reason: str
@@ -236,7 +237,7 @@ def answers(draw: st.DrawFn) -> list[dict[str, Any]]:
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@more_examples(3)
 @given(answers(), st.integers(1, 4), st.integers(0, 30))
 def test_any_answer_of_anthropics_is_the_same_message_streamed_and_stored(
     events: list[dict[str, Any]], batch: int, until: int
@@ -296,7 +297,7 @@ def test_a_signature_that_comes_again_is_the_latest() -> None:
     assert message_of(result)["content"][0]["signature"] == "t"
 
 
-@settings(max_examples=300, deadline=None)
+@more_examples(3)
 @given(odd_answers(), st.integers(1, 4))
 def test_an_odd_answer_is_one_that_an_sdk_can_read(events: list[dict[str, Any]], batch: int) -> None:
     chunks, result = of_events(events)
@@ -322,7 +323,7 @@ def odd_chats(draw: st.DrawFn) -> list[Any]:
     return given_chunks
 
 
-@settings(max_examples=300, deadline=None)
+@more_examples(3)
 @given(odd_chats(), st.integers(1, 4))
 def test_an_odd_chat_is_the_same_message_streamed_and_stored(chunks: list[Any], batch: int) -> None:
     shown, result = of_chat(chunks)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from openai.types.responses import Response
 
 from breakwater.dialects.rules import DIALECTS, chat_form, dropped_fields
@@ -26,6 +26,7 @@ from breakwater.kernel.formats import words
 from breakwater.prices.rules.price import GENERIC, LINKED_FILE_TOKENS, estimate_input_tokens
 from tests.any_answers import JSON
 from tests.dialects.test_responses_stream import ASKED, result
+from tests.helpers import more_examples
 from tests.tables import each_row
 
 
@@ -316,7 +317,7 @@ def test_a_body_that_is_none_names_the_field(body: dict[str, Any], path: str) ->
     assert raised.value.problem.path == path
 
 
-@settings(max_examples=300, deadline=None)
+@more_examples(3)
 @given(JSON)
 def test_any_body_is_a_chat_or_refused(value: Any) -> None:
     tool = {"type": "function", "name": "f"}

@@ -52,7 +52,7 @@ async def test_what_is_published_of_an_answer_of_any_depth_can_be_read(start_wor
     loop, count = asyncio.get_running_loop(), 0
     async with start_worker({"sim/m": model()}, AGENTS, more_providers=PROGRAMS) as plane:
 
-        @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+        @settings(suppress_health_check=list(HealthCheck))
         @given(
             st.sampled_from(sorted(AGENTS)),
             st.sampled_from(["lists", "objects", "both"]),

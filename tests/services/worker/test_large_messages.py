@@ -31,7 +31,7 @@ from tests.server_sources import RunningServer
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import FETCH_S, ScriptedProvider, WorkerPlane, running_worker
 
-SLOTS = 8
+SLOTS = 3
 AGENTS = {"writer": {"model": "sim/m", "concurrency": SLOTS, "breaker": "off"}}
 USERS = (*GRANTS, program("billing", ["writer"]))
 MIB = 1024**2
