@@ -6,6 +6,7 @@ import signal
 import socket
 from pathlib import Path
 
+import jsonschema
 import pytest
 from openapi_spec_validator import validate
 
@@ -71,6 +72,20 @@ def test_the_document_is_valid_and_complete() -> None:
         schema = response["content"]["application/json"]["schema"]
         assert schema == {"$ref": f"#/components/schemas/{wanted}"}
     assert document["paths"]["/healthz"]["get"]["security"] == []
+
+
+def test_every_example_in_the_document_is_what_its_schema_says() -> None:
+    document = openapi()
+    checked = 0
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            bodies = [operation.get("requestBody", {}), *operation["responses"].values()]
+            for content in (body["content"].get("application/json", {}) for body in bodies if "content" in body):
+                for example in content.get("examples", {}).values():
+                    schema = {**content["schema"], "components": document["components"]}
+                    jsonschema.validate(example["value"], schema)
+                    checked += 1
+    assert checked > 60
 
 
 async def test_what_the_document_says_of_paths_is_what_is_served_and_to_nobody_without_a_key(api: HttpApi) -> None:
