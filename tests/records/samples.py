@@ -47,29 +47,39 @@ async def new_database(server_url: str, *, brand_new: bool = False) -> AsyncGene
     analytics = connect(url)
     if tables is None:
         await migrate(analytics)
-        tables = await empty(analytics)
+        tables = await _empty_and_describe(analytics)
     try:
         yield analytics
     finally:
-        if not brand_new and await empty(analytics) == tables:
+        if not brand_new and await _empty_and_describe(analytics) == tables:
             emptied.append((url, tables))
         else:
             await analytics.execute(f"DROP DATABASE IF EXISTS {analytics.database}")
         await analytics.close()
 
 
-async def empty(analytics: Analytics) -> frozenset[str]:
-    """Takes away all rows that events have made, and gives how each table is made.
+async def empty(analytics: Analytics) -> None:
+    """Deletes all rows that events have made."""
+    await _truncate_filled_tables(analytics, "name")
 
-    Most tests store something in one or two tables, and a table that is empty takes as long as one that is not.
+
+async def _empty_and_describe(analytics: Analytics) -> frozenset[str]:
+    """Deletes all rows, and returns how each table is made, which takes ClickHouse longer than all the rest."""
+    return await _truncate_filled_tables(analytics, "create_table_query")
+
+
+async def _truncate_filled_tables(analytics: Analytics, column: str) -> frozenset[str]:
+    """Deletes all rows, and returns a column of `system.tables`.
+
+    Most tests fill one or two tables, and truncating an empty one takes as long as one that is not.
     """
-    sql = "SELECT name, create_table_query AS made, total_rows FROM system.tables WHERE database = {database:String}"
-    found = list((await analytics.query(sql, {"database": analytics.database})).named())
-    filled = {row["name"] for row in found if row["total_rows"]}
+    sql = f"SELECT name, {column} AS wanted, total_rows FROM system.tables WHERE database = {{database:String}}"
+    tables = list((await analytics.query(sql, {"database": analytics.database})).named())
+    filled = {row["name"] for row in tables if row["total_rows"]}
     for table in TABLES:
         if table.name in filled:
             await analytics.execute(f"TRUNCATE TABLE {table.name}")
-    return frozenset(row["made"] for row in found)
+    return frozenset(row["wanted"] for row in tables)
 
 
 def new_database_url(server_url: str) -> str:
