@@ -13,10 +13,10 @@ from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.telemetry.metrics import GaugeCollector
 from breakwater.limits.metrics import BudgetMetrics
-from breakwater.limits.reconciliation import RecordedSpend
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets
 from breakwater.records.channels import ATTEMPTS, BUDGETS
+from breakwater.records.reconciliation import RecordedSpend
 from services.budget.gauges import BudgetGauges
 from services.budget.handlers import BudgetHandler
 from services.budget.reconciler import Reconciler

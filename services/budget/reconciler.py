@@ -19,11 +19,11 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage, Outages
 from breakwater.limits.metrics import BudgetMetrics
-from breakwater.limits.reconciliation import BudgetComparison, RecordedSpend, added, at_least, compare
 from breakwater.limits.rules.budget import CapTable
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
 from breakwater.limits.store.budget_counters import BudgetCounters, Filled
 from breakwater.limits.store.budgets import NotFilledError
+from breakwater.records.reconciliation import BudgetComparison, RecordedSpend, added, at_least, compare
 from services.budget.handlers import event_of
 
 CHECK_EVERY_S = 1.0

@@ -53,13 +53,13 @@ from breakwater.kernel.security.encryption import Cipher
 from breakwater.limits.api.budgets import BudgetRoutes
 from breakwater.limits.api.guards import GuardRoutes
 from breakwater.limits.contract import Reconciliation
-from breakwater.limits.reconciliation import RecordedSpend, compare
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.deployments import Deployments
 from breakwater.limits.store.tasks import Tasks
 from breakwater.records.api.costs import CostRoutes
 from breakwater.records.api.events import EventLog, EventRoutes
 from breakwater.records.api.executions import ExecutionRoutes
+from breakwater.records.reconciliation import RecordedSpend, compare
 from breakwater.redaction.rules.redact import Redactor
 from services.request.observe import ServiceRoutes
 

@@ -23,11 +23,11 @@ from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import format_time, usd_from_nano
-from breakwater.limits.reconciliation import BudgetComparison, RecordedSpend, compare
 from breakwater.limits.rules.ledger import AttemptSums, ledger
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import NotFilledError
 from breakwater.records.migrations import migrate
+from breakwater.records.reconciliation import BudgetComparison, RecordedSpend, compare
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model, seconds_between
 from tests.helpers import POLL_MOST_S, ZONE, until

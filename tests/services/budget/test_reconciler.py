@@ -29,12 +29,12 @@ from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.contract import BudgetEvent
 from breakwater.limits.metrics import BudgetMetrics
-from breakwater.limits.reconciliation import BudgetComparison, RecordedSpend, compare
 from breakwater.limits.rules.budget import CapTable, Period, periods_at
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets, NotFilledError, Reserved, Settlement, period_key
 from breakwater.records import schema
+from breakwater.records.reconciliation import BudgetComparison, RecordedSpend, compare
 from breakwater.records.rows import attempt_row
 from services.budget import reconciler as reconciler_module
 from services.budget.handlers import BudgetHandler
