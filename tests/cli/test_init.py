@@ -16,9 +16,9 @@ from aiohttp import web
 
 from breakwater.config import load_config
 from breakwater.config.commands import init
+from breakwater.config.pricing import pricing_of
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.limits.settings import GuardRules
-from breakwater.prices.price_list import pricing_of
 from tests.cli.conftest import Run, in_thread
 
 KEY = "sk-of-the-test"

@@ -37,6 +37,7 @@ from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import UNSAVED, Breakers, Loaded, Saving
 from breakwater.breakers.transitions import dumped, publish_saved
 from breakwater.config import Config, breaker_of, breakers_of
+from breakwater.config.pricing import unaffordable
 from breakwater.health.rules import combined, health_of_agent
 from breakwater.health.store import Healths
 from breakwater.identity.operations import PERHAPS_DONE, REDIS_UNAVAILABLE, ApiRequest, operation
@@ -49,7 +50,6 @@ from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.types import Message, format_time, time_from_ms
 from breakwater.kernel.validation import FieldError
 from breakwater.limits.store.deployments import Deployments
-from breakwater.prices.price_list import unaffordable
 
 PROBE_WAIT_S = 2.0
 """Time for which a submission waits for the end of a probe, as a worker's call does: the probe may be succeeding."""

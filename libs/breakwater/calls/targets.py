@@ -11,9 +11,10 @@ import structlog
 from breakwater.breakers.rules import BreakerKey
 from breakwater.calls.providers.base import HttpSettings
 from breakwater.config import Config
+from breakwater.config.pricing import pricing_of
 from breakwater.dialects.rules.provider_words import is_placeholder, is_same_model
 from breakwater.limits.store.rate_limits import Limited
-from breakwater.prices.price_list import Pricing, listed_name, pricing_of
+from breakwater.prices.price_list import Pricing, listed_name
 from breakwater.prices.rules.price import TokenRules, rules_for
 
 MAX_KNOWN = 4096

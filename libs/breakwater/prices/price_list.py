@@ -1,18 +1,15 @@
-"""Prices of models: from the config, or else from the price list of `genai-prices`."""
+"""Prices of models: those of the price list of `genai-prices`, and fixed prices per call."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from typing import TYPE_CHECKING, Protocol
 
-from breakwater.calls.providers.base import LocalSettings
-from breakwater.config import Config, ModelSettings
-from breakwater.kernel.formats import moneys
 from breakwater.kernel.types import NANO_PER_USD
-from breakwater.prices.rules.price import Cost, InputSize, Rates, Tariff, max_output_of, tariff_of
+from breakwater.prices.rules.price import Cost, InputSize, Rates, Tariff
 from breakwater.prices.rules.usage import Usage
 
 if TYPE_CHECKING:
@@ -37,22 +34,6 @@ class Pricing(Protocol):
         ...
 
 
-def pricing_of(config: Config, provider: str, model: str) -> Pricing | None:
-    """Returns the prices of a model: the config's, else those of the price list; None if neither has the model."""
-    settings = config.models.get(model)
-    provider_settings = config.providers.get(provider)
-    tools = {} if settings is None else settings.tool_prices
-    configured = None if settings is None or settings.price is None else replace(tariff_of(settings.price), tools=tools)
-    if isinstance(provider_settings, LocalSettings):
-        # Never from the list: a program may happen to have the name of a model in it.
-        cost_per_call = provider_settings.cost_per_call_usd
-        return configured if cost_per_call is None else _PerCall(cost_per_call, configured)
-    if configured is not None:
-        return configured
-    listed = _find(model, settings)
-    return None if listed is None else replace(listed, tools=tools)
-
-
 def sells_embeddings(pricing: Pricing | None) -> bool:
     """Returns True for a model whose input has a price and whose output has none."""
     if pricing is None:
@@ -64,61 +45,22 @@ def sells_embeddings(pricing: Pricing | None) -> bool:
 
 def listed_name(pricing: Pricing) -> str | None:
     """Returns the model's id in the price list; None if its price is the config's."""
-    return pricing.info.id if isinstance(pricing, _Listed) else None
-
-
-def unaffordable(config: Config, agent_name: str) -> str | None:
-    """Explains why an agent can never call: a hard cap is below the cost of its smallest call.
-
-    Only its own caps and the global ones count, not those of tenants. None if any of its models may be called.
-    """
-    agent = config.agents[agent_name]
-    caps = [
-        (counter.hard_limit, counter.setting)
-        for counter in config.caps.counters(agent_name, None)
-        if counter.hard_limit is not None
-    ]
-    if agent.max_cost_usd is not None:
-        caps.append((agent.max_cost_usd, f"agents.{agent_name}.max_cost_usd"))
-    if not caps:
-        return None
-    cap, setting = min(caps)
-    reasons: list[str] = []
-    for model in agent.chain:
-        pricing = pricing_of(config, config.provider_name(agent, model) or "", model)
-        max_output = 0 if sells_embeddings(pricing) else max_output_of(agent.params, agent.max_tokens)
-        output_cost = None if pricing is None else pricing.worst_case(0, max_output)
-        if output_cost is None:
-            reasons.append(f"{model} has no price (set models.{model}.price)")
-        elif output_cost > cap:
-            cost_text, cap_text = moneys(output_cost, cap)
-            reasons.append(
-                f"the output of a call to {model} alone may cost {cost_text}, and {setting} is {cap_text} "
-                "(raise it, or lower max_tokens)"
-            )
-        else:
-            return None
-    return f"no call is ever made under the hard cap: {'; '.join(reasons)}"
-
-
-def long_inputs_cost_more(model: str, settings: ModelSettings) -> int | None:
-    """Returns the input tokens above which the price list has other prices, though the config's price has no tiers."""
-    listed = None if settings.price is None or settings.price.tiers else _find(model, settings)
-    steps = () if listed is None else listed.tariff(datetime.now(UTC)).standard.steps.get("input", ())
-    return next((above for above, _ in steps if above > 0), None)
+    return pricing.info.id if isinstance(pricing, ListedPricing) else None
 
 
 @dataclass(frozen=True, slots=True)
-class _PerCall:
+class CallPrice:
     """A fixed price per call, for programs."""
 
     cost_per_call: int
     tariff: Tariff | None
 
     def cost(self, usage: Usage) -> Cost | None:
+        """Prices a call by its tokens, if the config has prices for them."""
         return None if self.tariff is None else self.tariff.cost(usage)
 
     def worst_case(self, input_tokens: int, max_tokens: int, size: InputSize | None = None) -> int:
+        """Returns the fixed price."""
         del input_tokens, max_tokens, size
         return self.cost_per_call
 
@@ -142,17 +84,21 @@ _LONGEST_CALL = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
+class ListedPricing:
+    """The prices of a model by the list."""
+
     info: ModelInfo
     tools: Mapping[str, int] = field(default_factory=dict[str, int])
     _rates: dict[int, Rates] = field(default_factory=dict[int, Rates], compare=False, repr=False)
     """Cached standard rates, by the identity of the list's prices; a model may have several, for different hours."""
 
     def cost(self, usage: Usage) -> Cost | None:
+        """Prices a call at the current prices; None if the list does not price its tokens."""
         tariff = self.tariff(datetime.now(UTC), usage.terms)
         return tariff.cost(usage) if _sells_tokens(tariff, usage.output_tokens) else None
 
     def worst_case(self, input_tokens: int, max_tokens: int, size: InputSize | None = None) -> int | None:
+        """Returns the most that a call can cost while it lasts; None if the list does not price its tokens."""
         now = datetime.now(UTC)
         # Some models cost more at some hours, and a call may end in another hour than it began in.
         moments = (now, now + _LONGEST_CALL) if isinstance(self.info.prices, list) else (now,)
@@ -199,27 +145,34 @@ def _nano(usd: Decimal) -> int:
     return int((usd * NANO_PER_USD).quantize(Decimal(1), ROUND_HALF_UP))
 
 
-def _find(model: str, settings: ModelSettings | None) -> _Listed | None:
+def listed_pricing(model: str, name: str | None = None, provider: str | None = None) -> ListedPricing | None:
+    """Returns a model's prices by the list; None if it does not have the model.
+
+    Args:
+        model: the model's id.
+        name: its name at the provider, if that is known to differ.
+        provider: the provider that the name is of, if it is known.
+    """
     # The import takes a second, so it is made only for a model that the config does not price.
     from genai_prices.data_snapshot import get_snapshot
 
     prices = get_snapshot()
-    for name, provider_id in _names(model, settings):
+    for candidate, provider_id in _candidates(model, name, provider):
         try:
-            _, info = prices.find_provider_model(name, None, provider_id, None)
+            _, info = prices.find_provider_model(candidate, None, provider_id, None)
         except LookupError:
             continue
-        return _Listed(info)
+        return ListedPricing(info)
     return None
 
 
-def _names(model: str, settings: ModelSettings | None) -> Iterator[tuple[str, str | None]]:
-    """Candidate names of a model in the price list, with their providers, best match first."""
-    prefix, _, name = model.partition("/")
-    if settings is not None and settings.name is not None:
-        yield settings.name, settings.provider or (prefix if name else None)
-        yield settings.name, None
-    yield model, None
-    if name:
-        yield name, prefix
+def _candidates(model: str, name: str | None, provider: str | None) -> Iterator[tuple[str, str | None]]:
+    """Yields the names that the list may have a model under, with their providers, the best match first."""
+    prefix, _, name_in_id = model.partition("/")
+    if name is not None:
+        yield name, provider or (prefix if name_in_id else None)
         yield name, None
+    yield model, None
+    if name_in_id:
+        yield name_in_id, prefix
+        yield name_in_id, None

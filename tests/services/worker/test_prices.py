@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 
 from breakwater.calls.targets import Targets, token_rules
 from breakwater.config import Config, ModelSettings
-from breakwater.prices.price_list import pricing_of, sells_embeddings
+from breakwater.config.pricing import pricing_of
+from breakwater.prices.price_list import sells_embeddings
 from breakwater.prices.rules.price import Cost, InputSize, estimate_input_tokens, size_of_messages, size_of_params
 from breakwater.prices.rules.usage import Usage
 from tests.tables import each_row

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from breakwater.alerts.settings import Alerts
 from breakwater.config import Agent, Config, load_config
 from breakwater.config.commands.reload import apply_to_servers, require_secrets
+from breakwater.config.pricing import long_inputs_cost_more, pricing_of, unaffordable
 from breakwater.dialects.rules.embeddings import fallback_objection
 from breakwater.kernel.commands import formats, output
 from breakwater.kernel.commands.connect import run
@@ -25,7 +26,7 @@ from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.security.addresses import IpNetwork, refusal
 from breakwater.limits.settings import Caps
 from breakwater.local.plane import EDITED_CONFIG_HELP, JsonOption, config_to_edit
-from breakwater.prices.price_list import long_inputs_cost_more, pricing_of, sells_embeddings, unaffordable
+from breakwater.prices.price_list import sells_embeddings
 
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help=EDITED_CONFIG_HELP)]
 

@@ -24,6 +24,7 @@ from breakwater.calls.providers.failures import http_failure, transport_failure,
 from breakwater.calls.rules.classify import TransportFailure, classify
 from breakwater.config import Config, parse_config
 from breakwater.config.commands.check import warnings_of_agent
+from breakwater.config.pricing import pricing_of
 from breakwater.kernel.commands import formats, output
 from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.errors import CliError, ExitCode, replacing_file, usage_error
@@ -31,7 +32,6 @@ from breakwater.kernel.commands.formats import usd
 from breakwater.kernel.formats import money
 from breakwater.limits.settings import GuardRules
 from breakwater.local.plane import JsonOption
-from breakwater.prices.price_list import pricing_of
 
 OPENAI_URL = "https://api.openai.com/v1"
 ANTHROPIC_URL = "https://api.anthropic.com/v1"

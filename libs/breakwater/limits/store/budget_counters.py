@@ -1,6 +1,6 @@
 """The counters of all budgets: read as of one moment, filled from the record, repaired where they differ.
 
-The figures that they are filled from or compared with are computed in `breakwater.limits.reconciliation`.
+The figures that they are filled from or compared with are computed in `breakwater.records.reconciliation`.
 """
 
 from __future__ import annotations

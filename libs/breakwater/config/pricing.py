@@ -1,0 +1,74 @@
+"""Prices of the models of a config: its own, or else those of the price list."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from breakwater.calls.providers.base import LocalSettings
+from breakwater.config.agents import ModelSettings
+from breakwater.config.document import Config
+from breakwater.kernel.formats import moneys
+from breakwater.prices.price_list import CallPrice, ListedPricing, Pricing, listed_pricing, sells_embeddings
+from breakwater.prices.rules.price import max_output_of, tariff_of
+
+
+def pricing_of(config: Config, provider: str, model: str) -> Pricing | None:
+    """Returns the prices of a model: the config's, else those of the price list; None if neither has the model."""
+    settings = config.models.get(model)
+    provider_settings = config.providers.get(provider)
+    tools = {} if settings is None else settings.tool_prices
+    configured = None if settings is None or settings.price is None else replace(tariff_of(settings.price), tools=tools)
+    if isinstance(provider_settings, LocalSettings):
+        # Never from the list: a program may happen to have the name of a model in it.
+        cost_per_call = provider_settings.cost_per_call_usd
+        return configured if cost_per_call is None else CallPrice(cost_per_call, configured)
+    if configured is not None:
+        return configured
+    listed = _listed(model, settings)
+    return None if listed is None else replace(listed, tools=tools)
+
+
+def unaffordable(config: Config, agent_name: str) -> str | None:
+    """Explains why an agent can never call: a hard cap is below the cost of its smallest call.
+
+    Only its own caps and the global ones count, not those of tenants. None if any of its models may be called.
+    """
+    agent = config.agents[agent_name]
+    caps = [
+        (counter.hard_limit, counter.setting)
+        for counter in config.caps.counters(agent_name, None)
+        if counter.hard_limit is not None
+    ]
+    if agent.max_cost_usd is not None:
+        caps.append((agent.max_cost_usd, f"agents.{agent_name}.max_cost_usd"))
+    if not caps:
+        return None
+    cap, setting = min(caps)
+    reasons: list[str] = []
+    for model in agent.chain:
+        pricing = pricing_of(config, config.provider_name(agent, model) or "", model)
+        max_output = 0 if sells_embeddings(pricing) else max_output_of(agent.params, agent.max_tokens)
+        output_cost = None if pricing is None else pricing.worst_case(0, max_output)
+        if output_cost is None:
+            reasons.append(f"{model} has no price (set models.{model}.price)")
+        elif output_cost > cap:
+            cost_text, cap_text = moneys(output_cost, cap)
+            reasons.append(
+                f"the output of a call to {model} alone may cost {cost_text}, and {setting} is {cap_text} "
+                "(raise it, or lower max_tokens)"
+            )
+        else:
+            return None
+    return f"no call is ever made under the hard cap: {'; '.join(reasons)}"
+
+
+def long_inputs_cost_more(model: str, settings: ModelSettings) -> int | None:
+    """Returns the input tokens above which the price list has other prices, though the config's price has no tiers."""
+    listed = None if settings.price is None or settings.price.tiers else _listed(model, settings)
+    steps = () if listed is None else listed.tariff(datetime.now(UTC)).standard.steps.get("input", ())
+    return next((above for above, _ in steps if above > 0), None)
+
+
+def _listed(model: str, settings: ModelSettings | None) -> ListedPricing | None:
+    return listed_pricing(model) if settings is None else listed_pricing(model, settings.name, settings.provider)
