@@ -10,11 +10,11 @@ from typing import Any, get_args
 import pytest
 from nats.aio.client import Client
 
-from breakwater.alerts import store as incidents_module
 from breakwater.alerts.contract import Alert, AlertEvent
 from breakwater.alerts.rules.incidents import IncidentRules, acknowledge, resolve
 from breakwater.alerts.rules.signals import Firing, Resolved
 from breakwater.alerts.settings import Reminders
+from breakwater.alerts.store import incidents as incidents_module
 from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusUnavailableError

@@ -184,7 +184,7 @@ def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
         "import asyncio, time\n"
         "from breakwater.alerts.channels.channel import PythonCallable\n"
         "from breakwater.alerts.channels.channel import SendError\n"
-        "from breakwater.redaction.rules.redact import DEFAULT_REDACTION\n"
+        "from breakwater.redaction.settings import DEFAULT_REDACTION\n"
         "from breakwater.calls.providers.local import ErrorTexts\n"
         "from tests.services.alerter.messages import alert\n"
         "texts = ErrorTexts(DEFAULT_REDACTION)\n"
