@@ -35,12 +35,13 @@ from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, on_request, publisher_of
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.errors import BusError
-from breakwater.kernel.nats.leader_lease import LeaderLease
+from breakwater.kernel.nats.leader_lease import LEASE_TIMES, LeaderLease
 from breakwater.kernel.nats.pull import Pull
 from breakwater.kernel.nats.subjects import ALERTER_LEADER, CHANNEL_TESTS, Header, Stream
 from breakwater.kernel.nats.topology import ALERTER_DEAD_LETTERS, ALERTER_EVENTS, ALERTER_EXECUTIONS, ALERTER_REPLAYS
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
+from breakwater.kernel.process.pace import at_pace
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.telemetry.metrics import INCIDENTS, GaugeCollector, Readings
 from breakwater.limits.contract import BudgetEvent, GuardEvent
@@ -109,7 +110,8 @@ def build(settings: Settings, config: Config, clock: Clock = SYSTEM_CLOCK) -> Se
         return {INCIDENTS: counted_incidents((await log.catch_up()).unresolved())}
 
     holder = f"{socket.gethostname()}/{os.getpid()}/{uuid4().hex}"
-    lease = LeaderLease(bus.lookup, bus.publisher, Stream.ALERTER, ALERTER_LEADER, holder)
+    times = at_pace(LEASE_TIMES, settings.pace)
+    lease = LeaderLease(bus.lookup, bus.publisher, Stream.ALERTER, ALERTER_LEADER, holder, times=times)
     gauges = GaugeCollector("alerter", read_gauges)
     app = ServiceApp(broker)
 

@@ -10,12 +10,14 @@ import structlog
 
 from breakwater.config import Config, LiveConfig, cipher_of
 from breakwater.jobs.contract.job import Job
+from breakwater.jobs.rules.workers import LIVENESS
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.broker import Batches, Each, ServiceApp, connection_of, make_broker, publisher_of
 from breakwater.kernel.nats.delivery import DELAYED_BATCH, DELAYED_LINGER_S, DelayedQueue, Delivery
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.topology import PARKED_CONSUMER, worker_consumer
 from breakwater.kernel.process import background
+from breakwater.kernel.process.pace import at_pace
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.records import channels
@@ -56,6 +58,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         lookup=Lookup(connection, cipher),
         providers=pool.open(config),
         cipher=cipher,
+        liveness=at_pace(LIVENESS, settings.pace),
     )
     config_versions = ConfigVersions(worker, pool, live)
     dead_workers = DeadWorkers(worker, connection, lambda: config_versions.agents)

@@ -23,6 +23,7 @@ from breakwater.dialects.store.response_room import ResponseRoom
 from breakwater.jobs.contract.job import CallApi
 from breakwater.jobs.metrics import WorkerMetrics
 from breakwater.jobs.plan_changes import PlanLog
+from breakwater.jobs.rules.workers import LIVENESS, Liveness
 from breakwater.jobs.store.executions import Executions
 from breakwater.jobs.store.plans import Plans
 from breakwater.kernel.nats.lookup import Lookup
@@ -124,9 +125,10 @@ def context_for(
     lookup: Lookup,
     providers: Mapping[str, Provider],
     cipher: Cipher = OFF,
+    liveness: Liveness = LIVENESS,
 ) -> WorkerContext:
     """Creates the context of a worker from its connections and its config."""
-    executions = Executions(redis, cipher)
+    executions = Executions(redis, cipher, liveness)
     breakers = Breakers(redis)
     outages = Outages()
     return WorkerContext(

@@ -13,7 +13,7 @@ from time import monotonic
 
 import structlog
 
-from breakwater.jobs.rules.workers import LATEST_S, MISSED_S, Silence, is_dead
+from breakwater.jobs.rules.workers import Silence, is_dead
 from breakwater.jobs.store.workers import LateWorker, Workers
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.nats import subjects
@@ -28,15 +28,7 @@ from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.security.encryption import DecryptionError, may_be_encrypted
 from services.worker import process
 from services.worker.context import WorkerContext
-from services.worker.leases import RENEW_EVERY_S
 from services.worker.parsing import execution_id_of
-
-BEAT_EVERY_S = 1.0
-GAP_S = 2.5
-"""A longer gap between two heartbeats means that Redis or this process was unavailable."""
-
-UNCLAIMED_S = RENEW_EVERY_S + 1.0
-"""A job that has been unclaimed for so long has no holder: a holder would have restored a claim that Redis lost."""
 
 RETRY_S = 1.0
 
@@ -57,7 +49,8 @@ class DeadWorkers:
         self._connection = connection
         self._agents = agents
         self._runs = runs
-        self._workers = Workers(worker.redis)
+        self._liveness = worker.executions.liveness
+        self._workers = Workers(worker.redis, self._liveness)
         self._presence = Presence(connection, worker.id)
         self._beaten_at = self._watched_from = monotonic()
         self._unclaimed: dict[str, tuple[float, set[int]]] = {}
@@ -71,7 +64,7 @@ class DeadWorkers:
             async with self._presence.listening():
                 while True:
                     await outage.run_logged(self._beat, expected=UnavailableError)
-                    await asyncio.sleep(background.aligned_delay(BEAT_EVERY_S))
+                    await asyncio.sleep(background.aligned_delay(self._liveness.beat_every_s))
 
         await Outage("connections of workers").retry_until_available(beat, on=BusUnavailableError, retry_s=RETRY_S)
 
@@ -85,7 +78,7 @@ class DeadWorkers:
         if self._workers.was_emptied:
             await self._worker.leases.renew()
         now = monotonic()
-        if now - self._beaten_at > GAP_S:
+        if now - self._beaten_at > self._liveness.gap_s:
             self._watched_from = now
         self._beaten_at = now
         # A worker that is no longer late is alive, or another worker has taken over all its jobs.
@@ -100,7 +93,8 @@ class DeadWorkers:
 
     async def _is_dead(self, late_worker: LateWorker) -> bool:
         runs = self._runs(late_worker.id)
-        if runs or (runs is None and not MISSED_S <= late_worker.silent_s <= LATEST_S):
+        liveness = self._liveness
+        if runs or (runs is None and not liveness.missed_s <= late_worker.silent_s <= liveness.latest_s):
             return False
         return is_dead(
             Silence(
@@ -109,16 +103,17 @@ class DeadWorkers:
                 await self._presence.has(late_worker.id) if late_worker.heard_on else None,
                 self._presence.knows_since(late_worker.heard_on, late_worker.silent_s),
                 monotonic() - self._watched_from,
-            )
+            ),
+            liveness,
         )
 
     async def _take_over(self, dead: LateWorker) -> None:
         """Takes over the jobs of a dead worker. Several workers may do so at the same time."""
         now = monotonic()
         since, unclaimed_then = self._unclaimed.get(dead.id, (now, set[int]()))
-        if since < now < since + UNCLAIMED_S:
+        if since < now < since + self._liveness.unclaimed_s:
             return
-        keeps_claims = await self._workers.kept_for_s() > 2 * UNCLAIMED_S
+        keeps_claims = await self._workers.kept_for_s() > 2 * self._liveness.unclaimed_s
         freed = await asyncio.gather(
             *(self._free_jobs(dead.id, agent, None if keeps_claims else unclaimed_then) for agent in self._agents())
         )

@@ -137,8 +137,8 @@ class JobHandler:
             delivered_before=delivery.deliveries > 1,
         )
 
-        async def restore(progress: SavedProgress, lease_ms: int) -> bool:
-            return await worker.executions.restore(claim, progress, received.digest, **claim_fields, lease_ms=lease_ms)
+        async def restore(progress: SavedProgress, release: bool) -> bool:
+            return await worker.executions.restore(claim, progress, received.digest, **claim_fields, release=release)
 
         match await worker.outages.retry_while_unavailable(request_claim):
             case Conflict():

@@ -16,7 +16,7 @@ import structlog
 
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.rules.record import cancelled_by
-from breakwater.jobs.store.executions import CLAIM_LEASE_MS, Claim, ClaimKept, ClaimLostError, Executions, SavedProgress
+from breakwater.jobs.store.executions import Claim, ClaimKept, ClaimLostError, Executions, SavedProgress
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.nats.core import hearing
 from breakwater.kernel.nats.delivery import Delivery, report_in_progress
@@ -96,9 +96,7 @@ class CancelSignal:
             self._waiting = None
 
 
-Restore = Callable[[SavedProgress, int], Awaitable[bool]]
-
-RENEW_EVERY_S = CLAIM_LEASE_MS / 1000 / 4
+Restore = Callable[[SavedProgress, bool], Awaitable[bool]]
 
 STALL_S = 5.0
 """The shortest pause that counts as a stall of the process or its machine, and not as load."""
@@ -121,7 +119,8 @@ class ClaimLease:
     progress: Callable[[], SavedProgress] = lambda: SavedProgress(None)
     """Returns the progress that Redis must have now."""
     restore: Restore | None = None
-    """Writes progress and lease again that Redis has lost. Returns False if another handling has the job."""
+    """Writes progress again that Redis has lost, and the lease unless the job is released. Returns False if another
+    handling has the job."""
 
 
 class Leases:
@@ -129,6 +128,7 @@ class Leases:
 
     def __init__(self, executions: Executions, outages: Outages, clock: Callable[[], float] = monotonic) -> None:
         self._executions = executions
+        self._liveness = executions.liveness
         self._outages = outages
         self._clock = clock
         self._ticked_at = self._stalled_at = float("-inf")
@@ -156,7 +156,7 @@ class Leases:
             restore: writes the execution again if Redis has lost it.
         """
         lease = self.claims[claim] = ClaimLease(
-            CancelSignal(agent, owner, tenant), requested_at + CLAIM_LEASE_MS / 1000, restore=restore
+            CancelSignal(agent, owner, tenant), requested_at + self._liveness.claim_lease_s, restore=restore
         )
         try:
             yield lease
@@ -182,17 +182,17 @@ class Leases:
         lease.cancel.receive(claim_state.cancels)
         if claim_state.incomplete:
             await self.restore(claim)
-        lease.lease_valid_until = requested_at + CLAIM_LEASE_MS / 1000
+        lease.lease_valid_until = requested_at + self._liveness.claim_lease_s
 
-    async def restore(self, claim: Claim, lease_ms: int = CLAIM_LEASE_MS) -> None:
-        """Writes an execution again that Redis has lost. A `lease_ms` of 0 releases it.
+    async def restore(self, claim: Claim, *, release: bool = False) -> None:
+        """Writes an execution again that Redis has lost, under a new lease or, to release it, under none.
 
         Raises:
             ClaimLostError: another handling has the job.
             StateUnavailableError: do it again.
         """
         lease = self.claims[claim]
-        if lease.restore is not None and not await lease.restore(lease.progress(), lease_ms):
+        if lease.restore is not None and not await lease.restore(lease.progress(), release):
             raise ClaimLostError(claim.execution_id)
 
     async def release(self, claim: Claim) -> ClaimKept | None:
@@ -207,7 +207,7 @@ class Leases:
         claim_state = await self._executions.release(claim)
         if claim_state is not None and claim_state.incomplete:
             try:
-                await self.restore(claim, lease_ms=0)
+                await self.restore(claim, release=True)
             except ClaimLostError:
                 return None
         return claim_state
@@ -227,7 +227,7 @@ class Leases:
         """Renews deliveries and claims until cancelled, in separate tasks: deliveries do not depend on Redis."""
         await background.run_together(
             _keep("keeping deliveries", ACK_WAIT_S / 3, lambda: report_in_progress(tuple(self.deliveries))),
-            _keep("renewing claims", RENEW_EVERY_S, self._renew_claims),
+            _keep("renewing claims", self._liveness.renew_every_s, self._renew_claims),
             _keep("the clock", 1.0, self._tick),
         )
 
@@ -252,7 +252,9 @@ class Leases:
         incomplete: list[Claim] = []
         for claim, claim_state in zip(claims, await self._executions.renew(claims), strict=True):
             if (lease := self.claims.get(claim)) is not None:
-                lease.lease_valid_until = requested_at if claim_state is None else requested_at + CLAIM_LEASE_MS / 1000
+                lease.lease_valid_until = (
+                    requested_at if claim_state is None else requested_at + self._liveness.claim_lease_s
+                )
                 if claim_state is not None and claim_state.cancels:
                     lease.cancel.receive(claim_state.cancels)
                 if claim_state is not None and claim_state.has_children:

@@ -48,6 +48,9 @@ LOOPBACK = ["127.0.0.0/8"]
 LOOK_S = 0.02
 """How often a notifier looks at the clock that stands still."""
 
+PACE = 4
+"""Of the lease of a process that is killed: it lapses after four seconds."""
+
 
 class Alerters:
     """Alerters on a bus, and their config."""
@@ -72,8 +75,12 @@ class Alerters:
         await self._apps.pop(0).stop()
 
     def start_process(self) -> None:
-        """Starts an alerter in a process of its own, on the real clock."""
-        environment = {"BREAKWATER_CONFIG": str(self._config_file), "BREAKWATER_NATS_URL": self._nats_url}
+        """Starts an alerter in a process of its own, on the real clock and with a short lease."""
+        environment = {
+            "BREAKWATER_CONFIG": str(self._config_file),
+            "BREAKWATER_NATS_URL": self._nats_url,
+            "BREAKWATER_PACE": str(PACE),
+        }
         log = self._config_file.with_name(f"alerter-{len(self._processes)}.log")
         self._processes.append(start_service("alerter", environment, log))
 
@@ -329,12 +336,15 @@ async def test_five_hundred_incidents_at_once_reach_a_slack_that_refuses_as_mess
     assert slack.violations == []
 
 
-@pytest.mark.long(about_s=25)  # the lease of the killed process, and what was delivered to it, lapse
 async def test_a_killed_alerter_is_replaced_and_what_it_was_sending_is_sent_again_under_the_same_id(
     tmp_path: Path, own_nats_server: RunningServer, hook: Hook
 ) -> None:
     hook.behave = lambda request: (600.0 if request == 5 else 0.0, 200)
     async with alerters(tmp_path, own_nats_server, {"pager": webhook(hook, timeout_s=60)}) as running:
+        jetstream = running.client.jetstream()
+        consumer = (await jetstream.consumer_info("ALERTS", alert_consumer("pager"))).config
+        # As short as the lease, so that what was delivered to the killed process comes back within the test.
+        await jetstream.add_consumer("ALERTS", consumer.evolve(ack_wait=5.0))
         running.start_process()
         await running.open_breakers(12)
         await until(lambda: len(hook.requests) == 5, "a message on its way")

@@ -130,7 +130,7 @@ async def test_the_probe_of_a_killed_worker_passes_on_with_the_redelivery_of_its
     models = {"sim/m": model({"requests": [1, 3], "status": 500}, {"requests": [4, 4], "hang_s": 600})}
     rules = {"consecutive_failures": 3, "cooldown_s": 1}
     agents = {"writer": {"model": "sim/m", **ONE_TRY, "breaker": rules, "timeout_s": LEASE_S}}
-    async with start_plane(models, agents) as plane:
+    async with start_plane(models, agents, environment={"BREAKWATER_PACE": "4"}) as plane:
         for number in range(3):
             await plane.publish({"agent": "writer", "job_id": f"f{number}", "prompt": "x"})
         await until(lambda: _state(plane, "open"), what="the breaker to open")

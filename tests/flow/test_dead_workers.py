@@ -7,10 +7,11 @@ import os
 import signal
 from collections import Counter
 
-import pytest
 from nats.aio.msg import Msg
 
+from breakwater.jobs.rules.workers import LIVENESS
 from breakwater.jobs.store.workers import Workers
+from breakwater.kernel.process.pace import at_pace
 from breakwater.kernel.redis.connection import Redis
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
@@ -22,6 +23,12 @@ HANGS = {"sim/m": model({"requests": [1, 8], "hang_s": 600})}
 """The first calls hang, so that their worker dies in the middle of them."""
 
 MISSED_IN_S = 6.0
+
+PACE = 4
+QUICK = at_pace(LIVENESS, PACE)
+"""Heartbeats and leases, of all workers that do not show how soon they are missed in production."""
+
+QUICK_WORKERS = {"environment": {"BREAKWATER_PACE": str(PACE)}}
 
 
 async def registered(plane: Plane, workers: int) -> bool:
@@ -95,12 +102,11 @@ async def test_a_worker_that_is_alone_takes_its_own_jobs_over_when_it_is_started
         assert [a["outcome"] for a in result["attempts"]] == ["worker_lost", "success"]
 
 
-@pytest.mark.long
 async def test_workers_that_live_keep_their_jobs_while_nats_is_started_again_or_they_stand_still(
     start_plane: StartPlane, own_nats_server: RunningServer
 ) -> None:
-    models = {"sim/m": model({"requests": [1, 8], "hang_s": 15})}
-    async with start_plane(models, AGENTS, services=()) as plane:
+    models = {"sim/m": model({"requests": [1, 8], "hang_s": 6})}
+    async with start_plane(models, AGENTS, services=(), **QUICK_WORKERS) as plane:
         for name in ("worker", "second"):
             plane.start("worker", name)
             await plane.ready(name)
@@ -110,9 +116,9 @@ async def test_workers_that_live_keep_their_jobs_while_nats_is_started_again_or_
         await until(lambda: registered(plane, 2), "their heartbeats")
         os.kill(plane.processes["worker"].pid, signal.SIGSTOP)
         own_nats_server.kill()
-        await asyncio.sleep(1)
+        await asyncio.sleep(1 / PACE)
         await own_nats_server.restart_async()
-        await asyncio.sleep(9)
+        await asyncio.sleep(QUICK.latest_s + 1 / PACE)
         os.kill(plane.processes["worker"].pid, signal.SIGCONT)
         for number in range(8):
             assert [a["outcome"] for a in (await plane.result(f"j{number}"))["attempts"]] == ["success"]

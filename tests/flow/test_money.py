@@ -83,7 +83,8 @@ def start_money(start_plane: StartPlane, clickhouse_server: RunningServer) -> An
         url = f"{clickhouse_server.url.rstrip('/')}/bw_{uuid.uuid4().hex}"
         analytics = connect(url)
         await migrate(analytics)
-        environment = {"BREAKWATER_CLICKHOUSE_URL": url, **more.pop("environment", {})}
+        # Killed workers are missed within a second.
+        environment = {"BREAKWATER_CLICKHOUSE_URL": url, "BREAKWATER_PACE": "4", **more.pop("environment", {})}
         async with start_plane(models, agents, services=SERVICES, environment=environment, **more) as plane:
             plane.start("worker", "worker-2")
             plane.start("budget", "budget-2")

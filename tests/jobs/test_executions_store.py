@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
+from breakwater.jobs.rules.workers import LIVENESS
 from breakwater.jobs.store.executions import (
-    CLAIM_LEASE_MS,
-    GRACE_MS,
     KEEP_MS,
     KEPT_SINCE,
     LINGER_MS,
@@ -47,7 +46,11 @@ async def test_a_job_is_claimed_once_and_whoever_comes_later_waits(redis: Redis)
     assert await executions.claim(first) == Claimed(None)
     later = await executions.claim(Claim.new("j"))
     assert isinstance(later, Taken)
-    assert CLAIM_LEASE_MS + GRACE_MS - SLACK_MS < later.for_ms <= CLAIM_LEASE_MS + GRACE_MS
+    assert (
+        LIVENESS.claim_lease_ms + LIVENESS.grace_ms - SLACK_MS
+        < later.for_ms
+        <= LIVENESS.claim_lease_ms + LIVENESS.grace_ms
+    )
     # As after an answer that was lost.
     assert await executions.claim(first) == Claimed(None)
 
@@ -63,10 +66,10 @@ async def test_a_holder_that_renews_keeps_the_job_however_long_and_whoever_asks(
     await executions.claim(holder)
     for _ in range(5):
         # Redis stood still, or its clock jumped: the lease has ended though the holder lives.
-        await pass_time(redis, holder, 10 * CLAIM_LEASE_MS)
+        await pass_time(redis, holder, 10 * LIVENESS.claim_lease_ms)
         asked = await executions.claim(Claim.new("j"))
         assert isinstance(asked, Taken)
-        assert asked.for_ms == GRACE_MS
+        assert asked.for_ms == LIVENESS.grace_ms
         assert await executions.renew([holder]) == [ClaimKept()]
 
 
@@ -74,9 +77,9 @@ async def test_a_holder_that_is_gone_is_followed_by_who_asks_twice_and_then_fenc
     executions, gone, next_one = Executions(redis), Claim.new("j"), Claim.new("j")
     await executions.claim(gone)
     assert await executions.checkpoint(gone, "so far")
-    await pass_time(redis, gone, CLAIM_LEASE_MS)
+    await pass_time(redis, gone, LIVENESS.claim_lease_ms)
     assert isinstance(await executions.claim(next_one), Taken)
-    await pass_time(redis, gone, GRACE_MS - SLACK_MS)
+    await pass_time(redis, gone, LIVENESS.grace_ms - SLACK_MS)
     assert isinstance(await executions.claim(Claim.new("j")), Taken)
     await pass_time(redis, gone, SLACK_MS)
     assert await executions.claim(next_one) == Claimed("so far")
@@ -141,7 +144,7 @@ async def test_its_holder_writes_again_what_redis_has_lost(redis: Redis) -> None
     for _ in range(2):
         assert await executions.append_partial(holder, "far", 2) == ClaimKept()
     assert await executions.partial_output(holder) == ("so far", 2)
-    assert await executions.restore(holder, progress, "digest", **job, lease_ms=0)
+    assert await executions.restore(holder, progress, "digest", **job, release=True)
     assert await executions.claim(Claim.new("j"), "another") == Conflict()
     assert await executions.claim(Claim.new("j"), "digest") == Claimed("so far")
     assert not await executions.restore(holder, progress, "digest", **job)
@@ -152,11 +155,11 @@ async def test_a_job_that_was_delivered_before_waits_until_its_holder_has_writte
     await executions.claim(holder)
     await redis.client.flushall()
     asked = await executions.claim(Claim.new("j"), redelivered=True)
-    assert asked == Taken(GRACE_MS)
+    assert asked == Taken(LIVENESS.grace_ms)
     assert await executions.renew([holder]) == [ClaimKept(incomplete=True)]
     # Of a job that nobody has written again by then, there is no holder.
     assert isinstance(await executions.claim(Claim.new("k"), redelivered=True), Taken)
-    await redis.client.incrby(KEPT_SINCE, -GRACE_MS)
+    await redis.client.incrby(KEPT_SINCE, -LIVENESS.grace_ms)
     assert await executions.claim(Claim.new("k"), redelivered=True) == Claimed(None)
     assert isinstance(await executions.claim(Claim.new("j"), redelivered=True), Taken)
 
@@ -187,17 +190,17 @@ async def test_a_clock_that_was_ahead_as_redis_was_emptied_makes_no_job_wait(red
     executions, claim = Executions(redis), Claim.new("j")
     seconds, _ = await redis.client.time()
     await redis.client.set(KEPT_SINCE, (seconds + 3600) * 1000)
-    assert await executions.claim(claim, redelivered=True) == Taken(GRACE_MS)
-    await redis.client.incrby(KEPT_SINCE, -GRACE_MS)
+    assert await executions.claim(claim, redelivered=True) == Taken(LIVENESS.grace_ms)
+    await redis.client.incrby(KEPT_SINCE, -LIVENESS.grace_ms)
     assert await executions.claim(claim, redelivered=True) == Claimed(None)
 
 
 async def test_a_job_that_was_taken_over_is_never_that_of_its_first_holder_again(redis: Redis) -> None:
     executions, stopped, next_one = Executions(redis), Claim.new("j"), Claim.new("j")
     await executions.claim(stopped, "digest")
-    await pass_time(redis, stopped, CLAIM_LEASE_MS)
+    await pass_time(redis, stopped, LIVENESS.claim_lease_ms)
     await executions.claim(next_one, "digest")
-    await pass_time(redis, stopped, GRACE_MS)
+    await pass_time(redis, stopped, LIVENESS.grace_ms)
     assert await executions.claim(next_one, "digest") == Claimed(None)
     await executions.finish(next_one)
     assert await redis.client.pttl(next_one.key) > 100 * LINGER_MS
@@ -259,7 +262,7 @@ class Claims(RuleBasedStateMachine):
     @rule(worker=WORKERS)
     def claims_it(self, worker: int) -> None:
         answer = self.run(self.executions.claim(self.claims[worker], "digest"))
-        gone = self.lease_ms <= 0 and self.asked_ms >= GRACE_MS
+        gone = self.lease_ms <= 0 and self.asked_ms >= LIVENESS.grace_ms
         if self.holder in {None, worker} or gone or not self.known:
             assert isinstance(answer, Claimed)
             self.held_by(worker)
@@ -304,7 +307,7 @@ class Claims(RuleBasedStateMachine):
             self.claims[worker] = Claim.new("j")
 
     @precondition(lambda self: self.holder is not None)
-    @rule(by_ms=st.sampled_from([GRACE_MS // 2, GRACE_MS, CLAIM_LEASE_MS]))
+    @rule(by_ms=st.sampled_from([LIVENESS.grace_ms // 2, LIVENESS.grace_ms, LIVENESS.claim_lease_ms]))
     def time_passes(self, by_ms: int) -> None:
         # A little more each time, so that what the test itself takes tips no balance.
         by_ms += SLACK_MS
@@ -313,7 +316,7 @@ class Claims(RuleBasedStateMachine):
         self.run(pass_time(self.redis, self.claims[0], by_ms))
 
     def held_by(self, worker: int, *, complete: bool = True) -> None:
-        self.holder, self.lease_ms, self.asked_ms, self.known = worker, CLAIM_LEASE_MS, -1, True
+        self.holder, self.lease_ms, self.asked_ms, self.known = worker, LIVENESS.claim_lease_ms, -1, True
         self.complete = complete
 
     def teardown(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from breakwater.jobs.rules.workers import LIVENESS
 from breakwater.jobs.store.executions import Claim, Claimed, Executions, Taken
-from breakwater.jobs.store.workers import FORGET_MS, LATE_MS, Workers
+from breakwater.jobs.store.workers import FORGET_MS, Workers
 from breakwater.kernel.redis.connection import Redis
 
 KEY = "bw:workers"
@@ -19,11 +20,11 @@ async def test_a_heartbeat_names_the_others_that_are_late_until_they_are_heard_a
     workers = Workers(redis)
     assert await workers.beat("a", "nats-1") == (1, [])
     assert await workers.beat("b", "") == (2, [])
-    await silent_for(redis, "a", LATE_MS + 1)
+    await silent_for(redis, "a", LIVENESS.late_ms + 1)
     running, [late] = await workers.beat("b", "nats-2")
     assert running == 1
     assert (late.id, late.heard_on) == ("a", "nats-1")
-    assert LATE_MS / 1000 < late.silent_s < LATE_MS / 1000 + 1
+    assert LIVENESS.late_s < late.silent_s < LIVENESS.late_s + 1
     assert await workers.running() == {"b": "nats-2"}
     assert await workers.beat("a", "nats-1") == (2, []), "nobody is late for itself"
     assert await workers.beat("b", "nats-2") == (2, [])

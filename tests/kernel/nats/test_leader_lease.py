@@ -9,8 +9,7 @@ from contextlib import suppress
 import pytest
 from nats.aio.client import Client
 
-from breakwater.kernel.nats import leader_lease as leader_lease_module
-from breakwater.kernel.nats.leader_lease import LeaderLease
+from breakwater.kernel.nats.leader_lease import LeaderLease, LeaseTimes
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
@@ -20,15 +19,7 @@ from breakwater.kernel.process import background
 from tests.helpers import nats_client
 from tests.servers import RunningServer
 
-LEASE_S = 1.5
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_lease_module, "LEASE_S", LEASE_S)
-    monkeypatch.setattr(leader_lease_module, "RENEW_S", 0.2)
-    monkeypatch.setattr(leader_lease_module, "STOP_S", 0.4)
-    monkeypatch.setattr(leader_lease_module, "WATCH_S", 0.05)
+TIMES = LeaseTimes(lease_s=1.5, renew_s=0.2, stop_s=0.4, watch_s=0.05)
 
 
 @pytest.fixture
@@ -64,8 +55,13 @@ class Work:
                 await asyncio.sleep(0.02)
 
 
+def lease_of(client: Client, name: str) -> LeaderLease:
+    publisher = Publisher(lambda: client, "test")
+    return LeaderLease(Lookup(lambda: client), publisher, Stream.ALERTER, ALERTER_LEADER, name, times=TIMES)
+
+
 def start(client: Client, work: Work, name: str) -> asyncio.Task[None]:
-    lease = LeaderLease(Lookup(lambda: client), Publisher(lambda: client, "test"), Stream.ALERTER, ALERTER_LEADER, name)
+    lease = lease_of(client, name)
     return asyncio.create_task(lease.run(work.of(name)))  # pyright: ignore[reportArgumentType]
 
 
@@ -75,7 +71,7 @@ async def test_one_works_and_when_it_stops_another_one_goes_on(client: Client) -
     try:
         await work.reaches(lambda: len(work.working) == 1)
         [first] = work.working
-        await asyncio.sleep(LEASE_S * 1.5)
+        await asyncio.sleep(TIMES.lease_s * 1.5)
         assert work.history == [first]
         await background.stop(tasks.pop(first))
         await work.reaches(lambda: len(work.working) == 1)
@@ -95,9 +91,7 @@ async def test_work_that_loses_a_cancellation_is_stopped(client: Client) -> None
             await asyncio.Event().wait()
         await asyncio.Event().wait()
 
-    connection = lambda: client  # noqa: E731
-    lease = LeaderLease(Lookup(connection), Publisher(connection, "a"), Stream.ALERTER, ALERTER_LEADER, "a")
-    running = asyncio.create_task(lease.run(deaf))
+    running = asyncio.create_task(lease_of(client, "a").run(deaf))
     await begun.wait()
     running.cancel()
     assert (await asyncio.wait([running], timeout=10))[1] == set()
@@ -112,7 +106,7 @@ async def test_a_turn_whose_holder_died_lapses(client: Client) -> None:
     try:
         started = asyncio.get_running_loop().time()
         await work.reaches(lambda: work.working == ["a"])
-        assert asyncio.get_running_loop().time() - started >= LEASE_S * 0.9
+        assert asyncio.get_running_loop().time() - started >= TIMES.lease_s * 0.9
     finally:
         await background.stop(task)
 
@@ -140,8 +134,7 @@ async def test_work_that_fails_gives_the_turn_back_and_is_begun_again(client: Cl
             raise RuntimeError("nobody foresaw this")
         await asyncio.Event().wait()
 
-    lease = LeaderLease(Lookup(lambda: client), Publisher(lambda: client, "test"), Stream.ALERTER, ALERTER_LEADER, "a")
-    task = asyncio.create_task(lease.run(fails_once))
+    task = asyncio.create_task(lease_of(client, "a").run(fails_once))
     try:
         async with asyncio.timeout(60):
             while begun < 2:

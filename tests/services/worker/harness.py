@@ -31,6 +31,7 @@ from structlog.typing import EventDict
 
 from breakwater.calls.providers.base import Answer, Call, Provider
 from breakwater.config import LiveConfig, cipher_of, load_config
+from breakwater.jobs.rules.workers import LIVENESS, Liveness
 from breakwater.jobs.store.executions import KEPT_SINCE, ClaimLostError
 from breakwater.kernel.nats.delivery import DelayedQueue, Delivery
 from breakwater.kernel.nats.lookup import Lookup
@@ -221,6 +222,7 @@ async def running_worker(
     fake_clock: bool = False,
     begin: bool = True,
     plane_key: str | None = PLANE_KEY,
+    liveness: Liveness = LIVENESS,
     **config: Any,
 ) -> AsyncGenerator[WorkerPlane]:
     """Empties NATS and Redis, and takes up jobs.
@@ -235,6 +237,7 @@ async def running_worker(
         fake_clock: nothing is really slept between attempts. Not for jobs that wait for one another.
         begin: take up jobs at once; else when the test calls `begin`.
         plane_key: the plane's own.
+        liveness: of the worker.
         config: more of the config.
     """
     async with SimulatedProvider(dict(script)) as sim:
@@ -258,6 +261,7 @@ async def running_worker(
             lookup=Lookup(lambda: client, cipher),
             providers=opened,
             cipher=cipher,
+            liveness=liveness,
         )
         plane.clock = FakeClock()
         plane._work = []

@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from breakwater.cli.doctor_checks import redis_findings
-from breakwater.jobs.rules.workers import LATEST_S
+from breakwater.jobs.rules.workers import LIVENESS
 from breakwater.jobs.store.executions import Claim
 from breakwater.jobs.store.workers import Workers
 from breakwater.kernel.nats.topology import ACK_WAIT_S
 from breakwater.kernel.process import background
+from breakwater.kernel.process.pace import at_pace
 from breakwater.local.plane import PlaneLocation
 from breakwater.local.ports import free_port
 from services.worker.dead_workers import DeadWorkers
@@ -32,22 +33,34 @@ from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import WorkerPlane, running_worker
 
 AGENTS = {"writer": {"model": "sim/m", "timeout_s": 60, "concurrency": 8, "retry": {"base_s": 0}}}
-HANGS = {"sim/m": model({"requests": [1, 4], "hang_s": 15})}
+PACE = 4.0
+QUICK = at_pace(LIVENESS, PACE)
+"""Heartbeats and leases, where it does not matter that a slow machine misses the moment to take a worker for dead."""
+HANGS = {"sim/m": model({"requests": [1, 4], "hang_s": 600})}
+"""The first four calls end with their worker."""
+SLOW = {"sim/m": model({"requests": [1, 4], "hang_s": 5})}
 """The first four calls take longer than all that is done to their worker."""
 JOBS = [f"j{number}" for number in range(4)]
 
 
 @asynccontextmanager
-async def two_machines(here: AbstractAsyncContextManager[WorkerPlane], nats_url: str) -> AsyncGenerator[WorkerPlane]:
+async def two_machines(
+    here: AbstractAsyncContextManager[WorkerPlane], nats_url: str, pace: float = PACE
+) -> AsyncGenerator[WorkerPlane]:
     """The calls of `first`, a process, are under way; the worker of this process takes no jobs until `begin`.
 
     Args:
         here: the worker of this process.
         nats_url: what the first one connects to.
+        pace: of both.
     """
     async with here as plane:
         config = str(plane.directory / "breakwater.yaml")
-        plane.environment |= {"BREAKWATER_CONFIG": config, "BREAKWATER_NATS_URL": nats_url}
+        plane.environment |= {
+            "BREAKWATER_CONFIG": config,
+            "BREAKWATER_NATS_URL": nats_url,
+            "BREAKWATER_PACE": str(pace),
+        }
         plane.start("worker", "first")
         own = replace(plane.worker, id="here-1-1")
         others = DeadWorkers(own, lambda: plane.client, lambda: ["writer"], runs=lambda _: None)
@@ -77,11 +90,10 @@ async def all_called_once(plane: WorkerPlane) -> None:
     assert "worker_died" not in plane.log("worker")
 
 
-@pytest.mark.long
 async def test_jobs_of_a_worker_that_is_gone_and_has_not_come_back_within_3_s_are_taken_over(
     start_worker: StartWorker, worker_nats: RunningServer
 ) -> None:
-    async with two_machines(start_worker(HANGS, AGENTS, begin=False), worker_nats.url) as plane:
+    async with two_machines(start_worker(HANGS, AGENTS, begin=False), worker_nats.url, pace=1) as plane:
         await until(lambda: heard(plane), "heartbeats")
         plane.kill("first")
         killed = asyncio.get_running_loop().time()
@@ -93,34 +105,31 @@ async def test_jobs_of_a_worker_that_is_gone_and_has_not_come_back_within_3_s_ar
         assert set(await Workers(plane.worker.redis).running()) == {"here-1-1"}
 
 
-@pytest.mark.long
 async def test_a_worker_that_stalls_keeps_its_jobs(start_worker: StartWorker, worker_nats: RunningServer) -> None:
-    async with two_machines(start_worker(HANGS, AGENTS, begin=False), worker_nats.url) as plane:
+    async with two_machines(start_worker(SLOW, AGENTS, begin=False, liveness=QUICK), worker_nats.url) as plane:
         await until(lambda: heard(plane), "heartbeats")
         os.kill(plane.processes["first"].pid, signal.SIGSTOP)
-        await asyncio.sleep(LATEST_S + 2)
+        await asyncio.sleep(QUICK.latest_s + 2 / PACE)
         os.kill(plane.processes["first"].pid, signal.SIGCONT)
         await all_called_once(plane)
 
 
-@pytest.mark.long
 async def test_a_worker_whose_connection_to_nats_is_cut_keeps_its_jobs(
     start_worker: StartWorker, worker_nats: RunningServer
 ) -> None:
     link = Link("127.0.0.1", urlsplit(worker_nats.url).port or 0)
     url = f"nats://127.0.0.1:{await link.listen()}"
     try:
-        async with two_machines(start_worker(HANGS, AGENTS, begin=False), url) as plane:
+        async with two_machines(start_worker(SLOW, AGENTS, begin=False, liveness=QUICK), url) as plane:
             await until(lambda: heard(plane), "heartbeats")
             link.become("reset")
-            await asyncio.sleep(LATEST_S)
+            await asyncio.sleep(QUICK.latest_s)
             link.become("open")
             await all_called_once(plane)
     finally:
         await link.close()
 
 
-@pytest.mark.long
 async def test_where_nats_shows_workers_to_nobody_todays_rule_holds_and_doctor_says_so(
     tmp_path: Path, worker_redis: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +141,13 @@ async def test_where_nats_shows_workers_to_nobody_todays_rule_holds_and_doctor_s
     url = f"nats://worker:secret@127.0.0.1:{port}"
     monkeypatch.setenv("BREAKWATER_REDIS_URL", worker_redis.url)
     here = running_worker(
-        tmp_path, nats_url=url, redis_url=worker_redis.url, script={"models": HANGS}, agents=AGENTS, begin=False
+        tmp_path,
+        nats_url=url,
+        redis_url=worker_redis.url,
+        script={"models": HANGS},
+        agents=AGENTS,
+        begin=False,
+        liveness=QUICK,
     )
     try:
         await asyncio.to_thread(server.wait_until_ready)
@@ -143,7 +158,7 @@ async def test_where_nats_shows_workers_to_nobody_todays_rule_holds_and_doctor_s
             assert "20 to 25 s" in found.text
             assert "bw.workers.*" in found.remedy
             plane.kill("first")
-            await asyncio.sleep(LATEST_S + 2)
+            await asyncio.sleep(QUICK.latest_s + 2 / PACE)
             assert set(await workers.running()) == {"here-1-1"}
             assert "worker_died" not in plane.log("worker")
     finally:
@@ -154,7 +169,7 @@ async def test_a_job_whose_claim_redis_has_lost_is_not_taken_from_a_worker_that_
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Workers, "kept_for_s", AsyncMock(return_value=0.5))
-    async with start_worker({"sim/m": model({"requests": [1, 1], "hang_s": 8})}, AGENTS) as plane:
+    async with start_worker({"sim/m": model({"requests": [1, 1], "hang_s": 4})}, AGENTS, liveness=QUICK) as plane:
         workers = Workers(plane.worker.redis)
         await workers.beat("dead-1-1", "")
         await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "x"})

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import AsyncMock, patch
 
 import pytest
 
 from breakwater.calls.assignment import Checkpoint
+from breakwater.jobs.rules.workers import LIVENESS, Liveness
 from breakwater.jobs.store.executions import KEPT_SINCE, Claim, ClaimLostError
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.types import nano_from_usd
-from services.worker import attempts, leases
+from services.worker import attempts
 from services.worker.dead_workers import DeadWorkers
 from tests.flow.kit import model
 from tests.helpers import until
@@ -30,10 +33,15 @@ JOB: dict[str, Any] = {"agent": "writer", "job_id": "j1", "prompt": "Count."}
 KEY = Claim("j1", "").key
 
 
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renews claims ten times a second."""
-    monkeypatch.setattr(leases, "RENEW_EVERY_S", 0.1)
+def renewed_every(seconds: float) -> Liveness:
+    """The times of a worker that renews its claims at another interval."""
+    return replace(LIVENESS, renew_every_s=seconds)
+
+
+@pytest.fixture
+def start_worker(start_worker: StartWorker) -> StartWorker:
+    """Starts a worker that renews its claims ten times a second, unless a test says otherwise."""
+    return partial(start_worker, liveness=renewed_every(0.1))
 
 
 async def listen(plane: WorkerPlane) -> list[dict[str, Any]]:
@@ -80,11 +88,11 @@ async def calls_of(plane: WorkerPlane) -> int:
 
 @pytest.mark.parametrize("on_stream_break", ["continue", "fail"])
 async def test_a_streamed_answer_goes_on_where_redis_is_emptied(
-    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, on_stream_break: str
+    start_worker: StartWorker, on_stream_break: str
 ) -> None:
-    monkeypatch.setattr(leases, "RENEW_EVERY_S", 600.0)
     agent = {**AGENT, "on_stream_break": on_stream_break}
-    async with start_worker({"sim/m": model(answer=ANSWER, stream=SLOW)}, {"writer": agent}) as plane:
+    models = {"sim/m": model(answer=ANSWER, stream=SLOW)}
+    async with start_worker(models, {"writer": agent}, liveness=renewed_every(600.0)) as plane:
         heard = await listen(plane)
         await plane.publish({**JOB, "stream": True})
         for length in (20, 60):
@@ -99,13 +107,13 @@ async def test_a_streamed_answer_goes_on_where_redis_is_emptied(
 
 @pytest.mark.parametrize("restored", [True, False], ids=["renewed", "stopped_before_a_renewal"])
 async def test_another_worker_continues_an_answer_after_redis_was_emptied(
-    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, *, restored: bool
+    start_worker: StartWorker, *, restored: bool
 ) -> None:
     agent = {**AGENT, "on_stream_break": "continue"}
     stalled = {"stream": "stall", "after_chunks": 30, "requests": [1, 1]}
-    async with start_worker({"sim/m": model(stalled, answer=ANSWER)}, {"writer": agent}, begin=False) as plane:
-        if not restored:
-            monkeypatch.setattr(leases, "RENEW_EVERY_S", 600.0)
+    models = {"sim/m": model(stalled, answer=ANSWER)}
+    liveness = renewed_every(0.1 if restored else 600.0)
+    async with start_worker(models, {"writer": agent}, begin=False, liveness=liveness) as plane:
         heard = await listen(plane)
         plane.begin()
         await plane.publish({**JOB, "stream": True})
@@ -245,12 +253,9 @@ async def test_a_streamed_answer_whose_part_is_lost_is_not_begun_again(
     assert text_of(heard) == ANSWER[: 4 * 30]
 
 
-async def test_a_heartbeat_restores_what_redis_has_lost(
-    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leases, "RENEW_EVERY_S", 600.0)
-    held = Held()
-    async with start_worker({"sim/m": model()}, {"writer": AGENT}, providers={"sim": held}) as plane:
+async def test_a_heartbeat_restores_what_redis_has_lost(start_worker: StartWorker) -> None:
+    held, liveness = Held(), renewed_every(600.0)
+    async with start_worker({"sim/m": model()}, {"writer": AGENT}, providers={"sim": held}, liveness=liveness) as plane:
         heartbeats = asyncio.create_task(DeadWorkers(plane.worker, lambda: plane.client, lambda: ["writer"]).run())
         try:
             await plane.publish(JOB)
@@ -278,13 +283,10 @@ async def test_redis_is_emptied_just_before_a_step(start_worker: StartWorker, st
     assert (result["status"], result["output"]) == ("succeeded", ANSWER)
 
 
-async def test_a_redelivery_waits_for_the_worker_whose_claim_redis_has_lost(
-    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leases, "RENEW_EVERY_S", 1.0)
+async def test_a_redelivery_waits_for_the_worker_whose_claim_redis_has_lost(start_worker: StartWorker) -> None:
     held = Held()
     agents = {"writer": {**AGENT, "concurrency": 2}}
-    async with start_worker({"sim/m": model()}, agents, providers={"sim": held}) as plane:
+    async with start_worker({"sim/m": model()}, agents, providers={"sim": held}, liveness=renewed_every(1.0)) as plane:
         await plane.publish(JOB)
         await until(lambda: held.calls, "the call")
         [delivery] = plane.worker.leases.deliveries

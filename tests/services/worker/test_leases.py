@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from time import monotonic
 from typing import Any, cast
 
 import pytest
 
-from breakwater.jobs.store.executions import CLAIM_LEASE_MS, GRACE_MS, Claim, ClaimLostError, Executions, Taken
+from breakwater.jobs.rules.workers import LIVENESS
+from breakwater.jobs.store.executions import Claim, ClaimLostError, Executions, Taken
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outages
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
@@ -28,16 +30,18 @@ class CountedDelivery:
         self.kept += 1
 
 
+OFTEN = replace(LIVENESS, renew_every_s=0.01)
+
+
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "ACK_WAIT_S", 0.03)
-    monkeypatch.setattr(leases, "RENEW_EVERY_S", 0.01)
 
 
 async def test_claims_are_renewed_while_their_jobs_run(redis_server: RunningServer) -> None:
     redis = Redis(redis_server.url)
     await redis.client.flushall()
-    executions = Executions(redis)
+    executions = Executions(redis, liveness=OFTEN)
     held = Leases(executions, Outages())
     claims, renewed = [Claim.new(name) for name in ("one", "two", "ended")], 0
 
@@ -55,7 +59,7 @@ async def test_claims_are_renewed_while_their_jobs_run(redis_server: RunningServ
         for claim, is_renewed in zip(claims, (True, True, False), strict=True):
             other = await executions.claim(Claim.new(claim.execution_id))
             assert isinstance(other, Taken)
-            assert (other.for_ms > GRACE_MS) == is_renewed
+            assert (other.for_ms > LIVENESS.grace_ms) == is_renewed
         assert held.claims[claims[0]].lease_valid_until > monotonic()
     finally:
         await background.stop(running)
@@ -65,7 +69,7 @@ async def test_claims_are_renewed_while_their_jobs_run(redis_server: RunningServ
 async def test_an_unexpected_error_ends_the_renewal_of_no_other_job(redis_server: RunningServer) -> None:
     redis = Redis(redis_server.url)
     await redis.client.flushall()
-    executions, failures = Executions(redis), 0
+    executions, failures = Executions(redis, liveness=OFTEN), 0
     held, mine, other = Leases(executions, Outages()), Claim.new("mine"), Claim.new("mine")
 
     async def fail() -> None:
@@ -83,7 +87,7 @@ async def test_an_unexpected_error_ends_the_renewal_of_no_other_job(redis_server
         await until(lambda: failures > before + 1)
         taken = await executions.claim(other)
         assert isinstance(taken, Taken)
-        assert taken.for_ms > GRACE_MS
+        assert taken.for_ms > LIVENESS.grace_ms
     finally:
         await background.stop(running)
         await redis.close()
@@ -91,6 +95,8 @@ async def test_an_unexpected_error_ends_the_renewal_of_no_other_job(redis_server
 
 async def test_deliveries_are_kept_also_while_redis_does_not_answer() -> None:
     class UnavailableError:
+        liveness = OFTEN
+
         async def renew(self, *_: object) -> None:
             raise StateUnavailableError("no")
 
@@ -125,13 +131,13 @@ async def test_a_claim_is_asked_about_only_after_a_standstill_and_one_that_was_t
 ) -> None:
     redis, clock = Redis(redis_server.url), Clock()
     await redis.client.flushall()
-    executions, mine, other = Executions(redis), Claim.new("j"), Claim.new("j")
+    executions, mine, other = Executions(redis, liveness=OFTEN), Claim.new("j"), Claim.new("j")
     held = Leases(executions, Outages(), clock)
     await executions.claim(mine)
     with held.renewing(mine, "a", clock.now):
         await redis.client.hset(mine.key, "token", other.token)
         await held.confirm(mine)  # not asked: so soon nobody can have taken it
-        clock.now += CLAIM_LEASE_MS / 1000
+        clock.now += LIVENESS.claim_lease_s
         with pytest.raises(ClaimLostError):
             await held.confirm(mine)
         await redis.client.hset(mine.key, "token", mine.token)
@@ -143,8 +149,8 @@ async def test_a_claim_is_asked_about_only_after_a_standstill_and_one_that_was_t
 
 
 async def test_after_a_standstill_deliveries_may_be_late_for_a_while() -> None:
-    clock, executions = Clock(), cast(Executions, None)  # Redis is not asked
-    held = Leases(executions, Outages(), clock)
+    clock = Clock()
+    held = Leases(Executions(cast(Redis, None)), Outages(), clock)  # Redis is not asked
 
     async def pass_seconds(count: float) -> None:
         for _ in range(round(count)):

@@ -7,15 +7,56 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MISSED_S = 3.0
-"""The seconds that a worker may take to reconnect."""
 
-LATEST_S = 8.0
-"""The seconds after which a missing connection proves nothing.
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """The times, in seconds, by which workers hold jobs and take each other for dead. All workers need the same.
 
-From 10 s on, a NATS server also closes the connection of a stopped process to which it can't write; later, each side
-closes an idle connection.
-"""
+    Attributes:
+        beat_every_s: between two heartbeats of a worker.
+        late_s: the age from which a heartbeat is late.
+        gap_s: a longer gap between two heartbeats means that Redis or the worker itself was unavailable.
+        missed_s: a worker may take so long to reconnect.
+        latest_s: later, a missing connection proves nothing. From 10 s on, a NATS server also closes the connection of
+            a stopped process to which it can't write; later, each side closes an idle connection.
+        renew_every_s: between two renewals of a worker's claims.
+        claim_lease_s: a claim lasts so long without a renewal.
+        grace_s: a holder whose lease has ended may still renew it for so long after another worker has first asked for
+            the job.
+    """
+
+    beat_every_s: float = 1.0
+    late_s: float = 1.5
+    gap_s: float = 2.5
+    missed_s: float = 3.0
+    latest_s: float = 8.0
+    renew_every_s: float = 3.0
+    claim_lease_s: float = 12.0
+    grace_s: float = 4.0
+
+    @property
+    def unclaimed_s(self) -> float:
+        """A job that has been unclaimed for so long has no holder: a holder would have restored a lost claim."""
+        return self.renew_every_s + self.beat_every_s
+
+    @property
+    def late_ms(self) -> int:
+        """The same as `late_s`, for Redis."""
+        return round(self.late_s * 1000)
+
+    @property
+    def claim_lease_ms(self) -> int:
+        """The same as `claim_lease_s`, for Redis."""
+        return round(self.claim_lease_s * 1000)
+
+    @property
+    def grace_ms(self) -> int:
+        """The same as `grace_s`, for Redis."""
+        return round(self.grace_s * 1000)
+
+
+LIVENESS = Liveness()
+"""The times in production."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +79,16 @@ class Silence:
     watched_s: float
 
 
-def is_dead(silence: Silence) -> bool:
+def is_dead(silence: Silence, liveness: Liveness = LIVENESS) -> bool:
     """Return True if a worker is certainly dead, and NATS sends it nothing more."""
     if silence.runs is not None:
         # NATS closes the connection a moment after the process ends, and may send jobs there until then.
-        return not silence.runs and (not silence.connected or silence.silent_s > LATEST_S)
+        return not silence.runs and (not silence.connected or silence.silent_s > liveness.latest_s)
     return (
-        MISSED_S <= silence.silent_s <= LATEST_S
+        liveness.missed_s <= silence.silent_s <= liveness.latest_s
         and silence.connected is False
         and silence.same_nats
-        and silence.watched_s >= MISSED_S
+        and silence.watched_s >= liveness.missed_s
     )
 
 

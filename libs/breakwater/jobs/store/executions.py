@@ -8,15 +8,10 @@ from secrets import token_hex
 from typing import Any, Literal, cast
 
 from breakwater.jobs.contract.execution import PendingCancel
+from breakwater.jobs.rules.workers import LIVENESS, Liveness
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.redis.connection import Redis, ScriptCall, scripts_of
 from breakwater.kernel.security.encryption import OFF, Cipher
-
-CLAIM_LEASE_MS = 12_000
-"""A worker renews its claims every three seconds."""
-
-GRACE_MS = 4_000
-"""A holder whose lease has ended may still renew it for so long after another worker has first asked for the job."""
 
 LINGER_MS = 60_000
 """A finished job stays taken: for longer than a message can be on its way to a worker that is still connected."""
@@ -142,9 +137,12 @@ class ClaimLostError(BreakwaterError):
 class Executions:
     """Claims and checkpoints of jobs."""
 
-    def __init__(self, redis: Redis, cipher: Cipher = OFF) -> None:
+    def __init__(self, redis: Redis, cipher: Cipher = OFF, liveness: Liveness = LIVENESS) -> None:
         self._redis = redis
         self._cipher = cipher
+        self.liveness = liveness
+        self._lease_ms = liveness.claim_lease_ms
+        self._grace_ms = liveness.grace_ms
 
     async def claim(
         self,
@@ -174,7 +172,16 @@ class Executions:
 
         Raises DecryptionError, too: it is ours, and its checkpoint can't be read.
         """
-        arguments = [claim.token, CLAIM_LEASE_MS, GRACE_MS, KEEP_MS, digest, tenant or "", task_id or "", owner or ""]
+        arguments = [
+            claim.token,
+            self._lease_ms,
+            self._grace_ms,
+            KEEP_MS,
+            digest,
+            tenant or "",
+            task_id or "",
+            owner or "",
+        ]
         arguments += [claim.execution_id, run_id or "", int(redelivered)]
         arguments.append(round(accepted_s * 1000) if delivered_before else "")
         call = ScriptCall(_LUA["claim"], [*claim.keys, accepted_key(accepted_s), KEPT_SINCE], arguments)
@@ -198,11 +205,13 @@ class Executions:
         checkpoint = await cast(Any, self._redis.client.hget(Claim(execution_id, "").key, "checkpoint"))
         return checkpoint or None
 
-    def checkpoint_call(self, claim: Claim, checkpoint: str, *, lease_ms: int = CLAIM_LEASE_MS) -> ScriptCall:
-        """Saves a checkpoint; read its answer with `kept`. An empty text only renews the lease."""
+    def checkpoint_call(self, claim: Claim, checkpoint: str, *, release: bool = False) -> ScriptCall:
+        """Saves a checkpoint, unless it is empty, and renews the lease or ends it; read its answer with `kept`."""
         if self._cipher.on and checkpoint:
             checkpoint = self._cipher.encrypt_document(checkpoint.encode()).decode()
-        return ScriptCall(_LUA["checkpoint"], claim.keys, [claim.token, lease_ms, KEEP_MS, checkpoint])
+        return ScriptCall(
+            _LUA["checkpoint"], claim.keys, [claim.token, 0 if release else self._lease_ms, KEEP_MS, checkpoint]
+        )
 
     @staticmethod
     def kept(answer: Any) -> ClaimKept | None:
@@ -240,16 +249,17 @@ class Executions:
         task_id: str | None = None,
         owner: str | None = None,
         run_id: str | None = None,
-        lease_ms: int = CLAIM_LEASE_MS,
+        release: bool = False,
     ) -> bool:
         """Writes an execution again that Redis has lost. False when another handling has the job.
 
-        The arguments are those of `claim`. A `lease_ms` of 0 releases it. Raises StateUnavailableError.
+        The arguments are those of `claim`. `release` ends its lease at once. Raises StateUnavailableError.
         """
         checkpoint = progress.checkpoint or ""
         if self._cipher.on and checkpoint:
             checkpoint = self._cipher.encrypt_document(checkpoint.encode()).decode()
         line = self._cipher.encrypt_line(progress.partial)
+        lease_ms = 0 if release else self._lease_ms
         arguments = [claim.token, lease_ms, KEEP_MS, checkpoint, line, progress.messages, digest]
         arguments += [tenant or "", task_id or "", owner or "", run_id or ""]
         [restored] = await self._redis.run([ScriptCall(_LUA["restore"], [claim.key], arguments)])
@@ -267,7 +277,7 @@ class Executions:
 
     async def release(self, claim: Claim) -> ClaimKept | None:
         """Releases a job before its end: the next claim has it, with its checkpoint. Raises StateUnavailableError."""
-        [answer] = await self._redis.run([self.checkpoint_call(claim, "", lease_ms=0)])
+        [answer] = await self._redis.run([self.checkpoint_call(claim, "", release=True)])
         return self.kept(answer)
 
     async def finish(self, claim: Claim) -> ClaimEnded:

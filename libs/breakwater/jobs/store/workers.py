@@ -6,11 +6,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, cast
 
+from breakwater.jobs.rules.workers import LIVENESS, Liveness
 from breakwater.jobs.store.executions import KEPT_SINCE
 from breakwater.kernel.redis.connection import Redis, Script, ScriptCall, read_hashes
-
-LATE_MS = 1_500
-"""A heartbeat comes every second."""
 
 FORGET_MS = 600_000
 """A worker that is silent for this long is forgotten: its claims have ended long ago."""
@@ -57,8 +55,9 @@ class LateWorker:
 class Workers:
     """The workers of the plane."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, liveness: Liveness = LIVENESS) -> None:
         self._redis = redis
+        self._late_ms = liveness.late_ms
         self.was_emptied = False
         """True if Redis lost its data between the last two heartbeats."""
         self._kept_since: str | None = None
@@ -73,7 +72,7 @@ class Workers:
             StateUnavailableError: Redis does not answer.
         """
         [(running, late, kept_since)] = await self._redis.run(
-            [ScriptCall(_BEAT, _KEYS, [worker, heard_on, LATE_MS, FORGET_MS])]
+            [ScriptCall(_BEAT, _KEYS, [worker, heard_on, self._late_ms, FORGET_MS])]
         )
         self.was_emptied = self._kept_since not in {None, kept_since}
         self._kept_since = kept_since
@@ -102,6 +101,6 @@ class Workers:
         """
         seconds, microseconds = cast(tuple[int, int], await cast(Any, self._redis.client.time()))
         [texts] = await read_hashes(self._redis.client, _KEYS[:1])
-        since = seconds * 1000 + microseconds // 1000 - LATE_MS
+        since = seconds * 1000 + microseconds // 1000 - self._late_ms
         heartbeats = {worker: text.partition(" ") for worker, text in texts.items()}
         return {worker: heard_on for worker, (at, _, heard_on) in heartbeats.items() if int(at) > since}

@@ -1,6 +1,6 @@
 """Leader election: a lease, stored as the last message on a subject, written with its expected last sequence.
 
-Clocks are not compared: a lease has lapsed when a waiting process has seen no renewal for `LEASE_S` by its own clock;
+Clocks are not compared: a lease has lapsed when a waiting process has seen no renewal for `lease_s` by its own clock;
 its holder stops by its own clock sooner than that. Two may still overlap for a moment, where a machine was suspended;
 decisions that must be made once are made by the stream (see `breakwater.alerts.store.incidents`), not by the leader.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import structlog
 
@@ -19,13 +20,28 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.process import background
 
-LEASE_S = 16.0
-RENEW_S = 3.0
-STOP_S = 6.0
-"""The time before the end of its lease at which a holder begins to stop: work in progress may take this long."""
-
-WATCH_S = 1.0
 _FREE = b""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """The times of a lease, in seconds. All processes that compete for it need the same.
+
+    Attributes:
+        lease_s: it lapses so long after its last renewal.
+        renew_s: between two renewals.
+        stop_s: before its end, at which a holder begins to stop: work in progress may take so long.
+        watch_s: between two looks of a process that waits for it.
+    """
+
+    lease_s: float = 16.0
+    renew_s: float = 3.0
+    stop_s: float = 6.0
+    watch_s: float = 1.0
+
+
+LEASE_TIMES = LeaseTimes()
+"""The times in production."""
 
 
 class LeaderLease:
@@ -39,6 +55,7 @@ class LeaderLease:
         subject: str,
         holder: str,
         *,
+        times: LeaseTimes = LEASE_TIMES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lookup = lookup
@@ -46,6 +63,7 @@ class LeaderLease:
         self._stream = stream
         self._subject = subject
         self._holder = holder.encode()
+        self._times = times
         self._clock = clock
         self._sequence = 0  # of our own last message, while we hold the lease
 
@@ -77,24 +95,25 @@ class LeaderLease:
                 if sequence != last_sequence:
                     last_sequence = sequence
                     since = self._clock()
-                if last is None or last.data == _FREE or self._clock() - since >= LEASE_S:
+                if last is None or last.data == _FREE or self._clock() - since >= self._times.lease_s:
                     await self._write(self._holder, sequence)
                     return
             except BusError as error:
                 # NATS is unavailable, or another process was quicker: the next poll finds out.
                 structlog.get_logger().debug("leader_lease_not_taken", subject=self._subject, error=str(error))
-            await asyncio.sleep(background.aligned_delay(WATCH_S))
+            await asyncio.sleep(background.aligned_delay(self._times.watch_s))
 
     async def _renewed(self, task: asyncio.Future[None]) -> None:
         """Returns when the lease is lost, or the work has ended."""
+        lasts_s = self._times.lease_s - self._times.stop_s
         renewed = self._clock()
-        while (left_s := renewed + LEASE_S - STOP_S - self._clock()) > 0:
-            ended, _ = await asyncio.wait([task], timeout=min(RENEW_S, left_s))
+        while (left_s := renewed + lasts_s - self._clock()) > 0:
+            ended, _ = await asyncio.wait([task], timeout=min(self._times.renew_s, left_s))
             if ended:
                 return
             before = self._clock()
             try:
-                async with asyncio.timeout(max(renewed + LEASE_S - STOP_S - before, 0.1)):
+                async with asyncio.timeout(max(renewed + lasts_s - before, 0.1)):
                     if not await self._extended():
                         return
                 renewed = before

@@ -38,6 +38,8 @@ class Settings(BaseSettings):
     nats_replicas: int = Field(
         default=1, ge=1, le=5, description="Copies of each stream; 3 on a cluster of three servers."
     )
+    pace: float = Field(default=1.0, gt=0, exclude=True)
+    """For tests (see `kernel.process.pace`): at a quicker pace, a process that is merely busy may be taken for dead."""
     log_level: str = "info"
     log_json: bool | None = Field(
         default=None, description="JSON lines, or text for people; default: text on a terminal, JSON otherwise."
