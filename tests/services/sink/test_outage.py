@@ -24,14 +24,15 @@ from tests.helpers import until
 from tests.records import samples
 from tests.services.sink.plane import Plane, of_attempt, of_execution
 
-BACKLOG = 8 * BATCH_SIZE
-PROMPT = [{"role": "user", "content": "12345678" * 1_500}]
-ALLOWED = 80 * 2**20
-"""Half of what the backlog takes, and more than a batch does in all of its forms."""
+PARTS = 6
+BACKLOG = PARTS * BATCH_SIZE
+PROMPT = [{"role": "user", "content": "12345678" * 750}]
+ALLOWED = 64 * 2**20
+"""Half of what the backlog takes as parsed messages, and more than two batches do."""
 
 
 def backlog(count: int, name: str) -> Iterator[tuple[str, bytes]]:
-    """Executions of 12 KB that cost 1, 2, 3, … nano-dollars."""
+    """Executions of 6 KB that cost 1, 2, 3, … nano-dollars."""
     # Written once: to make each of them takes longer than all that the sink does with it.
     subject, data = of_execution(samples.execution("SAMPLE", total_cost=1, messages=PROMPT))
     cost = usd_from_nano(1).encode()
@@ -69,8 +70,8 @@ async def test_a_long_outage_with_a_restart_costs_neither_rows_nor_memory(plane:
         return scraped.get(("unavailable", "clickhouse")) == 1
 
     async with plane.clickhouse_away():
-        for begin in range(8):
-            await plane.publish(backlog(BACKLOG // 8, f"during-{begin}"))
+        for part in range(PARTS):
+            await plane.publish(backlog(BATCH_SIZE, f"during-{part}"))
         await until(reported_away, "the outage is in the metrics")
         scraped = await asyncio.to_thread(scrape, port)
         assert scraped["lag_seconds", "EVENTS"] > 0
@@ -89,9 +90,8 @@ async def test_a_long_outage_with_a_restart_costs_neither_rows_nor_memory(plane:
     assert scraped["rows_total", "executions"] >= BACKLOG
     assert scraped["insert_duration_seconds_count", "executions"] >= BACKLOG / BATCH_SIZE
     await sink.stop()
-    each = BACKLOG // 8
     assert await plane.rows("SELECT count(), toInt64(sum(total_cost) * 1000000000) FROM executions FINAL") == (
-        (BACKLOG + 2 * BATCH_SIZE, 8 * each * (each + 1) // 2 + BATCH_SIZE * (2 * BATCH_SIZE + 1)),
+        (BACKLOG + 2 * BATCH_SIZE, PARTS * BATCH_SIZE * (BATCH_SIZE + 1) // 2 + BATCH_SIZE * (2 * BATCH_SIZE + 1)),
     )
     assert await plane.dead_letters() == []
 
