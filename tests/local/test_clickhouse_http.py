@@ -249,7 +249,7 @@ async def test_a_failure_in_mid_stream_arrives_as_an_error(server: Server, compr
 
         async def read() -> None:
             nonlocal rows
-            sql = "SELECT number, throwIf(number = 3000000) FROM numbers(10000000)"
+            sql = "SELECT number, throwIf(number = 600000) FROM numbers(1000000)"
             async with await client.query_row_block_stream(sql) as stream:
                 async for block in stream:
                     rows += len(block)

@@ -351,9 +351,12 @@ def stack(data: Path, *flags: str) -> Generator[tuple[ForkedStack, dict[str, int
         process.printed.close()
 
 
-@pytest.mark.parametrize("loop", [[], ["--uvloop"]], ids=["asyncio", "uvloop"])
-@pytest.mark.parametrize(("sig", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_one_signal_stops_the_stack_in_order(tmp_path: Path, loop: list[str], sig: signal.Signals, code: int) -> None:
+@pytest.mark.parametrize(
+    ("sig", "code", "loop"),
+    [(signal.SIGINT, 130, []), (signal.SIGTERM, 143, ["--uvloop"])],
+    ids=["interrupted, asyncio", "terminated, uvloop"],
+)
+def test_one_signal_stops_the_stack_in_order(tmp_path: Path, sig: signal.Signals, code: int, loop: list[str]) -> None:
     with stack(tmp_path / "data", *loop) as (process, children):
         process.send_signal(sig)
         assert "stopped sleeper" in process.printed.read()

@@ -124,15 +124,16 @@ async def test_runs_are_listed_once_at_the_last_step_that_matches(
     filled: Analytics, history: Made, filters: Filters
 ) -> None:
     expected = list(runs_of(matching(history, filters)))
-    pages = [await search.search_runs(filled, filters, limit=40)]
+    limit = len(expected) // 3 + 1  # three pages: the first, the last, and one between them
+    pages = [await search.search_runs(filled, filters, limit=limit)]
     assert pages[0].newer is None
     while (older := pages[-1].older) is not None:
-        pages.append(await search.search_runs(filled, filters, after=older, limit=40))
+        pages.append(await search.search_runs(filled, filters, after=older, limit=limit))
     assert [run.run_id for page in pages for run in page.lines] == expected
     back = pages[-1]
     for page in reversed(pages[:-1]):
         assert back.newer is not None
-        back = await search.search_runs(filled, filters, before=back.newer, limit=40)
+        back = await search.search_runs(filled, filters, before=back.newer, limit=limit)
         assert [run.run_id for run in back.lines] == [run.run_id for run in page.lines]
     assert back.newer is None
 
