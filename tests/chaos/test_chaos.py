@@ -35,7 +35,7 @@ async def test_nothing_is_lost_or_paid_twice_while_parts_die_stand_still_and_are
     assert outcome.faults_found(scenario) == []
 
 
-@pytest.mark.long(about_s=20)
+@pytest.mark.chaos
 async def test_after_a_kill_of_everything_as_the_last_job_is_answered_all_records_are_equal(tmp_path: Path) -> None:
     async with aclosing(last_answer.outcomes(tmp_path, kills=1)) as outcomes:
         assert [outcome.faults_found() async for outcome in outcomes] == [[]]
