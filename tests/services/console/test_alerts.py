@@ -27,8 +27,8 @@ def listed(*alerts: Alert) -> tuple[int, Any]:
 
 
 async def store(console: Console, *alerts: Alert) -> None:
-    for sequence, alert in enumerate(alerts, 1):
-        await console.analytics.insert(schema.ALERTS, [rows.alert_row(alert, sequence)])
+    stored = [rows.alert_row(alert, sequence) for sequence, alert in enumerate(alerts, 1)]
+    await console.analytics.insert(schema.ALERTS, stored)
 
 
 async def test_what_is_not_over_stands_above_the_history(console: Console):

@@ -20,8 +20,8 @@ async def test_who_did_what_and_what_came_of_it_the_latest_first(console: Consol
         ),
         samples.audit_event("a3", at=at - timedelta(days=9), by="long ago"),
     ]  # fmt: skip
-    for sequence, event in enumerate(events):
-        await console.analytics.insert(schema.AUDIT, [rows.audit_row(event, sequence)])
+    stored = [rows.audit_row(event, sequence) for sequence, event in enumerate(events)]
+    await console.analytics.insert(schema.AUDIT, stored)
     page = await console.get("/audit")
     assert page.status == 200
     assert "reset task refused unknown task task id t2 –" in page.words

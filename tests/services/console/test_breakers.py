@@ -24,8 +24,8 @@ OPEN = {"state": "open", "health": "unhealthy", "reason": "3 consecutive failure
 
 
 async def store(console: Console, *changes: Any) -> None:
-    for sequence, one in enumerate(changes, 1):
-        await console.analytics.insert(schema.BREAKER_TRANSITIONS, [rows.transition_row(one, sequence)])
+    stored = [rows.transition_row(change, sequence) for sequence, change in enumerate(changes, 1)]
+    await console.analytics.insert(schema.BREAKER_TRANSITIONS, stored)
 
 
 async def test_what_is_open_comes_first_with_why_and_until_when(console: Console):
