@@ -3,7 +3,6 @@
 import asyncio
 import json
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import structlog.testing
 
@@ -190,17 +189,3 @@ async def test_what_nobody_knows_is_answered_with_how_incidents_are_named(alerti
             assert answer.message.startswith(f"no incident {name!r} is known; ")
             assert words in answer.message
     assert len(await alerting.alerts()) == 1
-
-
-async def test_a_body_that_is_wrong_is_refused_with_the_field(alerting: HttpApi) -> None:
-    wrong: list[tuple[dict[str, Any] | bytes, int, str, list[str]]] = [
-        (b"incident_id=x", 400, "not_json", []),
-        ({}, 422, "invalid_request", ["incident_id"]),
-        ({"incident_id": "x", "resaon": "y"}, 422, "invalid_request", ["resaon"]),
-        ({"incident_id": "x", "reason": "y" * 501}, 422, "invalid_request", ["reason"]),
-        ({"incident_id": ""}, 422, "invalid_request", ["incident_id"]),
-    ]
-    for body, status, code, paths in wrong:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        answer = await alerting.ask("POST", "/api/v1/alerts/ack", data=data)
-        assert (answer.status, answer.code, answer.paths) == (status, code, paths), body

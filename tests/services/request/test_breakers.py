@@ -160,29 +160,6 @@ async def test_what_nobody_knows_is_answered_with_what_may_be_meant(governed: Ht
     assert await Breakers(redis).all() == []
 
 
-WRONG = [
-    (b"agent=writer", 400, "not_json", []),
-    (b'{"agent": "\xff"}', 400, "not_utf8", []),
-    (b"[]", 422, "invalid_request", [""]),
-    (b'{"agent": "writer"}', 422, "invalid_request", ["model"]),
-    (b'{"agent": "", "model": 1}', 422, "invalid_request", ["agent", "model"]),
-    (b'{"agent": "writer", "model": "m", "reson": "x"}', 422, "invalid_request", ["reson"]),
-    (b'{"agent": "writer", "model": "m", "reason": "%s"}' % (b"x" * 501), 422, "invalid_request", ["reason"]),
-    (b'{"agent": "writer", "model": "m", "reason": "a\\nb"}', 422, "invalid_request", ["reason"]),
-    (b" " * 20_000, 413, "body_too_large", []),
-]
-
-
-async def test_a_body_that_is_wrong_is_refused_with_the_field_and_changes_nothing(
-    governed: HttpApi, redis: Redis
-) -> None:
-    for body, status, code, paths in WRONG:
-        answer = await governed.ask("POST", "/api/v1/breakers/isolate", data=body)
-        assert (answer.status, answer.code, sorted(answer.paths)) == (status, code, paths), (body[:60], answer.json)
-    assert "did you mean 'reason'?" in (await governed.act("breakers/isolate", **WRITER_M, reson="x")).message
-    assert (await load(redis)).revision == UNSAVED
-
-
 async def test_of_two_who_force_it_open_at_once_one_does_and_the_other_is_answered(
     governed: HttpApi, redis: Redis
 ) -> None:

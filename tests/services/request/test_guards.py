@@ -153,17 +153,6 @@ async def test_what_nobody_knows_is_answered_with_what_may_be_meant(governed: Ht
     assert await governed.events("bw.guards.>") == []
 
 
-async def test_a_body_that_is_wrong_is_refused_with_the_field(governed: HttpApi) -> None:
-    for body, status, code, paths in [
-        (b"task_id=t", 400, "not_json", []),
-        (b"{}", 422, "invalid_request", ["task_id"]),
-        (b'{"task_id": "t", "tennant": "x"}', 422, "invalid_request", ["tennant"]),
-        (b'{"task_id": "t", "reason": "%s"}' % (b"x" * 501), 422, "invalid_request", ["reason"]),
-    ]:
-        answer = await governed.ask("POST", "/api/v1/guards/reset", data=body)
-        assert (answer.status, answer.code, answer.paths) == (status, code, paths), body[:40]
-
-
 async def test_one_that_is_published_but_not_done_is_published_once_when_it_is_done(
     governed: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

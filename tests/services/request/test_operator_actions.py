@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from breakwater.breakers.store import Breakers
@@ -25,6 +28,7 @@ agents: {reader: {}}
 """
 # Which of several dead letters there are none of is said in the response.
 REFUSED_IF_UNKNOWN = [case for case in OPERATOR_CASES if case.action != "dlq/replay"]
+ON_ONE_TARGET = [case for case in OPERATOR_CASES if not case.action.endswith("/replay")]
 THAT_NEED_REDIS = [case for case in OPERATOR_CASES if case.action.startswith(("breakers/", "guards/", "budgets/"))]
 
 
@@ -43,6 +47,31 @@ async def test_an_unknown_target_is_refused(start_api: StartApi, redis: Redis, c
         answer = await done_by(api, case)
         assert (answer.status, answer.code) == (404, case.unknown), answer.body
         assert await api.events("bw.>") == []
+
+
+async def test_a_body_that_is_wrong_is_refused_with_the_field_and_nothing_is_done(
+    governed: HttpApi, redis: Redis
+) -> None:
+    for case in ON_ONE_TARGET:
+        target = next(iter(case.body))
+        fields: list[tuple[dict[str, Any], list[str]]] = [
+            ({name: value for name, value in case.body.items() if name != target}, [target]),
+            (case.body | {target: ""}, [target]),
+            (case.body | {"reson": "x"}, ["reson"]),
+            (case.body | {"reason": "x" * 501}, ["reason"]),
+            (case.body | {"reason": "a\nb"}, ["reason"]),
+        ]
+        for body, status, code, paths in (
+            (b"agent=writer", 400, "not_json", []),
+            (b'{"agent": "\xff"}', 400, "not_utf8", []),
+            (b"[]", 422, "invalid_request", [""]),
+            (b" " * 20_000, 413, "body_too_large", []),
+            *((json.dumps(body).encode(), 422, "invalid_request", paths) for body, paths in fields),
+        ):
+            answer = await governed.ask("POST", f"/api/v1/{case.action}", data=body)
+            assert (answer.status, answer.code, answer.paths) == (status, code, paths), (case, body[:60], answer.json)
+        assert "did you mean 'reason'?" in (await governed.act(case.action, **case.body, reson="x")).message
+    assert await governed.events("bw.>") == await governed.alerts() == await Breakers(redis).all() == []
 
 
 async def test_without_a_key_or_its_scope_nothing_is_done(governed: HttpApi, redis: Redis) -> None:
