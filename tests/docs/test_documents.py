@@ -8,7 +8,6 @@ import shlex
 from pathlib import Path
 from typing import Any, get_args
 
-import pytest
 import yaml
 from pydantic import SecretStr
 
@@ -40,6 +39,7 @@ from tests.prices import usage_table
 from tests.sdks import programs
 from tests.sdks.__main__ import CLIENTS, version
 from tests.services.worker.error_table import ROWS
+from tests.tables import each_row
 
 COMMANDS: Any = every_command()
 SETTINGS = ROOT / "docs" / "settings.md"
@@ -54,7 +54,7 @@ def named(document: Path) -> str:
     return str(document.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+@each_row("document", DOCUMENTS, ids=named)
 def test_every_link_leads_somewhere(document: Path) -> None:
     for link in links(document):
         if link.startswith(("https://", "http://")):
@@ -67,7 +67,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
             assert anchor in slugs, f"{named(document)} links to {link}"
 
 
-@pytest.mark.parametrize("document", NAMING, ids=named)
+@each_row("document", NAMING, ids=named)
 def test_every_path_that_is_named_exists(document: Path) -> None:
     roots = {file.name for file in ROOT.iterdir()}
     for code in inline_code(document):
@@ -75,7 +75,7 @@ def test_every_path_that_is_named_exists(document: Path) -> None:
             assert (ROOT / code).exists(), f"{named(document)} names {code}"
 
 
-@pytest.mark.parametrize("document", NAMING, ids=named)
+@each_row("document", NAMING, ids=named)
 def test_every_command_that_is_named_exists_with_its_options(document: Path) -> None:
     for code in all_code(document):
         for found in re.finditer(r"(?<![\w/.-])breakwater ([a-z][^|#`;]*)", code):
@@ -91,7 +91,7 @@ def test_every_command_that_is_named_exists_with_its_options(document: Path) -> 
             assert wrong == [], f"{named(document)}: `breakwater {found[1]}`"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+@each_row("document", DOCUMENTS, ids=named)
 def test_every_make_target_that_is_named_exists(document: Path) -> None:
     for code in all_code(document):
         for target in re.findall(r"(?:^|[;&] *)make ([a-z]+)", code):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-
-import pytest
+from functools import cache
+from pathlib import Path
 
 from tests.docs.markdown import README, ROOT, headings, section
 from tests.kernel.nats.test_attacks import APART, every_request, may, victims
 from tests.local.test_clickhouse_access import BY_ANYONE, BY_READERS
+from tests.tables import each_row
 
 PAGE = ROOT / "tests" / "attacks.md"
 SUMMARY = section(ROOT / "docs" / "security.md", "Tested attacks")
@@ -22,13 +23,18 @@ def test_attacks_are_grouped_by_the_guarantees_of_the_readme() -> None:
     assert [f"| {number} | {text} |" in README.read_text() for number, text in promises] == [True] * len(promises)
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@each_row("attack", ATTACKS)
 def test_each_attack_is_a_test(attack: str) -> None:
     found = re.fullmatch(r'- [^:]+: .+: \[[^\]]+\]\((\S+\.py) "(test_\w+)"\)', attack)
     assert found is not None, attack
     file, name = found.groups()
-    defined = ast.parse((PAGE.parent / file).read_text()).body
-    assert name in {one.name for one in defined if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert name in functions_of(PAGE.parent / file)
+
+
+@cache
+def functions_of(file: Path) -> set[str]:
+    defined = ast.parse(file.read_text()).body
+    return {node.name for node in defined if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def test_the_tests_make_as_many_attacks_as_the_page_says() -> None:
