@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -68,6 +69,11 @@ def not_in_the_image() -> set[str]:
 
 def _name(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def is_port_free(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) != 0
 
 
 class Containers:
@@ -153,6 +159,8 @@ class Containers:
     def is_healthy(self, service: str) -> bool:
         """What the container's health check finds."""
         assert self.running[service].poll() is None, self.log(service)
+        if any(name == service and is_port_free(port) for (name, _), port in self.ports.items()):
+            return False  # and no Python is started to ask
         check = self._services[service].get("healthcheck", {}).get("test", ["CMD", "sh", "-c", IMAGE_HEALTH])
         words = [self.here(service, word) for word in check[1:]]
         words[0] = shutil.which(words[0], path=str(BIN)) or words[0]
