@@ -44,7 +44,7 @@ async def _spent(redis_url: str) -> int:
         await client.aclose()
 
 
-@pytest.mark.long
+@pytest.mark.long(about_s=12)
 async def test_a_long_wait_holds_no_slot_and_survives_a_restart(start_plane: StartPlane) -> None:
     models = {"sim/m": model({"requests": [1, 1], "status": 429, "retry_after_s": 11})}
     agents = {"writer": {"model": "sim/m", **QUICK}}

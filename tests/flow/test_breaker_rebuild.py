@@ -88,8 +88,10 @@ async def test_an_empty_redis_is_filled_with_what_was_open_stopped_and_counted(
         assert reported["reason"] == "3 consecutive failures (threshold: 3)"
 
 
-@pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
-@pytest.mark.long
+@pytest.mark.parametrize(
+    "restarted",
+    [pytest.param(False, id="running", marks=pytest.mark.long(about_s=12)), pytest.param(True, id="restarted")],
+)
 async def test_breakers_count_again_when_the_log_is_another(
     start_plane: StartPlane, own_nats_server: RunningServer, restarted: bool
 ) -> None:

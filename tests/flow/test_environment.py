@@ -137,7 +137,7 @@ def up(config: Path, tmp_path: Path) -> Generator[Path]:
         process.wait(60)
 
 
-@pytest.mark.long
+@pytest.mark.long(about_s=10)
 def test_a_program_reads_no_secret_of_the_services_and_no_service_holds_those_of_another(up: Path) -> None:
     answer = json.loads(run_command("submit", "spy", "look", "--json", "--data", str(up)).stdout)
     seen = answer["output"]

@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
-import pytest
 
 from breakwater.config import load_config
 from breakwater.identity.api_keys import create_key
@@ -24,8 +23,6 @@ from tests.commands import run_command
 from tests.flow.kit import model, running_plane
 from tests.helpers import ZONE, accepts, until
 from tests.servers import RunningServer
-
-pytestmark = pytest.mark.long
 
 GOOD = {"model": "sim/good", "max_tokens": 40}
 AGENTS: dict[str, dict[str, Any]] = {

@@ -80,7 +80,7 @@ class Edited:
         return what in self._plane.log(name)
 
 
-@pytest.mark.long
+@pytest.mark.long(about_s=8)
 async def test_jobs_across_five_reloads_are_all_recorded_once_each_under_one_config(
     tmp_path: Path, own_nats_server: RunningServer, own_redis_server: RunningServer, show: Show
 ) -> None:
