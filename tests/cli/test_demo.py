@@ -43,7 +43,7 @@ def demo(tmp_path: Path, *arguments: str, stdout: int = subprocess.PIPE) -> Gene
         process.communicate()
 
 
-@pytest.mark.long(about_s=35)
+@pytest.mark.long(about_s=20, together="console")
 def test_the_demo_ends_with_ledgers_that_agree_and_leaves_nothing_behind(finished_demo: FinishedDemo) -> None:
     report, err = finished_demo.report, finished_demo.err
     assert report["reconciliation"]["differences"] == [], err
