@@ -1,7 +1,7 @@
 """Tables of cases that are one test: `each_row` is `pytest.mark.parametrize` without a test for each row.
 
 Each of xdist's workers collects every test, and every test is set up, torn down and reported: 1.5 ms of CPU a row, and
-0.4 ms here. A row that fails is reported as a subtest, by its name or its values, and the rows after it still run.
+nothing here. A row that fails is reported as a subtest, by its name or its values, and the rows after it still run.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ class _Row:
     def __add__(self, other: _Row) -> _Row:
         return _Row(self.values | other.values, self.names + other.names, self.nameless + other.nameless)
 
-    def subtest(self, subtests: pytest.Subtests) -> Any:
+    def report(self, subtests: pytest.Subtests) -> None:
+        """Reports the exception that is handled as the end of this row."""
+        __tracebackhide__ = True
         shown = {parameter: self.values[parameter] for parameter in self.nameless}
-        return subtests.test("-".join(self.names) or None, **shown)
+        with subtests.test("-".join(self.names) or None, **shown):
+            raise
 
 
 def each_row(
@@ -87,16 +90,20 @@ def _over_rows(test: Any, rows: list[_Row]) -> Any:
         async def run(*args: Any, subtests: pytest.Subtests, **fixtures: Any) -> None:
             __tracebackhide__ = True
             for row in rows:
-                with row.subtest(subtests):
+                try:
                     await test(*args, **fixtures, **row.values)
+                except BaseException:  # noqa: BLE001  pytest decides which of them end the test
+                    row.report(subtests)
     else:
 
         @wraps(test)
         def run(*args: Any, subtests: pytest.Subtests, **fixtures: Any) -> None:
             __tracebackhide__ = True
             for row in rows:
-                with row.subtest(subtests):
+                try:
                     test(*args, **fixtures, **row.values)
+                except BaseException:  # noqa: BLE001  pytest decides which of them end the test
+                    row.report(subtests)
 
     vars(run)["__signature__"] = signature.replace(parameters=parameters)
     return run
