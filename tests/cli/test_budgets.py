@@ -18,7 +18,7 @@ from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.views import RECONCILIATION
 from tests import api_documents as documents
 from tests.cli.api_stub import Stub, problem
-from tests.cli.conftest import Run, Terminal, in_thread
+from tests.cli.conftest import Run, in_thread
 from tests.columns import texts
 from tests.server_sources import RunningServer
 
@@ -120,17 +120,6 @@ async def test_that_calls_cost_more_than_was_held_is_said_once_for_an_agent(run:
     assert line.startswith("agent:writer/monthly: of 1,200 calls 3 cost more than was reserved for them")
     stub.answers["GET budgets"] = listed(*(budget(name, estimate=accuracy(104.0, 3)) for name in names[::3]))
     assert (await in_thread(run, "budgets")).err.startswith("global/monthly: of 1,200 calls 3 cost more")
-
-
-async def test_on_eighty_columns_nothing_is_left_out(run: Run, stub: Stub, terminal: Terminal) -> None:
-    terminal(80)
-    stub.answers["GET budgets"] = listed(*BUDGETS[1:])
-    ran = await in_thread(run, "budgets")
-    assert "omitted" not in ran.err
-    assert max(len(line.rstrip()) for line in ran.out.splitlines()) <= 80
-    # With longer names, what is held for a moment goes first; it is taken from what is left.
-    stub.answers["GET budgets"] = listed(*BUDGETS, BUDGETS[2] | {"budget": "agent:content-writer/daily"})
-    assert "(in flight: omitted" in (await in_thread(run, "budgets")).err
 
 
 async def test_counters_that_agree_with_the_record_are_said_to(run: Run, stub: Stub) -> None:

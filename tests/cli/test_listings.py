@@ -77,10 +77,13 @@ async def test_what_the_api_refuses_or_cannot_say_is_an_error(run: Run, stub: St
     ran = await in_thread(run, *listing.command)
     assert (ran.code, ran.out) == (ExitCode.UNREACHABLE, "")
     assert "Redis is away" in ran.err
-    for something_else in ("<html>", {"else": 1}, None):
-        stub.answers[f"GET {listing.path}"] = (200, something_else)
+    for status, something_else in ((200, "<html>"), (200, {"else": 1}), (200, [{"agent_id": "x"}]), (502, "bad")):
+        stub.answers[f"GET {listing.path}"] = (status, something_else)
         ran = await in_thread(run, *listing.command)
-        assert (ran.code, ran.out) == (ExitCode.UNREACHABLE if something_else is None else ExitCode.FAILED, "")
+        assert (ran.code, ran.out, "check the URL" in ran.err) == (ExitCode.FAILED, "", True)
+    stub.answers[f"GET {listing.path}"] = (200, None)
+    ran = await in_thread(run, *listing.command)
+    assert (ran.code, ran.out, "no response from" in ran.err) == (ExitCode.UNREACHABLE, "", True)
 
 
 NOWHERE = ("--url", "http://127.0.0.1:9")

@@ -6,7 +6,6 @@ import json
 import re
 from typing import Any
 
-import pytest
 from yarl import URL
 
 from breakwater.identity.api_keys import create_key, revoke_key
@@ -14,6 +13,7 @@ from breakwater.identity.contract import KEY_SCOPES, KeyScope
 from services.request.openapi import document as openapi
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, answer_jobs, lose_nats, new_id
+from tests.tables import each_row
 
 JOB = {"agent": "writer", "prompt": "x"}
 METHODS = ("get", "post", "put", "patch", "delete")
@@ -88,7 +88,7 @@ FORBIDDEN = [
 ]
 
 
-@pytest.mark.parametrize(("has", "method", "path", "needed"), FORBIDDEN)
+@each_row(("has", "method", "path", "needed"), FORBIDDEN)
 async def test_a_key_that_may_not_receives_what_it_has_what_it_takes_and_what_to_do(
     api: HttpApi, has: KeyScope, method: str, path: str, needed: str
 ) -> None:
