@@ -23,6 +23,7 @@ Before hiredis packed the hundred arguments, a granted one took 0.976 ms in the 
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
@@ -41,6 +42,7 @@ from breakwater.calls.gate import Refused
 from breakwater.calls.rules.repairs import Correction, Repairs
 from breakwater.config import Config, LiveConfig, parse_config
 from breakwater.jobs.contract.job import Job
+from breakwater.jobs.held_claims import CancelSignal, ClaimLease
 from breakwater.jobs.store.executions import Claim
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.nats.broker import connection_of, make_broker
@@ -50,8 +52,8 @@ from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.rules.guard import Trip
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.tasks import Tripped
-from services.worker.admission import Admitted, admit
-from services.worker.attempts import request_for
+from services.worker.admission import admit, gates_of
+from services.worker.attempts import admission_for
 from services.worker.context import WorkerContext, context_for
 from tests.server_sources import embedded_servers
 
@@ -113,6 +115,7 @@ class Bench:
     def __init__(self, redis: CountingRedis, calls: int) -> None:
         self._redis = redis
         self._worker = context_of(redis, parse_config(CONFIG))
+        self._gates = gates_of(self._worker)
         self._calls = calls
         self._number = 0
 
@@ -134,22 +137,28 @@ class Bench:
         agent = worker.config.agents[agent_name]
         job = Job.model_validate({"agent": agent_name, "prompt": "How do I return a parcel?", "task_id": TASK})
         parameters = Parameters.of(agent, {}, None)
+        lease = ClaimLease(CancelSignal(agent_name), math.inf)
         assignment = Assignment(
-            claim.execution_id, agent_name, agent, job, agent.chain, claim, None, parameters, worker.now
+            claim.execution_id, agent_name, agent, job, agent.chain, claim, lease, None, parameters, worker.now
         )
         now = worker.now()
         checkpoint = Checkpoint(dispatched_at=now, deadline=now, repairs=REPAIRS)
-        request = request_for(worker, assignment, checkpoint, 30.0)
+        admission = admission_for(worker, assignment, checkpoint, 30.0)
         await worker.executions.claim(claim)
         trips, spent = self._redis.round_trips, await self._spent() if look_into_redis else 0.0
         began = time.perf_counter()
-        answer = await admit(worker, request)
+        verdict = await admit(worker, admission, self._gates)
         elapsed = time.perf_counter() - began
         trips, spent = self._redis.round_trips - trips, await self._spent() - spent if look_into_redis else 0.0
-        if isinstance(answer, Admitted) and agent_name != "throttled":
-            await self._redis.run([call for gate in answer.gates if (call := gate.release()) is not None])
+        if verdict is None and agent_name != "throttled":
+            await self._redis.run([call for gate in admission.gates if (call := gate.release()) is not None])
         await worker.executions.finish(claim)
-        return elapsed, trips, answer.reason if isinstance(answer, Refused) else type(answer).__name__.lower(), spent
+        return (
+            elapsed,
+            trips,
+            "admitted" if verdict is None else verdict.reason if isinstance(verdict, Refused) else "waits",
+            spent,
+        )
 
     async def _spent(self) -> float:
         """Seconds that Redis has spent on scripts so far."""
@@ -178,7 +187,7 @@ class Bench:
 
     async def stop_task(self) -> None:
         trip = Trip("max_iterations", "10 iterations (limit: 10)")
-        await self._worker.tasks.restore(TaskKey(None, TASK), Tripped(trip, "writer", "job", 1, published=True))
+        await self._worker.guards.tasks.restore(TaskKey(None, TASK), Tripped(trip, "writer", "job", 1, published=True))
 
 
 async def measure(url: str, calls: int) -> dict[str, Figures]:

@@ -1,72 +1,79 @@
 """Admission before a call: one round trip asks all gates; after a refusal, another one releases the grants.
 
-A new limit is a new file with a `Gate`, and one line in `GATES`.
+A new limit is a new file with a `Gate`, and one line in `gates_of`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
 
-from breakwater.breakers.gate import BreakerGate, TaskBreakerGate
-from breakwater.calls.assignment import InFlight
+from breakwater.breakers.gate import BreakerGate, BreakerWatch, TaskBreakerGate
 from breakwater.calls.claim_gate import ClaimGate
-from breakwater.calls.gate import LEASE_MARGIN_S, AdmissionRequest, Gate, GateVerdict, Refused, WaitForCapacity
-from breakwater.config import Agent
+from breakwater.calls.gate import LEASE_MARGIN_S, Admission, AskAgain, Gate, GateVerdict, Refused, WaitForCapacity
+from breakwater.jobs.held_claims import JobCancelledError
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.redis.connection import ScriptCall
-from breakwater.limits.gate.budget import BudgetGate
+from breakwater.limits.gate.budget import BudgetGate, LiveReservations
 from breakwater.limits.gate.deployment import DeploymentGate
-from breakwater.limits.gate.rate_limit import RateLimitGate
+from breakwater.limits.gate.rate_limit import RateLimitGate, configured_limits
 from breakwater.limits.gate.task import TaskGate
+from breakwater.limits.task_guards import bound_tasks
 from services.worker.context import WorkerContext
-from services.worker.leases import JobCancelledError
 
-Gates = Sequence[type[Gate]]
-
-GATES: Gates = (
-    ClaimGate,
-    TaskGate,
-    BreakerGate,
-    BudgetGate,
-    RateLimitGate,
-    DeploymentGate,
-)
-"""The gates, in the order in which their refusals take precedence."""
-
-ALL_GATES: Gates = (*GATES, TaskBreakerGate)
-"""The gates for jobs that set rules themselves, including rules that their agents lack."""
+Gates = Sequence[Callable[..., Gate]]
+"""Makes the gates of one admission, each with what it needs of the worker."""
 
 
-def gates_of(worker: WorkerContext, agent: Agent) -> Gates:
-    """Returns the gates that can refuse a call of an agent."""
-    return tuple(gate for gate in GATES if gate.applies(worker, agent))
+def gates_of(worker: WorkerContext) -> Gates:
+    """Returns the gates of a worker, in the order in which their refusals take precedence."""
+    now = worker.now
+    jitter = worker.jitter
+    breaker = partial(
+        BreakerGate,
+        breakers=worker.breakers,
+        publisher=worker.publisher,
+        outages=worker.outages,
+        now=now,
+        jitter=jitter,
+    )
+    return (
+        partial(ClaimGate, executions=worker.executions),
+        partial(TaskGate, guards=worker.guards, now=now, jitter=jitter),
+        breaker,
+        partial(
+            BudgetGate,
+            budgets=worker.budgets,
+            caps=worker.caps,
+            live=worker.live_reservations,
+            is_local=worker.config.is_local,
+            now=now,
+            jitter=jitter,
+        ),
+        partial(
+            RateLimitGate, rate_limits=worker.rate_limits, limits_of=configured_limits(worker.config), jitter=jitter
+        ),
+        partial(DeploymentGate, deployments=worker.deployments, agents=worker.config.agents, jitter=jitter),
+        partial(TaskBreakerGate, bound=worker.guards.tasks.begun, **breaker.keywords),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """The call may be made, and the gates hold grants for it."""
-
-    flight: InFlight
-    """The attempt, with the fields that the gates have set."""
-    gates: Sequence[Gate]
-    """The gates that were asked in Redis."""
-
-    @contextmanager
-    def under_way(self) -> Generator[None]:
-        """Enters the context of each gate for the duration of the call."""
-        with ExitStack() as stack:
-            for gate in self.gates:
-                if gate.lease is not None:
-                    stack.enter_context(gate.lease)
-            yield
+def watches_of(worker: WorkerContext) -> Sequence[Coroutine[Any, Any, None]]:
+    """Returns the background work of the gates under a config."""
+    tasks = bound_tasks(worker.guards.tasks)
+    reservations = LiveReservations(
+        worker.live_reservations, worker.redis, worker.budgets, worker.caps, worker.now
+    ).run()
+    if all(agent.breaker is None for agent in worker.config.agents.values()):
+        return (tasks, reservations)
+    return (tasks, reservations, BreakerWatch(worker.breakers, worker.metrics).run())
 
 
 async def admit(
-    worker: WorkerContext, request: AdmissionRequest, gates: Gates = GATES
-) -> Admitted | Refused | WaitForCapacity:
-    """Asks the gates to admit the call of an attempt.
+    worker: WorkerContext, admission: Admission, gates: Gates
+) -> Refused | WaitForCapacity | AskAgain | None:
+    """Asks the gates to admit the call of an attempt; None if they do: then `admission` has their grants.
 
     The first refusal counts, in the order of the gates; without a refusal, the longest wait counts.
 
@@ -76,8 +83,8 @@ async def admit(
         StateUnavailableError: ask again.
     """
     began = worker.clock()
-    asked_gates, verdict = await _ask(worker, request, gates)
-    if asked_gates and isinstance(verdict, Refused | WaitForCapacity | JobCancelledError):
+    asked_gates, verdict = await _ask(worker, admission, gates)
+    if asked_gates and verdict is not None and not isinstance(verdict, ClaimLostError):
         # Not after a lost claim: the job's new holder may hold the same grants, for the same attempt.
         await worker.redis.run([call for gate in asked_gates if (call := gate.release()) is not None])
     # In reverse, so that the breaker announces before the task. Only the admission that made it half-open announces
@@ -91,34 +98,34 @@ async def admit(
         return verdict
     if worker.clock() - began > LEASE_MARGIN_S / 2:
         # The grant may have expired during the announcement, and another call may be the probe now.
-        return await admit(worker, request, gates)
-    flight_fields = {name: value for gate in asked_gates for name, value in gate.flight_fields.items()}
-    return Admitted(request.flight.model_copy(update=flight_fields), asked_gates)
+        return await admit(worker, admission, gates)
+    fields = {name: value for gate in asked_gates for name, value in gate.flight_fields.items()}
+    admission.flight = admission.flight.model_copy(update=fields)
+    admission.gates = asked_gates
+    return None
 
 
-async def check(
-    worker: WorkerContext, request: AdmissionRequest, gates: Gates = GATES
-) -> Refused | WaitForCapacity | None:
+async def check(worker: WorkerContext, admission: Admission, gates: Gates) -> Refused | WaitForCapacity | None:
     """Returns the verdict of `admit` on a dry run, without grants; None if the call would be admitted.
 
     Raises:
         StateUnavailableError: ask again.
     """
-    _, verdict = await _ask(worker, request, gates)
-    if isinstance(verdict, WaitForCapacity) and not verdict.delay_s:
-        _, verdict = await _ask(worker, request, gates)
-    return None if isinstance(verdict, ClaimLostError | JobCancelledError) else verdict
+    _, verdict = await _ask(worker, admission, gates)
+    if isinstance(verdict, AskAgain):
+        _, verdict = await _ask(worker, admission, gates)
+    return verdict if isinstance(verdict, Refused | WaitForCapacity) else None
 
 
 _FINAL = Refused | ClaimLostError | JobCancelledError
 
 
-async def _ask(worker: WorkerContext, request: AdmissionRequest, gates: Gates) -> tuple[list[Gate], GateVerdict | None]:
+async def _ask(worker: WorkerContext, admission: Admission, gates: Gates) -> tuple[list[Gate], GateVerdict | None]:
     """Asks all gates in one round trip, or none if one refuses locally. Returns the asked gates and the verdict."""
     asked_gates: list[Gate] = []
     calls: list[ScriptCall] = []
     for make in gates:
-        gate = make(worker, request)
+        gate = make(admission=admission)
         match gate.ask():
             case Refused() as refused:
                 return [gate], refused
@@ -134,5 +141,5 @@ async def _ask(worker: WorkerContext, request: AdmissionRequest, gates: Gates) -
     if not verdicts:
         return asked_gates, None
     waits = [verdict for verdict in verdicts if isinstance(verdict, WaitForCapacity)]
-    longest = max(waits, key=lambda wait: wait.delay_s, default=None)
-    return asked_gates, next((verdict for verdict in verdicts if isinstance(verdict, _FINAL)), longest)
+    undecided = max(waits, key=lambda wait: wait.delay_s, default=verdicts[0])
+    return asked_gates, next((verdict for verdict in verdicts if isinstance(verdict, _FINAL)), undecided)

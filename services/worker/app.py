@@ -21,7 +21,7 @@ from breakwater.kernel.process.pace import at_pace
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.records import channels
-from services.worker.admission import GATES
+from services.worker.admission import watches_of
 from services.worker.config_versions import ConfigVersions, ProviderPool
 from services.worker.consumers import ConsumerWatch
 from services.worker.context import context_for
@@ -97,7 +97,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     async def watch() -> None:
         """Restarts the background work of the gates under the current config."""
         ended = list(watches)
-        watches[:] = [asyncio.create_task(run) for gate in GATES if (run := gate.watch(config_versions.newest.worker))]
+        watches[:] = map(asyncio.create_task, watches_of(config_versions.newest.worker))
         await background.stop(*ended)
 
     async def reload(changed: Config) -> None:

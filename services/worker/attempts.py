@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from breakwater.breakers.rules import caller_of
 from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, Finished, InFlight
-from breakwater.calls.gate import LEASE_MARGIN_S, POLL_S, AdmissionRequest, Gate, Refused, WaitForCapacity
+from breakwater.calls.gate import LEASE_MARGIN_S, POLL_S, Admission, AskAgain, Gate, Refused, WaitForCapacity
 from breakwater.calls.providers.base import Answer
 from breakwater.calls.rules.classify import WORKER_LOST
 from breakwater.calls.rules.parameters import RefusedParams, refused_params
@@ -33,10 +33,10 @@ from breakwater.dialects.rules.params import KNOWN_PARAMS
 from breakwater.dialects.rules.provider_state import is_of_model, substitutes_in
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Reason
 from breakwater.jobs.contract.job import CallApi
+from breakwater.jobs.held_claims import JobCancelledError
 from breakwater.jobs.store.executions import ClaimLostError, SavedProgress
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.types import usd_from_nano
-from breakwater.limits.gate.task import release_hold
 from breakwater.limits.rules.refusals import retry_budget_spent
 from breakwater.prices.rules.price import (
     OUTPUT_LIMITS,
@@ -46,11 +46,10 @@ from breakwater.prices.rules.price import (
     size_of_added,
     worst_input_tokens,
 )
-from services.worker.admission import ALL_GATES, GATES, Admitted, Gates, admit, check
+from services.worker.admission import Gates, admit, check
 from services.worker.call import Ended, answered, attempt_of, call, record, spent_at_most
 from services.worker.conclude import cancelled, stopped
 from services.worker.context import WorkerContext
-from services.worker.leases import JobCancelledError
 from services.worker.progress import ProgressReporter
 from services.worker.recovery import classification_of, lost_attempt, recover
 from services.worker.streaming import AnswerStream, AttemptStream, continuing
@@ -81,15 +80,14 @@ class Attempts:
         job: Assignment,
         checkpoint: Checkpoint,
         progress: ProgressReporter,
-        gates: Gates = GATES,
+        gates: Gates,
     ) -> None:
         self._worker = worker
         self._job = job
         self._checkpoint = checkpoint
         self._progress = progress
         self._gates = gates
-        lease = worker.leases.claims[job.claim]
-        self._cancel = lease.cancel
+        self._cancel = job.lease.cancel
         self._flight: InFlight | None = None
         """The attempt whose call is in progress."""
         self._waited: dict[Reason, float] = {}
@@ -97,7 +95,7 @@ class Attempts:
         self._last_call: Ended | None = None
         # An answer that must satisfy an output schema is not streamed.
         self._stream = AnswerStream(worker, job) if job.job.stream and job.output_guard is None else None
-        lease.progress = self._progress_to_save
+        job.lease.progress = self._progress_to_save
 
     async def run(self, *, resumed: bool) -> Finished | Deferred:
         """Runs until the job is finished, or must wait for so long that it is parked.
@@ -180,23 +178,25 @@ class Attempts:
         timeout_s = min(self._job.agent.timeout_s, remaining_s)
         # A stream may last until the job's deadline.
         lease_s = timeout_s if self._stream is None else remaining_s
-        request = request_for(
+        admission = admission_for(
             self._worker, self._job, self._checkpoint, timeout_s, dropped, lease_s=lease_s, waited=self._waited
         )
         if self._checkpoint.may_have_called:
-            return await self._unrecorded_call(request.flight)
-        match await self._extending_deadline(partial(admit, self._worker, request, self._gates)):
+            return await self._unrecorded_call(admission.flight)
+        match await self._extending_deadline(partial(admit, self._worker, admission, self._gates)):
             case Refused() as refused:
-                return await self._refused(request.flight, refused)
+                return await self._refused(admission.flight, refused)
             case WaitForCapacity() as wait:
-                return await self._wait_for_capacity(request.flight, wait)
-            case Admitted() as admitted:
-                return await self._call(admitted, messages, request.timeout_s)
+                return await self._wait_for_capacity(admission.flight, wait)
+            case AskAgain():
+                return Retry(0.0)
+            case None:
+                return await self._call(admission, messages)
 
-    async def _call(self, admitted: Admitted, messages: Sequence[JsonMessage], timeout_s: float) -> Finished | NextStep:
-        flight = self._flight = admitted.flight
+    async def _call(self, admission: Admission, messages: Sequence[JsonMessage]) -> Finished | NextStep:
+        flight = self._flight = admission.flight
         await self._progress.report("in_progress", "agent.attempt.start", attempt=flight.number, model=flight.model)
-        timeout_s = max(0.001, min(timeout_s, self._remaining_s()))
+        timeout_s = max(0.001, min(admission.timeout_s, self._remaining_s()))
         # The process may have stalled since the admission.
         await self._extending_deadline(partial(self._worker.leases.confirm, self._job.claim))
         stream = None
@@ -208,10 +208,10 @@ class Attempts:
                 idle_timeout_s=self._job.agent.stream_idle_timeout_s,
                 total_timeout_s=max(0.001, self._remaining_s()),
             )
-        with admitted.under_way():
+        with admission.under_way():
             repairs = self._checkpoint.repairs or NO_REPAIRS
             ended = await call(self._worker, self._job, flight, messages, timeout_s, repairs, stream)
-            await self._record(ended.attempt, admitted.gates)
+            await self._record(ended.attempt, admission.gates)
         self._last_call = ended
         if ended.attempt.outcome == "cancelled":
             self._cancel.check()
@@ -234,7 +234,7 @@ class Attempts:
         if claim_state is None:
             raise ClaimLostError(self._job.execution_id)
         self._cancel.receive(claim_state.cancels)
-        self._worker.leases.claims[self._job.claim].has_children |= claim_state.has_children
+        self._job.lease.has_children |= claim_state.has_children
 
     async def _refused(self, flight: InFlight, refused: Refused, *, is_over: bool = False) -> NextStep:
         """Records a refusal. With `is_over`, the job has used up its time and tries no other model."""
@@ -410,8 +410,8 @@ class Attempts:
             return step
         why = "the fleet's retry budget for this model is spent"
         await self._progress.failed("llm_retry_exhausted", attempt, detail=why)
-        request = request_for(worker, self._job, self._checkpoint, 0.0, attempt.dropped_messages)
-        return await self._refused(request.flight, Refused("error", retry_budget_spent(attempt.model)))
+        admission = admission_for(worker, self._job, self._checkpoint, 0.0, attempt.dropped_messages)
+        return await self._refused(admission.flight, Refused("error", retry_budget_spent(attempt.model)))
 
     # Between attempts
 
@@ -437,7 +437,7 @@ class Attempts:
                 await worker.sleep(delay_s)
             return None
         await worker.outages.retry_while_unavailable(partial(self._save, self._checkpoint.text()))
-        if (release := release_hold(worker, job, self._checkpoint)) is not None:
+        if (release := worker.guards.release_hold(job, self._checkpoint)) is not None:
             await worker.outages.retry_while_unavailable(lambda: worker.redis.run([release]))
         return Deferred(due)
 
@@ -515,9 +515,9 @@ class Attempts:
             ended = answered(self._worker, self._job, flight, flight.started_at, stored_answer)
             attempt = ended.attempt
         target = self._worker.targets.of(self._job.agent_name, flight.model)
-        request = AdmissionRequest(self._job, target, self._checkpoint, flight, 0, 0.0, attempt.attempt_id, None)
+        admission = Admission(self._job, target, self._checkpoint, flight, 0, 0.0, attempt.attempt_id, None)
         try:
-            await self._record(attempt, [gate(self._worker, request) for gate in self._gates])
+            await self._record(attempt, [gate(admission=admission) for gate in self._gates])
         except ClaimLostError:
             # The worker that made the call has recorded it after all. It stops, as it has lost the claim.
             return await self._resume()
@@ -549,7 +549,7 @@ def _is_bounded(worker: WorkerContext, job: Assignment) -> bool:
     return worker.config.strict_params(job.agent, job.job) is not None
 
 
-def request_for(
+def admission_for(
     worker: WorkerContext,
     job: Assignment,
     checkpoint: Checkpoint,
@@ -559,8 +559,8 @@ def request_for(
     lease_s: float | None = None,
     waited: Mapping[Reason, float] | None = None,
     is_dry_run: bool = False,
-) -> AdmissionRequest:
-    """Builds the request for a job's next admission, on its current model.
+) -> Admission:
+    """Prepares the admission of a job's next call, on its current model.
 
     The call omits `dropped` messages of the job. `lease_s` covers a whole streamed answer. `waited` has the time that
     the job has waited for capacity, by reason.
@@ -602,7 +602,7 @@ def request_for(
         left_out=params_left_out(worker, job, target, checkpoint.repairs or NO_REPAIRS),
         max_tokens=limit,
     )
-    return AdmissionRequest(
+    return Admission(
         job=job,
         target=target,
         checkpoint=checkpoint,
@@ -615,7 +615,7 @@ def request_for(
     )
 
 
-async def dry_run(worker: WorkerContext, job: Assignment, *, coarse: bool = False) -> Finished:
+async def dry_run(worker: WorkerContext, job: Assignment, gates: Gates, *, coarse: bool = False) -> Finished:
     """Plans a job without calling a model: the output says whether each model of the chain would be admitted now.
 
     With `coarse`, the plan omits the limits of the config and shows only which budgets, caps and limits are exhausted.
@@ -623,26 +623,26 @@ async def dry_run(worker: WorkerContext, job: Assignment, *, coarse: bool = Fals
     """
     now = worker.now()
     start = Checkpoint(dispatched_at=now, deadline=now)
-    requests = [
-        request_for(worker, job, start.at_model(index), job.agent.timeout_s, is_dry_run=True)
+    admissions = [
+        admission_for(worker, job, start.at_model(index), job.agent.timeout_s, is_dry_run=True)
         for index in range(len(job.chain))
     ]
-    models: list[JsonValue] = [await _planned(worker, request, coarse=coarse) for request in requests]
+    models: list[JsonValue] = [await _planned(worker, admission, gates, coarse=coarse) for admission in admissions]
     output: JsonValue = {"dry_run": True, "models": models, "worst_case_cost_basis": "per attempt"}
     return Finished(start, output, None, None, None)
 
 
-async def _planned(worker: WorkerContext, request: AdmissionRequest, *, coarse: bool) -> dict[str, Any]:
-    agent = request.job.agent
-    worst = request.flight.reserved
-    checked_request = request
+async def _planned(worker: WorkerContext, admission: Admission, gates: Gates, *, coarse: bool) -> dict[str, Any]:
+    agent = admission.job.agent
+    worst = admission.flight.reserved
+    checked = admission
     if coarse:
-        minimal_flight = request.flight.model_copy(update={"reserved": None if worst is None else min(worst, 1)})
-        checked_request = replace(request, flight=minimal_flight, worst_tokens=1)
-    verdict = await worker.outages.retry_while_unavailable(lambda: check(worker, checked_request, ALL_GATES))
+        minimal_flight = admission.flight.model_copy(update={"reserved": None if worst is None else min(worst, 1)})
+        checked = replace(admission, flight=minimal_flight, worst_tokens=1)
+    verdict = await worker.outages.retry_while_unavailable(partial(check, worker, checked, gates))
     return {
-        "model": request.flight.model,
-        "provider": request.flight.provider or None,
+        "model": admission.flight.model,
+        "provider": admission.flight.provider or None,
         "max_attempts": None if coarse else agent.retry.max_attempts,
         "max_corrections": None if coarse else 0 if agent.output is None else agent.output.max_corrections,
         "worst_case_cost": None if worst is None else usd_from_nano(worst),

@@ -38,6 +38,7 @@ from breakwater.dialects.rules import repaired_body
 from breakwater.dialects.rules.embeddings import MAX_VECTOR_BYTES, dimensions_of, form_refused
 from breakwater.dialects.rules.provider_state import AUTHOR, author_of, for_author
 from breakwater.jobs.contract.execution import Attempt, Cancellation, Choice, CostBasis, ErrorInfo, Outcome
+from breakwater.jobs.held_claims import JobCancelledError
 from breakwater.jobs.rules.chat_messages import fields
 from breakwater.jobs.rules.record import error_of
 from breakwater.jobs.store.executions import ClaimLostError
@@ -52,7 +53,6 @@ from breakwater.prices.price_list import Pricing
 from breakwater.prices.rules.price import estimate_input_tokens, limited, size_of_messages
 from breakwater.prices.rules.usage import Usage, credible, with_estimated_usage
 from services.worker.context import WorkerContext
-from services.worker.leases import JobCancelledError
 from services.worker.parsing import JobDelivery
 from services.worker.spans import call_began, call_ended, operation_of
 from services.worker.streaming import AttemptStream
@@ -188,7 +188,7 @@ async def call(
     answer = None
     try:
         try:
-            with worker.leases.claims[job.claim].cancel.interruptible():
+            with job.lease.cancel.interruptible():
                 sent = True
                 answer = await _performed(worker, job, flight, request)
             if stream is not None:

@@ -33,7 +33,6 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import dead_letter
 from breakwater.kernel.nats.errors import AlreadyDecidedError, MessageTooLargeError, PublishRefusedError
 from breakwater.kernel.nats.subjects import Stream
-from breakwater.limits.gate.task import count_ended
 from services.worker.call import recorded_attempt
 from services.worker.context import WorkerContext
 from services.worker.dependencies import wake
@@ -274,7 +273,9 @@ async def answer(
         await wake(worker, ended.waiting)
     if ended.task_id is not None and not counted:
         key = TaskKey(ended.tenant or result.tenant, ended.task_id)
-        await worker.outages.retry_while_unavailable(partial(count_ended, worker, key, result, received.agent))
+        await worker.outages.retry_while_unavailable(
+            partial(worker.guards.count_ended, key, result, received.agent.guard)
+        )
     if not await worker.publisher.acknowledge(received.delivery.ack_subject):
         structlog.get_logger().info("ack_unconfirmed", execution_id=result.execution_id)
 

@@ -36,7 +36,7 @@ from breakwater.limits.rules.budget import CapTable
 from breakwater.limits.store.budgets import Budgets, LiveReservation
 from breakwater.limits.store.deployments import Deployments
 from breakwater.limits.store.rate_limits import RateLimits
-from breakwater.limits.store.tasks import Tasks
+from breakwater.limits.task_guards import TaskGuards
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.rules.scanner import holds_key
 from services.worker import process
@@ -72,7 +72,7 @@ class WorkerContext:
     redactor: Redactor
     outages: Outages
     metrics: WorkerMetrics
-    tasks: Tasks
+    guards: TaskGuards
     plans: PlanLog
     room: ResponseRoom
     cipher: Cipher
@@ -146,7 +146,7 @@ def context_for(
         slots=Slots(monotonic),
         outages=outages,
         outcomes=Outcomes(redis, breakers, outages, random.random),
-        tasks=Tasks(redis),
+        guards=TaskGuards(redis, executions, publisher, lookup, outages),
         plans=PlanLog(Plans(redis), publisher),
         room=ResponseRoom(redis),
         rate_limits=RateLimits(),

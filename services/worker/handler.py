@@ -18,6 +18,7 @@ from breakwater.dialects.rules import params_of
 from breakwater.dialects.rules.embeddings import inputs_of
 from breakwater.jobs.contract.execution import ErrorInfo, Result
 from breakwater.jobs.contract.job import Job
+from breakwater.jobs.held_claims import ClaimLease, JobCancelledError
 from breakwater.jobs.rules.ownership import is_generated_id, scope_references, shown
 from breakwater.jobs.rules.runs import run_id, run_of
 from breakwater.jobs.store.accepted import Accepted
@@ -29,11 +30,11 @@ from breakwater.kernel.nats.subjects import PROGRAM, Header
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.security.encryption import DecryptionError, may_be_encrypted
 from breakwater.kernel.telemetry import tracing
-from breakwater.limits.gate.task import count_job, task_of_parent
 from breakwater.limits.rules.job_rules import JobRules
 from breakwater.limits.rules.ledger import cost_tags
+from breakwater.limits.settings import GuardRules
 from services.worker import crashes
-from services.worker.admission import ALL_GATES, gates_of
+from services.worker.admission import gates_of
 from services.worker.attempts import Attempts, dry_run
 from services.worker.call import recorded_attempt
 from services.worker.conclude import answer_from_decision, cancelled, conclude, end_without_run, finish, refuse_id
@@ -42,7 +43,6 @@ from services.worker.crashes import CrashedEachTimeError, Crashes
 from services.worker.dependencies import Dependencies
 from services.worker.embeddings_batches import EmbeddingsBatches
 from services.worker.embeddings_cache import EmbeddingsCache
-from services.worker.leases import ClaimLease, JobCancelledError
 from services.worker.parsing import JobDelivery, program_of, read_job
 from services.worker.plans import reach_stage
 from services.worker.progress import ProgressReporter
@@ -60,7 +60,7 @@ class JobHandler:
         self._agent_name = agent_name
         self._agent = agent
         self._crashes = Crashes(worker, agent_name, agent)
-        self._gates = gates_of(worker, agent)
+        self._gates = gates_of(worker)
         self._output_guard = worker.output_guards.get(agent_name)
         self._parameters = Parameters.of(agent, {}, self._output_guard)
         """The parameters of a job that sets none."""
@@ -176,7 +176,8 @@ class JobHandler:
                 elif job.dry_run:
                     by_key = received.submitted_by is not None or received.owner is not None
                     coarse = by_key and Header.OPERATOR.value not in delivery.headers
-                    planned = await dry_run(worker, self._assignment(received, job, claim, None), coarse=coarse)
+                    assignment = self._assignment(received, job, claim, lease, None)
+                    planned = await dry_run(worker, assignment, self._gates, coarse=coarse)
                     result = conclude(received, planned, worker.now(), worker.config_version, dry_run=True)
                     await finish(worker, received, result, claim)
                 else:
@@ -198,11 +199,15 @@ class JobHandler:
         if job.parent_execution_id is not None:
             parent = job.parent_execution_id
             if job.task_id is None:
-                task_id, parent_run_id = await task_of_parent(worker, job, parent, received.owner)
+                task_id, parent_run_id = await worker.guards.task_of_parent(job, parent, received.owner, self._guard_of)
                 parent_run_id = parent_run_id or run_id(job.tenant, task_id)
                 received = replace(received, run_id=run_of(job, received.execution_id, run_of_parent=parent_run_id))
                 job = job.model_copy(update={"task_id": task_id})
         return received if job is received.job else replace(received, job=job)
+
+    def _guard_of(self, agent_name: str) -> GuardRules | None:
+        agent = self._worker.config.agents.get(agent_name)
+        return None if agent is None else agent.guard
 
     async def _with_tenant_references(self, job: Job) -> Job:
         """Adds the full ids to a job of a tenant's program, which may name its tenant's HTTP jobs by generated ids."""
@@ -258,7 +263,7 @@ class JobHandler:
                     agent=self._agent_name, execution_id=claim.execution_id, task_id=job.task_id
                 ),
             )
-            assignment = self._assignment(received, job, claim, span.traceparent)
+            assignment = self._assignment(received, job, claim, lease, span.traceparent)
             checkpoint, resumed = await self._checkpoint(received, assignment, saved_text, incomplete=incomplete)
             result: Result | None = None
             worker.metrics.began(self._agent_name)
@@ -294,7 +299,9 @@ class JobHandler:
             resumed = await recorded_attempt(worker, received, 1) is not None
         return checkpoint, resumed
 
-    def _assignment(self, received: JobDelivery, job: Job, claim: Claim, traceparent: str | None) -> Assignment:
+    def _assignment(
+        self, received: JobDelivery, job: Job, claim: Claim, lease: ClaimLease, traceparent: str | None
+    ) -> Assignment:
         rules = self._agent.rules_for(job)
         assert isinstance(rules, JobRules)  # `validate_job` has refused others
         agent = self._agent
@@ -323,6 +330,7 @@ class JobHandler:
             job=job,
             chain=self._agent.chain_for(job),
             claim=claim,
+            lease=lease,
             traceparent=traceparent or tracing.new_traceparent(),
             trace_id=tracing.sampled_trace_id(traceparent),
             parameters=parameters,
@@ -371,7 +379,7 @@ class JobHandler:
             )
             # Count the job before it is decided: the task's next job may arrive as soon as this one is answered.
             if counted := job.job.task_id is not None or lease.has_children:
-                result = await retry(partial(count_job, worker, job, result))
+                result = await retry(partial(worker.guards.count_job, job, result))
             if job.agent is not received.agent:
                 received = replace(received, agent=job.agent)
             if cache is not None and cached_from is None:
@@ -411,16 +419,13 @@ class JobHandler:
                 return Finished(
                     checkpoint, cached.output, cached.chosen_model, None, None, *content
                 ), cached.execution_id
-        own_agent = self._embedding_agent if job.job.api == "embeddings" else self._agent
-        brings_rules = job.breaker is not None or job.agent is not own_agent
-        gates = ALL_GATES if brings_rules else self._gates
         model_job = cache.rest() if isinstance(cache, EmbeddingsCache) else job
         if model_job.job.api == "embeddings" and (size := self._batch_size(model_job)) is not None:
-            outcome = await EmbeddingsBatches(self._worker, model_job, size, progress, gates).run(
+            outcome = await EmbeddingsBatches(self._worker, model_job, size, progress, self._gates).run(
                 checkpoint, resumed=resumed
             )
         else:
-            outcome = await Attempts(self._worker, model_job, checkpoint, progress, gates).run(resumed=resumed)
+            outcome = await Attempts(self._worker, model_job, checkpoint, progress, self._gates).run(resumed=resumed)
         if isinstance(cache, EmbeddingsCache) and isinstance(outcome, Finished):
             outcome = cache.whole(outcome)
         return outcome, None

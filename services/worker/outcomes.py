@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from breakwater.breakers.gate import breaker_of_agent, breaker_of_task
 from breakwater.breakers.rules import BreakerKey, caller_of
 from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import Breakers
@@ -88,7 +89,7 @@ class Outcomes:
         if attempt.outcome == "success":
             self.answered[target.deployment] = attempt.completed_at
         recording = set[asyncio.Task[None]]() if settling is None else {settling}
-        key = target.breaker
+        key = breaker_of_agent(job, target)
         rules = job.agent.breaker
         rules_by_breaker: dict[BreakerKey, BreakerRules] = {}
         if key is not None and rules is not None and not attempt.short_circuited:
@@ -99,7 +100,7 @@ class Outcomes:
                 caller = caller_of(job.caller, attempt.tenant)
                 success = self._breakers.succeeded_call(key, attempt.breaker_version, sequence, caller)
                 self._redis.run_with_next([success])
-        task_breaker = job.task_breaker(attempt.model)
+        task_breaker = breaker_of_task(job, attempt.model)
         if task_breaker is not None and job.breaker is not None and not attempt.short_circuited:
             rules_by_breaker[task_breaker] = job.breaker
         if rules_by_breaker:

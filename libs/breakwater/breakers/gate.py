@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, ClassVar
 
-from breakwater.breakers.rules import BreakerKey, caller_of, task_of
+from breakwater.breakers.rules import ALL, BreakerKey, caller_of, task_of
 from breakwater.breakers.rules.refusals import ISOLATED, breaker_open
 from breakwater.breakers.rules.transitions import half_opened
 from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
+from breakwater.calls.assignment import Assignment
 from breakwater.calls.gate import Gate, GateVerdict, Refused, WaitForCapacity
-from breakwater.config import Agent
+from breakwater.calls.targets import Target
 from breakwater.jobs.metrics import WorkerMetrics
+from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.formats import moment
 from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process import background
-from breakwater.kernel.process.outage import Outage
+from breakwater.kernel.process.outage import Outage, Outages
 from breakwater.kernel.redis.connection import ScriptCall, StateUnavailableError
 from breakwater.kernel.types import time_from_ms
-from services.worker.context import WorkerContext
 
 CHECK_EVERY_S = ALIVE_MS / 5000
 
@@ -38,43 +41,53 @@ MISSING = (
 )
 
 
-@dataclass(slots=True)
+_key_of = lru_cache(maxsize=4096)(BreakerKey.of)
+"""Each call asks for its breaker's key twice: at its admission, and when it has ended."""
+
+
+def breaker_of_agent(job: Assignment, target: Target) -> BreakerKey | None:
+    """Returns the key of the agent's breaker for a model; None if the agent's breakers are switched off."""
+    rules = job.agent.breaker
+    return None if rules is None else _key_of(rules.scope, job.agent_name, target.model, target.provider)
+
+
+def breaker_of_task(job: Assignment, model: str) -> BreakerKey | None:
+    """Returns the key of the task's breaker for a model; None if the job sets no breaker rules."""
+    if job.breaker is None:
+        return None
+    task = TaskKey(job.job.tenant, job.job.task_id or job.execution_id)
+    return BreakerKey(ALL, model, task.short_name)
+
+
+@dataclass(slots=True, kw_only=True)
 class BreakerGate(Gate):
     """Asks the breaker of the agent and the model."""
 
+    breakers: Breakers
+    publisher: Publisher
+    outages: Outages
+    now: Callable[[], datetime]
+    jitter: Callable[[], float]
     subject: ClassVar[str] = "agent"
 
     _key: BreakerKey | None = None
     _admitted: BreakerAdmitted | None = None
 
-    @classmethod
-    def watch(cls, worker: WorkerContext) -> Coroutine[Any, Any, None] | None:
-        """Reports when no breaker service is alive, where any agent has breakers."""
-        if all(agent.breaker is None for agent in worker.config.agents.values()):
-            return None
-        return BreakerWatch(worker.breakers, worker.metrics).run()
-
-    @classmethod
-    def applies(cls, worker: WorkerContext, agent: Agent) -> bool:
-        """Returns False if the agent's breakers are switched off."""
-        del worker
-        return agent.breaker is not None
-
     def ask(self) -> ScriptCall | None:
         """Returns None if the agent's breakers are switched off."""
-        request = self.request
-        self._key = request.target.breaker
+        admission = self.admission
+        self._key = breaker_of_agent(admission.job, admission.target)
         if self._key is None:
             return None
-        job = request.job.job
-        caller = caller_of(request.job.caller, job.tenant)
+        job = admission.job.job
+        caller = caller_of(admission.job.caller, job.tenant)
         # A task with a breaker of its own is not stopped by what its own failures have opened.
-        has_own = request.job.breaker is not None
-        task = task_of(job.tenant, job.task_id or request.job.execution_id) if has_own else ""
-        return self.worker.breakers.admit_call(self._key, request.attempt_id, request.lease_ms, caller, task)
+        has_own = admission.job.breaker is not None
+        task = task_of(job.tenant, job.task_id or admission.job.execution_id) if has_own else ""
+        return self.breakers.admit_call(self._key, admission.attempt_id, admission.lease_ms, caller, task)
 
     def _rules(self) -> BreakerRules | None:
-        return self.request.job.agent.breaker
+        return self.admission.job.agent.breaker
 
     def _note(self, admitted: BreakerAdmitted) -> None:
         # The outcome will count for this version of the breaker only.
@@ -83,13 +96,13 @@ class BreakerGate(Gate):
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Refuses while the breaker is open, and while another call is its probe, after a short wait for its end."""
-        match self.worker.breakers.admission(answer):
+        match self.breakers.admission(answer):
             case BreakerRefused() as refused:
                 verdict = self._open(refused)
                 # Not where another model can be tried immediately.
-                is_last = self.request.checkpoint.is_last_of(self.request.job.chain)
-                if refused.probing and is_last and self.request.waited.get("breaker_open", 0.0) < PROBE_WAIT_S:
-                    return WaitForCapacity(PROBE_POLL_S * (1 + self.worker.jitter()), verdict)
+                is_last = self.admission.checkpoint.is_last_of(self.admission.job.chain)
+                if refused.probing and is_last and self.admission.waited.get("breaker_open", 0.0) < PROBE_WAIT_S:
+                    return WaitForCapacity(PROBE_POLL_S * (1 + self.jitter()), verdict)
                 return verdict
             case BreakerAdmitted() as admitted:
                 self._admitted = admitted
@@ -102,22 +115,21 @@ class BreakerGate(Gate):
         """Releases the probe, so that the next call can be it."""
         if self._key is None or self._admitted is None or not self._admitted.probe:
             return None
-        return self.worker.breakers.return_probe_call(self._key, self.request.attempt_id)
+        return self.breakers.return_probe_call(self._key, self.admission.attempt_id)
 
     async def announce(self, verdict: GateVerdict | None) -> None:
         """Publishes that the breaker is half-open, even if the call is refused."""
         del verdict
-        worker = self.worker
         rules = self._rules()
         assert self._key is not None
         assert rules is not None
-        [loaded] = await worker.breakers.load([self._key])
+        [loaded] = await self.breakers.load([self._key])
         if loaded.breaker.state != "half_open":
             return  # an operator forced it open or reset it meanwhile, which has been published
         event = half_opened(self._key, loaded.breaker, rules, loaded.now_ms)
         subject = subjects.breaker(self._key.agent, self._key.model)
-        await worker.outages.retry_while_unavailable(
-            lambda: worker.publisher.event(subject, event, id=event.transition_id, at=event.at)
+        await self.outages.retry_while_unavailable(
+            lambda: self.publisher.event(subject, event, id=event.transition_id, at=event.at)
         )
 
     def _open(self, refused: BreakerRefused) -> Refused:
@@ -131,7 +143,7 @@ class BreakerGate(Gate):
             if refused.probing and rules is not None and rules.cooldown_s < wait_s:
                 # A probe ends long before its lease: then calls are admitted, or another cool-down begins.
                 wait_s = rules.cooldown_s
-                until = moment(self.worker.now() + timedelta(seconds=wait_s))
+                until = moment(self.now() + timedelta(seconds=wait_s))
             state = "half-open, and its probe is in flight" if refused.probing else f"open until {until}"
             why = "temporarily unavailable because of recent failures"
             user_message = f"This {self.subject} is {why}. Please try again after {until}."
@@ -140,26 +152,29 @@ class BreakerGate(Gate):
         return Refused("breaker_open", error, statistics=refused.statistics)
 
 
+@dataclass(slots=True, kw_only=True)
 class TaskBreakerGate(BreakerGate):
     """Asks the breaker of the task and the model, if the job sets one.
 
     The agent's own breaker applies too, unless the task's own failures have opened it.
     """
 
+    bound: Callable[[str, str | None], None]
+    """Lists a breaker, by its key in Redis, among those of a caller: too many are deleted."""
     subject = "task"
 
     def ask(self) -> ScriptCall | None:
         """Returns None if the job sets no breaker."""
-        self._key = self.request.job.task_breaker(self.request.flight.model)
+        self._key = breaker_of_task(self.admission.job, self.admission.flight.model)
         if self._key is None:
             return None
-        admit = self.worker.breakers.admit_call(self._key, self.request.attempt_id, self.request.lease_ms, "")
-        if self.request.lease_ms is not None:
-            self.worker.tasks.begun(admit.keys[0], self.request.job.caller)
+        admit = self.breakers.admit_call(self._key, self.admission.attempt_id, self.admission.lease_ms, "")
+        if self.admission.lease_ms is not None:
+            self.bound(admit.keys[0], self.admission.job.caller)
         return admit
 
     def _rules(self) -> BreakerRules | None:
-        return self.request.job.breaker
+        return self.admission.job.breaker
 
     def _note(self, admitted: BreakerAdmitted) -> None:
         """Sets no fields: its changes are not published, and the attempt has the version of the agent's breaker."""

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from breakwater.breakers.rules import ALL, BreakerKey
 from breakwater.breakers.settings import BreakerRules
 from breakwater.calls.rules.output import OutputGuard
 from breakwater.calls.rules.parameters import TRANSLATED, own_params, without_fields
@@ -25,8 +24,8 @@ from breakwater.dialects.rules.embeddings import native_body
 from breakwater.dialects.rules.tool_schemas import portable_params
 from breakwater.jobs.contract.execution import Attempt, Cancellation, Cause, Choice, ErrorInfo, Reason
 from breakwater.jobs.contract.job import Job, NativeRequest
+from breakwater.jobs.held_claims import ClaimLease
 from breakwater.jobs.store.executions import Claim
-from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.types import Count, Event, Timestamp
 from breakwater.kernel.validation import FieldError
 from breakwater.prices.rules.price import (
@@ -178,6 +177,8 @@ class Assignment:
     job: Job
     chain: tuple[str, ...]
     claim: Claim
+    lease: ClaimLease
+    """The lease of the claim, with the requests to cancel the job."""
     traceparent: str | None
     parameters: Parameters
     now: Callable[[], datetime]
@@ -200,13 +201,6 @@ class Assignment:
     def attempt_id(self, number: int) -> str:
         """Returns the id of an attempt by its number, from 1."""
         return f"{self.execution_id}:{number}"
-
-    def task_breaker(self, model: str) -> BreakerKey | None:
-        """Returns the key of the task's breaker for a model; None if the job sets no breaker rules."""
-        if self.breaker is None:
-            return None
-        task = TaskKey(self.job.tenant, self.job.task_id or self.execution_id)
-        return BreakerKey(ALL, model, task.short_name)
 
     @cached_property
     def own_params(self) -> frozenset[str]:

@@ -6,43 +6,45 @@ from dataclasses import dataclass
 from typing import Any
 
 from breakwater.calls.assignment import Checkpoint
-from breakwater.calls.gate import Gate, Refused, WaitForCapacity
-from breakwater.jobs.store.executions import ClaimLostError
+from breakwater.calls.gate import AskAgain, Gate
+from breakwater.jobs.held_claims import JobCancelledError
+from breakwater.jobs.store.executions import ClaimLostError, Executions
 from breakwater.kernel.redis.connection import ScriptCall
-from breakwater.limits.rules.refusals import task_budget_held
-from services.worker.leases import JobCancelledError
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class ClaimGate(Gate):
     """Saves the checkpoint and renews the claim, if this worker still holds it; and receives cancel requests."""
 
+    executions: Executions
+
     def ask(self) -> ScriptCall | None:
         """Saves a checkpoint with the call in flight."""
-        flight = self.request.flight
-        return self._save(self.request.checkpoint.model_copy(update={"in_flight": flight, "model": flight.model}))
+        flight = self.admission.flight
+        return self._save(self.admission.checkpoint.model_copy(update={"in_flight": flight, "model": flight.model}))
 
-    def read(self, answer: Any) -> ClaimLostError | JobCancelledError | WaitForCapacity | None:
+    def read(self, answer: Any) -> ClaimLostError | JobCancelledError | AskAgain | None:
         """Fails if another handling has taken the job over. Asks again if the job has got its first child."""
-        job = self.request.job
-        claim_state = self.worker.executions.kept(answer)
+        job = self.admission.job
+        claim_state = self.executions.kept(answer)
         if claim_state is None:
             return ClaimLostError(job.execution_id)
         if claim_state.cancels:
-            cancel = self.worker.leases.claims[job.claim].cancel
+            cancel = job.lease.cancel
             cancel.receive(claim_state.cancels)
             if cancel.cancellation is not None:
                 return JobCancelledError(cancel.cancellation)
-        if not claim_state.has_children or (live_claim := self.worker.leases.claims[job.claim]).has_children:
+        if not claim_state.has_children or job.lease.has_children:
             return None
-        live_claim.has_children = True
-        return WaitForCapacity(0.0, Refused("budget_exceeded", task_budget_held(job.agent_name), refused_by="task"))
+        # From now on, it counts in the task that has its id.
+        job.lease.has_children = True
+        return AskAgain()
 
     def release(self) -> ScriptCall | None:
         """Restores the checkpoint: after a crash, the call must not count as made."""
-        return self._save(self.request.checkpoint)
+        return self._save(self.admission.checkpoint)
 
     def _save(self, at: Checkpoint) -> ScriptCall | None:
-        if self.request.lease_ms is None:
+        if self.admission.lease_ms is None:
             return None
-        return self.worker.executions.checkpoint_call(self.request.job.claim, at.text())
+        return self.executions.checkpoint_call(self.admission.job.claim, at.text())

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from breakwater.calls.assignment import Assignment, Checkpoint, InFlight
 from breakwater.calls.targets import Target
-from breakwater.config import Agent
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, FailureStatistics, Reason
+from breakwater.jobs.held_claims import JobCancelledError
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.redis.connection import ScriptCall
-from services.worker.context import WorkerContext
-from services.worker.leases import JobCancelledError
 
 LEASE_MARGIN_S = 120.0
 """The time for which a grant outlives its call: enough for a redelivery to record a lost attempt."""
@@ -23,9 +21,9 @@ POLL_S = 0.25
 """The interval at which a call that waits for capacity asks again; random jitter at most doubles it."""
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionRequest:
-    """A request to admit a call, or the question of a dry run about one."""
+@dataclass(slots=True, eq=False)
+class Admission:
+    """The admission of a call, or the question of a dry run about one."""
 
     job: Assignment
     target: Target
@@ -33,7 +31,7 @@ class AdmissionRequest:
     checkpoint: Checkpoint
     """The job's checkpoint before the call."""
     flight: InFlight
-    """The attempt: its number, model, provider and worst-case cost."""
+    """The attempt: its number, model, provider and worst-case cost. Once admitted, with the fields that gates set."""
     worst_tokens: int
     """The most tokens that the call can use, input and output."""
     timeout_s: float
@@ -43,6 +41,18 @@ class AdmissionRequest:
     """The lease of the grants. None for a dry run, which may take, count or save nothing."""
     waited: Mapping[Reason, float] = field(default_factory=dict[Reason, float])
     """The seconds that the job has waited for capacity, by the reason of the refusal it would get."""
+    gates: Sequence[Gate] = ()
+    """The gates that hold grants for the admitted call."""
+
+    @contextmanager
+    def under_way(self) -> Generator[None]:
+        """Enters the context of each gate for the duration of the call."""
+        with ExitStack() as stack:
+            for gate in self.gates:
+                if gate.lease is not None:
+                    stack.enter_context(gate.lease)
+            yield
+        self.gates = ()  # they refer to the admission: without them, it needs no garbage collector
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +82,24 @@ class WaitForCapacity:
     """The refusal if the job has no time to wait."""
 
 
-GateVerdict = Refused | WaitForCapacity | ClaimLostError | JobCancelledError
+@dataclass(frozen=True, slots=True)
+class AskAgain:
+    """A verdict on facts that have changed: all gates are asked again, once their grants are released."""
+
+
+GateVerdict = Refused | WaitForCapacity | AskAgain | ClaimLostError | JobCancelledError
 """The verdict of a gate that does not admit a call."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Gate:
-    """One gate for one admission; a subclass overrides what it needs.
+    """One gate for one admission; a subclass adds the stores and clocks it needs, and overrides what it must.
 
     `ask` comes first. Its script joins the one round trip of all gates, and `read` gets the answer. If any gate
     refuses, all that asked release their grants. `announce` comes last.
     """
 
-    worker: WorkerContext
-    request: AdmissionRequest
+    admission: Admission
     flight_fields: dict[str, object] = field(default_factory=dict[str, object], init=False)
     """Fields of `InFlight` that `read` sets for the record of the attempt."""
     lease: AbstractContextManager[None] | None = field(default=None, init=False)
@@ -101,22 +115,10 @@ class Gate:
     def __init_subclass__(cls) -> None:
         cls.settles = cls.settle is not Gate.settle
 
-    @classmethod
-    def applies(cls, worker: WorkerContext, agent: Agent) -> bool:
-        """Returns True if the gate can refuse a call of an agent; called once for each agent."""
-        del worker, agent
-        return True
-
-    @classmethod
-    def watch(cls, worker: WorkerContext) -> Coroutine[Any, Any, None] | None:
-        """Returns the background work of the gate, which runs as long as the worker."""
-        del worker
-        return None
-
     def ask(self) -> ScriptCall | Refused | None:
         """Returns the script that asks Redis, a refusal that needs no question, or None if the gate does not apply.
 
-        The script must take nothing if `request.lease_ms` is None.
+        The script must take nothing if `admission.lease_ms` is None.
         """
         raise NotImplementedError
 

@@ -8,12 +8,10 @@ from functools import lru_cache
 
 import structlog
 
-from breakwater.breakers.rules import BreakerKey
 from breakwater.calls.providers.base import HttpSettings
 from breakwater.config import Config
 from breakwater.config.pricing import pricing_of
 from breakwater.dialects.rules.provider_words import is_placeholder, is_same_model
-from breakwater.limits.store.rate_limits import Limited
 from breakwater.prices.price_list import Pricing, listed_name
 from breakwater.prices.rules.price import TokenRules, rules_for
 
@@ -37,10 +35,6 @@ class Target:
     """The rules that estimate the tokens of a call."""
     pricing: Pricing | None
     """None if the model has no price."""
-    breaker: BreakerKey | None
-    """None if the agent's breakers are switched off."""
-    limits: tuple[Limited, ...]
-    """The rate limits of the agent and of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +65,7 @@ class Targets:
     def _target(self, agent_name: str, model: str) -> Target:
         config = self._config
         agent = config.agents[agent_name]
-        settings = config.models.get(model)
         provider = config.provider_name(agent, model) or ""
-        rules = (
-            (f"agent:{agent_name}", agent.rate_limit),
-            (f"model:{model}", None if settings is None else settings.rate_limit),
-        )
         return Target(
             model=model,
             provider=provider,
@@ -84,8 +73,6 @@ class Targets:
             deployment=config.deployment(agent, model),
             token_rules=token_rules(config, provider, model),
             pricing=self._pricing(provider, model),
-            breaker=None if agent.breaker is None else BreakerKey.of(agent.breaker.scope, agent_name, model, provider),
-            limits=tuple(limited for name, rule in rules if rule is not None for limited in Limited.all_of(name, rule)),
         )
 
     def other(self, target: Target, answered: str) -> Other | None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
+from breakwater.jobs.held_claims import CancelSignal, JobCancelledError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import wake_early
 from services.worker import attempts
-from services.worker.leases import CancelSignal, JobCancelledError
 from tests.flow.kit import model, seconds_between
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker

@@ -163,7 +163,7 @@ async def test_a_stopped_task_and_one_that_is_at_its_end_are_named(start_worker:
         assert (only["admission"], only["refusal"]["reason"]) == ("refused", "guard_tripped")
         assert await plane.messages("EVENTS", "bw.guards.>") == [], "a dry run stops no task"
         trip = Trip("max_iterations", "1 iteration (limit: 1)")
-        await plane.worker.tasks.trip(TaskKey(None, "t2"), trip, agent="writer", execution_id="j")
+        await plane.worker.guards.tasks.trip(TaskKey(None, "t2"), trip, agent="writer", execution_id="j")
         [only] = await planned(plane, task_id="t2", job_id="dry-2")
         assert (only["admission"], only["refusal"]["reason"]) == ("refused", "guard_tripped")
 

@@ -220,11 +220,11 @@ async def test_embeddings_are_no_steps_of_a_loop_and_their_cost_and_failures_cou
         for number in range(20):
             assert (await run(plane, job(f"e{number}") | of_task))["status"] == "succeeded"
         assert (await run(plane, ask("w1")))["status"] == "succeeded", "the first of two iterations"
-        task = await plane.worker.tasks.load(TaskKey(None, "t"))
+        task = await plane.worker.guards.tasks.load(TaskKey(None, "t"))
         assert (task[0].iterations, task[0].tokens, task[0].cost) == (1, 160, 20 * 100_000 + COST_NANO)
         refused = await run(plane, job("d1", agent="dear") | of_task)
         assert (refused["reason"], refused["error"]["class"]) == ("guard_tripped", "GuardTrippedError")
-        await plane.worker.tasks.reset(TaskKey(None, "t"))
+        await plane.worker.guards.tasks.reset(TaskKey(None, "t"))
         failed = [await run(plane, one) for one in (job("f1") | of_task, ask("w2"), job("f2") | of_task)]
         assert [result["reason"] for result in failed] == ["error"] * 3
         assert failed[-1]["statistics"]["consecutive_failures"] == 3

@@ -222,6 +222,6 @@ async def test_the_task_of_a_parent_is_found_though_its_texts_are_encrypted(
         while_it_runs = await plane.run({**job, "job_id": "second"})
         await plane.result("first")
         afterwards = await plane.run({**job, "job_id": "third"})
-        task, _ = await plane.worker.tasks.load(TaskKey(None, "first"))
+        task, _ = await plane.worker.guards.tasks.load(TaskKey(None, "first"))
     assert [while_it_runs["task_id"], afterwards["task_id"]] == ["first", "first"]
     assert (task.iterations, task.tokens) == (3, 480)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,11 @@ from breakwater.breakers.rules import BreakerKey
 from breakwater.breakers.store import Saving
 from breakwater.calls.assignment import Assignment, Checkpoint, Parameters
 from breakwater.calls.claim_gate import ClaimGate
-from breakwater.calls.gate import AdmissionRequest, ClaimLostError, Gate, Refused
+from breakwater.calls.gate import Admission, ClaimLostError, Gate, Refused
 from breakwater.config import LiveConfig, parse_config
 from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.jobs.contract.job import Job
+from breakwater.jobs.held_claims import CancelSignal, ClaimLease
 from breakwater.jobs.metrics import WorkerMetrics
 from breakwater.jobs.store.executions import Claim
 from breakwater.jobs.store.task_keys import TaskKey
@@ -31,8 +34,8 @@ from breakwater.limits.gate.deployment import DeploymentGate
 from breakwater.limits.gate.rate_limit import RateLimitGate
 from breakwater.limits.rules.guard import Trip
 from breakwater.limits.store.rate_limits import Limited
-from services.worker.admission import GATES, Admitted, admit, check, gates_of
-from services.worker.attempts import request_for
+from services.worker.admission import admit, check, gates_of
+from services.worker.attempts import admission_for
 from services.worker.context import context_for
 from tests.servers import RunningServer
 
@@ -79,19 +82,26 @@ class Bench:
         self.worker = replace(context, metrics=WorkerMetrics([], CollectorRegistry()), jitter=lambda: 0.0)
         self.key = BreakerKey("writer", "sim/m")
 
-    async def request(
+    async def admission(
         self, name: str = "j1", *, agent_name: str = "writer", claimed: bool = True, dry_run: bool = False
-    ) -> AdmissionRequest:
+    ) -> Admission:
         claim = Claim.new(name)
         # A claim is lost to another holder; what Redis knows nothing of is still ours.
         await self.worker.executions.claim(claim if claimed else Claim.new(name))
         agent = self.worker.config.agents[agent_name]
         job = Job.model_validate({"agent": agent_name, "prompt": "hello", "task_id": "t1"})
         parameters = Parameters.of(agent, {}, None)
-        assignment = Assignment(name, agent_name, agent, job, agent.chain, claim, None, parameters, self.worker.now)
+        lease = ClaimLease(CancelSignal(agent_name), inf)
+        assignment = Assignment(
+            name, agent_name, agent, job, agent.chain, claim, lease, None, parameters, self.worker.now
+        )
         now = datetime.now(UTC)
         at = Checkpoint(dispatched_at=now, deadline=now + timedelta(minutes=1))
-        return request_for(self.worker, assignment, at, 30.0, is_dry_run=dry_run)
+        return admission_for(self.worker, assignment, at, 30.0, is_dry_run=dry_run)
+
+    async def admit(self, admission: Admission) -> object:
+        """Asks all gates of the worker."""
+        return await admit(self.worker, admission, gates_of(self.worker))
 
     async def set_breaker(self, **fields: Any) -> None:
         [before] = await self.worker.breakers.load([self.key])
@@ -109,7 +119,9 @@ class Bench:
         assert await self.redis.run([call]) == [[1]]
 
     async def stop_task(self) -> None:
-        await self.worker.tasks.trip(TaskKey(None, "t1"), Trip("max_cost", "why"), agent="writer", execution_id="x")
+        await self.worker.guards.tasks.trip(
+            TaskKey(None, "t1"), Trip("max_cost", "why"), agent="writer", execution_id="x"
+        )
 
     async def granted(self) -> dict[str, object]:
         """What is held in Redis for calls."""
@@ -143,13 +155,13 @@ async def bench_on(url: str) -> AsyncGenerator[Bench]:
 
 async def test_all_gates_are_asked_in_one_round_trip_and_a_refusal_takes_a_second(redis_server: RunningServer) -> None:
     async with bench_on(redis_server.url) as bench:
-        request = await bench.request()
+        request = await bench.admission()
         before = bench.redis.round_trips
-        assert isinstance(await admit(bench.worker, request), Admitted)
+        assert await bench.admit(request) is None
         assert bench.redis.round_trips == before + 1
-        request = await bench.request("j2")
+        request = await bench.admission("j2")
         before = bench.redis.round_trips
-        assert isinstance(await admit(bench.worker, request), Refused)
+        assert isinstance(await bench.admit(request), Refused)
         assert bench.redis.round_trips == before + 2
 
 
@@ -158,8 +170,8 @@ async def test_what_all_others_granted_is_given_back_when_one_refuses(redis_serv
         await bench.cool_down_is_over()
         await bench.fill_rate_limit()
         before = await bench.granted()
-        request = await bench.request()
-        refused = await admit(bench.worker, request)
+        request = await bench.admission()
+        refused = await bench.admit(request)
         assert isinstance(refused, Refused)
         assert (refused.reason, refused.refused_by, refused.ends_chain) == ("rate_limited", "agent:writer", False)
         after = await bench.granted()
@@ -184,7 +196,7 @@ async def test_half_open_is_published_only_after_the_probe_was_given_back(redis_
             await event(subject, *more, **named)
 
         bench.published.event = looking
-        assert isinstance(await admit(bench.worker, await bench.request()), Refused)
+        assert isinstance(await bench.admit(await bench.admission()), Refused)
         assert bench.published.subjects == ["bw.breakers.writer.sim%2Fm"]
         assert probes == [None]
 
@@ -195,7 +207,7 @@ async def test_after_a_lost_claim_nothing_is_given_back_but_half_open_is_publish
     async with bench_on(redis_server.url) as bench:
         await bench.cool_down_is_over()
         with pytest.raises(ClaimLostError):
-            await admit(bench.worker, await bench.request(claimed=False))
+            await bench.admit(await bench.admission(claimed=False))
         held = await bench.granted()
         assert (held["reservations"], held["rate"], held["probe"]) == (1, 1, "j1:1")
         assert bench.published.subjects == ["bw.breakers.writer.sim%2Fm"]
@@ -212,12 +224,12 @@ async def test_half_open_is_published_though_redis_fails_while_the_end_of_a_task
         async def unavailable(*_: object) -> None:
             raise StateUnavailableError("x")
 
-        request = await bench.request("j2")
+        request = await bench.admission("j2")
         with monkeypatch.context() as patch:
-            patch.setattr(type(bench.worker.tasks), "mark_published", unavailable)
+            patch.setattr(type(bench.worker.guards.tasks), "mark_published", unavailable)
             with pytest.raises(StateUnavailableError):
-                await admit(bench.worker, request)
-        assert is_stopped(await admit(bench.worker, request))
+                await bench.admit(request)
+        assert is_stopped(await bench.admit(request))
         assert bench.published.subjects.count("bw.breakers.writer.sim%2Fm") == 1
 
 
@@ -225,9 +237,9 @@ async def test_a_lost_claim_stops_no_task(redis_server: RunningServer) -> None:
     async with bench_on(redis_server.url) as bench:
         await bench.stop_task()
         with pytest.raises(ClaimLostError):
-            await admit(bench.worker, await bench.request(claimed=False))
+            await bench.admit(await bench.admission(claimed=False))
         assert bench.published.subjects == []
-        assert is_stopped(await admit(bench.worker, await bench.request("j2")))
+        assert is_stopped(await bench.admit(await bench.admission("j2")))
         assert bench.published.subjects == ["bw.guards.writer"]
 
 
@@ -248,7 +260,7 @@ async def test_a_stopped_task_precedes_an_open_breaker_and_that_a_full_limit(
                 await bench.set_breaker(state="isolated")
             else:
                 await getattr(bench, what)()
-        refused = await admit(bench.worker, await bench.request())
+        refused = await bench.admit(await bench.admission())
         assert isinstance(refused, Refused)
         assert (refused.reason, refused.ends_chain) == (reason, reason == "guard_tripped")
 
@@ -258,16 +270,15 @@ async def test_what_took_long_to_announce_is_asked_for_again(redis_server: Runni
         await bench.cool_down_is_over()
         moments = iter([0.0, 61.0])
         bench.worker = replace(bench.worker, clock=lambda: next(moments, 61.0))
-        request = await bench.request()
+        request = await bench.admission()
         before = bench.redis.round_trips
-        admitted = await admit(bench.worker, request)
-        assert isinstance(admitted, Admitted)
-        assert admitted.flight.cause == "probe"
+        assert await bench.admit(request) is None
+        assert request.flight.cause == "probe"
         # Twice what was asked, and what the breaker was at, to publish it.
         assert bench.redis.round_trips == before + 4
 
 
-# The seventh gate of CONTRIBUTING: this is the file, and `DailyCallsGate,` the line in GATES.
+# The seventh gate of CONTRIBUTING: this is the file, and `partial(DailyCallsGate, now=now),` the line in `gates_of`.
 
 _COUNT = Script.of("""
 local most, dry_run = tonumber(ARGV[1]), ARGV[2] == '1'
@@ -280,20 +291,21 @@ _UNDO = Script.of("return redis.call('DECR', KEYS[1])")
 MAX_CALLS = 2
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class DailyCallsGate(Gate):
     """Lets an agent make so many calls a day."""
 
+    now: Callable[[], datetime]
     _counted: bool = False
 
     def ask(self) -> ScriptCall:
         """Counts the call, unless the day's calls are used up."""
-        return ScriptCall(_COUNT, [self._key()], [MAX_CALLS, int(self.request.lease_ms is None)])
+        return ScriptCall(_COUNT, [self._key()], [MAX_CALLS, int(self.admission.lease_ms is None)])
 
     def read(self, answer: Any) -> Refused | None:
         """Refused where they are."""
         self._counted = bool(answer)
-        text = f"{self.request.job.agent_name} has made its {MAX_CALLS} calls of today; no call was made"
+        text = f"{self.admission.job.agent_name} has made its {MAX_CALLS} calls of today; no call was made"
         error = ErrorInfo(kind="rate_limit", class_="DailyCallsExceededError", message=text)
         return None if answer else Refused("rate_limited", error, "calls", ends_chain=True)
 
@@ -302,48 +314,41 @@ class DailyCallsGate(Gate):
         return ScriptCall(_UNDO, [self._key()], []) if self._counted else None
 
     def _key(self) -> str:
-        return f"bw:calls:{self.request.job.agent_name}:{self.worker.now():%Y-%m-%d}"
+        return f"bw:calls:{self.admission.job.agent_name}:{self.now():%Y-%m-%d}"
 
 
 async def test_an_agent_without_limits_asks_nothing_of_them(redis_server: RunningServer) -> None:
     async with bench_on(redis_server.url) as bench:
-        request = await bench.request(agent_name="free")
-        asked = await admit(bench.worker, request)
-        assert isinstance(asked, Admitted)
-        assert [type(gate) for gate in asked.gates] == [ClaimGate, BudgetGate, DeploymentGate]
+        request = await bench.admission(agent_name="free")
+        assert await bench.admit(request) is None
+        assert [type(gate) for gate in request.gates] == [ClaimGate, BudgetGate, DeploymentGate]
         attempt: Any = None
-        assert RateLimitGate(bench.worker, request).settle(attempt) is None
-
-
-async def test_gates_that_cannot_have_a_say_are_not_even_made(redis_server: RunningServer) -> None:
-    async with bench_on(redis_server.url) as bench:
-        agents = bench.worker.config.agents
-        assert gates_of(bench.worker, agents["writer"]) == GATES
-        assert gates_of(bench.worker, agents["free"]) == (ClaimGate, BudgetGate, DeploymentGate)
+        rate_limits = [make(admission=request) for make in gates_of(bench.worker)][4]
+        assert isinstance(rate_limits, RateLimitGate)
+        assert rate_limits.settle(attempt) is None
 
 
 async def test_a_seventh_gate_is_one_file_and_one_line(redis_server: RunningServer) -> None:
-    gates = (*GATES, DailyCallsGate)
     async with bench_on(redis_server.url) as bench:
         worker, calls = bench.worker, f"bw:calls:writer:{datetime.now(UTC):%Y-%m-%d}"
-        request = await bench.request("j1")
+        gates = (*gates_of(worker), partial(DailyCallsGate, now=worker.now))
+        request = await bench.admission("j1")
         before = bench.redis.round_trips
-        admitted = await admit(worker, request, gates)
-        assert isinstance(admitted, Admitted)
-        assert [type(gate) for gate in admitted.gates] == list(gates)
+        assert await admit(worker, request, gates) is None
+        assert isinstance(request.gates[-1], DailyCallsGate)
         assert bench.redis.round_trips == before + 1, "it joins the one round trip"
         # Refused by another gate, the call does not count.
-        refused = await admit(worker, await bench.request("j2"), gates)
+        refused = await admit(worker, await bench.admission("j2"), gates)
         assert isinstance(refused, Refused)
         assert (refused.refused_by, await bench.redis.client.get(calls)) == ("agent:writer", "1")
         # Its own refusal gives back what the others granted, and a dry run names it.
         await bench.redis.client.delete("bw:rate:counts:agent%3Awriter")
         await bench.redis.client.set(calls, MAX_CALLS)
         held = await bench.granted()
-        refused = await admit(worker, await bench.request("j3"), gates)
+        refused = await admit(worker, await bench.admission("j3"), gates)
         assert isinstance(refused, Refused)
         assert (refused.refused_by, refused.ends_chain) == ("calls", True)
         assert await bench.granted() == held
-        assert await check(worker, await bench.request("j4", dry_run=True), gates) == refused
-        assert await check(worker, await bench.request("j5", dry_run=True)) is None
+        assert await check(worker, await bench.admission("j4", dry_run=True), gates) == refused
+        assert await check(worker, await bench.admission("j5", dry_run=True), gates_of(worker)) is None
         assert await bench.redis.client.get(calls) == str(MAX_CALLS)

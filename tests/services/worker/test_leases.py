@@ -9,13 +9,14 @@ from typing import Any, cast
 
 import pytest
 
+from breakwater.jobs.held_claims import CancelSignal, ClaimLease
 from breakwater.jobs.rules.workers import LIVENESS
 from breakwater.jobs.store.executions import Claim, ClaimLostError, Executions, Taken
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outages
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from services.worker import leases
-from services.worker.leases import BUFFERED_S, STALL_S, CancelSignal, ClaimLease, Leases
+from services.worker.leases import BUFFERED_S, STALL_S, Leases
 from tests.helpers import until
 from tests.servers import RunningServer
 

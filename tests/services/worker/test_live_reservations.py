@@ -6,8 +6,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
-from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 from breakwater.kernel.redis.connection import Redis
@@ -33,14 +31,7 @@ class Worker:
     def __init__(self, redis: Redis) -> None:
         self.redis, self.budgets, self.all_counters = redis, Budgets(redis, ZONE), BudgetCounters(redis, ZONE)
         self.live: dict[str, LiveReservation] = {}
-        self.live_reservations = LiveReservations(
-            cast(
-                Any,
-                SimpleNamespace(
-                    redis=redis, budgets=self.budgets, caps=lambda: CAPS, now=now, live_reservations=self.live
-                ),
-            )
-        )
+        self.live_reservations = LiveReservations(self.live, redis, self.budgets, lambda: CAPS, now)
 
     async def fill(self) -> None:
         assert await self.all_counters.fill(None, LOG, 0, self.all_counters.periods(now()), {}, {})

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from breakwater.calls.targets import Target, Targets
 from breakwater.config import Agent, Config, validate_job
 from breakwater.dialects.rules import params_of
 from breakwater.jobs.contract.job import Job
+from breakwater.jobs.held_claims import CancelSignal, ClaimLease
 from breakwater.jobs.rules.chat_messages import encoded
 from breakwater.jobs.store.executions import Claim
 from breakwater.prices.rules.price import (
@@ -187,8 +189,9 @@ def assignment(job: Job) -> tuple[Assignment, Target]:
         assert agent.output is not None
         guard = OutputGuard.compile(agent.output)
         parameters = Parameters.of(agent, params_of(job), guard)
+    lease = ClaimLease(CancelSignal(job.agent), inf)
     assigned = Assignment(
-        "e", job.agent, agent, job, agent.chain, Claim.new("e"), None, parameters, utc_now, output_guard=guard
+        "e", job.agent, agent, job, agent.chain, Claim.new("e"), lease, None, parameters, utc_now, output_guard=guard
     )
     return assigned, TARGETS.of(job.agent, agent.chain[0])
 

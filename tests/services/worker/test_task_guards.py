@@ -292,7 +292,7 @@ async def test_a_job_without_a_task_id_is_a_task_of_its_own(start_worker: StartW
         [event] = await events(plane)
         assert (event["task_id"], event["tenant"], event["execution_id"]) == ("dear", "acme", "dear")
         assert event["reason"] == "$0.00 spent, and the next call may cost up to $18.00 (limit: $10.00)"
-        assert [key for key, _ in await plane.worker.tasks.tripped()] == [TaskKey("acme", "dear")]
+        assert [key for key, _ in await plane.worker.guards.tasks.tripped()] == [TaskKey("acme", "dear")]
         for number in range(2):  # each is a task: together they may cost more than the cap of one
             assert (await alone(plane, f"j{number}", params={"max_tokens": 16_000}))["status"] == "succeeded"
 
@@ -315,7 +315,7 @@ async def test_a_job_that_is_alone_in_its_task_asks_redis_nothing_about_it(start
 
 
 async def counted(plane: WorkerPlane, task_id: str, tenant: str | None = None) -> Task:
-    task, _ = await plane.worker.tasks.load(TaskKey(tenant, task_id))
+    task, _ = await plane.worker.guards.tasks.load(TaskKey(tenant, task_id))
     return task
 
 
@@ -335,8 +335,8 @@ async def test_a_job_with_a_parent_belongs_to_its_parents_task(start_worker: Sta
         record = await plane.last("EVENTS", subjects.execution("writer", "e2"))
         assert [one and one["task_id"] for one in (attempt, record)] == ["e1", "e1"]
         # As any other: shown, and reset.
-        assert [key for key, _ in await plane.worker.tasks.tripped()] == [TaskKey(None, "e1")]
-        await plane.worker.tasks.reset(TaskKey(None, "e1"))
+        assert [key for key, _ in await plane.worker.guards.tasks.tripped()] == [TaskKey(None, "e1")]
+        await plane.worker.guards.tasks.reset(TaskKey(None, "e1"))
         assert (await alone(plane, "e6", parent_execution_id="e1"))["status"] == "succeeded"
         assert (await counted(plane, "e1")).iterations == 1, "the first was counted before the reset"
 
@@ -495,7 +495,7 @@ async def test_a_parent_whose_worker_dies_after_its_result_is_counted_by_the_nex
         await until(calling(plane), what="its call")
         assert (await alone(plane, "child", parent_execution_id="first"))["status"] == "succeeded"
         assert await holds(plane, "first") == ["h:first"]
-        store = plane.worker.executions if dies == "finish" else plane.worker.tasks
+        store = plane.worker.executions if dies == "finish" else plane.worker.guards.tasks
         with monkeypatch.context() as patch:
             # Its call ends before it has renewed its claim: it learns that it has a child when it lets go of that.
             patch.setattr(store, dies, lambda *_, **__: asyncio.Event().wait())
@@ -563,7 +563,7 @@ async def test_a_key_that_begins_ever_more_tasks_keeps_so_many_in_redis_and_no_o
     monkeypatch.setattr("breakwater.limits.store.tasks.IN_USE_MS", 0)
     agents = {"writer": {"model": "sim/m", "guard": {"max_iterations": 1}}}
     async with start_worker({"sim/m": model()}, agents) as plane:
-        tasks, client = plane.worker.tasks, plane.worker.redis.client
+        tasks, client = plane.worker.guards.tasks, plane.worker.redis.client
 
         async def run_of(key: str, job_id: str, **job: Any) -> dict[str, Any]:
             own = {"breaker": {"consecutive_failures": 1}, "tenant": "acme"}  # operators are one caller

@@ -8,22 +8,28 @@ second and restores lost ones, before the budget service rebuilds the counters f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from breakwater.calls.gate import POLL_S, Gate, Refused, WaitForCapacity
+from breakwater.calls.gate import POLL_S, AskAgain, Gate, Refused, WaitForCapacity
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
-from breakwater.kernel.redis.connection import ScriptCall, StateUnavailableError
+from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError
 from breakwater.limits.rules import refusals
-from breakwater.limits.rules.budget import MAX_TENANTS, OWN_CAP, Counter, OverBudget, fits, spent_by
+from breakwater.limits.rules.budget import MAX_TENANTS, OWN_CAP, CapTable, Counter, OverBudget, fits, spent_by
 from breakwater.limits.rules.ledger import figures_of
-from breakwater.limits.store.budgets import CountersLost, LiveReservation, PeriodChanged, Reserved, TooManyTenants
-from services.worker.context import WorkerContext
+from breakwater.limits.store.budgets import (
+    Budgets,
+    CountersLost,
+    LiveReservation,
+    PeriodChanged,
+    Reserved,
+    TooManyTenants,
+)
 
 CHECK_EVERY_S = 1.0
 IDLE_CHECK_EVERY = 5
@@ -37,50 +43,54 @@ FIRST_POLL_S = 0.02
 REBUILDING = Refused("budget_exceeded", refusals.REBUILDING)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class BudgetGate(Gate):
     """Reserves the worst case of the call in its budgets."""
 
+    budgets: Budgets
+    caps: Callable[[], CapTable]
+    """Returns the caps that apply now."""
+    live: MutableMapping[str, LiveReservation]
+    """The reservations of the worker's calls in progress, by attempt."""
+    is_local: Callable[[str], bool]
+    """Returns True if a provider is a program, whose calls have a price of their own."""
+    now: Callable[[], datetime]
+    jitter: Callable[[], float]
     _counters: Sequence[Counter] = ()
     _asked_at: datetime | None = None
     _reserved_at: datetime | None = None
 
-    @classmethod
-    def watch(cls, worker: WorkerContext) -> Coroutine[Any, Any, None]:
-        """Restores reservations that Redis has lost."""
-        return LiveReservations(worker).run()
-
     def ask(self) -> ScriptCall | Refused:
         """Refuses locally if the job's own cap has no room, or a hard cap applies to a model without a price."""
-        own_cap = self.request.job.agent.max_cost_usd
+        own_cap = self.admission.job.agent.max_cost_usd
         if own_cap is not None and (refused := self._over_own_cap(own_cap)) is not None:
             return refused
-        request = self.request
-        worst_case = request.flight.reserved
-        agent = request.job.agent_name
-        tenant = request.job.job.tenant
-        caps = self.worker.caps()
+        admission = self.admission
+        worst_case = admission.flight.reserved
+        agent = admission.job.agent_name
+        tenant = admission.job.job.tenant
+        caps = self.caps()
         self._counters = caps.counters(agent, tenant)
-        self._asked_at = self.worker.now()
+        self._asked_at = self.now()
         if worst_case is None and any(counter.hard_limit is not None for counter in self._counters):
             return self._unpriced("a hard budget")
-        return self.worker.budgets.reserve_call(
-            request.attempt_id,
+        return self.budgets.reserve_call(
+            admission.attempt_id,
             agent,
             tenant,
             worst_case or 0,
             self._counters,
             now=self._asked_at,
-            lease_ms=request.lease_ms,
-            caller=request.job.caller,
+            lease_ms=admission.lease_ms,
+            caller=admission.job.caller,
             most_tenants=None if tenant is None or tenant in caps.tenants else MAX_TENANTS,
         )
 
-    def read(self, answer: Any) -> Refused | WaitForCapacity | None:
+    def read(self, answer: Any) -> Refused | WaitForCapacity | AskAgain | None:
         """Refuses if a hard cap is spent. Waits for calls in flight that hold the rest, and for lost counters."""
         assert self._asked_at is not None
-        amount = self.request.flight.reserved or 0
-        match self.worker.budgets.reserved(answer, self._counters, amount, now=self._asked_at):
+        amount = self.admission.flight.reserved or 0
+        match self.budgets.reserved(answer, self._counters, amount, now=self._asked_at):
             case Reserved(at):
                 self._reserved_at = at
                 # Redis' clock decides the day and the month of the call.
@@ -89,28 +99,26 @@ class BudgetGate(Gate):
                 return None
             case OverBudget(by_reservations=True) as over:
                 # A call that has just ended on another worker may be charged a moment later.
-                waited_s = self.request.waited.get("budget_exceeded", 0.0)
+                waited_s = self.admission.waited.get("budget_exceeded", 0.0)
                 delay_s = min(POLL_S, max(FIRST_POLL_S, waited_s))
-                error = refusals.budget_held(over, self.request.flight.model)
+                error = refusals.budget_held(over, self.admission.flight.model)
                 refused = Refused("budget_exceeded", error, refused_by=over.counter.name)
-                return WaitForCapacity(delay_s * (1 + self.worker.jitter()), refused)
+                return WaitForCapacity(delay_s * (1 + self.jitter()), refused)
             case OverBudget() as over:
                 return self._over_budget(over)
             case TooManyTenants():
                 return Refused("budget_exceeded", refusals.TOO_MANY_TENANTS, ends_chain=True)
             case CountersLost():
-                return WaitForCapacity(REBUILDING_POLL_S * (1 + self.worker.jitter()), REBUILDING)
+                return WaitForCapacity(REBUILDING_POLL_S * (1 + self.jitter()), REBUILDING)
             case PeriodChanged():
-                return WaitForCapacity(0.0, REBUILDING)  # midnight: the new day is known now, so ask again
+                return AskAgain()  # midnight: the new day is known now
 
     def release(self) -> ScriptCall | None:
         """Releases the reservation."""
         if self._reserved_at is None:
             return None
-        job = self.request.job
-        return self.worker.budgets.release_call(
-            self.request.attempt_id, job.agent_name, job.job.tenant, self._reserved_at
-        )
+        job = self.admission.job
+        return self.budgets.release_call(self.admission.attempt_id, job.agent_name, job.job.tenant, self._reserved_at)
 
     def settle(self, attempt: Attempt) -> ScriptCall | None:
         """Replaces the reservation by the cost of the call, until the budget service settles its event.
@@ -118,53 +126,52 @@ class BudgetGate(Gate):
         Does nothing without a hard cap: then no call waits for the rest of a budget.
         """
         at = attempt.reserved_at
-        counters = self.worker.caps().counters(attempt.agent, attempt.tenant)
+        counters = self.caps().counters(attempt.agent, attempt.tenant)
         if at is None or all(counter.hard_limit is None for counter in counters):
             return None
         spent = figures_of(attempt).spent
-        return self.worker.budgets.release_call(attempt.attempt_id, attempt.agent, attempt.tenant, at, spent)
+        return self.budgets.release_call(attempt.attempt_id, attempt.agent, attempt.tenant, at, spent)
 
     @contextmanager
     def _live(self, at: datetime) -> Generator[None]:
         """Keeps the reservation in the worker's list until its call has ended and is in the log."""
-        request = self.request
-        job = request.job
-        live = self.worker.live_reservations
-        amount = request.flight.reserved or 0
-        until = self.worker.now() + timedelta(milliseconds=request.lease_ms or 0)
-        live[request.attempt_id] = LiveReservation(
-            request.attempt_id, job.agent_name, job.job.tenant, amount, at, until, job.caller
+        admission = self.admission
+        job = admission.job
+        amount = admission.flight.reserved or 0
+        until = self.now() + timedelta(milliseconds=admission.lease_ms or 0)
+        self.live[admission.attempt_id] = LiveReservation(
+            admission.attempt_id, job.agent_name, job.job.tenant, amount, at, until, job.caller
         )
         try:
             yield
         finally:
-            del live[request.attempt_id]
+            del self.live[admission.attempt_id]
 
     def _over_own_cap(self, cap: int) -> Refused | None:
         # Only one worker runs a job at a time, so its attempts are complete.
-        flight = self.request.flight
+        flight = self.admission.flight
         worst_case = flight.reserved
         if worst_case is None:
             return self._unpriced("max_cost_usd", OWN_CAP)
-        spent = spent_by(self.request.checkpoint.attempts)
+        spent = spent_by(self.admission.checkpoint.attempts)
         if fits(worst_case, limit=cap, spent=spent):
             return None
-        agent = self.request.job.agent_name
+        agent = self.admission.job.agent_name
         error = refusals.over_own_cap(agent, flight.model, worst_case, spent, cap)
         return Refused("budget_exceeded", error, refused_by=OWN_CAP)
 
     def _unpriced(self, cap: str, refused_by: str | None = None) -> Refused:
         """Refuses a model without a price under a cap, as it may not be free."""
-        flight = self.request.flight
-        local = self.worker.config.is_local(flight.provider)
+        flight = self.admission.flight
+        local = self.is_local(flight.provider)
         setting = f"providers.{flight.provider}.cost_per_call_usd" if local else f"models.{flight.model}.price"
         return Refused("budget_exceeded", refusals.unpriced(flight.model, cap, setting), refused_by=refused_by)
 
     def _over_budget(self, over: OverBudget) -> Refused:
-        wait_s = max(0.0, over.resets_at_ms / 1000 - self.worker.now().timestamp())
+        wait_s = max(0.0, over.resets_at_ms / 1000 - self.now().timestamp())
         return Refused(
             "budget_exceeded",
-            refusals.over_budget(over, self.request.flight.model, wait_s),
+            refusals.over_budget(over, self.admission.flight.model, wait_s),
             refused_by=over.counter.name,
             refused_cap=over.limit if over.amount <= over.limit or not over.limit else None,
             ends_chain=over.counter.caps.on_exceeded == "fail",
@@ -174,8 +181,20 @@ class BudgetGate(Gate):
 class LiveReservations:
     """Restores the reservations of one worker's calls under way."""
 
-    def __init__(self, worker: WorkerContext) -> None:
-        self._worker = worker
+    def __init__(
+        self,
+        live: Mapping[str, LiveReservation],
+        redis: Redis,
+        budgets: Budgets,
+        caps: Callable[[], CapTable],
+        now: Callable[[], datetime],
+    ) -> None:
+        """Takes the reservations by attempt: calls add and remove them."""
+        self._live = live
+        self._redis = redis
+        self._budgets = budgets
+        self._caps = caps
+        self._now = now
         self._missing: set[str] = set()
         self._lost = Outage("budget counters")
 
@@ -184,7 +203,7 @@ class LiveReservations:
         checks = 0
         while True:
             try:
-                if self._worker.live_reservations or checks % IDLE_CHECK_EVERY == 0:
+                if self._live or checks % IDLE_CHECK_EVERY == 0:
                     await self.check()
             except StateUnavailableError:
                 self._lost.failed("Redis does not answer")
@@ -197,35 +216,31 @@ class LiveReservations:
         If only some are missing, Redis has restarted from an older snapshot, or their calls are just being settled. So
         a reservation is restored once two checks in a row miss it.
         """
-        if await self._worker.budgets.filled():
+        if await self._budgets.filled():
             self._lost.worked()
-            ids = list(self._worker.live_reservations)
-            reservations = await self._worker.budgets.reservations(ids)
+            ids = list(self._live)
+            reservations = await self._budgets.reservations(ids)
             missing = {
                 attempt_id for attempt_id, reservation in zip(ids, reservations, strict=True) if reservation is None
             }
             wanted = missing & self._missing
             self._missing = missing
         else:
-            if self._worker.caps().any_hard:
+            if self._caps().any_hard:
                 self._lost.failed("they are lost, or not made yet; until they are no call is made under a hard cap")
-            wanted = set(self._worker.live_reservations)
-        if calls := [
-            self._call(self._worker.live_reservations[attempt_id])
-            for attempt_id in wanted
-            if attempt_id in self._worker.live_reservations
-        ]:
-            await self._worker.redis.run(calls)
+            wanted = set(self._live)
+        if calls := [self._call(self._live[attempt_id]) for attempt_id in wanted if attempt_id in self._live]:
+            await self._redis.run(calls)
 
     def _call(self, live: LiveReservation) -> ScriptCall:
-        now = self._worker.now()
+        now = self._now()
         lease = max(timedelta(seconds=1), live.until - now)
-        return self._worker.budgets.reserve_call(
+        return self._budgets.reserve_call(
             live.attempt_id,
             live.agent,
             live.tenant,
             live.amount,
-            self._worker.caps().counters(live.agent, live.tenant),
+            self._caps().counters(live.agent, live.tenant),
             now=now,
             lease_ms=round(lease.total_seconds() * 1000),
             at=live.at,

@@ -6,6 +6,7 @@ retries of an outage.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,37 +14,42 @@ from breakwater.breakers.rules import caller_of
 from breakwater.calls.gate import Gate, Refused, WaitForCapacity
 from breakwater.calls.rules.holds import after_hold_s, waits_for_hold
 from breakwater.calls.rules.retry import failures_on, hold_s
+from breakwater.config import Agent
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.redis.connection import ScriptCall
 from breakwater.limits.rules.refusals import model_held
-from breakwater.limits.store.deployments import HoldProbe
+from breakwater.limits.store.deployments import Deployments, HoldProbe
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class DeploymentGate(Gate):
     """Admits no call while the model is held, and counts a job's first try on it. `may_retry` admits retries."""
 
+    deployments: Deployments
+    agents: Mapping[str, Agent]
+    """The agents of the config, whose policies decide how long a model is held."""
+    jitter: Callable[[], float]
     _counted: bool = False
     _probes: bool = False
     must_settle = True
 
     def ask(self) -> ScriptCall:
         """Counts the call if it is the job's first on this model."""
-        request = self.request
-        self._counted = request.lease_ms is not None and not request.checkpoint.tried(request.flight.model)
-        return self.worker.deployments.admit_call(
-            request.target.deployment,
+        admission = self.admission
+        self._counted = admission.lease_ms is not None and not admission.checkpoint.tried(admission.flight.model)
+        return self.deployments.admit_call(
+            admission.target.deployment,
             first_try=self._counted,
             caller=self._caller(),
-            attempt_id=request.attempt_id,
-            lease_ms=request.lease_ms,
+            attempt_id=admission.attempt_id,
+            lease_ms=admission.lease_ms,
         )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Has the call wait while the model is held, or refuses it if another model may be called sooner."""
-        match self.worker.deployments.admission(answer):
+        match self.deployments.admission(answer):
             case HoldProbe():
-                self._probes = self.request.lease_ms is not None
+                self._probes = self.admission.lease_ms is not None
                 return None
             case 0:
                 return None
@@ -52,34 +58,34 @@ class DeploymentGate(Gate):
                 return self._held(rest_ms / 1000)
 
     def _held(self, rest_s: float) -> Refused | WaitForCapacity:
-        request = self.request
-        error = model_held(request.job.agent_name, request.target.model, rest_s)
-        refused = Refused("rate_limited", error, refused_by=f"provider:{request.target.provider}")
-        waited_s = request.waited.get(refused.reason, 0.0)
-        is_last = request.checkpoint.is_last_of(request.job.chain)
+        admission = self.admission
+        error = model_held(admission.job.agent_name, admission.target.model, rest_s)
+        refused = Refused("rate_limited", error, refused_by=f"provider:{admission.target.provider}")
+        waited_s = admission.waited.get(refused.reason, 0.0)
+        is_last = admission.checkpoint.is_last_of(admission.job.chain)
         if not is_last and not waits_for_hold(waited_s + rest_s):
             return refused
-        return WaitForCapacity(after_hold_s(rest_s, self.worker.jitter()), refused)
+        return WaitForCapacity(after_hold_s(rest_s, self.jitter()), refused)
 
     def release(self) -> ScriptCall | None:
         """Takes back the first try and the probe, as the call was not made."""
         if not (self._counted or self._probes):
             return None
-        request = self.request
-        return self.worker.deployments.take_back_call(
-            request.target.deployment, first_try=self._counted, attempt_id=request.attempt_id
+        admission = self.admission
+        return self.deployments.take_back_call(
+            admission.target.deployment, first_try=self._counted, attempt_id=admission.attempt_id
         )
 
     def settle(self, attempt: Attempt) -> ScriptCall | None:
         """Holds the model if it has answered with a rate limit, and ends its hold if a probe has succeeded."""
-        deployments = self.worker.deployments
-        name = self.request.target.deployment
-        attempt_id = self.request.attempt_id
+        deployments = self.deployments
+        name = self.admission.target.deployment
+        attempt_id = self.admission.attempt_id
         error = attempt.error
         if error is not None and error.kind == "rate_limit":
-            failures = failures_on(attempt.model, (*self.request.checkpoint.attempts, attempt))
+            failures = failures_on(attempt.model, (*self.admission.checkpoint.attempts, attempt))
             # By the agent's policy: the longer waits that a job wants are its own.
-            policy = self.worker.config.agents[self.request.job.agent_name].retry
+            policy = self.agents[self.admission.job.agent_name].retry
             if (wait_s := hold_s(error.retry_after_s, policy, failures)) > 0:
                 return deployments.hold_call(name, wait_s, self._caller(), attempt_id)
         if not self._probes:
@@ -87,4 +93,4 @@ class DeploymentGate(Gate):
         return deployments.end_probe_call(name, attempt_id, succeeded=attempt.outcome == "success")
 
     def _caller(self) -> str:
-        return caller_of(self.request.job.caller, self.request.job.job.tenant)
+        return caller_of(self.admission.job.caller, self.admission.job.job.tenant)

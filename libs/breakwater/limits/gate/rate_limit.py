@@ -5,55 +5,73 @@ They are of the agent and the model, and of the job's task.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from breakwater.calls.gate import POLL_S, Gate, Refused, WaitForCapacity
-from breakwater.config import Agent
+from breakwater.config import Config
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.redis.connection import ScriptCall
 from breakwater.limits.rules.refusals import over_rate_limit
-from breakwater.limits.store.rate_limits import Limited, OverLimit
-from services.worker.context import WorkerContext
+from breakwater.limits.store.rate_limits import Limited, OverLimit, RateLimits
+
+LimitsOf = Callable[[str, str], tuple[Limited, ...]]
+"""Returns the limits of an agent and a model, by their names."""
+
+MAX_REMEMBERED = 4096
 
 
-@dataclass(slots=True)
+def configured_limits(config: Config) -> LimitsOf:
+    """Returns a function that returns the limits of an agent and a model under a config, each computed once."""
+
+    # Programs may name models that the config does not: the cache has an end.
+    @lru_cache(MAX_REMEMBERED)
+    def limits_of(agent: str, model: str) -> tuple[Limited, ...]:
+        settings = config.models.get(model)
+        rules = (
+            (f"agent:{agent}", config.agents[agent].rate_limit),
+            (f"model:{model}", None if settings is None else settings.rate_limit),
+        )
+        return tuple(limited for name, rule in rules if rule is not None for limited in Limited.all_of(name, rule))
+
+    return limits_of
+
+
+@dataclass(slots=True, kw_only=True)
 class RateLimitGate(Gate):
     """Counts the call with its worst-case tokens towards all its limits, or towards none."""
 
+    rate_limits: RateLimits
+    limits_of: LimitsOf
+    jitter: Callable[[], float]
     _limits: tuple[Limited, ...] = field(init=False)
     _admitted: bool = False
     must_settle = True
 
     def __post_init__(self) -> None:
-        job = self.request.job
-        self._limits = self.request.target.limits
+        job = self.admission.job
+        self._limits = self.limits_of(job.agent_name, self.admission.target.model)
         rule = None if job.agent.guard is None else job.agent.guard.rate_limit
         if rule is not None:
             tenant = "" if job.job.tenant is None else encode_token(job.job.tenant)
             task = f"task:{tenant}/{job.job.task_id or job.execution_id}"
             self._limits = *self._limits, *Limited.all_of(task, rule)
 
-    @classmethod
-    def applies(cls, worker: WorkerContext, agent: Agent) -> bool:
-        """Returns False if neither the agent, its tasks nor any model has a limit: a job may name any model."""
-        of_models = (settings.rate_limit for settings in worker.config.models.values())
-        of_task = None if agent.guard is None else agent.guard.rate_limit
-        return any(rule is not None for rule in (agent.rate_limit, of_task, *of_models))
-
     def ask(self) -> ScriptCall | None:
         """Returns None if neither the agent, the task nor the model has a limit."""
         if not self._limits:
             return None
-        request = self.request
-        return self.worker.rate_limits.admit_call(
-            request.attempt_id, self._limits, request.worst_tokens, request.lease_ms
+        admission = self.admission
+        return self.rate_limits.admit_call(
+            admission.attempt_id, self._limits, admission.worst_tokens, admission.lease_ms
         )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Refuses if the limit says so or the call alone exceeds it; otherwise the call waits for room."""
-        over = self.worker.rate_limits.admitted(answer, self._limits)
+        over = self.rate_limits.admitted(answer, self._limits)
         self._admitted = over is None
         return None if over is None else self._over_limit(over)
 
@@ -61,7 +79,7 @@ class RateLimitGate(Gate):
         """Removes the call from the counts."""
         if not self._admitted:
             return None
-        return self.worker.rate_limits.release_call(self.request.attempt_id, self._limits)
+        return self.rate_limits.release_call(self.admission.attempt_id, self._limits)
 
     def settle(self, attempt: Attempt) -> ScriptCall | None:
         """Replaces the worst-case tokens of the call by the tokens it used."""
@@ -73,19 +91,19 @@ class RateLimitGate(Gate):
             tokens if tokens is None or limited.rule.count_cached else max(0, tokens - cached_tokens)
             for limited in self._limits
         ]
-        return self.worker.rate_limits.settle_call(attempt.attempt_id, self._limits, counted)
+        return self.rate_limits.settle_call(attempt.attempt_id, self._limits, counted)
 
     def _over_limit(self, over: OverLimit) -> Refused | WaitForCapacity:
         wait_s = None if over.wait_ms is None else over.wait_ms / 1000
         limited = next(limited for limited in self._limits if limited.name == over.name)
-        error = over_rate_limit(over.name, over.quantity, limited.rule, wait_s, self.request.job.agent_name)
+        error = over_rate_limit(over.name, over.quantity, limited.rule, wait_s, self.admission.job.agent_name)
         refused = Refused("rate_limited", error, refused_by=over.name)
         if limited.rule.on_exceeded == "fail" or wait_s is None:
             return refused
         # A call under way usually ends long before its lease, and with fewer tokens than its worst case.
         soon = over.quantity == "concurrent_calls" or (over.quantity.startswith("tokens") and over.under_way > 0)
         # Jitter: not all at the same moment.
-        return WaitForCapacity((min(wait_s, POLL_S) if soon else wait_s) + POLL_S * self.worker.jitter(), refused)
+        return WaitForCapacity((min(wait_s, POLL_S) if soon else wait_s) + POLL_S * self.jitter(), refused)
 
 
 def _tokens_used(attempt: Attempt) -> int | None:
