@@ -47,7 +47,10 @@ from breakwater.prices.rules.price import (
     worst_input_tokens,
 )
 from services.worker.admission import Gates, admit, check
-from services.worker.call import Ended, answered, attempt_of, call, record, spent_at_most
+from services.worker.attempt_record import attempt_of, record
+from services.worker.call import call
+from services.worker.call_cost import spent_at_most
+from services.worker.call_end import Ended, answered
 from services.worker.conclude import cancelled, stopped
 from services.worker.context import WorkerContext
 from services.worker.progress import ProgressReporter

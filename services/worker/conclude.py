@@ -33,7 +33,7 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import dead_letter
 from breakwater.kernel.nats.errors import AlreadyDecidedError, MessageTooLargeError, PublishRefusedError
 from breakwater.kernel.nats.subjects import Stream
-from services.worker.call import recorded_attempt
+from services.worker.attempt_record import recorded_attempt
 from services.worker.context import WorkerContext
 from services.worker.dependencies import wake
 from services.worker.parsing import JobDelivery

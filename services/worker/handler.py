@@ -35,8 +35,8 @@ from breakwater.limits.rules.ledger import cost_tags
 from breakwater.limits.settings import GuardRules
 from services.worker import crashes
 from services.worker.admission import gates_of
+from services.worker.attempt_record import recorded_attempt
 from services.worker.attempts import Attempts, dry_run
-from services.worker.call import recorded_attempt
 from services.worker.conclude import answer_from_decision, cancelled, conclude, end_without_run, finish, refuse_id
 from services.worker.context import WorkerContext
 from services.worker.crashes import CrashedEachTimeError, Crashes

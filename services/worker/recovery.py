@@ -10,7 +10,8 @@ from breakwater.calls.rules.classify import WORKER_LOST, Classification
 from breakwater.calls.rules.repairs import Repairs
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.limits.store.budgets import Reservation
-from services.worker.call import CallCost, attempt_of, recorded_attempt, spent_at_most
+from services.worker.attempt_record import attempt_of, recorded_attempt
+from services.worker.call_cost import CallCost, spent_at_most
 from services.worker.context import WorkerContext
 
 
