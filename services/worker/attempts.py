@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import JsonValue
 
 from breakwater.breakers.rules import caller_of
-from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, Finished, InFlight
+from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, InFlight, JobEnd
 from breakwater.calls.gate import LEASE_MARGIN_S, POLL_S, Admission, AskAgain, Gate, Refused, WaitForCapacity
 from breakwater.calls.providers.base import Answer
 from breakwater.calls.rules.classify import WORKER_LOST
@@ -50,7 +50,7 @@ from services.worker.admission import Gates, admit, check
 from services.worker.attempt_record import attempt_of, record
 from services.worker.call import call
 from services.worker.call_cost import spent_at_most
-from services.worker.call_end import Ended, answered
+from services.worker.call_end import CallEnd, answered
 from services.worker.conclude import cancelled, stopped
 from services.worker.context import WorkerContext
 from services.worker.progress import ProgressReporter
@@ -95,12 +95,12 @@ class Attempts:
         """The attempt whose call is in progress."""
         self._waited: dict[Reason, float] = {}
         self._waits_for: tuple[InFlight, Refused] | None = None
-        self._last_call: Ended | None = None
+        self._last_call: CallEnd | None = None
         # An answer that must satisfy an output schema is not streamed.
         self._stream = AnswerStream(worker, job) if job.job.stream and job.output_guard is None else None
         job.lease.progress = self._progress_to_save
 
-    async def run(self, *, resumed: bool) -> Finished | Deferred:
+    async def run(self, *, resumed: bool) -> JobEnd | Deferred:
         """Runs until the job is finished, or must wait for so long that it is parked.
 
         Raises:
@@ -109,12 +109,12 @@ class Attempts:
         try:
             return await self._run(resumed=resumed)
         except JobCancelledError as stop:
-            return cancelled(self._checkpoint, stop.cancellation, self._partial_output())
+            return cancelled(self._checkpoint, stop.cancellation, self._partial_answer())
         finally:
             if self._stream is not None:
                 self._stream.count()
 
-    async def _run(self, *, resumed: bool) -> Finished | Deferred:
+    async def _run(self, *, resumed: bool) -> JobEnd | Deferred:
         checkpoint = self._checkpoint
         is_cancelled = self._cancel.cancellation is not None
         if checkpoint.model is not None and checkpoint.model not in self._job.chain:
@@ -125,13 +125,13 @@ class Attempts:
             and (deferred := await self._rest_of_wait(checkpoint.resume_at)) is not None
         ):
             return deferred
-        step: Finished | NextStep | None = await self._resume() if resumed or checkpoint.may_have_called else None
+        step: JobEnd | NextStep | None = await self._resume() if resumed or checkpoint.may_have_called else None
         while True:
             match step or await self._attempt():
                 case None:
                     pass
-                case Finished() as finished:
-                    return finished
+                case JobEnd() as end:
+                    return end
                 case Stop(reason):
                     return self._without_answer(reason)
                 case NextModel():
@@ -154,20 +154,21 @@ class Attempts:
             return self._checkpoint
         return self._checkpoint.model_copy(update={"in_flight": flight, "model": flight.model})
 
-    def _without_answer(self, reason: Reason) -> Finished:
+    def _without_answer(self, reason: Reason) -> JobEnd:
         """Returns the outcome of a failed job: with the published part of an answer, or a failed program's result."""
-        finished = stopped(self._checkpoint, reason)
-        output = self._partial_output()
-        if output is not None or self._last_call is None or self._job.agent.on_error == "message":
-            return replace(finished, output=output)
-        return replace(finished, output=self._last_call.output, response=self._last_call.response)
+        end = stopped(self._checkpoint, reason)
+        answer = self._partial_answer()
+        if answer is not None or self._last_call is None or self._job.agent.on_error == "message":
+            return replace(end, answer=answer)
+        return replace(end, answer=self._last_call.answer)
 
-    def _partial_output(self) -> JsonValue:
-        return None if self._stream is None else self._stream.partial_output()
+    def _partial_answer(self) -> Answer | None:
+        output = None if self._stream is None else self._stream.partial_output()
+        return None if output is None else Answer(output)
 
     # One attempt
 
-    async def _attempt(self) -> Finished | NextStep | None:
+    async def _attempt(self) -> JobEnd | NextStep | None:
         remaining_s = self._remaining_s()
         if remaining_s <= 0:
             # The job waited longer than planned, so it ends with the refusal that made it wait.
@@ -196,7 +197,7 @@ class Attempts:
             case None:
                 return await self._call(admission, messages)
 
-    async def _call(self, admission: Admission, messages: Sequence[JsonMessage]) -> Finished | NextStep:
+    async def _call(self, admission: Admission, messages: Sequence[JsonMessage]) -> JobEnd | NextStep:
         flight = self._flight = admission.flight
         await self._progress.report("in_progress", "agent.attempt.start", attempt=flight.number, model=flight.model)
         timeout_s = max(0.001, min(admission.timeout_s, self._remaining_s()))
@@ -220,11 +221,9 @@ class Attempts:
             self._cancel.check()
         return self._answered(ended) if ended.failure is None else await self._after_failure(ended)
 
-    def _answered(self, ended: Ended) -> Finished:
+    def _answered(self, ended: CallEnd) -> JobEnd:
         """Returns the outcome of a job that its last recorded attempt has answered."""
-        model = ended.attempt.model
-        reason = ended.attempt.finish_reason
-        return Finished(self._checkpoint, ended.output, model, None, None, ended.response, reason, ended.choices)
+        return JobEnd(self._checkpoint, ended.answer, chosen_model=ended.attempt.model)
 
     async def _answer_begins(self, flight: InFlight) -> None:
         """Saves that a part of the answer is about to be published. Raises ClaimLostError, JobCancelledError."""
@@ -280,7 +279,7 @@ class Attempts:
 
     # After a failed attempt
 
-    async def _after_failure(self, ended: Ended) -> NextStep:
+    async def _after_failure(self, ended: CallEnd) -> NextStep:
         """Returns the step after a failed, recorded attempt: a repair, a retry, the next model, or the end."""
         attempt = ended.attempt
         failure = ended.failure
@@ -316,7 +315,7 @@ class Attempts:
             await self._progress.failed("llm_request_failed", attempt)
         return step
 
-    async def _repaired(self, ended: Ended) -> Repaired | None:
+    async def _repaired(self, ended: CallEnd) -> Repaired | None:
         agent = self._job.agent
         repairs = self._checkpoint.repairs or NO_REPAIRS
         failure = ended.failure
@@ -349,7 +348,7 @@ class Attempts:
             return Repaired("credential_refresh", repairs.model_copy(update={"credential_refreshed": True}))
         return None
 
-    def _refused_params(self, ended: Ended) -> RefusedParams | None:
+    def _refused_params(self, ended: CallEnd) -> RefusedParams | None:
         """Returns the parameters that caused a refusal and that the next attempt may leave out."""
         job = self._job
         failure = ended.failure
@@ -382,7 +381,7 @@ class Attempts:
         api = self._job.job.api
         return api != "chat" and self._worker.config.speaks(attempt.provider, api)
 
-    async def _has_new_key(self, ended: Ended) -> bool:
+    async def _has_new_key(self, ended: CallEnd) -> bool:
         """Returns True if the provider's key is found to have changed before the job's deadline."""
         provider = self._worker.providers.get(ended.attempt.provider)
         if provider is None:
@@ -455,11 +454,11 @@ class Attempts:
                 await self._worker.sleep(rest_s)
         return None
 
-    def _lost_answer(self) -> Finished:
+    def _lost_answer(self) -> JobEnd:
         """Ends a job whose published part of an answer can't be continued, as another call would cost money again."""
-        return Finished(self._checkpoint, None, None, "worker_lost", LOST_ANSWER)
+        return JobEnd(self._checkpoint, None, "worker_lost", LOST_ANSWER)
 
-    async def _resume(self) -> Finished | NextStep | None:
+    async def _resume(self) -> JobEnd | NextStep | None:
         """Resumes after a crash. Returns None to continue from the checkpoint."""
         recovered = await recover(self._worker, self._job, self._checkpoint)
         self._checkpoint = recovered.checkpoint
@@ -482,22 +481,22 @@ class Attempts:
         if last.outcome == "success" and stored_answer is not None:
             # The worker died after it recorded the attempt and before it stored the result.
             response = stored_answer.response if self._job.job.include_response else None
-            content = response, last.finish_reason, stored_answer.choices
-            return Finished(self._checkpoint, stored_answer.output, last.model, None, None, *content)
+            answer = replace(stored_answer, response=response, finish_reason=last.finish_reason)
+            return JobEnd(self._checkpoint, answer, chosen_model=last.model)
         if last.outcome == "cancelled":
             # Redis has lost the cancel request, but the log shows the cancelled attempt.
-            return Finished(self._checkpoint, None, None, "cancelled", last.error)
+            return JobEnd(self._checkpoint, None, "cancelled", last.error)
         if last.short_circuited:
             ends = last.ends_chain or self._checkpoint.is_last_of(self._job.chain)
             return Stop(last.refused_reason or "error") if ends else NextModel()
         cut_off = last.error is not None and last.error.class_ == "OutputCutOffError"
-        return await self._after_failure(Ended(last, classification_of(last, self._job.now()), lowered=cut_off))
+        return await self._after_failure(CallEnd(last, classification_of(last, self._job.now()), lowered=cut_off))
 
     def _stored_answer(self) -> Answer | None:
         """Returns the answer of an earlier worker, if the log has all of it."""
         return self._stream.whole_answer if self._stream is not None and self._stream.continues else None
 
-    async def _unrecorded_call(self, flight: InFlight) -> Finished | NextStep | None:
+    async def _unrecorded_call(self, flight: InFlight) -> JobEnd | NextStep | None:
         """Records the call that an earlier handling may have made, of which Redis has lost the checkpoint.
 
         Its id is that of the next call: without a record, two calls would have one, and the first would cost nothing.
@@ -507,9 +506,9 @@ class Attempts:
             self._stream.lose_part()
         return await self._lost_call(flight, lost_attempt(self._job, flight, spent_at_most(flight)))
 
-    async def _lost_call(self, flight: InFlight, attempt: Attempt) -> Finished | NextStep | None:
+    async def _lost_call(self, flight: InFlight, attempt: Attempt) -> JobEnd | NextStep | None:
         """Records a call whose worker died. Returns None to continue from the checkpoint."""
-        ended = Ended(attempt, WORKER_LOST)
+        ended = CallEnd(attempt, WORKER_LOST)
         stored_answer = self._stored_answer()
         if stored_answer is not None:
             # The worker died after the last chunk and before it recorded the attempt.
@@ -618,7 +617,7 @@ def admission_for(
     )
 
 
-async def dry_run(worker: WorkerContext, job: Assignment, gates: Gates, *, coarse: bool = False) -> Finished:
+async def dry_run(worker: WorkerContext, job: Assignment, gates: Gates, *, coarse: bool = False) -> JobEnd:
     """Plans a job without calling a model: the output says whether each model of the chain would be admitted now.
 
     With `coarse`, the plan omits the limits of the config and shows only which budgets, caps and limits are exhausted.
@@ -632,7 +631,7 @@ async def dry_run(worker: WorkerContext, job: Assignment, gates: Gates, *, coars
     ]
     models: list[JsonValue] = [await _planned(worker, admission, gates, coarse=coarse) for admission in admissions]
     output: JsonValue = {"dry_run": True, "models": models, "worst_case_cost_basis": "per attempt"}
-    return Finished(start, output, None, None, None)
+    return JobEnd(start, Answer(output))
 
 
 async def _planned(worker: WorkerContext, admission: Admission, gates: Gates, *, coarse: bool) -> dict[str, Any]:

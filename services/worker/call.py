@@ -21,7 +21,7 @@ from breakwater.kernel.json_values import TOO_DEEP, is_too_deep
 from breakwater.kernel.telemetry import tracing
 from breakwater.prices.rules.usage import Usage
 from services.worker.call_cost import usage_of_part
-from services.worker.call_end import Ended, aborted, answered, failed
+from services.worker.call_end import CallEnd, aborted, answered, failed
 from services.worker.call_request import author_of_answer, call_request
 from services.worker.context import WorkerContext
 from services.worker.spans import call_began, call_ended, operation_of
@@ -36,7 +36,7 @@ async def call(
     timeout_s: float,
     repairs: Repairs,
     stream: AttemptStream | None = None,
-) -> Ended:
+) -> CallEnd:
     """Makes one call. The returned attempt is not recorded yet.
 
     `timeout_s` is the time limit of the answer, or of the beginning of a streamed one. `repairs` change the parameters.
@@ -92,7 +92,7 @@ class _AttemptCall:
             stream.called()  # after `started_at`: otherwise the first token could seem to arrive after the call's end
         self.answer: Answer | None = None
 
-    async def make(self, request: Call) -> Ended:
+    async def make(self, request: Call) -> CallEnd:
         """Makes the call. Raises ClaimLostError, UnavailableError: there is no attempt to record."""
         sent = False
         try:
@@ -120,7 +120,7 @@ class _AttemptCall:
         """Returns the attempt with the number of chunks that it has received."""
         return self._flight if self._stream is None else self._stream.ended()
 
-    def _failed(self, flight: InFlight, error: CallError, timeout_s: float, part: Usage | None) -> Ended:
+    def _failed(self, flight: InFlight, error: CallError, timeout_s: float, part: Usage | None) -> CallEnd:
         return failed(self._worker, self._job, flight, self._started_at, error, timeout_s, part)
 
     def _usage_of_part(self, flight: InFlight, reported: Usage | None) -> Usage | None:

@@ -25,7 +25,7 @@ from breakwater.calls.rules.classify import (
 from breakwater.calls.rules.output import Invalid
 from breakwater.calls.rules.repairs import Correction
 from breakwater.dialects.rules.embeddings import MAX_VECTOR_BYTES, dimensions_of, form_refused
-from breakwater.jobs.contract.execution import Attempt, Cancellation, Choice
+from breakwater.jobs.contract.execution import Attempt, Cancellation
 from breakwater.jobs.rules.record import error_of
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.json_values import is_too_deep
@@ -53,27 +53,24 @@ MAX_PROBLEMS_TEXT = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A finished attempt, with what the next step depends on.
+class CallEnd:
+    """The end of a call: its attempt, and what the next step depends on.
 
     Attributes:
         attempt: as it will be recorded.
         failure: the classified failure; None if the attempt succeeded.
-        output: the answer, checked against the agent's schema; if a program failed, its `result`.
+        answer: the answer with its output as the agent's schema wants it, and with the response if the job wants it; if
+            a program failed, its `result`.
         credential: identifies the read of the key that a failed call was made with.
         correction: the feedback for the model if its answer did not satisfy the schema.
-        response: the provider's response if the job wants it.
-        choices: all choices if the call gave several.
         lowered: the call's output limit was lower than the job's.
     """
 
     attempt: Attempt
     failure: Classification | None
-    output: JsonValue = None
+    answer: Answer | None = None
     credential: int | None = None
     correction: Correction | None = None
-    response: dict[str, JsonValue] | None = None
-    choices: tuple[Choice, ...] = ()
     lowered: bool = False
 
 
@@ -87,7 +84,7 @@ class _RefusedAnswerError(BreakwaterError):
         self.correction = correction
 
 
-def answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_at: datetime, answer: Answer) -> Ended:
+def answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_at: datetime, answer: Answer) -> CallEnd:
     """Ends an attempt with an answer, which may be refused. The returned attempt is not recorded yet."""
     spent, part = _cost_of_answer(worker, job, flight, answer)
     reason = answer.finish_reason and worker.storable_word(job.agent, answer.finish_reason)
@@ -109,9 +106,11 @@ def answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_a
     except _RefusedAnswerError as refused:
         error = refused.failure.error_info()
         attempt = attempt_of(job, flight, started_at, "error", spent=spent, finish_reason=reason, error=error)
-        return Ended(attempt, refused.failure, correction=refused.correction, lowered=lowered)
+        return CallEnd(attempt, refused.failure, correction=refused.correction, lowered=lowered)
     attempt = attempt_of(job, flight, started_at, "success", spent=spent, finish_reason=reason)
-    return Ended(attempt, None, output, response=response, choices=answer.choices, lowered=lowered)
+    if output is not answer.output or response is not answer.response or reason != answer.finish_reason:
+        answer = replace(answer, output=output, response=response, finish_reason=reason)
+    return CallEnd(attempt, None, answer, lowered=lowered)
 
 
 def _cost_of_answer(
@@ -221,13 +220,13 @@ def aborted(
     part: Usage | None,
     *,
     sent: bool,
-) -> Ended:
+) -> CallEnd:
     """Ends an attempt whose call was aborted by the job's cancellation. The provider may bill it all the same."""
     spent = cost_of(worker, job, flight, None, None, maybe_billed=sent, part=part)
     error = error_of(cancellation)
     attempt = attempt_of(job, flight, started_at, "cancelled", spent=spent, error=error)
     failure = Classification(error.kind, error.class_, error.message, None, retryable=False, counts_for_breaker=False)
-    return Ended(attempt, failure, lowered=flight.max_tokens is not None)
+    return CallEnd(attempt, failure, lowered=flight.max_tokens is not None)
 
 
 def failed(
@@ -238,7 +237,7 @@ def failed(
     error: CallError,
     timeout_s: float,
     part: Usage | None,
-) -> Ended:
+) -> CallEnd:
     """Ends an attempt whose call gave no usable answer."""
     failure = _classified(job, error)
     # The report of an answer that broke off is incomplete.
@@ -257,14 +256,10 @@ def failed(
         counted=_counts_for_breaker(job, failure, timeout_s),
     )
     response = _readable_response(error.response, flight)
-    return Ended(
-        attempt,
-        failure,
-        (response or {}).get("result"),
-        credential=error.credential,
-        response=response if job.job.returns_response else None,
-        lowered=flight.max_tokens is not None,
-    )
+    answer = None
+    if response is not None:
+        answer = Answer(response.get("result"), response=response if job.job.returns_response else None)
+    return CallEnd(attempt, failure, answer, credential=error.credential, lowered=flight.max_tokens is not None)
 
 
 def _classified(job: Assignment, error: CallError) -> Classification:

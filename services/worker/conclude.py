@@ -17,7 +17,8 @@ from typing import cast
 import structlog
 from pydantic import JsonValue
 
-from breakwater.calls.assignment import Checkpoint, Finished
+from breakwater.calls.assignment import Checkpoint, JobEnd
+from breakwater.calls.providers.base import Answer
 from breakwater.calls.rules.unanswered import why_unanswered
 from breakwater.calls.rules.user_message import user_message_for
 from breakwater.dialects.rules import conversation_of, input_of, params_of
@@ -40,10 +41,12 @@ from services.worker.parsing import JobDelivery
 from services.worker.plans import reach_stage
 from services.worker.progress import ProgressReporter
 
+NO_ANSWER = Answer(None)
+
 
 def conclude(
     received: JobDelivery,
-    finished: Finished,
+    end: JobEnd,
     completed_at: datetime,
     config_version: str,
     *,
@@ -55,11 +58,12 @@ def conclude(
     job = received.job or Job.model_construct(agent=received.agent_name, prompt="")
     chain = received.agent.chain if received.job is None else received.agent.chain_for(job)
     # The clock of NATS may be ahead of this worker's, but no step of a job may precede its queueing.
-    queued_at = min(received.delivery.queued_at, finished.checkpoint.dispatched_at)
-    attempts = finished.checkpoint.attempts
-    sums = totals(attempts, answered=finished.reason is None)
-    error = finished.error
-    output = finished.output
+    queued_at = min(received.delivery.queued_at, end.checkpoint.dispatched_at)
+    attempts = end.checkpoint.attempts
+    sums = totals(attempts, answered=end.reason is None)
+    error = end.error
+    answer = end.answer or NO_ANSWER
+    output = answer.output
     if error is not None:
         error = error.model_copy(update={"user_message": user_message_for(error), "figures": None})
         if received.agent.on_error == "message" and output is None:
@@ -75,10 +79,10 @@ def conclude(
         parent_execution_id=job.parent_execution_id,
         plan_id=job.plan_id,
         run_id=received.run_id,
-        status=status_of(finished.reason),
-        reason=finished.reason,
+        status=status_of(end.reason),
+        reason=end.reason,
         requested_model=chain[0],
-        chosen_model=finished.chosen_model,
+        chosen_model=end.chosen_model,
         fallback_chain=chain,
         attempts=tuple(map(without_figures, attempts)),
         attempts_count=len(attempts),
@@ -91,13 +95,13 @@ def conclude(
         wasted_by_cause=sums.wasted_by_cause,
         cost_basis=sums.cost_basis,
         output=output,
-        statistics=attempts[-1].statistics if attempts and finished.reason not in {None, "cancelled"} else None,
-        finish_reason=finished.finish_reason,
-        choices=finished.choices,
+        statistics=attempts[-1].statistics if attempts and end.reason not in {None, "cancelled"} else None,
+        finish_reason=answer.finish_reason,
+        choices=answer.choices,
         error=error,
         metadata=job.metadata,
         queued_at=queued_at,
-        dispatched_at=finished.checkpoint.dispatched_at,
+        dispatched_at=end.checkpoint.dispatched_at,
         started_at=started,
         completed_at=completed_at,
         duration_ms=max(0, round((completed_at - queued_at).total_seconds() * 1000)),
@@ -108,19 +112,19 @@ def conclude(
         job_digest=received.digest,
         config_version=config_version,
         trace_id=trace_id,
-        cancellation=finished.cancellation,
-        response=finished.response,
+        cancellation=end.cancellation,
+        response=answer.response,
     )
 
 
-def cancelled(checkpoint: Checkpoint, cancellation: Cancellation, output: JsonValue = None) -> Finished:
+def cancelled(checkpoint: Checkpoint, cancellation: Cancellation, answer: Answer | None = None) -> JobEnd:
     """Builds the outcome of a cancelled job, with the published part of its answer. Pure."""
-    return Finished(checkpoint, output, None, "cancelled", error_of(cancellation), cancellation=cancellation)
+    return JobEnd(checkpoint, answer, "cancelled", error_of(cancellation), cancellation=cancellation)
 
 
-def stopped(checkpoint: Checkpoint, reason: Reason) -> Finished:
+def stopped(checkpoint: Checkpoint, reason: Reason) -> JobEnd:
     """Builds the outcome of a job that stops trying, for a reason, without an answer. Pure."""
-    return Finished(checkpoint, None, None, *why_unanswered(checkpoint.attempts, reason))
+    return JobEnd(checkpoint, None, *why_unanswered(checkpoint.attempts, reason))
 
 
 def without_answer(result: Result) -> Result:
@@ -166,7 +170,7 @@ def result_without_run(
     """Builds the result of a job that can't run, or can't run to its end."""
     now = worker.now()
     checkpoint = Checkpoint(dispatched_at=now, deadline=now, attempts=attempts)
-    return conclude(received, Finished(checkpoint, None, None, reason, error), now, worker.config_version)
+    return conclude(received, JobEnd(checkpoint, None, reason, error), now, worker.config_version)
 
 
 async def answer_from_decision(worker: WorkerContext, received: JobDelivery, decided: Result) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 
 import structlog
 
-from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, Finished
+from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, JobEnd
 from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.jobs.rules.ownership import shown
 from breakwater.jobs.rules.plans import Dependency, dependency_failure, look_again_in
@@ -34,7 +34,7 @@ class Dependencies:
         self._tenant_and_owner = (job.job.tenant, received.owner)
         self._retry = worker.outages.retry_while_unavailable
 
-    async def settle(self, checkpoint: Checkpoint) -> Finished | Deferred | None:
+    async def settle(self, checkpoint: Checkpoint) -> JobEnd | Deferred | None:
         """Ends the job without a call, or defers it; returns None if it may start."""
         statuses = await self._look()
         open_ids = [job_id for job_id, status in statuses.items() if status != "succeeded"]
@@ -60,7 +60,7 @@ class Dependencies:
             problem = await self._deadlock(open_ids)
         if problem is not None:
             error = ErrorInfo(kind="dependency_failed", class_="DependencyFailedError", message=problem)
-            return Finished(checkpoint, None, None, "dependency_failed", error)
+            return JobEnd(checkpoint, None, "dependency_failed", error)
         await self._progress.report("waiting", detail=f"depends on {', '.join(map(shown, open_ids))}")
         delay_s = look_again_in(waited_s)
         if "unknown" in statuses.values():

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, Finished
+from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, JobEnd
+from breakwater.calls.providers.base import Answer
 from breakwater.calls.store.cache import Cached
 from breakwater.dialects.rules.embeddings import (
     BrokenEmbeddingsError,
@@ -67,7 +68,7 @@ class EmbeddingsBatches:
         self._envelope: Mapping[str, Any] = {"object": "list"}
         self._usages: list[Any] = []
 
-    async def run(self, checkpoint: Checkpoint, *, resumed: bool) -> Finished | Deferred:
+    async def run(self, checkpoint: Checkpoint, *, resumed: bool) -> JobEnd | Deferred:
         """Runs until the job is finished, or must wait for so long that it is parked. Raises ClaimLostError."""
         if resumed:
             checkpoint = await self._resume(checkpoint)
@@ -83,13 +84,13 @@ class EmbeddingsBatches:
                 self._take(batch, end.response, checkpoint.attempts[-1].attempt_id)
             except EmbeddingsTooLargeError as large:
                 error = ErrorInfo(kind="client", class_="AnswerTooLargeError", message=str(large))
-                return Finished(checkpoint, None, None, "error", error)
+                return JobEnd(checkpoint, None, "error", error)
             except BrokenEmbeddingsError as broken:
                 error = ErrorInfo(kind="server", class_="BrokenAnswerError", message=str(broken))
-                return Finished(checkpoint, None, None, "error", error)
+                return JobEnd(checkpoint, None, "error", error)
             if len(self._vectors) == len(self._inputs):
                 response = self._response()
-                return replace(end, output=summary(response), response=response)
+                return replace(end, answer=Answer(summary(response), response=response))
             await self._keep(batch, checkpoint)
             checkpoint = checkpoint.model_copy(update={"cause": "batch"})
         return self._answered(checkpoint)
@@ -148,7 +149,8 @@ class EmbeddingsBatches:
             return recovered.checkpoint.model_copy(update={"cause": "batch"})
         return checkpoint
 
-    def _answered(self, checkpoint: Checkpoint) -> Finished:
+    def _answered(self, checkpoint: Checkpoint) -> JobEnd:
         """Returns the outcome of a job whose vectors were all cached."""
         response = self._response()
-        return Finished(checkpoint, summary(response), checkpoint.attempts[-1].model, None, None, response)
+        answer = Answer(summary(response), response=response)
+        return JobEnd(checkpoint, answer, chosen_model=checkpoint.attempts[-1].model)

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from breakwater.calls.assignment import Assignment, Finished
+from breakwater.calls.assignment import Assignment, JobEnd
+from breakwater.calls.providers.base import Answer
 from breakwater.calls.settings import CacheRules
 from breakwater.calls.store.cache import Cached
 from breakwater.dialects.rules.embeddings import inputs_of, summary
@@ -80,12 +81,12 @@ class EmbeddingsCache:
         request = NativeRequest(api="embeddings", body={**self._body, "input": cast(JsonValue, missing_inputs)})
         return replace(self._job, job=self._job.job.model_copy(update={"api_request": request}))
 
-    def whole(self, finished: Finished) -> Finished:
+    def whole(self, end: JobEnd) -> JobEnd:
         """Adds the cached embeddings to the outcome of the job that `rest` returned."""
-        if not self._cached or finished.reason is not None or finished.response is None:
-            return finished
-        response = self._response(finished.response, cast(Sequence[dict[str, Any]], finished.response["data"]))
-        return replace(finished, output=summary(response), response=response)
+        if not self._cached or end.reason is not None or end.response is None:
+            return end
+        response = self._response(end.response, cast(Sequence[dict[str, Any]], end.response["data"]))
+        return replace(end, answer=Answer(summary(response), response=response))
 
     def _response(self, envelope: Mapping[str, Any], new_items: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Merges cached and new embeddings into one answer, in the order of the inputs."""
@@ -100,15 +101,15 @@ class EmbeddingsCache:
     async def renew(self) -> None:
         """Does nothing: this cache holds no lead for a job."""
 
-    async def keep(self, finished: Finished, execution_id: str) -> None:
+    async def keep(self, end: JobEnd, execution_id: str) -> None:
         """Caches embeddings of the requested model, and none of a fallback."""
-        response = finished.response
-        if finished.reason is not None or response is None or finished.chosen_model != self._job.chain[0]:
+        response = end.response
+        if end.reason is not None or response is None or end.chosen_model != self._job.chain[0]:
             return
         now = self._job.now()
         model = response.get("model")
         new_entries = {
-            self._keys[index]: Cached(execution_id, finished.chosen_model, None, now, {"item": item, "model": model})
+            self._keys[index]: Cached(execution_id, end.chosen_model, None, now, {"item": item, "model": model})
             for index, item in enumerate(cast(list[JsonValue], response["data"]))
             if index not in self._cached
         }

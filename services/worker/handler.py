@@ -11,7 +11,8 @@ from time import monotonic
 
 import structlog
 
-from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, Finished, Parameters
+from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, JobEnd, Parameters
+from breakwater.calls.providers.base import Answer
 from breakwater.calls.span_attributes import execution_attributes
 from breakwater.config import Agent
 from breakwater.dialects.rules import params_of
@@ -361,7 +362,7 @@ class JobHandler:
         cache = None if rules is None or job.job.skip_cache else kind(worker, job, rules)
         lease.on_renew = None if cache is None else cache.renew
         try:
-            outcome: Finished | Deferred | None = None
+            outcome: JobEnd | Deferred | None = None
             cached_from: str | None = None
             if job.job.depends_on and not resumed and lease.cancel.cancellation is None:
                 outcome = await Dependencies(worker, received, job, progress).settle(checkpoint)
@@ -402,7 +403,7 @@ class JobHandler:
         progress: ProgressReporter,
         *,
         resumed: bool,
-    ) -> tuple[Finished | Deferred, str | None]:
+    ) -> tuple[JobEnd | Deferred, str | None]:
         """Finds a cached answer or calls models. Returns the outcome, and the execution that a cached one is from."""
         if lease.cancel.cancellation is not None and not resumed:
             return cancelled(checkpoint, lease.cancel.cancellation), None
@@ -415,10 +416,13 @@ class JobHandler:
             except JobCancelledError as stop:
                 return cancelled(checkpoint, stop.cancellation), None
             if cached is not None:
-                content = cached.response, cached.finish_reason, cached.choices
-                return Finished(
-                    checkpoint, cached.output, cached.chosen_model, None, None, *content
-                ), cached.execution_id
+                answer = Answer(
+                    cached.output,
+                    response=cached.response,
+                    finish_reason=cached.finish_reason,
+                    choices=cached.choices,
+                )
+                return JobEnd(checkpoint, answer, chosen_model=cached.chosen_model), cached.execution_id
         model_job = cache.rest() if isinstance(cache, EmbeddingsCache) else job
         if model_job.job.api == "embeddings" and (size := self._batch_size(model_job)) is not None:
             outcome = await EmbeddingsBatches(self._worker, model_job, size, progress, self._gates).run(
@@ -426,7 +430,7 @@ class JobHandler:
             )
         else:
             outcome = await Attempts(self._worker, model_job, checkpoint, progress, self._gates).run(resumed=resumed)
-        if isinstance(cache, EmbeddingsCache) and isinstance(outcome, Finished):
+        if isinstance(cache, EmbeddingsCache) and isinstance(outcome, JobEnd):
             outcome = cache.whole(outcome)
         return outcome, None
 

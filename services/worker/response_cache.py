@@ -7,7 +7,7 @@ from datetime import datetime
 
 import structlog
 
-from breakwater.calls.assignment import Assignment, Finished
+from breakwater.calls.assignment import Assignment, JobEnd
 from breakwater.calls.settings import CacheRules
 from breakwater.calls.store.cache import Cached, Follower, Leader
 from breakwater.jobs.rules.ownership import cache_key
@@ -63,18 +63,11 @@ class ResponseCache:
         if self._leads:
             await self._ask()
 
-    async def keep(self, finished: Finished, execution_id: str) -> None:
+    async def keep(self, end: JobEnd, execution_id: str) -> None:
         """Caches the answer of a successful job, also for identical jobs that wait for it."""
-        if finished.reason is None:
-            answer = Cached(
-                execution_id,
-                finished.chosen_model,
-                finished.output,
-                self._now(),
-                finished.response,
-                finished.finish_reason,
-                finished.choices,
-            )
+        if end.reason is None and end.answer is not None:
+            content = end.answer.response, end.answer.finish_reason, end.answer.choices
+            answer = Cached(execution_id, end.chosen_model, end.answer.output, self._now(), *content)
             flight = self._holder if self._leads else None
             await best_effort(self._worker.cache.put(self._key, answer, self._rules.ttl_s, flight=flight))
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from breakwater.breakers.settings import BreakerRules
+from breakwater.calls.providers.base import Answer
 from breakwater.calls.rules.output import OutputGuard
 from breakwater.calls.rules.parameters import TRANSLATED, own_params, without_fields
 from breakwater.calls.rules.repairs import Repairs
@@ -22,7 +23,7 @@ from breakwater.config import Agent
 from breakwater.dialects.rules import DIALECTS, chat_form, conversation_of, for_chat, params_of
 from breakwater.dialects.rules.embeddings import native_body
 from breakwater.dialects.rules.tool_schemas import portable_params
-from breakwater.jobs.contract.execution import Attempt, Cancellation, Cause, Choice, ErrorInfo, Reason
+from breakwater.jobs.contract.execution import Attempt, Cancellation, Cause, ErrorInfo, Reason
 from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.jobs.held_claims import ClaimLease
 from breakwater.jobs.store.executions import Claim
@@ -342,18 +343,26 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """The outcome of a job. `reason` is None if it succeeded."""
+class JobEnd:
+    """The end of a job, as its attempts decide it. `reason` is None if it succeeded."""
 
     checkpoint: Checkpoint
-    output: JsonValue
-    chosen_model: str | None
-    reason: Reason | None
-    error: ErrorInfo | None
-    response: dict[str, JsonValue] | None = None
-    finish_reason: str | None = None
-    choices: tuple[Choice, ...] = ()
+    answer: Answer | None
+    """The answer, the published part of one, the result of a failed program, or the plan of a dry run."""
+    reason: Reason | None = None
+    error: ErrorInfo | None = None
+    chosen_model: str | None = None
     cancellation: Cancellation | None = None
+
+    @property
+    def output(self) -> JsonValue:
+        """The output of the answer; None without one."""
+        return None if self.answer is None else self.answer.output
+
+    @property
+    def response(self) -> dict[str, JsonValue] | None:
+        """The response of the answer, if the job wants it."""
+        return None if self.answer is None else self.answer.response
 
 
 @dataclass(frozen=True, slots=True)

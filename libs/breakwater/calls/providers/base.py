@@ -149,9 +149,12 @@ def silence(call: Call) -> str:
     return f"the answer stalled for {idle_s:g} s, or the job's time limit was reached in the middle of it"
 
 
+UNKNOWN_USAGE = Usage(None, None)
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The model's answer.
+    """The model's answer, or the part of it that was published.
 
     Attributes:
         output: the text, the whole assistant message if it calls tools, or any JSON of a process or callable.
@@ -163,7 +166,7 @@ class Answer:
     """
 
     output: JsonValue
-    usage: Usage
+    usage: Usage = UNKNOWN_USAGE
     cost: int | None = None
     response: dict[str, JsonValue] | None = None
     finish_reason: str | None = None
