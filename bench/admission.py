@@ -53,8 +53,8 @@ from breakwater.limits.rules.guard import Trip
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.tasks import Tripped
 from services.worker.admission import admit, gates_of
-from services.worker.attempts import admission_for
 from services.worker.context import WorkerContext, context_for
+from services.worker.next_call import admission_for
 from tests.server_sources import embedded_servers
 
 CONFIG = """

@@ -1,24 +1,21 @@
-"""The loop over the attempts of one job along its chain of models, and dry runs."""
+"""The loop over the attempts of one job along its chain of models."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, TypeVar
-
-from pydantic import JsonValue
+from typing import TypeVar
 
 from breakwater.breakers.rules import caller_of
 from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, InFlight, JobEnd
-from breakwater.calls.gate import LEASE_MARGIN_S, POLL_S, Admission, AskAgain, Gate, Refused, WaitForCapacity
+from breakwater.calls.gate import POLL_S, Admission, AskAgain, Gate, Refused, WaitForCapacity
 from breakwater.calls.providers.base import Answer
 from breakwater.calls.rules.classify import WORKER_LOST
 from breakwater.calls.rules.parameters import RefusedParams, refused_params
-from breakwater.calls.rules.refusals import for_operators
-from breakwater.calls.rules.repairs import NO_REPAIRS, JsonMessage, Repaired, Repairs
+from breakwater.calls.rules.repairs import NO_REPAIRS, JsonMessage, Repaired
 from breakwater.calls.rules.retry import (
     LONG_WAIT_S,
     LONG_WAIT_SLACK_S,
@@ -28,31 +25,25 @@ from breakwater.calls.rules.retry import (
     after_failure,
     failures_on,
 )
-from breakwater.calls.targets import Target
 from breakwater.dialects.rules.params import KNOWN_PARAMS
-from breakwater.dialects.rules.provider_state import is_of_model, substitutes_in
+from breakwater.dialects.rules.provider_state import is_of_model
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Reason
-from breakwater.jobs.contract.job import CallApi
 from breakwater.jobs.held_claims import JobCancelledError
 from breakwater.jobs.store.executions import ClaimLostError, SavedProgress
 from breakwater.kernel.telemetry import tracing
-from breakwater.kernel.types import usd_from_nano
 from breakwater.limits.rules.refusals import retry_budget_spent
 from breakwater.prices.rules.price import (
     OUTPUT_LIMITS,
-    estimate_input_tokens,
     max_tokens_of,
-    observed_limit,
-    size_of_added,
-    worst_input_tokens,
 )
-from services.worker.admission import Gates, admit, check
+from services.worker.admission import Gates, admit
 from services.worker.attempt_record import attempt_of, record
 from services.worker.call import call
 from services.worker.call_cost import spent_at_most
 from services.worker.call_end import CallEnd, answered
 from services.worker.conclude import cancelled, stopped
 from services.worker.context import WorkerContext
+from services.worker.next_call import admission_for, is_bounded, params_key
 from services.worker.progress import ProgressReporter
 from services.worker.recovery import classification_of, lost_attempt, recover
 from services.worker.streaming import AnswerStream, AttemptStream, continuing
@@ -358,7 +349,7 @@ class Attempts:
         added = job.added_params
         _, _, api = params_key(self._worker, job, ended.attempt.model, ended.attempt.provider)
         is_last_limit = api == "responses" or bool(left_out.intersection(OUTPUT_LIMITS))
-        if api == "messages" or (is_last_limit and _is_bounded(self._worker, job)):
+        if api == "messages" or (is_last_limit and is_bounded(self._worker, job)):
             # Anthropic requires a limit, and so does a cap.
             added = added.difference(OUTPUT_LIMITS)
         return refused_params(failure, added - left_out, self._droppable_params() - left_out, job.own_params)
@@ -527,146 +518,3 @@ class Attempts:
         if self._stream is not None and self._stream.is_lost:
             return self._lost_answer()
         return self._answered(ended) if ended.failure is None else await self._after_failure(ended)
-
-
-def params_key(worker: WorkerContext, job: Assignment, model: str, provider: str) -> tuple[str, str, CallApi]:
-    """Returns the key under which refused parameters are remembered: agent, model, and the API used for the call."""
-    return job.agent_name, model, job.job.api if worker.config.speaks(provider, job.job.api) else "chat"
-
-
-def params_left_out(worker: WorkerContext, job: Assignment, target: Target, repairs: Repairs) -> tuple[str, ...]:
-    """Returns the parameters to omit from a call because its model refused them, in this job or an earlier one."""
-    if not worker.left_out and not repairs.left_out:
-        return ()
-    key = params_key(worker, job, target.model, target.provider)
-    names = {*worker.left_out.get(key, ()), *repairs.left_out}
-    if names.intersection(OUTPUT_LIMITS) and _is_bounded(worker, job):
-        # An uncapped job may have found them. A capped job may omit one of the two names, but not both.
-        names = names.difference(OUTPUT_LIMITS) if key[2] == "responses" or {*OUTPUT_LIMITS} <= names else names
-    return job.droppable(names) if names else ()
-
-
-def _is_bounded(worker: WorkerContext, job: Assignment) -> bool:
-    """Returns True if a cap depends on the output limit of the job's calls."""
-    return worker.config.strict_params(job.agent, job.job) is not None
-
-
-def admission_for(
-    worker: WorkerContext,
-    job: Assignment,
-    checkpoint: Checkpoint,
-    timeout_s: float,
-    dropped: int = 0,
-    *,
-    lease_s: float | None = None,
-    waited: Mapping[Reason, float] | None = None,
-    is_dry_run: bool = False,
-) -> Admission:
-    """Prepares the admission of a job's next call, on its current model.
-
-    The call omits `dropped` messages of the job. `lease_s` covers a whole streamed answer. `waited` has the time that
-    the job has waited for capacity, by reason.
-    """
-    target = worker.targets.of(job.agent_name, job.chain[checkpoint.model_index])
-    size = job.input_size(as_written=worker.config.sends_as_written(target.provider, job.job.api))
-    learned_repairs = worker.state_repairs.get(target.model, ())
-    job_repairs = () if checkpoint.repairs is None else checkpoint.repairs.state
-    if substitutes := substitutes_in(job.messages, {*learned_repairs, *job_repairs}):
-        size += size_of_added(substitutes)
-    if checkpoint.repairs is not None:
-        size += checkpoint.repairs.correction_size
-    if checkpoint.partial:
-        size += size_of_added(continuing(checkpoint.partial))
-    input_tokens = estimate_input_tokens(size, target.token_rules)
-    output_tokens = job.parameters.max_output_tokens
-    limit = None
-    if (
-        job.agent.reserve == "observed"
-        and job.job.api != "embeddings"
-        and not job.job.stream
-        and not (checkpoint.repairs is not None and checkpoint.repairs.full_output)
-    ):
-        # Not for a stream: if it is cut off, its published part can't be taken back.
-        outputs = worker.outcomes.outputs(job.agent_name, target.model)
-        limit = observed_limit(job.parameters.values, job.agent.max_tokens, outputs)
-        output_tokens = limit or output_tokens
-    worst = worst_input_tokens(input_tokens, size, target.token_rules, target.name)
-    flight = InFlight(
-        number=len(checkpoint.attempts) + 1,
-        model=target.model,
-        provider=target.provider,
-        cause=checkpoint.cause_of_next(target.model),
-        started_at=job.now(),
-        backoff_ms=checkpoint.backoff_ms,
-        reserved=None if target.pricing is None else target.pricing.worst_case(worst, output_tokens, size),
-        input_tokens=None if worker.config.is_local(target.provider) else input_tokens,
-        dropped_messages=dropped,
-        left_out=params_left_out(worker, job, target, checkpoint.repairs or NO_REPAIRS),
-        max_tokens=limit,
-    )
-    return Admission(
-        job=job,
-        target=target,
-        checkpoint=checkpoint,
-        flight=flight,
-        worst_tokens=input_tokens + output_tokens,
-        timeout_s=timeout_s,
-        attempt_id=job.attempt_id(flight.number),
-        lease_ms=None if is_dry_run else round(((lease_s or timeout_s) + LEASE_MARGIN_S) * 1000),
-        waited={} if waited is None else waited,
-    )
-
-
-async def dry_run(worker: WorkerContext, job: Assignment, gates: Gates, *, coarse: bool = False) -> JobEnd:
-    """Plans a job without calling a model: the output says whether each model of the chain would be admitted now.
-
-    With `coarse`, the plan omits the limits of the config and shows only which budgets, caps and limits are exhausted.
-    Otherwise, a caller could find what remains of each by a binary search with free dry runs.
-    """
-    now = worker.now()
-    start = Checkpoint(dispatched_at=now, deadline=now)
-    admissions = [
-        admission_for(worker, job, start.at_model(index), job.agent.timeout_s, is_dry_run=True)
-        for index in range(len(job.chain))
-    ]
-    models: list[JsonValue] = [await _planned(worker, admission, gates, coarse=coarse) for admission in admissions]
-    output: JsonValue = {"dry_run": True, "models": models, "worst_case_cost_basis": "per attempt"}
-    return JobEnd(start, Answer(output))
-
-
-async def _planned(worker: WorkerContext, admission: Admission, gates: Gates, *, coarse: bool) -> dict[str, Any]:
-    agent = admission.job.agent
-    worst = admission.flight.reserved
-    checked = admission
-    if coarse:
-        minimal_flight = admission.flight.model_copy(update={"reserved": None if worst is None else min(worst, 1)})
-        checked = replace(admission, flight=minimal_flight, worst_tokens=1)
-    verdict = await worker.outages.retry_while_unavailable(partial(check, worker, checked, gates))
-    return {
-        "model": admission.flight.model,
-        "provider": admission.flight.provider or None,
-        "max_attempts": None if coarse else agent.retry.max_attempts,
-        "max_corrections": None if coarse else 0 if agent.output is None else agent.output.max_corrections,
-        "worst_case_cost": None if worst is None else usd_from_nano(worst),
-        **_admission(verdict, coarse=coarse),
-    }
-
-
-def _admission(verdict: Refused | WaitForCapacity | None, *, coarse: bool) -> dict[str, Any]:
-    """Describes the verdict of the gates: `admitted`, `refused` or `wait`, with the reason for the latter two.
-
-    With `coarse`, the description has no figures.
-    """
-    if verdict is None:
-        return {"admission": "admitted", "refusal": None}
-    waits = isinstance(verdict, WaitForCapacity)
-    refused = verdict.refused if waits else verdict
-    return {
-        "admission": "wait" if waits else "refused",
-        "refusal": {
-            "reason": refused.reason,
-            "refused_by": refused.refused_by,
-            "message": refused.error.message if coarse else for_operators(refused.error),
-            "retry_after_s": verdict.delay_s if waits else refused.error.retry_after_s,
-        },
-    }

@@ -37,11 +37,12 @@ from breakwater.limits.settings import GuardRules
 from services.worker import crashes
 from services.worker.admission import gates_of
 from services.worker.attempt_record import recorded_attempt
-from services.worker.attempts import Attempts, dry_run
+from services.worker.attempts import Attempts
 from services.worker.conclude import answer_from_decision, cancelled, conclude, end_without_run, finish, refuse_id
 from services.worker.context import WorkerContext
 from services.worker.crashes import CrashedEachTimeError, Crashes
 from services.worker.dependencies import Dependencies
+from services.worker.dry_run import dry_run
 from services.worker.embeddings_batches import EmbeddingsBatches
 from services.worker.embeddings_cache import EmbeddingsCache
 from services.worker.parsing import JobDelivery, program_of, read_job

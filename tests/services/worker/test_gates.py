@@ -35,8 +35,8 @@ from breakwater.limits.gate.rate_limit import RateLimitGate
 from breakwater.limits.rules.guard import Trip
 from breakwater.limits.store.rate_limits import Limited
 from services.worker.admission import admit, check, gates_of
-from services.worker.attempts import admission_for
 from services.worker.context import context_for
+from services.worker.next_call import admission_for
 from tests.servers import RunningServer
 
 CONFIG = """

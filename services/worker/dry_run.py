@@ -1,0 +1,73 @@
+"""Dry runs: the plan of a job whose models are not called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from pydantic import JsonValue
+
+from breakwater.calls.assignment import Assignment, Checkpoint, JobEnd
+from breakwater.calls.gate import Admission, Refused, WaitForCapacity
+from breakwater.calls.providers.base import Answer
+from breakwater.calls.rules.refusals import for_operators
+from breakwater.kernel.types import usd_from_nano
+from services.worker.admission import Gates, check
+from services.worker.context import WorkerContext
+from services.worker.next_call import admission_for
+
+
+async def dry_run(worker: WorkerContext, job: Assignment, gates: Gates, *, coarse: bool = False) -> JobEnd:
+    """Plans a job without calling a model: the output says whether each model of the chain would be admitted now.
+
+    With `coarse`, the plan omits the limits of the config and shows only which budgets, caps and limits are exhausted.
+    Otherwise, a caller could find what remains of each by a binary search with free dry runs.
+    """
+    now = worker.now()
+    start = Checkpoint(dispatched_at=now, deadline=now)
+    admissions = [
+        admission_for(worker, job, start.at_model(index), job.agent.timeout_s, is_dry_run=True)
+        for index in range(len(job.chain))
+    ]
+    models: list[JsonValue] = [await _planned(worker, admission, gates, coarse=coarse) for admission in admissions]
+    output: JsonValue = {"dry_run": True, "models": models, "worst_case_cost_basis": "per attempt"}
+    return JobEnd(start, Answer(output))
+
+
+async def _planned(worker: WorkerContext, admission: Admission, gates: Gates, *, coarse: bool) -> dict[str, Any]:
+    agent = admission.job.agent
+    worst = admission.flight.reserved
+    checked = admission
+    if coarse:
+        minimal_flight = admission.flight.model_copy(update={"reserved": None if worst is None else min(worst, 1)})
+        checked = replace(admission, flight=minimal_flight, worst_tokens=1)
+    verdict = await worker.outages.retry_while_unavailable(partial(check, worker, checked, gates))
+    return {
+        "model": admission.flight.model,
+        "provider": admission.flight.provider or None,
+        "max_attempts": None if coarse else agent.retry.max_attempts,
+        "max_corrections": None if coarse else 0 if agent.output is None else agent.output.max_corrections,
+        "worst_case_cost": None if worst is None else usd_from_nano(worst),
+        **_admission(verdict, coarse=coarse),
+    }
+
+
+def _admission(verdict: Refused | WaitForCapacity | None, *, coarse: bool) -> dict[str, Any]:
+    """Describes the verdict of the gates: `admitted`, `refused` or `wait`, with the reason for the latter two.
+
+    With `coarse`, the description has no figures.
+    """
+    if verdict is None:
+        return {"admission": "admitted", "refusal": None}
+    waits = isinstance(verdict, WaitForCapacity)
+    refused = verdict.refused if waits else verdict
+    return {
+        "admission": "wait" if waits else "refused",
+        "refusal": {
+            "reason": refused.reason,
+            "refused_by": refused.refused_by,
+            "message": refused.error.message if coarse else for_operators(refused.error),
+            "retry_after_s": verdict.delay_s if waits else refused.error.retry_after_s,
+        },
+    }
