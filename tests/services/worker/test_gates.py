@@ -20,7 +20,7 @@ from breakwater.breakers.rules import BreakerKey
 from breakwater.breakers.store import Saving
 from breakwater.calls.assignment import Assignment, Checkpoint, Parameters
 from breakwater.calls.claim_gate import ClaimGate
-from breakwater.calls.gate import Admission, ClaimLostError, Gate, Refused
+from breakwater.calls.gate import Admission, AskAgain, ClaimLostError, Gate, Refused
 from breakwater.config import LiveConfig, parse_config
 from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.jobs.contract.job import Job
@@ -276,6 +276,17 @@ async def test_what_took_long_to_announce_is_asked_for_again(redis_server: Runni
         assert request.flight.cause == "probe"
         # Twice what was asked, and what the breaker was at, to publish it.
         assert bench.redis.round_trips == before + 4
+
+
+async def test_a_job_that_has_got_its_first_child_is_asked_about_again(redis_server: RunningServer) -> None:
+    async with bench_on(redis_server.url) as bench:
+        request = await bench.admission()
+        await bench.worker.executions.parent("j1", None, dry_run=False)
+        before = await bench.granted()
+        assert isinstance(await bench.admit(request), AskAgain)
+        assert await bench.granted() | {"first tries": 0} == before | {"first tries": 0}
+        assert request.job.lease.has_children, "now it counts in the task that has its id"
+        assert await bench.admit(request) is None
 
 
 # The seventh gate of CONTRIBUTING: this is the file, and `partial(DailyCallsGate, now=now),` the line in `gates_of`.
