@@ -25,6 +25,7 @@ from nats.js.api import StreamInfo
 
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.kernel.process import background
 from breakwater.kernel.types import nano_from_usd
 from breakwater.local.ports import free_port, http_ready
 from breakwater.records.migrations import migrate
@@ -160,6 +161,19 @@ class Chaos:
         """That a client of it sends."""
         self.accepted: dict[str, float] = {}
         """When, by the job's id."""
+        self._starved: dict[str, int] = {}
+        """The pids of the services that had too little memory, by name."""
+
+    async def restart_starved(self) -> None:
+        """Restarts, until cancelled, each service that ends after it had too little memory, as a supervisor does."""
+        while True:
+            await asyncio.sleep(0.5)
+            for name, pid in list(self._starved.items()):
+                if self._ended(name):
+                    del self._starved[name]
+                    self.plane.start(name.partition("-")[0], name)
+                elif self._pid(name) != pid:
+                    del self._starved[name]
 
     async def run(self, scenario: Scenario, jobs: int, per_s: float) -> Outcome:
         """Runs jobs, and does to the plane meanwhile what the scenario says."""
@@ -219,6 +233,7 @@ class Chaos:
             await asyncio.sleep(for_s)
             await self.servers[part].restart_async()
         else:
+            self._starved.pop(part, None)
             self.plane.kill(part)
             await asyncio.sleep(for_s)
             self.plane.start(part.partition("-")[0], part)
@@ -231,12 +246,15 @@ class Chaos:
                 await client.config_set("maxmemory", 0)
             return
         pid = self._pid(part)
+        if part in self.plane.processes:
+            self._starved[part] = pid
         before = resource.prlimit(pid, resource.RLIMIT_AS)
         resource.prlimit(pid, resource.RLIMIT_AS, (_size_of(pid), before[1]))
         await asyncio.sleep(for_s)
         with suppress(ProcessLookupError):
             resource.prlimit(pid, resource.RLIMIT_AS, before)
-        if self._ended(part):
+        # A service may take a while to end, above all one that was still starting: see `restart_starved`.
+        if part in self.servers and self._ended(part):
             await self._kill(part, 0)
 
     async def _limit_streams(self, for_s: float) -> None:
@@ -494,7 +512,12 @@ async def chaos_plane(
             plane.start(name.partition("-")[0], name)
         for name in SERVICES:
             await plane.ready(name) if name != "request" else await serving(http)
-        yield Chaos(plane, servers, disks, links, clocks, analytics, http, api_url, headers)
+        chaos = Chaos(plane, servers, disks, links, clocks, analytics, http, api_url, headers)
+        supervisor = asyncio.create_task(chaos.restart_starved())
+        try:
+            yield chaos
+        finally:
+            await background.stop(supervisor)
 
 
 async def start_cluster(directory: Path, size: int, links: dict[tuple[str, str], Link]) -> dict[str, RunningServer]:
