@@ -85,7 +85,7 @@ def test_nats_says_of_a_server_what_presence_reads() -> None:
 
 def test_faststream_calls_what_is_overridden() -> None:
     assert overridden(ServiceApp, FastStream) == {"start", "run", "exit"}
-    assert overridden(Broker, NatsBroker) == {"subscriber", "stop"}
+    assert overridden(Broker, NatsBroker) == {"subscriber", "start", "stop"}
     assert overridden(ChannelSpecification, NatsSubscriberSpecification) == {"get_schema"}
     replaced = {"start", "stop", "consume", "get_one", "_create_subscription"}
     assert overridden(PullSubscriber, DefaultSubscriber) == replaced

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from faststream.exceptions import SetupError
 from faststream.nats import TestNatsBroker
+from nats.aio.client import Client
+from nats.errors import ConnectionReconnectingError
 from structlog.testing import capture_logs
 
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.cli.commands.contract import service_brokers
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.contract.job import Job
-from breakwater.kernel.nats import subjects, topology
+from breakwater.kernel.nats import core, subjects, topology
 from breakwater.kernel.nats.broker import Batches, Broker, Each, ServiceApp, make_broker, publisher_of
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.permissions import GRANTS
@@ -202,3 +207,65 @@ async def test_a_reader_outlives_whatever_a_fetch_raises(broker: Broker, monkeyp
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
     assert [entry["event"] for entry in logs] == ["fetch_failed"]
+
+
+@dataclass
+class Watch:
+    """What was seen of a connection, and the exit codes with which the process would have ended."""
+
+    dead: list[bool] = field(default_factory=list[bool])
+    exit_codes: list[int] = field(default_factory=list[int])
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    watch = Watch()
+
+    def has_dead_task(client: Client) -> bool:
+        watch.dead.append(core.has_dead_task(client))
+        return watch.dead[-1]
+
+    monkeypatch.setattr("breakwater.kernel.nats.broker.has_dead_task", has_dead_task)
+    monkeypatch.setattr("breakwater.kernel.nats.broker.WATCH_S", 0.01)
+    monkeypatch.setattr("breakwater.kernel.nats.broker.os._exit", watch.exit_codes.append)
+    return watch
+
+
+async def test_a_process_ends_once_a_task_of_its_connection_has_died(
+    own_nats_server: RunningServer, watch: Watch
+) -> None:
+    for task in ("_reading_task", "_flusher_task", "_ping_interval_task"):
+        broker = make_broker(own_nats_server.url, "tests")
+        await broker.start()
+        try:
+            await until(lambda: len(watch.dead) >= 3, "looks at a connection that is alive")
+            assert (any(watch.dead), watch.exit_codes) == (False, [])
+            getattr(broker.connection, task).cancel()
+            await until(lambda: bool(watch.exit_codes), f"the end of the process without {task}")
+        finally:
+            await broker.stop()
+        assert set(watch.exit_codes) == {os.EX_SOFTWARE}
+        watch.exit_codes.clear()
+        watch.dead.clear()
+
+
+async def test_a_process_goes_on_while_its_server_restarts(own_nats_server: RunningServer, watch: Watch) -> None:
+    broker = make_broker(own_nats_server.url, "tests")
+    await broker.start()
+    try:
+        own_nats_server.kill()
+        await until(lambda: broker.connection.is_reconnecting, "the outage")
+        await own_nats_server.restart_async()
+        await until(lambda: broker.connection.is_connected, "the connection")
+        watch.dead.clear()
+        await until(lambda: len(watch.dead) >= 3, "looks at the new connection")
+        assert (any(watch.dead), watch.exit_codes) == (False, [])
+        broker.connection._reconnection_task = None  # pyright: ignore[reportPrivateUsage]
+        own_nats_server.kill()
+        await until(lambda: broker.connection.is_reconnecting, "the outage")
+        assert broker.connection._reconnection_task is not None  # pyright: ignore[reportPrivateUsage]
+        broker.connection._reconnection_task.cancel()  # pyright: ignore[reportPrivateUsage]
+        await until(lambda: bool(watch.exit_codes), "the end of a process that reconnects no more")
+    finally:
+        with suppress(ConnectionReconnectingError):
+            await broker.stop()

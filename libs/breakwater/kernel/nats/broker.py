@@ -24,7 +24,7 @@ from faststream.nats import NatsBroker, NatsMessage, NatsSecurity
 from faststream.specification import AsyncAPI
 
 from breakwater.kernel.nats.channel import Channel
-from breakwater.kernel.nats.core import give_up, tls_options
+from breakwater.kernel.nats.core import give_up, has_dead_task, tls_options
 from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.nats.permissions import inbox_prefix
 from breakwater.kernel.nats.publisher import Publisher
@@ -37,6 +37,8 @@ from breakwater.kernel.telemetry.metrics import GaugeCollector
 
 MAX_PENDING_BYTES = 16 * 1024 * 1024
 PING_S = 1.0
+WATCH_S = 2.0
+"""The time between two looks at the tasks of a connection."""
 
 
 class Broker(NatsBroker):
@@ -46,6 +48,29 @@ class Broker(NatsBroker):
         """Takes FastStream's options."""
         super().__init__(url, **options)
         self.service = service
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Overridden to end the process once its connection is dead."""
+        await super().start()
+        if self._watch is None:
+            self._watch = asyncio.create_task(background.keep_doing(self._end_with_connection))
+
+    async def _end_with_connection(self) -> None:
+        """Ends the process when a task of the connection has died, so that its supervisor restarts it.
+
+        After an error that nats-py does not expect, such as MemoryError, a task ends and is never started again. The
+        process would seem healthy, and hear nothing.
+        """
+        dead_before = False
+        while True:
+            await asyncio.sleep(WATCH_S)
+            dead = has_dead_task(self.connection)
+            # A connection that is just being replaced may look dead once.
+            if dead and dead_before:
+                structlog.get_logger().error("nats_connection_dead", what_happens="the process ends")
+                os._exit(os.EX_SOFTWARE)
+            dead_before = dead
 
     def subscriber(  # pyright: ignore[reportIncompatibleMethodOverride]  # it takes channels too
         self, *channels: Channel | str, pull_sub: Batches | Each | None = None, **options: Any
@@ -89,6 +114,9 @@ class Broker(NatsBroker):
         exc_tb: TracebackType | None = None,
     ) -> None:
         """Overridden, as FastStream's `stop` never returns while the server is away."""
+        if self._watch is not None:
+            await background.stop(self._watch)
+            self._watch = None
         with suppress(IncorrectState):  # it has no connection yet
             give_up(self.connection)
         await super().stop(exc_type, exc_val, exc_tb)

@@ -53,6 +53,17 @@ async def close(client: Client) -> None:
     await client.close()
 
 
+def has_dead_task(client: Client) -> bool:
+    """Returns True if a connection that is neither closed nor being closed lacks a task that it needs."""
+    if client.is_reconnecting:
+        tasks = [client._reconnection_task]  # pyright: ignore[reportPrivateUsage]
+    elif client.is_connected and not client.is_draining:
+        tasks = [client._reading_task, client._flusher_task, client._ping_interval_task]  # pyright: ignore[reportPrivateUsage]
+    else:
+        return False
+    return any(task is None or task.done() for task in tasks)
+
+
 def give_up(client: Client) -> None:
     """Makes a lost connection stop reconnecting, even if the cancellation of that task gets lost.
 
