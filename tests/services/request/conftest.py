@@ -259,32 +259,54 @@ async def renew_streams(bus: Client, plan: Plan) -> None:
     await asyncio.gather(*(renew(stream) for stream in used))
 
 
+class SharedApis:
+    """An HTTP API for each config, with a NATS server, of those that were last asked for.
+
+    Each costs half a percent of a core while nothing asks it, and a tenth of a second to start. More than one test
+    of a file may have some at once.
+    """
+
+    MOST = 4
+
+    def __init__(self, servers: Servers, new_directory: Callable[[], Path]) -> None:
+        self._servers = servers
+        self._new_directory = new_directory
+        self._running: dict[tuple[str, str], tuple[SharedApi, AsyncExitStack]] = {}
+
+    async def get(self, config: str, redis_url: str) -> SharedApi:
+        """Returns that of a config and the URL of a Redis; starts it where it does not run."""
+        key = config, redis_url
+        shared_api, stack = self._running.pop(key, None) or await self._start(config, redis_url)
+        self._running[key] = shared_api, stack
+        if len(self._running) > self.MOST:
+            _, longest_unused = self._running.pop(next(iter(self._running)))
+            await longest_unused.aclose()
+        return shared_api
+
+    async def close(self) -> None:
+        for _, stack in self._running.values():
+            await stack.aclose()
+
+    async def _start(self, config: str, redis_url: str) -> tuple[SharedApi, AsyncExitStack]:
+        server = self._servers.nats()
+        stack = AsyncExitStack()
+        stack.callback(server.stop)
+        api = await stack.enter_async_context(new_api(server.url, redis_url, self._new_directory(), config))
+        keys = api.settings.api_keys_file.read_text()
+        return SharedApi(api, bus_plan(parse_config(config)), keys), stack
+
+
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def shared_api(
-    servers: Servers, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Callable[[str, str], Awaitable[SharedApi]]]:
-    """The HTTP API for a config and the URL of a Redis, which is started when it is first asked for."""
-    running_apis: dict[tuple[str, str], SharedApi] = {}
-    async with AsyncExitStack() as stack:
-
-        async def share(config: str, redis_url: str) -> SharedApi:
-            which = config, redis_url
-            if which not in running_apis:
-                server = servers.nats()
-                stack.callback(server.stop)
-                opening = new_api(server.url, redis_url, tmp_path_factory.mktemp("api"), config)
-                api = await stack.enter_async_context(opening)
-                keys = api.settings.api_keys_file.read_text()
-                running_apis[which] = SharedApi(api, bus_plan(parse_config(config)), keys)
-            return running_apis[which]
-
-        yield share
+async def shared_apis(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[SharedApis]:
+    apis = SharedApis(servers, lambda: tmp_path_factory.mktemp("api"))
+    yield apis
+    await apis.close()
 
 
 @pytest.fixture
 def start_api(
     request: pytest.FixtureRequest,
-    shared_api: Callable[[str, str], Awaitable[SharedApi]],
+    shared_apis: SharedApis,
     redis_server: RunningServer,
     tmp_path: Path,
 ) -> StartApi:
@@ -294,7 +316,7 @@ def start_api(
             server: RunningServer = request.getfixturevalue("own_nats_server")
             opening = new_api(server.url, redis_server.url, tmp_path, config)
         else:
-            opening = (await shared_api(config, redis_server.url)).visit()
+            opening = (await shared_apis.get(config, redis_server.url)).visit()
         async with opening as api:
             yield api
 
@@ -329,20 +351,13 @@ async def governed(start_api: StartApi, redis: Redis) -> AsyncGenerator[HttpApi]
         yield api
 
 
-@pytest.fixture(scope="package")
-def lost_redis(servers: Servers) -> RunningServer:
-    """A Redis that dies once an HTTP API has started with it."""
-    return servers.redis()
-
-
 @pytest_asyncio.fixture(loop_scope="package")
 async def redis_away(
-    shared_api: Callable[[str, str], Awaitable[SharedApi]], lost_redis: RunningServer
+    own_nats_server: RunningServer, own_redis_server: RunningServer, tmp_path: Path
 ) -> AsyncGenerator[HttpApi]:
     """The same plane, whose Redis has died."""
-    shared = await shared_api(GOVERNED, lost_redis.url)
-    lost_redis.kill()
-    async with shared.visit() as api:
+    async with new_api(own_nats_server.url, own_redis_server.url, tmp_path, GOVERNED) as api:
+        own_redis_server.kill()
         yield api
 
 
