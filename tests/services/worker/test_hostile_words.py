@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from nats.aio.subscription import Subscription
 from prometheus_client import REGISTRY, generate_latest
 
 from breakwater.kernel.nats import subjects
@@ -91,12 +92,20 @@ async def _plane(
         providers = {
             kind: {"kind": kind, "base_url": f"{origin}/v1", "api_key": {"env": "KEY_OF_OURS"}} for kind in kinds
         }
-        agents = {kind: {"model": f"{kind}/m", **RETRY, **settings.pop(kind, {})} for kind in kinds}
+        agents: dict[str, dict[str, Any]] = {
+            kind: {"model": f"{kind}/m", "allowed_models": list(_models(given, kind).values()), **RETRY}
+            for kind in kinds
+        }
         for name in agents:
             agents[name] |= settings.get("agent", {})
         more = {name: value for name, value in settings.items() if name != "agent"}
         async with start_worker({"sim/m": model()}, agents, more_providers=providers, **more) as plane:
             yield plane
+
+
+def _models(given: dict[str, tuple[str, int, Any]], kind: str) -> dict[str, str]:
+    """A model for each prompt, so that none waits for one that is busy."""
+    return {name: f"{kind}/m{number}" for number, name in enumerate(given) if given[name][0] == kind}
 
 
 async def _recorded(plane: WorkerPlane, agent: str, job_id: str) -> str:
@@ -106,27 +115,33 @@ async def _recorded(plane: WorkerPlane, agent: str, job_id: str) -> str:
 
 
 @pytest.mark.parametrize("agent", PRIVATE)
-@pytest.mark.parametrize("name", WORDS)
 async def test_a_word_of_a_prompt_in_a_place_for_words_is_kept_as_its_hash(
-    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, name: str, agent: dict[str, Any]
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, agent: dict[str, Any], subtests: pytest.Subtests
 ) -> None:
     monkeypatch.setenv("KEY_OF_OURS", KEY)
-    kind, _, _ = WORDS[name]
     async with _plane(start_worker, WORDS, agent=agent) as plane:
         progress = await plane.client.subscribe("bw.progress.>")
-        result = await plane.run({"agent": kind, "job_id": "j", "prompt": name})
-        said = await _recorded(plane, kind, "j")
-        steps = [str((await progress.next_msg(timeout=5)).data) for _ in range(progress.pending_msgs)]
-        places = {
-            "events": said,
-            "result": json.dumps(result),
-            "progress": str(steps),
-            "logs": plane.log("worker"),
-            "metrics": generate_latest(REGISTRY).decode(),
-        }
-    assert [place for place, text in places.items() if SECRET in text or SECRET.upper() in text] == []
-    if name in ("code", "code in a 200"):
-        assert "code #" in result["attempts"][0]["error"]["message"]
+        for number, (name, (kind, _, _)) in enumerate(WORDS.items()):
+            with subtests.test(name):
+                job_id = f"j{number}"
+                job = {"agent": kind, "model": _models(WORDS, kind)[name], "job_id": job_id, "prompt": name}
+                result = await plane.run(job)
+                assert len(result["attempts"]) == 1
+                places = {
+                    "events": await _recorded(plane, kind, job_id),
+                    "result": json.dumps(result),
+                    "progress": str(await _received(progress)),
+                    "logs": plane.log("worker"),
+                    "metrics": generate_latest(REGISTRY).decode(),
+                }
+                assert [place for place, text in places.items() if SECRET in text or SECRET.upper() in text] == []
+                if name in ("code", "code in a 200"):
+                    assert "code #" in result["attempts"][0]["error"]["message"]
+
+
+async def _received(subscription: Subscription) -> list[bytes]:
+    """What has come on a subscription since the last look."""
+    return [(await subscription.next_msg(timeout=5)).data for _ in range(subscription.pending_msgs)]
 
 
 async def test_known_codes_are_kept_as_they_are(start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,24 +177,24 @@ KEYS: dict[str, tuple[str, int, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", KEYS)
 async def test_the_key_that_a_provider_quotes_in_an_answer_goes_nowhere(
-    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, name: str
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
     monkeypatch.setenv("KEY_OF_OURS", KEY)
-    kind, _, body = KEYS[name]
     async with _plane(start_worker, KEYS) as plane:
         chunks = await plane.client.subscribe("bw.chunks.>")
-        job = {"agent": kind, "job_id": "j", "prompt": name, "include_response": True, "stream": isinstance(body, list)}
-        result = await plane.run(job)
-        said = await _recorded(plane, kind, "j")
-        pieces = [(await chunks.next_msg(timeout=5)).data for _ in range(chunks.pending_msgs)]
-        places = {
-            "events": said,
-            "result": json.dumps(result),
-            "chunks": str(pieces),
-            "logs": plane.log("worker"),
-            "metrics": generate_latest(REGISTRY).decode(),
-        }
-    assert [place for place, text in places.items() if KEY in text] == []
-    assert (result["status"] == "succeeded") == (name != "no answer")
+        for number, (name, (kind, _, body)) in enumerate(KEYS.items()):
+            with subtests.test(name):
+                job_id = f"j{number}"
+                job = {"agent": kind, "model": _models(KEYS, kind)[name], "job_id": job_id, "prompt": name}
+                result = await plane.run({**job, "include_response": True, "stream": isinstance(body, list)})
+                assert len(result["attempts"]) == 1
+                places = {
+                    "events": await _recorded(plane, kind, job_id),
+                    "result": json.dumps(result),
+                    "chunks": str(await _received(chunks)),
+                    "logs": plane.log("worker"),
+                    "metrics": generate_latest(REGISTRY).decode(),
+                }
+                assert [place for place, text in places.items() if KEY in text] == []
+                assert (result["status"] == "succeeded") == (name != "no answer")
