@@ -263,6 +263,22 @@ def test_blocks_that_a_gateway_mixes_are_sent_one_after_the_other() -> None:
     assert [block["input"] for block in message_of(result)["content"]] == [{"a": 1}, {"b": 2}]
 
 
+def test_a_text_that_is_none_begins_no_block() -> None:
+    chunks, result = of_events(
+        [
+            {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": True}},
+            {"type": "message_start", "message": {"model": "claude"}},
+            {"type": "content_block_start", "index": 0, "content_block": _TEXT},
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hi"}},
+            {"type": "content_block_stop", "index": 0},
+            {"type": "content_block_start", "index": 1, "content_block": _FOUND},
+            {"type": "content_block_stop", "index": 1},
+        ]
+    )
+    assert streamed(chunks, result)["content"] == message_of(result)["content"]
+    assert [block["type"] for block in message_of(result)["content"]] == ["text", "web_search_tool_result"]
+
+
 @st.composite
 def odd_answers(draw: st.DrawFn) -> list[Any]:
     """Such answers with arbitrary JSON in them, and events left out or said twice."""

@@ -138,7 +138,7 @@ class MessageEvents:
             text = arguments_text(text)
         block = self._latest.get(index)
         opening_chunks = list[Chunk]()
-        if grows == "text" and text and (block is None or block.start.get("type") != "text"):
+        if isinstance(text, str) and text and grows == "text" and (block is None or block.start.get("type") != "text"):
             opening_chunks += self._begin(index, {"type": "text", "text": ""})
             block = self._latest[index]
         if block is None:
