@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.calls.providers.base import Answer, CallError
+from breakwater.calls.providers.base import Answer, Call, CallError
 from breakwater.calls.rules.classify import TransportFailure
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.store.task_keys import TaskKey
@@ -407,17 +407,33 @@ def calling(plane: Plane) -> Callable[[], Awaitable[bool]]:
     return is_calling
 
 
+class FirstWaits(ScriptedProvider):
+    """Answers each call; the first once it may."""
+
+    def __init__(self) -> None:
+        super().__init__(*[Answer("done", Usage(120, 40))] * 2)
+        self.may_answer = asyncio.Event()
+
+    async def perform(self, call: Call) -> Answer:
+        answer = await super().perform(call)
+        if len(self.calls) == 1:
+            await self.may_answer.wait()
+        return answer
+
+
 async def test_a_parent_under_way_counts_as_an_iteration_with_what_it_holds_and_then_with_what_it_used(
     start_worker: StartWorker,
 ) -> None:
     agents = {"writer": {"model": "sim/m", "concurrency": 2, "guard": {"max_iterations": 2}}}
-    async with start_worker({"sim/m": model({"requests": [1, 1], "hang_s": 1})}, agents) as plane:
+    provider = FirstWaits()
+    async with start_worker({"sim/m": model()}, agents, providers={"sim": provider}) as plane:
         await plane.publish({"agent": "writer", "job_id": "first", "prompt": "x"})
-        await until(calling(plane), what="its call")
+        await until(lambda: provider.calls, what="its call")
         assert (await alone(plane, "child", parent_execution_id="first"))["status"] == "succeeded"
         key = TaskKey(None, "first")
         assert await counted(plane, "first") == Task(iterations=2, tokens=160, cost=COST_NANO)
         held = await plane.worker.redis.client.hget(key.redis_key, "h:first")
+        provider.may_answer.set()
         parent = await plane.result("first")
         assert usd_from_nano(int(held or 0)) == parent["attempts"][0]["reserved"]
 
