@@ -328,3 +328,21 @@ def test_an_error_has_the_fields_of_openai_and_of_open_responses() -> None:
     [event] = encoder.error("server_error", "it broke")
     named = {"code": "server_error", "message": "it broke", "param": None}
     assert event == {"type": "error", **named, "error": {"type": "server_error", **named}, "sequence_number": 2}
+
+
+@each_row(("kind", "place"), [("content", 0), ("content", 1), ("summary", 0)])
+def test_a_part_of_a_newer_type_comes_with_its_item(kind: str, place: int) -> None:
+    text = {"type": "summary_text", "text": "Hi"}
+    if kind == "content":
+        text = {"type": "output_text", "text": "Hi", "annotations": [], "logprobs": []}
+    parts: list[dict[str, Any]] = [text]
+    parts.insert(place, {"type": "hologram", "shape": "cube"})
+    item_type = "message" if kind == "content" else "reasoning"
+    item = {"id": "i1", "type": item_type, "role": "assistant", "status": "completed", kind: parts}
+    answer = {"id": "resp_1", "object": "response", "status": "completed", "model": "m", "output": [item]}
+
+    encoder = ResponseEvents(ASKED)
+    events = [*encoder.begin(), *encoder.end(result(answer))]
+
+    assert events[-1]["response"]["output"][0][kind] == parts
+    assert by_sdk(events).id == "resp_job-1"

@@ -222,7 +222,8 @@ class ResponseEvents:
         if open_item.item["type"] != final["type"]:
             raise ContradictionError
         own_ids = {name: open_item.item[name] for name in ("id", "call_id") if name in open_item.item}
-        texts = list(_texts_of(final))
+        parts = list(_parts_of(final))
+        texts = [(at, kind, part) for at, kind, part in parts if kind in _SAYS]
         final = {**final, **own_ids}
         sent_texts = {at: open_item.parts[at].text for at, _, _ in texts if at in open_item.parts}
         if len(sent_texts) < len(open_item.parts) or any(
@@ -239,7 +240,10 @@ class ResponseEvents:
             raise ContradictionError
         if open_item.is_done:
             return
-        for at, kind, part in texts:
+        for at, kind, part in parts:
+            if kind not in _SAYS:
+                self._send_whole(open_item, at, part)
+                continue
             so_far = self._part(open_item, at, kind)
             if kind == "output_text":
                 so_far.annotations = part["annotations"]
@@ -459,6 +463,12 @@ class ResponseEvents:
                 self._emit({"type": f"response.{name}.added", **self._place_of(open_item, at), "part": part.to_json()})
         return part
 
+    def _send_whole(self, open_item: _OpenItem, at: int, part: Item) -> None:
+        """Sends a part of a type that a newer version of the API has, so that clients count it."""
+        name = "reasoning_summary_part" if at < 0 else "content_part"
+        for step in ("added", "done"):
+            self._emit({"type": f"response.{name}.{step}", **self._place_of(open_item, at), "part": part})
+
     def _say(
         self,
         open_item: _OpenItem,
@@ -571,8 +581,8 @@ def _empty(item: Item) -> Item:
 _TEXTUAL = ("message", "reasoning")
 
 
-def _texts_of(item: Item) -> Iterable[tuple[int, str, Item]]:
-    """Yields the place, type and part of each text of a complete item. A tool call is its own part."""
+def _parts_of(item: Item) -> Iterable[tuple[int, str, Item]]:
+    """Yields the place, type and content of each part of a complete item. A tool call is its own part."""
     kind = item["type"]
     if kind in _SAYS:
         yield 0, kind, item
