@@ -25,7 +25,7 @@ class ChunkInbox:
     """The received messages of a job's answer. Putting one never waits.
 
     Attributes:
-        whole: True while no message was missed. After a gap, no more are taken, as they can't be sent.
+        is_complete: True while no message was missed. After a gap, no more are taken, as they can't be sent.
     """
 
     def __init__(self) -> None:
@@ -37,12 +37,14 @@ class ChunkInbox:
     def put(self, data: bytes) -> None:
         """Adds a received message."""
         message: dict[str, Any] = orjson.loads(data)
-        if self.is_complete and (message["number"] != self._next or len(self._messages) >= MAX_UNSENT):
-            self.is_complete = False
-        if self.is_complete:
+        if not self.is_complete:
+            return
+        if message["number"] == self._next and len(self._messages) < MAX_UNSENT:
             self._next += 1
             self._messages.append(message)
             self._changed.set()
+        else:
+            self.is_complete = False
 
     @property
     def first(self) -> Mapping[str, Any] | None:
@@ -51,6 +53,8 @@ class ChunkInbox:
 
     def take(self) -> list[dict[str, Any]]:
         """Returns the chunks that have come since the last call."""
+        if len(self._messages) == 1:
+            return self._messages.popleft()["chunks"]
         chunks = [chunk for message in self._messages for chunk in message["chunks"]]
         self._messages.clear()
         return chunks
@@ -107,6 +111,7 @@ class EncodedStream(EventStream):
         *,
         headers: Mapping[str, str],
         encoder: Encoder,
+        result: dict[str, Any] | None = None,
         error: Callable[[dict[str, Any] | None], bytes],
         close: Callable[[bool, bool], Awaitable[None]],
     ) -> None:
@@ -117,6 +122,7 @@ class EncodedStream(EventStream):
             deciding: returns the result; None if the client has left, or the process stops.
             headers: the headers of the response.
             encoder: writes the API's events.
+            result: the result, if the job was decided before; else None.
             error: returns the body of an error, for a result or, if the process stops, for None.
             close: closes everything that is open for the stream. It takes two flags: all was sent; the client takes
                 nothing any more.
@@ -125,6 +131,7 @@ class EncodedStream(EventStream):
         self._inbox = inbox
         self._deciding = deciding
         self._encoder = encoder
+        self._result = result
         self._error = error
         self._close = close
 
@@ -175,7 +182,9 @@ class EncodedStream(EventStream):
                 await send_part(send, self._encoder.keep_alive)
                 silence.end()
         document = deciding.result()
-        result = None if document is None else orjson.loads(document)
+        result = self._result
+        if result is None and document is not None:
+            result = orjson.loads(document)
         if result is not None and not has_begun:
             # Only before an answer has begun can an error take its place.
             result = with_error_as_answer(result)
