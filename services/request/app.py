@@ -28,8 +28,8 @@ from breakwater.alerts.api.alert_links import LinkRoutes
 from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.config import Config, LiveConfig, cipher_of
 from breakwater.dialects.api import UNSERVED_PATHS, nothing_at
-from breakwater.dialects.api.calls import NameRequests
 from breakwater.dialects.api.errors import error_response
+from breakwater.dialects.api.request_ids import NameRequests
 from breakwater.dialects.api.stored_responses import MAX_FOLLOWED
 from breakwater.identity.api_keys import KeyRing
 from breakwater.identity.auth import RequireApiKey

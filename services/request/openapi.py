@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Route
 
 from breakwater.alerts.contract import Alert
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.dialects.api.errors import is_messages
+from breakwater.dialects.api import is_messages
 from breakwater.dialects.contract.anthropic import AnthropicErrorBody
 from breakwater.dialects.contract.openai import OpenAIErrorBody
 from breakwater.identity.auth import is_guarded

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from breakwater.identity.rules.callers import OPENAI, is_openai
+
 SERVED = (
     "POST /v1/chat/completions, /v1/responses, /v1/embeddings, /v1/messages and /v1/messages/count_tokens, "
     "GET and DELETE /v1/responses/{response_id} with /cancel and /input_items, GET /v1/models and /v1/models/{model}"
@@ -10,6 +12,11 @@ SERVED = (
 
 UNSERVED_PATHS = ("/v1/responses/compact", "/v1/responses/input_tokens")
 """OpenAI's operations that are not served, and whose URLs look like those of responses."""
+
+
+def is_messages(path: str) -> bool:
+    """Returns True for a path of Anthropic's API, even if its root has `/v1` twice."""
+    return path.removeprefix(OPENAI).removeprefix(OPENAI).startswith("/messages") and is_openai(path)
 
 
 def nothing_at(path: str) -> str:

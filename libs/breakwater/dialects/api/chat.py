@@ -10,7 +10,9 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.dialects.api.calls import CALL_HEADERS, OPENAI_ERRORS, Calls, ParsedCall, options_of
+from breakwater.dialects.api.call_options import CALL_HEADERS, OPENAI_ERRORS, options_of
+from breakwater.dialects.api.calls import Calls
+from breakwater.dialects.api.pending_call import ParsedCall
 from breakwater.dialects.contract.openai import ChatCompletion, ChatCompletionRequest
 from breakwater.dialects.rules.chat_chunks import OBJECT, Assembly, missing_chunks_of
 from breakwater.dialects.rules.chat_completions import completion_of, is_usage, job_of
@@ -99,7 +101,7 @@ class ChatEvents:
 
     def events(self, chunks: Iterable[dict[str, Any]]) -> bytes:
         """Writes the chunks themselves."""
-        return b"".join(b"data: %b\n\n" % orjson.dumps(chunk) for chunk in chunks if self._accept(chunk))
+        return b"".join([b"data: %b\n\n" % orjson.dumps(chunk) for chunk in chunks if self._accept(chunk)])
 
     def _accept(self, chunk: dict[str, Any]) -> bool:
         """Adapts a chunk and records it as sent. Returns False if the client has not asked for it."""

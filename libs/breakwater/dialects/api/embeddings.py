@@ -11,7 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.config import Config
-from breakwater.dialects.api.calls import OPENAI_ERRORS, Calls, ParsedCall, options_of
+from breakwater.dialects.api.call_options import OPENAI_ERRORS, options_of
+from breakwater.dialects.api.calls import Calls
+from breakwater.dialects.api.pending_call import ParsedCall
 from breakwater.dialects.api.streams import Encoder
 from breakwater.dialects.contract.openai import EmbeddingsList, EmbeddingsRequest
 from breakwater.dialects.rules.embeddings import answer_of

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from contextvars import ContextVar
 
 import orjson
 from starlette.responses import Response
 
+from breakwater.dialects.api import is_messages
+from breakwater.dialects.api.request_ids import REQUEST_ID
 from breakwater.dialects.contract.openai import CallOptions
-from breakwater.identity.rules.callers import OPENAI, is_openai
+from breakwater.identity.rules.callers import is_openai
 from breakwater.kernel.http.problems import RequestError
 
 _OPENAI_CODES = {
@@ -32,14 +33,6 @@ _UNSUPPORTED = {"thread": {"error_code": "thread_unsupported_request", "unsuppor
 """Details with which Anthropic's SDK goes on without a field."""
 _OVERLOADED = 529
 """Anthropic's status for an outage, for which OpenAI uses 503."""
-
-REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""The id of the current request, below `/v1`."""
-
-
-def is_messages(path: str) -> bool:
-    """Returns True for a path of Anthropic's API, even if its root has `/v1` twice."""
-    return path.removeprefix(OPENAI).removeprefix(OPENAI).startswith("/messages") and is_openai(path)
 
 
 def error_response(problem: RequestError, path: str) -> Response:
@@ -69,7 +62,7 @@ def _anthropic_response(problem: RequestError) -> Response:
     error: dict[str, object] = {"type": kind, "message": message}
     if param in _UNSUPPORTED:
         error["details"] = _UNSUPPORTED[param]
-    body = {"type": "error", "error": error, "request_id": REQUEST_ID.get()}
+    body = {"type": "error", "error": error, "request_id": REQUEST_ID.get(None)}
     return Response(orjson.dumps(body), status, _sdk_headers(problem), "application/json")
 
 

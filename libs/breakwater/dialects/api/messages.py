@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.dialects.api.calls import CALL_HEADERS, Calls, ParsedCall, options_of
+from breakwater.dialects.api.call_options import CALL_HEADERS, options_of
+from breakwater.dialects.api.calls import Calls
+from breakwater.dialects.api.pending_call import ParsedCall
 from breakwater.dialects.contract.anthropic import (
     AnthropicMessage,
     CountTokensRequest,

@@ -13,7 +13,9 @@ from pydantic import JsonValue
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.dialects.api.calls import CALL_HEADERS, OPENAI_ERRORS, Calls, ParsedCall, options_of
+from breakwater.dialects.api.call_options import CALL_HEADERS, OPENAI_ERRORS, options_of
+from breakwater.dialects.api.calls import Calls
+from breakwater.dialects.api.pending_call import ParsedCall
 from breakwater.dialects.api.response_store import input_of
 from breakwater.dialects.api.stored_responses import StoredResponseRoutes
 from breakwater.dialects.contract.openai import ResponseObject, ResponsesRequest

@@ -18,7 +18,7 @@ from pydantic import Field, JsonValue
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.dialects.api.calls import ApiAnswer, ParsedCall
+from breakwater.dialects.api.pending_call import ApiAnswer, ParsedCall
 from breakwater.dialects.api.response_store import ResponseStore, echoed_request_of, listed_items, outages_as, readable
 from breakwater.dialects.contract.openai import ResponseObject
 from breakwater.dialects.contract.stored_response import StoredResponse

@@ -1,0 +1,118 @@
+"""Responses to calls that wait for their jobs: an answer or an error, with headers that describe the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from breakwater.calls.rules.parameters import own_params
+from breakwater.config import Config
+from breakwater.dialects.api.call_options import OPTION_PREFIX
+from breakwater.dialects.api.errors import error_response
+from breakwater.dialects.api.pending_call import PendingCall
+from breakwater.dialects.rules import chat_form, dropped_fields, params_of
+from breakwater.dialects.rules.chat_completions import error_of, with_error_as_answer
+from breakwater.jobs.api.submission import Submission
+from breakwater.kernel.http.problems import RequestError, unavailable
+from breakwater.kernel.validation import FieldError
+
+_NO_RETRY = {"x-should-retry": "false"}
+"""Keeps the client from retrying, as Breakwater has already retried as often as the agent allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallResponses:
+    """Writes responses, by a config."""
+
+    config: Config
+
+    def response(self, call: PendingCall, result: dict[str, Any]) -> Response:
+        """Returns the answer of a decided job, or its error."""
+        headers = self.result_headers(call.sent, result)
+        result = with_error_as_answer(result)
+        if result["status"] == "succeeded" and (why := result.get("encrypted")) is not None:
+            message = f"the text of the answer was {why}"
+            problem = RequestError(503, "undecryptable", message, headers=headers | _NO_RETRY)
+            return error_response(problem, call.path)
+        if result["status"] == "succeeded":
+            return Response(call.answer.body(call.sent, result), 200, headers, "application/json")
+        error = error_of(result)
+        if error.retry_after_s is not None:
+            headers["Retry-After"] = str(error.retry_after_s)
+        param = error.param
+        request = call.sent.job.api_request
+        if param is not None and request is not None:
+            param = chat_form(request).in_body(param)
+        details = [] if param is None else [FieldError(path=param, message=error.message)]
+        headers |= {} if error.may_retry else _NO_RETRY
+        problem = RequestError(error.status, error.code, error.message, details, headers)
+        return error_response(problem, call.path)
+
+    def result_headers(self, sent: Submission, result: dict[str, Any]) -> dict[str, str]:
+        """Returns the headers with the known figures of the execution."""
+        model = cast(str | None, result.get("chosen_model"))
+        error = cast(dict[str, Any] | None, result.get("error"))
+        refused_params = next((attempt.get("dropped_params") or () for attempt in reversed(result["attempts"])), ())
+        dropped = () if model is None else self._dropped(sent, model, refused_params)
+        values = {
+            "execution-id": sent.shown_id,
+            "model": model,
+            "attempts": str(result["attempts_count"]),
+            "cost-usd": result.get("total_cost"),
+            "cache": "hit" if result["cache_hit"] else "miss",
+            "error": None if error is None else error["class"],
+        }
+        return option_headers(values, dropped)
+
+    def _dropped(self, sent: Submission, model: str, refused_params: Iterable[str]) -> tuple[str, ...]:
+        """Returns the fields of a request that a model was not sent: it refuses them, or has no counterpart."""
+        agent = self.config.agents[sent.job.agent]
+        provider = self.config.provider_name(agent, model)
+        settings = None if provider is None else self.config.providers.get(provider)
+        request = sent.job.api_request
+        form = None if request is None else chat_form(request)
+        refused_names = own_params(params_of(sent.job), () if request is None else request.body).intersection(
+            refused_params
+        )
+        left_out = refused_names if form is None else {form.names.get(name, name) for name in refused_names}
+        if settings is None or (request is not None and self.config.speaks(provider, request.api)):
+            return tuple(sorted(left_out))
+        left_out = left_out.union(settings.dropped(params_of(sent.job)))
+        return tuple(sorted(left_out if request is None else left_out | dropped_fields(request)))
+
+    def begun_headers(self, sent: Submission, first_message: Mapping[str, Any] | None) -> dict[str, str]:
+        """Returns the headers of a stream that begins before its job is decided.
+
+        Args:
+            sent: the job.
+            first_message: the first message of its chunks; None if there is none yet.
+        """
+        if first_message is None:
+            return option_headers({"execution-id": sent.shown_id}, ())
+        model = str(first_message["model"])
+        values = {
+            "execution-id": sent.shown_id,
+            "model": model,
+            "attempts": str(first_message["attempt"]),
+            "cache": "miss",
+        }
+        return option_headers(values, self._dropped(sent, model, first_message.get("dropped_params") or ()))
+
+
+def option_headers(values: Mapping[str, str | None], dropped: Iterable[str]) -> dict[str, str]:
+    """Returns values as `x-breakwater-…` headers, without those that are None."""
+    values = {**values, "dropped-params": ", ".join(dropped) or None}
+    if (model := values.get("model")) is not None:
+        values["model"] = quote(model, safe="/:@+ ")
+    return {f"{OPTION_PREFIX}{name}": value for name, value in values.items() if value is not None}
+
+
+def stopping_error(job_id: str) -> RequestError:
+    """Returns 503 for a client whose process stops. If its SDK repeats the request, it attaches to the job."""
+    problem = unavailable("unavailable", "this process stops, and the job goes on; send the same request again")
+    problem.headers["x-breakwater-execution-id"] = job_id
+    return problem

@@ -1,0 +1,130 @@
+"""A call whose answer is streamed, from the acceptance of its job to the end of the response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from breakwater.dialects.api.call_responses import CallResponses, stopping_error
+from breakwater.dialects.api.calls_in_flight import CallsInFlight
+from breakwater.dialects.api.errors import error_response
+from breakwater.dialects.api.pending_call import LONGEST_CALL_S, PendingCall
+from breakwater.dialects.api.streams import ChunkInbox, EncodedStream
+from breakwater.jobs.api.intake import FollowedJob, JobIntake
+from breakwater.kernel.http.problems import unavailable
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.core import hearing
+from breakwater.kernel.nats.errors import BusUnavailableError
+from breakwater.kernel.nats.lookup import ClientGetter
+
+
+class StreamedCall:
+    """Follows the job of a call and its chunks."""
+
+    def __init__(
+        self, call: PendingCall, intake: JobIntake, calls_in_flight: CallsInFlight, connection: ClientGetter
+    ) -> None:
+        self._call = call
+        self._intake = intake
+        self._calls_in_flight = calls_in_flight
+        self._connection = connection
+        self._inbox = ChunkInbox()
+        self._resources = AsyncExitStack()
+        self._followed: FollowedJob | None = None
+
+    async def begin(self, request: Request, traceparent: str | None, keepalive_s: float | None) -> bytes | None:
+        """Stores the job, and waits until its answer has begun or it is decided, for `keepalive_s` at most.
+
+        Returns:
+            The result, if the job is decided before its answer has begun; None if the response can begin.
+
+        Raises:
+            RequestError: the job was not accepted, or the process stops. Everything is closed then.
+        """
+        try:
+            return await self._begin(request, traceparent, keepalive_s)
+        except BusUnavailableError as outage:
+            await self.close(all_sent=False)
+            raise unavailable("unavailable", f"the job was not accepted: {outage}") from outage
+        except BaseException:
+            await self.close(all_sent=False)
+            raise
+
+    async def _begin(self, request: Request, traceparent: str | None, keepalive_s: float | None) -> bytes | None:
+        sent = self._call.sent
+        # The subscription comes first, on the same connection, so that no chunk of the job is missed.
+        subject = subjects.chunks(sent.job.agent, sent.job_id)
+        chunks = hearing(self._connection, subject, self._inbox.put, confirmed=False)
+        await self._resources.enter_async_context(chunks)
+        following = self._intake.follow(request, sent, traceparent, LONGEST_CALL_S)
+        self._followed = await self._resources.enter_async_context(following)
+        if self._call.accepted is not None:
+            await self._call.accepted(sent)
+        deciding = self._followed.deciding
+        await self._inbox.wait_nonempty(deciding, keepalive_s)
+        if self._inbox.first is not None or not deciding.done():
+            return None
+        if (decided := deciding.result()) is None:
+            raise stopping_error(sent.shown_id)
+        return decided
+
+    @property
+    def first_message(self) -> Mapping[str, Any] | None:
+        """The first message of the answer's chunks; None if there is none yet."""
+        return self._inbox.first
+
+    def response(
+        self, headers: Mapping[str, str], responses: CallResponses, result: dict[str, Any] | None = None
+    ) -> Response:
+        """Returns the response of a call that has begun. It closes everything at its end.
+
+        Args:
+            headers: the headers of the response.
+            responses: writes an error that takes the place of the answer.
+            result: the result, if the job was decided before its answer had begun; else None.
+        """
+        call = self._call
+
+        def error(failed: dict[str, Any] | None) -> bytes:
+            if failed is None:
+                return bytes(error_response(stopping_error(call.sent.shown_id), call.path).body)
+            return bytes(responses.response(call, failed).body)
+
+        assert self._followed is not None
+        encoder = call.answer.encoder(call.sent)
+        return EncodedStream(
+            self._inbox,
+            self._followed.deciding,
+            headers=headers,
+            encoder=encoder,
+            result=result,
+            error=error,
+            close=self.close,
+        )
+
+    async def close(self, all_sent: bool, stuck: bool = False) -> None:
+        """Closes everything that is open for the call. If its client has left, its job may end, too.
+
+        Args:
+            all_sent: the whole answer was sent.
+            stuck: the client takes nothing any more.
+        """
+        call = self._call
+        followed = self._followed
+        has_left = followed is not None and (stuck or followed.disconnection.done())
+        cancels = call.cancels and has_left and not _has_result(followed)
+        await self._resources.aclose()
+        if all_sent:
+            await self._calls_in_flight.forget(call)
+        else:
+            await self._calls_in_flight.leave(call, cancels=cancels)
+
+
+def _has_result(followed: FollowedJob | None) -> bool:
+    if followed is None or not followed.deciding.done() or followed.deciding.cancelled():
+        return False
+    return followed.deciding.exception() is None and bool(followed.deciding.result())
