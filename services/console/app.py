@@ -26,7 +26,7 @@ from breakwater.config import Config, cipher_of
 from breakwater.health.pages import agents, overview
 from breakwater.identity.contract import OPENID_CALLBACK
 from breakwater.identity.pages.operator_actions import FormError
-from breakwater.identity.pages.pages import HEADERS, PageContext, PageRenderer
+from breakwater.identity.pages.rendering import HEADERS, PageContext, PageRenderer
 from breakwater.identity.pages.sessions import SessionCache
 from breakwater.identity.pages.sign_in import LINK, OPENID, RequireSignIn, SignIn, to_sign_in
 from breakwater.jobs.pages import dead_letters, plans

@@ -14,7 +14,7 @@ from breakwater.breakers.contract import BreakerList, BreakerStatus, BreakerTran
 from breakwater.breakers.views import COLUMNS as BREAKERS
 from breakwater.breakers.views import ORDER
 from breakwater.identity.pages.operator_actions import Fields, action
-from breakwater.identity.pages.pages import Fetched, PageContext, fetched
+from breakwater.identity.pages.rendering import Fetched, PageContext, fetched
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
 from breakwater.kernel.columns import Column, lifted
 from breakwater.kernel.pages.charts import Series

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from breakwater.client import ApiError, ApiKeyRefusedError
 from breakwater.identity.pages.operator_actions import back_to, reason_of, submitted
-from breakwater.identity.pages.pages import API_CLICKHOUSE_S, CLICKHOUSE_AWAY, Fetched, PageContext, fetched
+from breakwater.identity.pages.rendering import API_CLICKHOUSE_S, CLICKHOUSE_AWAY, Fetched, PageContext, fetched
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page, render_page
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.columns import Column, lifted

@@ -6,7 +6,7 @@ from typing import Any
 from breakwater.alerts.contract import AlertList
 from breakwater.breakers.contract import AgentHealth, BreakerList
 from breakwater.health.pages.overall_health import LiveState, OverallHealth, overall_health, shares, spent
-from breakwater.identity.pages.pages import Fetched
+from breakwater.identity.pages.rendering import Fetched
 from breakwater.kernel.http.contract import Queues
 from breakwater.limits.contract import BudgetList, BudgetStatus
 from breakwater.records.figures import WindowTotals

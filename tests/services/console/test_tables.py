@@ -13,7 +13,7 @@ import pytest
 
 from breakwater.client import ApiClient
 from breakwater.identity.contract import KeyDetails
-from breakwater.identity.pages.pages import Fetched
+from breakwater.identity.pages.rendering import Fetched
 from breakwater.identity.pages.sessions import CachedSession, Session
 from breakwater.identity.pages.visits import Visit
 from breakwater.jobs.contract.submission import PlanList

@@ -15,7 +15,7 @@ from breakwater.health.pages import tiles
 from breakwater.health.pages.history import history_charts
 from breakwater.health.pages.overall_health import queue_of, spent
 from breakwater.health.pages.tiles import Tile
-from breakwater.identity.pages.pages import Fetched, PageContext, fetched, problems_of
+from breakwater.identity.pages.rendering import Fetched, PageContext, fetched, problems_of
 from breakwater.identity.pages.visits import NotFound, PartReader, ReadModels, Visit, page, summed
 from breakwater.jobs.contract.execution import ExecutionSummary
 from breakwater.kernel import formats

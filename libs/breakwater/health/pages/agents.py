@@ -13,7 +13,7 @@ from breakwater.breakers.contract import AgentHealth
 from breakwater.health.pages import agent
 from breakwater.health.pages.history import sparks
 from breakwater.health.pages.overall_health import MANY_FAIL, SOME_FAIL, shares
-from breakwater.identity.pages.pages import Fetched, PageContext, fetched, problems_of
+from breakwater.identity.pages.rendering import Fetched, PageContext, fetched, problems_of
 from breakwater.identity.pages.visits import Visit, page, summed
 from breakwater.kernel.columns import Column, ColumnKind
 from breakwater.kernel.http.contract import AgentQueue, Queues

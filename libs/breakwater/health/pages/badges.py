@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from breakwater.alerts.contract import AlertList
 from breakwater.client import ApiClient, ApiKeyRefusedError
-from breakwater.identity.pages.pages import fetched
+from breakwater.identity.pages.rendering import fetched
 from breakwater.identity.pages.sessions import Badge, CachedSession, Session
 from breakwater.jobs.contract.dead_letters import DeadLetterList
 from breakwater.kernel.formats import counted

@@ -11,7 +11,7 @@ from typing import Literal
 from breakwater.alerts.contract import AlertList
 from breakwater.breakers.contract import AgentHealth, BreakerList
 from breakwater.client import ApiClient
-from breakwater.identity.pages.pages import Fetched, fetched, problems_of
+from breakwater.identity.pages.rendering import Fetched, fetched, problems_of
 from breakwater.kernel.http.contract import AgentQueue, Queues, ServiceQueue
 from breakwater.kernel.pages import words
 from breakwater.limits.contract import BudgetList, BudgetStatus

@@ -25,7 +25,7 @@ from breakwater.identity.contract import (
     OpenIdRedirect,
 )
 from breakwater.identity.pages.operator_actions import read_form
-from breakwater.identity.pages.pages import PageRenderer
+from breakwater.identity.pages.rendering import PageRenderer
 from breakwater.identity.pages.sessions import SESSION, Session, SessionCache, csrf_of, pack, session_of, unpack
 from breakwater.identity.rules.callers import is_link, is_session
 from breakwater.identity.rules.sign_in import SignInLimits, TooManySignInsError

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from breakwater.client import ApiClient
 from breakwater.health.pages import badges
-from breakwater.identity.pages.pages import Fetched, PageContext, fetched, pending
+from breakwater.identity.pages.rendering import Fetched, PageContext, fetched, pending
 from breakwater.identity.pages.sessions import Session, session_of
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.pages.tables import PageTable, TableUrl, csv_headers, csv_text

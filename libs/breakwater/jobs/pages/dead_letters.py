@@ -23,7 +23,7 @@ from breakwater.identity.pages.operator_actions import (
     submitted,
     whole_number,
 )
-from breakwater.identity.pages.pages import HEADERS, Fetched, PageContext, fetched
+from breakwater.identity.pages.rendering import HEADERS, Fetched, PageContext, fetched
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
 from breakwater.jobs.contract.dead_letters import (
     DeadLetterCount,

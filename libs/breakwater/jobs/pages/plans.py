@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.routing import Route
 
-from breakwater.identity.pages.pages import API_CLICKHOUSE_S, Fetched, PageContext, fetched
+from breakwater.identity.pages.rendering import API_CLICKHOUSE_S, Fetched, PageContext, fetched
 from breakwater.identity.pages.visits import Visit, page
 from breakwater.jobs.contract.submission import PlanList
 from breakwater.jobs.views.plans import COLUMNS

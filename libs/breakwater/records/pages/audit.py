@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.identity.contract import AuditEvent
-from breakwater.identity.pages.pages import Fetched, PageContext, fetched
+from breakwater.identity.pages.rendering import Fetched, PageContext, fetched
 from breakwater.identity.pages.sessions import session_of
 from breakwater.identity.pages.visits import ReadModels, Visit, render_page
 from breakwater.kernel.columns import Column

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from breakwater.health.pages import tiles
 from breakwater.health.pages.overall_health import MUCH_WASTED
 from breakwater.health.pages.tiles import Colour, Tile
-from breakwater.identity.pages.pages import API_CLICKHOUSE_S, HEADERS, PART_TIMEOUT_S, Fetched, PageContext
+from breakwater.identity.pages.rendering import API_CLICKHOUSE_S, HEADERS, PART_TIMEOUT_S, Fetched, PageContext
 from breakwater.identity.pages.sessions import session_of
 from breakwater.identity.pages.visits import ReadModels, Visit, page, visit_of
 from breakwater.kernel.columns import Column, lifted

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from breakwater.alerts.rules.links import trace_url
 from breakwater.client import ApiError, ApiKeyRefusedError, ApiRefusedError
 from breakwater.identity.pages.operator_actions import act, back_to, reason_of, submitted
-from breakwater.identity.pages.pages import HEADERS, Fetched, PageContext, fetched
+from breakwater.identity.pages.rendering import HEADERS, Fetched, PageContext, fetched
 from breakwater.identity.pages.sessions import MAX_WATCHED, Session, session_of
 from breakwater.jobs.contract.dead_letters import DeadLetterList, DeadLetterReplays
 from breakwater.jobs.contract.execution import Execution, Progress

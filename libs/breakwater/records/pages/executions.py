@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from breakwater.identity.pages.pages import HEADERS, Fetched, PageContext, fetched
+from breakwater.identity.pages.rendering import HEADERS, Fetched, PageContext, fetched
 from breakwater.identity.pages.visits import PartReader, ReadModels, Visit, render_page, visit_of
 from breakwater.jobs.contract.execution import ExecutionSummary, Status
 from breakwater.kernel.clickhouse.client import Analytics
