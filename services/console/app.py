@@ -40,6 +40,7 @@ from breakwater.limits import pages as budgets
 from breakwater.records.pages import audit, costs, execution, executions
 
 PAGES = (overview, agents, executions, execution, plans, breakers, budgets, costs, alerts, dead_letters, audit)
+"""All modules of pages, in the order of the navigation. Each has its routes, and its link in the navigation or None."""
 ANSWER_TIMEOUT_S = 20.0
 """The longest time in seconds that a query may take."""
 DRAIN_S = 0.5
@@ -58,7 +59,7 @@ class ConsoleService:
 
     def __init__(self, settings: Settings, config: Config) -> None:
         self._settings = settings
-        self._pages = PageRenderer()
+        self._pages = PageRenderer([page.LINK for page in PAGES if page.LINK is not None])
         self._api = ApiClient(settings.request_url)
         self._context = PageContext(
             connect(settings.clickhouse_url, answer_timeout_s=ANSWER_TIMEOUT_S),

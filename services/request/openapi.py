@@ -117,7 +117,6 @@ def documentation() -> list[BaseRoute]:
 
 @cache
 def _page() -> str:
-    folder = files("services.request") / "pages"
     inline = MarkdownIt("commonmark", {"html": False})
 
     def words(text: str) -> Markup:
@@ -125,8 +124,9 @@ def _page() -> str:
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"words": words, "pretty": partial(json.dumps, indent=2, ensure_ascii=False)}
-    template = environment.from_string((folder / "docs.html").read_text("utf-8"))
-    return template.render(api=document(), style=Markup((folder / "page.css").read_text("utf-8")))  # noqa: S704  ours
+    style = (files("breakwater.kernel.pages") / "page.css").read_text("utf-8")
+    template = environment.from_string((files("services.request") / "docs.html").read_text("utf-8"))
+    return template.render(api=document(), style=Markup(style))  # noqa: S704  ours
 
 
 class _Writer:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from breakwater.alerts.contract import Alert, AlertEvent, AlertList, AlertReplays, IncidentStatus, UndeliveredList
 from breakwater.alerts.views import INCIDENTS, NO_CHANNEL, UNDELIVERED
 from breakwater.identity.pages.operator_actions import Fields, act, action, back_to, reason_of, submitted, whole_number
-from breakwater.identity.pages.rendering import Fetched, PageContext, fetched
+from breakwater.identity.pages.rendering import Fetched, NavigationLink, PageContext, fetched
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
 from breakwater.kernel.columns import Column
 from breakwater.kernel.pages.tables import PageTable
@@ -41,6 +41,8 @@ PAST: tuple[Column[Any], ...] = (
         page=False,
     ),
 )
+
+LINK = NavigationLink("/alerts", "Alerts", "l")
 
 
 def routes(context: PageContext) -> list[Route]:

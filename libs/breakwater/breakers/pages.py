@@ -14,7 +14,7 @@ from breakwater.breakers.contract import BreakerList, BreakerStatus, BreakerTran
 from breakwater.breakers.views import COLUMNS as BREAKERS
 from breakwater.breakers.views import ORDER
 from breakwater.identity.pages.operator_actions import Fields, action
-from breakwater.identity.pages.rendering import Fetched, PageContext, fetched
+from breakwater.identity.pages.rendering import Fetched, NavigationLink, PageContext, fetched
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
 from breakwater.kernel.columns import Column, lifted
 from breakwater.kernel.pages.charts import Series
@@ -65,6 +65,8 @@ CHANGES: tuple[Column[BreakerTransition], ...] = (
     Column("by", lambda change: change.by or change.rule, "words"),
     Column("failures in a row", lambda change: change.consecutive_failures, "count"),
 )
+
+LINK = NavigationLink("/breakers", "Breakers", "b")
 
 
 def routes(context: PageContext) -> list[Route]:

@@ -16,7 +16,14 @@ from starlette.routing import Route
 
 from breakwater.client import ApiError, ApiKeyRefusedError
 from breakwater.identity.pages.operator_actions import back_to, reason_of, submitted
-from breakwater.identity.pages.rendering import API_CLICKHOUSE_S, CLICKHOUSE_AWAY, Fetched, PageContext, fetched
+from breakwater.identity.pages.rendering import (
+    API_CLICKHOUSE_S,
+    CLICKHOUSE_AWAY,
+    Fetched,
+    NavigationLink,
+    PageContext,
+    fetched,
+)
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page, render_page
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.columns import Column, lifted
@@ -114,6 +121,9 @@ class RaiseRejected:
     """The statement to confirm; empty if a confirmation would not help."""
     confirmed: str = ""
     """The value of the checkbox. It contains the amount, because a confirmation is valid for one amount only."""
+
+
+LINK = NavigationLink("/budgets", "Budgets", "u")
 
 
 def routes(context: PageContext) -> list[Route]:

@@ -172,11 +172,12 @@ class _Pages:
     """Writes the pages. The template escapes everything that comes from an incident or a person."""
 
     def __init__(self) -> None:
-        folder = files("services.request") / "pages"
         environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
         environment.filters |= {"code": _with_code, "moment": moment, "iso": format_time}
-        self._template = environment.from_string((folder / "incident.html").read_text("utf-8"))
-        self._style = (folder / "page.css").read_text("utf-8")
+        self._template = environment.from_string(
+            (files("breakwater.alerts") / "templates" / "incident.html").read_text("utf-8")
+        )
+        self._style = (files("breakwater.kernel.pages") / "page.css").read_text("utf-8")
         digest = base64.b64encode(hashlib.sha256(self._style.encode()).digest()).decode()
         self._headers = {
             # Whatever a title contains, the page loads and runs nothing but this style and our own form.

@@ -13,7 +13,7 @@ from breakwater.breakers.contract import AgentHealth
 from breakwater.health.pages import agent
 from breakwater.health.pages.history import sparks
 from breakwater.health.pages.overall_health import MANY_FAIL, SOME_FAIL, shares
-from breakwater.identity.pages.rendering import Fetched, PageContext, fetched, problems_of
+from breakwater.identity.pages.rendering import Fetched, NavigationLink, PageContext, fetched, problems_of
 from breakwater.identity.pages.visits import Visit, page, summed
 from breakwater.kernel.columns import Column, ColumnKind
 from breakwater.kernel.http.contract import AgentQueue, Queues
@@ -90,6 +90,8 @@ COLUMNS: tuple[Column[AgentRow], ...] = (
     Column("in_progress", lambda row: row.queue and row.queue.in_progress, page=False),
     Column("limited", lambda row: row.limited, "count"),
 )
+
+LINK = NavigationLink("/agents", "Agents", "a")
 
 
 def routes(context: PageContext) -> list[Route]:

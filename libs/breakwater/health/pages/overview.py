@@ -15,7 +15,7 @@ from breakwater.health.pages import tiles
 from breakwater.health.pages.history import history_charts
 from breakwater.health.pages.overall_health import LiveState, behind, overall_health, read_live_state
 from breakwater.health.rules import combined
-from breakwater.identity.pages.rendering import Fetched, PageContext, problems_of
+from breakwater.identity.pages.rendering import Fetched, NavigationLink, PageContext, problems_of
 from breakwater.identity.pages.visits import Visit, page, summed
 from breakwater.kernel.http.contract import ServiceQueue
 from breakwater.kernel.nats import topology
@@ -42,6 +42,8 @@ _TASKS = {
     "sink-alerts": "stores incidents",
     "sink-audit": "stores the audit log",
 }
+
+LINK = NavigationLink("/", "Overview", "o")
 
 
 def routes(context: PageContext) -> list[Route]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 from zoneinfo import ZoneInfo
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -51,25 +51,20 @@ HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
 }
 
-NAVIGATION = (
-    ("/", "Overview", "o"),
-    ("/agents", "Agents", "a"),
-    ("/executions", "Executions", "e"),
-    ("/plans", "Plans", "p"),
-    ("/breakers", "Breakers", "b"),
-    ("/budgets", "Budgets", "u"),
-    ("/costs", "Costs", "c"),
-    ("/alerts", "Alerts", "l"),
-    ("/dead-letters", "Dead letters", "d"),
-    ("/audit", "Audit log", "t"),
-)
-"""Links to the pages, with the key that opens each after `g`."""
+
+class NavigationLink(NamedTuple):
+    """A link to a page in the navigation."""
+
+    path: str
+    title: str
+    key: str
+    """The key that opens the page after `g`."""
 
 
 class PageRenderer:
     """The renderer of the templates. It escapes all values except the console's own markup."""
 
-    def __init__(self) -> None:
+    def __init__(self, navigation: Sequence[NavigationLink]) -> None:
         self._templates = Environment(
             loader=FileSystemLoader(TEMPLATES),
             autoescape=True,
@@ -80,7 +75,7 @@ class PageRenderer:
         )
         self._templates.filters.update(words.FILTERS)
         template_globals = cast("dict[str, object]", self._templates.globals)
-        template_globals |= {"charts": charts, "navigation": NAVIGATION, "duration": words.duration}
+        template_globals |= {"charts": charts, "navigation": navigation, "duration": words.duration}
         # The URLs of static files name their version, so that browsers may cache them indefinitely.
         sources = b"".join((STATIC / name).read_bytes() for name in ("console.css", "console.js", "charts.js"))
         template_globals["clickhouse_away"] = CLICKHOUSE_AWAY

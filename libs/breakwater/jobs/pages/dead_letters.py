@@ -23,7 +23,7 @@ from breakwater.identity.pages.operator_actions import (
     submitted,
     whole_number,
 )
-from breakwater.identity.pages.rendering import HEADERS, Fetched, PageContext, fetched
+from breakwater.identity.pages.rendering import HEADERS, Fetched, NavigationLink, PageContext, fetched
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
 from breakwater.jobs.contract.dead_letters import (
     DeadLetterCount,
@@ -71,6 +71,8 @@ FILTERS = ("agent", "error", "after", "left")
 """Parameters of the URL that a change of the page's filter replaces."""
 CHECKBOXES: Column[ListedDeadLetter] = Column("", None, name="choice")
 """The column of checkboxes for users who may replay."""
+
+LINK = NavigationLink("/dead-letters", "Dead letters", "d")
 
 
 def routes(context: PageContext) -> list[Route]:

@@ -6,13 +6,15 @@ from typing import Any
 
 from starlette.routing import Route
 
-from breakwater.identity.pages.rendering import API_CLICKHOUSE_S, Fetched, PageContext, fetched
+from breakwater.identity.pages.rendering import API_CLICKHOUSE_S, Fetched, NavigationLink, PageContext, fetched
 from breakwater.identity.pages.visits import Visit, page
 from breakwater.jobs.contract.submission import PlanList
 from breakwater.jobs.views.plans import COLUMNS
 from breakwater.kernel.pages.tables import PageTable
 
 MAX_PLANS = 50
+
+LINK = NavigationLink("/plans", "Plans", "p")
 
 
 def routes(context: PageContext) -> list[Route]:

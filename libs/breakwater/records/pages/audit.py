@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.identity.contract import AuditEvent
-from breakwater.identity.pages.rendering import Fetched, PageContext, fetched
+from breakwater.identity.pages.rendering import Fetched, NavigationLink, PageContext, fetched
 from breakwater.identity.pages.sessions import session_of
 from breakwater.identity.pages.visits import ReadModels, Visit, render_page
 from breakwater.kernel.columns import Column
@@ -31,6 +31,8 @@ COLUMNS: tuple[Column[AuditEvent], ...] = (
     Column("on", lambda event: to_json(event.details).decode(), name="details", below=True),
     Column("reason", lambda event: event.reason, below=True),
 )
+
+LINK = NavigationLink("/audit", "Audit log", "t")
 
 
 def routes(context: PageContext) -> list[Route]:

@@ -17,7 +17,14 @@ from starlette.routing import Route
 from breakwater.health.pages import tiles
 from breakwater.health.pages.overall_health import MUCH_WASTED
 from breakwater.health.pages.tiles import Colour, Tile
-from breakwater.identity.pages.rendering import API_CLICKHOUSE_S, HEADERS, PART_TIMEOUT_S, Fetched, PageContext
+from breakwater.identity.pages.rendering import (
+    API_CLICKHOUSE_S,
+    HEADERS,
+    PART_TIMEOUT_S,
+    Fetched,
+    NavigationLink,
+    PageContext,
+)
 from breakwater.identity.pages.sessions import session_of
 from breakwater.identity.pages.visits import ReadModels, Visit, page, visit_of
 from breakwater.kernel.columns import Column, lifted
@@ -80,6 +87,9 @@ class CostRow:
     def used(self) -> float | None:
         """The share of the cap that is spent; None without a cap."""
         return None if not self.line.cap else (self.line.spend or 0) / self.line.cap
+
+
+LINK = NavigationLink("/costs", "Costs", "c")
 
 
 def routes(context: PageContext) -> list[Route]:

@@ -49,6 +49,10 @@ class Branch:
     node: TreeNode
 
 
+LINK = None
+"""Lists of executions link to these pages."""
+
+
 def routes(context: PageContext) -> list[Route]:
     """The routes of these pages."""
     page = ExecutionPage(context)

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from breakwater.identity.pages.rendering import HEADERS, Fetched, PageContext, fetched
+from breakwater.identity.pages.rendering import HEADERS, Fetched, NavigationLink, PageContext, fetched
 from breakwater.identity.pages.visits import PartReader, ReadModels, Visit, render_page, visit_of
 from breakwater.jobs.contract.execution import ExecutionSummary, Status
 from breakwater.kernel.clickhouse.client import Analytics
@@ -49,6 +49,8 @@ MAX_SAVED = 200_000
 
 _FILTERS = ("agent", "status", "reason", "model", "tenant", "task_id", "plan_id", "run_id", "error_kind")
 _NAMES = (*_FILTERS, "text", "min_cost")
+
+LINK = NavigationLink("/executions", "Executions", "e")
 
 
 def routes(context: PageContext) -> list[Route]:
