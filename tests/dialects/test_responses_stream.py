@@ -330,6 +330,7 @@ def test_an_error_has_the_fields_of_openai_and_of_open_responses() -> None:
     assert event == {"type": "error", **named, "error": {"type": "server_error", **named}, "sequence_number": 2}
 
 
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @each_row(("kind", "place"), [("content", 0), ("content", 1), ("summary", 0)])
 def test_a_part_of_a_newer_type_comes_with_its_item(kind: str, place: int) -> None:
     text = {"type": "summary_text", "text": "Hi"}
