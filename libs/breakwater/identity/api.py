@@ -41,7 +41,8 @@ from breakwater.identity.rules.sign_in import (
 )
 from breakwater.identity.settings import OpenId
 from breakwater.identity.store import KeySession, PersonSession, Sessions, SignIns
-from breakwater.kernel.http.parsing import read_command, read_open_body
+from breakwater.kernel.http.bodies import read_open_body
+from breakwater.kernel.http.parsing import read_command
 from breakwater.kernel.http.problems import RequestError, not_done
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.types import Event, Message, time_from_ms

@@ -27,8 +27,9 @@ from breakwater.identity.audit import AuditLog, actor_of
 from breakwater.identity.auth import caller_of, session_of
 from breakwater.identity.rules.callers import Caller
 from breakwater.kernel.errors import UnavailableError
+from breakwater.kernel.http.bodies import A_REQUEST, MAX_BYTES, read_body
 from breakwater.kernel.http.contract import ActionRequest
-from breakwater.kernel.http.parsing import A_REQUEST, MAX_BYTES, read_body, read_command, read_query
+from breakwater.kernel.http.parsing import read_command, read_query
 from breakwater.kernel.http.problems import not_done, not_read
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.types import Message, ms_from_time, time_from_ms

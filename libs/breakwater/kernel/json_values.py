@@ -1,4 +1,4 @@
-"""Finds JSON in the texts of models, in time linear in the text; measures the depth of values; walks JSON schemas."""
+"""Finds JSON in the texts of models, in time linear in the text; adds fields; measures depths; walks JSON schemas."""
 
 from __future__ import annotations
 
@@ -263,4 +263,15 @@ def is_object_schema(schema: Mapping[str, JsonValue]) -> bool:
     kind = schema.get("type")
     return (
         kind == "object" or (isinstance(kind, list) and "object" in kind) or (kind is None and "properties" in schema)
+    )
+
+
+def with_field(document: bytes, name: str, value: str) -> bytes:
+    """Return a JSON object with a field in front of its other fields. It must have some, but not this one."""
+    opening = document.index(b"{") + 1
+    return b"%s%s:%s,%s" % (
+        document[:opening],
+        json.dumps(name).encode(),
+        json.dumps(value).encode(),
+        document[opening:],
     )

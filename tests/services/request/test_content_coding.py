@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from breakwater.kernel.http import content_coding
-from breakwater.kernel.http.parsing import A_REQUEST, read_body
+from breakwater.kernel.http import bodies
+from breakwater.kernel.http.bodies import A_REQUEST, read_body
 from breakwater.kernel.http.problems import RequestError
 from tests.services.request.conftest import HttpApi
 from tests.services.request.test_scopes import operations
@@ -119,21 +119,21 @@ async def test_the_size_limit_is_on_what_comes_out(subtests: pytest.Subtests, mo
             problem = await problem_of(encode(b" " * (LIMIT + 1)), coding)
             assert (problem.status, problem.code) == (413, "body_too_large")
     out = 0
-    undone = content_coding._Zlib.decompress
+    undone = bodies._Zlib.decompress
 
-    def counted(decoder: content_coding._Zlib, data: bytes, max_length: int) -> bytes:
+    def counted(decoder: bodies._Zlib, data: bytes, max_length: int) -> bytes:
         nonlocal out
         piece = undone(decoder, data, max_length)
         out += len(piece)
         return piece
 
-    monkeypatch.setattr(content_coding._Zlib, "decompress", counted)
+    monkeypatch.setattr(bodies._Zlib, "decompress", counted)
     assert (await problem_of(gzip.compress(b" " * 100_000_000, 9), "gzip")).status == 413
-    assert out <= LIMIT + content_coding._PIECE
+    assert out <= LIMIT + bodies._PIECE
     bomb_in_a_bomb = gzip.compress(gzip.compress(b" " * 10_000_000, 9) * 50, 9)
     out = 0
     assert (await problem_of(bomb_in_a_bomb, "gzip, gzip")).status == 413
-    assert out <= 2 * (LIMIT + content_coding._PIECE)
+    assert out <= 2 * (LIMIT + bodies._PIECE)
 
 
 async def test_the_event_loop_runs_while_a_large_body_is_decompressed() -> None:
@@ -150,7 +150,7 @@ async def test_the_event_loop_runs_while_a_large_body_is_decompressed() -> None:
     before = turns
     await read(gzip.compress(b" " * LIMIT), "gzip")
     counting.cancel()
-    assert turns - before >= LIMIT // content_coding._PIECE
+    assert turns - before >= LIMIT // bodies._PIECE
 
 
 @given(body=st.binary(max_size=300), coding=st.sampled_from(["gzip", "zstd", "deflate"]), data=st.data())

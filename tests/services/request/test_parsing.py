@@ -8,8 +8,9 @@ from breakwater.dialects.api.errors import openai_param
 from breakwater.jobs.api.submission import submission
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.http import parsing
-from breakwater.kernel.http.parsing import MAX_DETAILS, with_field
+from breakwater.kernel.http.parsing import MAX_DETAILS
 from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.json_values import with_field
 from breakwater.redaction.settings import RedactionRules
 from tests.tables import each_row
 

@@ -63,7 +63,7 @@ async def test_who_has_no_key_and_sends_half_a_request_keeps_nobody_out(api: Htt
 
 
 async def test_a_body_without_a_key_has_little_time_and_is_small(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("breakwater.kernel.http.parsing.OPEN_BODY_S", 0.2)
+    monkeypatch.setattr("breakwater.kernel.http.bodies.OPEN_BODY_S", 0.2)
     path = b"POST /api/v1/openid/complete HTTP/1.1\r\nHost: x\r\n"
     async with held(api.settings.http_port, path + b"Content-Length: 500\r\n\r\n{", 100) as connections:
         await asyncio.sleep(0.3)

@@ -32,8 +32,8 @@ from breakwater.alerts.store.incidents import IncidentLog, Incidents
 from breakwater.identity.audit import Actor, AuditLog
 from breakwater.identity.operations import utc_now
 from breakwater.kernel.formats import moment, sentence
+from breakwater.kernel.http.bodies import read_open_body
 from breakwater.kernel.http.contract import ReasonText
-from breakwater.kernel.http.parsing import read_open_body
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.types import Message, format_time

@@ -28,7 +28,8 @@ from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.api.submission_trace import traced_submission
 from breakwater.jobs.rules.record import ends_with_client
 from breakwater.jobs.store.in_flight_requests import InFlightRequests
-from breakwater.kernel.http.parsing import invalid_job, read_body
+from breakwater.kernel.http.bodies import read_body
+from breakwater.kernel.http.parsing import invalid_job
 from breakwater.kernel.http.problems import unavailable
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.lookup import ClientGetter

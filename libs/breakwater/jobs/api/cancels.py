@@ -28,8 +28,9 @@ from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.contract.submission import CancelledJob, CancelRequest, SubmitQuery
 from breakwater.jobs.rules.ownership import forbidden_field, is_generated_id, scope_in, scoped
 from breakwater.jobs.store.executions import MAX_UNSEEN, Executions
+from breakwater.kernel.http.bodies import A_REQUEST, MAX_BYTES, read_body
 from breakwater.kernel.http.contract import ErrorBody, ErrorDetails
-from breakwater.kernel.http.parsing import A_REQUEST, MAX_BYTES, read_body, read_command, wait_s_of
+from breakwater.kernel.http.parsing import read_command, wait_s_of
 from breakwater.kernel.http.problems import RequestError, not_done
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import wake_early

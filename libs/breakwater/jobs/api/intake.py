@@ -27,9 +27,8 @@ from breakwater.jobs.contract.job import Job
 from breakwater.jobs.plan_changes import PlanLog, PlanSource
 from breakwater.jobs.rules.ownership import (
     for_own_tenant,
-    forbidden_field,
     is_generated_id,
-    may_be_answered_at,
+    objection_to,
     owner_of,
     scope_of,
     scoped_execution,
@@ -37,12 +36,12 @@ from breakwater.jobs.rules.ownership import (
 from breakwater.jobs.store.accepted import JobStatus
 from breakwater.jobs.store.plans import NotedJob
 from breakwater.kernel.errors import BreakwaterError
-from breakwater.kernel.http.parsing import invalid_job, suggestion, with_field
+from breakwater.kernel.http.parsing import invalid_job, suggestion
 from breakwater.kernel.http.problems import RequestError, unavailable
 from breakwater.kernel.http.server import disconnected
+from breakwater.kernel.json_values import with_field
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
-from breakwater.kernel.nats.subjects import REPLIES
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.telemetry import tracing
@@ -95,33 +94,34 @@ class JobIntake:
         Raises:
             RequestError: 403, 404 or 422; the key may not send this job, or its agent can't run it.
         """
-        bound = for_own_tenant(caller, job)
-        if bound is not job and bound.tenant is not None:
-            replaced = "tenant" in job.model_fields_set
-            body = (
-                bound.model_dump_json(exclude_unset=True).encode()
-                if replaced
-                else with_field(body, "tenant", bound.tenant)
-            )
-            job = bound
         if job.agent not in self.config.agents:
             names = [name for name in self.config.agents if not caller.agents or name in caller.agents]
             message = f"agent {job.agent!r} is not configured{suggestion(job.agent, names)}"
             listing = FieldError(path="agent", message=f"configured are {', '.join(sorted(names))}")
             raise RequestError(404, "unknown_agent", message, [listing])
-        _check_sender(caller, job)
         by_operator = caller.may(("operate",))
+        own_job = for_own_tenant(caller, job)
+        owner = owner_of(caller)
+        if (objection := objection_to(caller, own_job, by_operator=by_operator)) is not None:
+            status, code = (422, "invalid_job") if objection.field == "reply_to" else (403, "forbidden")
+            details = [FieldError(path=objection.field, message=objection.detail)]
+            raise RequestError(status, code, objection.message, details)
+        if own_job is not job and own_job.tenant is not None:
+            body = (
+                own_job.model_dump_json(exclude_unset=True).encode()
+                if "tenant" in job.model_fields_set
+                else with_field(body, "tenant", own_job.tenant)
+            )
+            job = own_job
         if (problem := validate_job(self.config, job, with_figures=by_operator)) is not None:
             raise invalid_job([problem])
-        owner = owner_of(caller)
-        scope = scope_of(caller, job.tenant)
         sent = submission(
             job,
             body,
             idempotency_key=idempotency_key,
             generated_id=generated_id,
             owner=owner,
-            scope=scope,
+            scope=scope_of(caller, job.tenant),
             redaction=self.config.redaction,
         )
         return replace(sent, submitted_by=caller.name, by_operator=by_operator)
@@ -275,26 +275,6 @@ def accepted_response(sent: Submission, *, duplicate: bool) -> Response:
     body = {"job_id": job_id, "execution_id": job_id, "status": "accepted", "duplicate": duplicate}
     headers = {"Location": f"/api/v1/jobs/{quote(job_id, safe='')}"}
     return Response(orjson.dumps(body), 202, headers, "application/json")
-
-
-def _check_sender(caller: Caller, job: Job) -> None:
-    """Checks that a key may send a job.
-
-    Raises:
-        RequestError: 403, the key may not send the job; 422, the result may not be sent to `reply_to`.
-    """
-    if (forbidden := forbidden_field(caller, job.agent, job.tenant)) is not None:
-        path, restriction = forbidden
-        message = f"the API key {caller.name!r} submits {restriction}"
-        raise RequestError(403, "forbidden", message, [FieldError(path=path, message="is not one of the key's")])
-    if job.reply_to is None:
-        return
-    own_replies = f"{REPLIES}{subjects.encode_token(caller.name)}."
-    if (
-        job.reply_to.startswith(REPLIES) and not job.reply_to.startswith(own_replies) and not caller.may(("operate",))
-    ) or not may_be_answered_at(job.reply_to, caller.name):
-        message = f"must be an inbox, not one of a program of the config, or a subject below {own_replies[:-1]}"
-        raise invalid_job([FieldError(path="reply_to", message=message)])
 
 
 def _is_other_job(sent: Submission, earlier: JobStatus, *, decided: bool) -> bool:

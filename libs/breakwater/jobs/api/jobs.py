@@ -20,7 +20,8 @@ from breakwater.jobs.contract.job import Job
 from breakwater.jobs.contract.submission import AcceptedJob, SubmitQuery, UndecidedJob
 from breakwater.jobs.rules.ownership import names_of
 from breakwater.jobs.rules.record import without_figures
-from breakwater.kernel.http.parsing import read_body, read_job, wait_s_of
+from breakwater.kernel.http.bodies import read_body
+from breakwater.kernel.http.parsing import read_job, wait_s_of
 from breakwater.kernel.http.problems import unavailable
 from breakwater.kernel.http.server import disconnected
 from breakwater.kernel.ids import new_id

@@ -26,7 +26,8 @@ from breakwater.jobs.rules.ownership import may_see, names_of, shown, shown_to
 from breakwater.jobs.rules.plans import circle_among, plan_of
 from breakwater.jobs.store.plans import MAX_ANNOUNCED, KnownPlan, NotedJob, TooManyPlansError
 from breakwater.kernel.clickhouse.client import Analytics
-from breakwater.kernel.http.parsing import invalid_job, read_body, read_command
+from breakwater.kernel.http.bodies import read_body
+from breakwater.kernel.http.parsing import invalid_job, read_command
 from breakwater.kernel.http.problems import RequestError, not_done
 from breakwater.kernel.ids import new_id
 from breakwater.kernel.nats import subjects

@@ -17,8 +17,8 @@ from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.rules.ownership import document_as_chosen, may_see, names_of, shown_to
 from breakwater.jobs.store.accepted import LINGER_S, Accepted, JobStatus
 from breakwater.jobs.store.records import is_result_of, read_record
-from breakwater.kernel.http.parsing import with_field
 from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.json_values import with_field
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import hearing
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError

@@ -10,7 +10,8 @@ from functools import cached_property
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ownership import job_digest, scope_references, scoped, scoped_execution, shown
 from breakwater.jobs.store.accepted import JobStatus
-from breakwater.kernel.http.parsing import invalid_job, with_field
+from breakwater.kernel.http.parsing import invalid_job
+from breakwater.kernel.json_values import with_field
 from breakwater.kernel.validation import FieldError
 from breakwater.redaction.rules.redact import id_objection
 from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules

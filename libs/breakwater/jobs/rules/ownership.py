@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal, Protocol, cast
 
@@ -18,7 +19,7 @@ from pydantic_core import from_json, to_json
 
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.contract.job import Job
-from breakwater.kernel.nats.subjects import PROGRAM
+from breakwater.kernel.nats.subjects import PROGRAM, REPLIES, encode_token
 from breakwater.kernel.types import MAX_SCOPE
 
 _DIGEST_BYTES = 16
@@ -81,6 +82,32 @@ def forbidden_field(sender: Bound, agent: str, tenant: str | None) -> tuple[Lite
         return "agent", f"for agent {' or '.join(map(repr, sender.agents))} alone"
     if sender.tenants and tenant not in sender.tenants:
         return "tenant", f"for tenant {' or '.join(map(repr, sender.tenants))} alone"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class SenderObjection:
+    """The reason why a key may not send a job."""
+
+    field: Literal["agent", "tenant", "reply_to"]
+    message: str
+    detail: str
+    """The mistake in the field."""
+
+
+def objection_to(sender: Caller, job: Job, *, by_operator: bool) -> SenderObjection | None:
+    """Return why a key may not send a job; None if it may. Operators may use the reply subjects of others."""
+    if (forbidden := forbidden_field(sender, job.agent, job.tenant)) is not None:
+        field, restriction = forbidden
+        message = f"the API key {sender.name!r} submits {restriction}"
+        return SenderObjection(field, message, "is not one of the key's")
+    if job.reply_to is None:
+        return None
+    own_replies = f"{REPLIES}{encode_token(sender.name)}."
+    is_anothers = job.reply_to.startswith(REPLIES) and not job.reply_to.startswith(own_replies)
+    if (is_anothers and not by_operator) or not may_be_answered_at(job.reply_to, sender.name):
+        detail = f"must be an inbox, not one of a program of the config, or a subject below {own_replies[:-1]}"
+        return SenderObjection("reply_to", f"reply_to: {detail}", detail)
     return None
 
 

@@ -1,8 +1,7 @@
-"""Reading and parsing requests, with errors that say what is wrong with them."""
+"""Parsing requests, with errors that say what is wrong with them."""
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import json
 import math
@@ -11,11 +10,9 @@ from typing import NoReturn, TypeVar
 from urllib.parse import parse_qsl
 
 from pydantic import ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
-from breakwater.kernel.http.content_coding import codings_of, decoded
 from breakwater.kernel.http.problems import RequestError
-from breakwater.kernel.http.server import OPEN_BODY_BYTES, OPEN_BODY_S
 from breakwater.kernel.surrogates import read_whole, whole_json
 from breakwater.kernel.types import Message
 from breakwater.kernel.validation import FieldError, ambiguity, problems
@@ -24,72 +21,8 @@ MAX_DETAILS = 20
 MAX_EXPLAINED = 1_000
 """The most errors of a body that are explained. A body may have a million, and explaining costs more than finding."""
 
-READ_TIMEOUT_S = 30.0
 MAX_WAIT_S = 300.0
-MAX_BYTES = 16_384
-"""The size limit of a body that is not a job."""
-
-_A_JOB = (
-    "a job may have at most {limit:,} bytes (limits.max_body_bytes in Breakwater's config); "
-    "keep large inputs elsewhere and send a reference to them"
-)
-
-A_REQUEST = "the maximum size of this request is {limit:,} bytes"
-
 InputT = TypeVar("InputT", bound=Message)
-
-
-async def read_open_body(request: Request) -> bytes:
-    """Reads the body of a request without a key, with stricter limits of size and time. Raises as `read_body` does."""
-    return await read_body(request, OPEN_BODY_BYTES, A_REQUEST, within_s=OPEN_BODY_S)
-
-
-async def read_body(request: Request, limit: int, too_large: str = _A_JOB, within_s: float = READ_TIMEOUT_S) -> bytes:
-    """Reads and decompresses a body of at most `limit` bytes.
-
-    A larger body is not read to its end: the server discards the rest while it sends the error.
-
-    Args:
-        request: the request.
-        limit: the size limit of the decompressed body, in bytes.
-        too_large: the message for a larger body, with `{limit}` for the limit.
-        within_s: the time limit, in seconds.
-
-    Raises:
-        RequestError: 413, the body is too large, by its Content-Length or while it is read or decompressed; 408, it did
-            not arrive in time; 415 or 400, it can't be decompressed.
-        ClientDisconnect: the client is gone.
-    """
-    codings = codings_of(request)
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        raise RequestError(413, "body_too_large", too_large.format(limit=limit))
-    try:
-        async with asyncio.timeout(within_s):
-            body = await _read(request, limit, too_large)
-            for coding in codings:
-                body = await decoded(body, coding, limit, too_large.format(limit=limit))
-            return body
-    except TimeoutError:
-        raise RequestError(
-            408, "body_timeout", f"the body did not arrive within {within_s:g} s", headers={"Connection": "close"}
-        ) from None
-
-
-async def _read(request: Request, limit: int, too_large: str) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunk: bytes = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
-            raise RequestError(413, "body_too_large", too_large.format(limit=limit))
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def read_job(body: bytes, model: type[InputT], kind: str) -> InputT:
@@ -106,7 +39,8 @@ def read_job(body: bytes, model: type[InputT], kind: str) -> InputT:
     try:
         parsed = read_whole(model.model_validate_json, body)
     except ValidationError as error:
-        _explain(error, whole_json(body) or body, model, kind)
+        mended = whole_json(body) or body
+        _explain(error, mended, model, kind)
     if (why := ambiguity(body)) is not None:
         raise RequestError(400, "not_json", f"the body is not JSON: {why}")
     return parsed
@@ -142,17 +76,6 @@ def wait_s_of(query: bytes) -> float | None:
         message = f"must be a number of seconds, over 0 and at most {MAX_WAIT_S:g}"
         raise _invalid("query", [FieldError("wait_s", message)])
     return seconds
-
-
-def with_field(document: bytes, name: str, value: str) -> bytes:
-    """Adds a field in front of the other fields of a JSON object, which must have some, but not this one."""
-    opening = document.index(b"{") + 1
-    return b"%s%s:%s,%s" % (
-        document[:opening],
-        json.dumps(name).encode(),
-        json.dumps(value).encode(),
-        document[opening:],
-    )
 
 
 def suggestion(name: str, known_names: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""Decompressing bodies (`Content-Encoding`), with a limit on the size of the result."""
+"""Reading bodies and decompressing them (`Content-Encoding`), with limits on their size and time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,26 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.http.server import OPEN_BODY_BYTES, OPEN_BODY_S
 
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
+
+READ_TIMEOUT_S = 30.0
+MAX_BYTES = 16_384
+"""The size limit of a body that is not a job."""
+
+_A_JOB = (
+    "a job may have at most {limit:,} bytes (limits.max_body_bytes in Breakwater's config); "
+    "keep large inputs elsewhere and send a reference to them"
+)
+
+A_REQUEST = "the maximum size of this request is {limit:,} bytes"
 
 MAX_CODINGS = 2
 """The most nested codings of one body."""
@@ -97,7 +109,60 @@ _CODINGS: Mapping[str, Callable[[memoryview], _Decoder]] = {
 _ACCEPTED = {"Accept-Encoding": "gzip, zstd, deflate"}
 
 
-def codings_of(request: Request) -> list[str]:
+async def read_open_body(request: Request) -> bytes:
+    """Reads the body of a request without a key, with stricter limits of size and time. Raises as `read_body` does."""
+    return await read_body(request, OPEN_BODY_BYTES, A_REQUEST, within_s=OPEN_BODY_S)
+
+
+async def read_body(request: Request, limit: int, too_large: str = _A_JOB, within_s: float = READ_TIMEOUT_S) -> bytes:
+    """Reads and decompresses a body of at most `limit` bytes.
+
+    A larger body is not read to its end: the server discards the rest while it sends the error.
+
+    Args:
+        request: the request.
+        limit: the size limit of the decompressed body, in bytes.
+        too_large: the message for a larger body, with `{limit}` for the limit.
+        within_s: the time limit, in seconds.
+
+    Raises:
+        RequestError: 413, the body is too large, by its Content-Length or while it is read or decompressed; 408, it did
+            not arrive in time; 415 or 400, it can't be decompressed.
+        ClientDisconnect: the client is gone.
+    """
+    codings = _codings_of(request)
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise RequestError(413, "body_too_large", too_large.format(limit=limit))
+    try:
+        async with asyncio.timeout(within_s):
+            body = await _read(request, limit, too_large)
+            for coding in codings:
+                body = await _decoded(body, coding, limit, too_large.format(limit=limit))
+            return body
+    except TimeoutError:
+        raise RequestError(
+            408, "body_timeout", f"the body did not arrive within {within_s:g} s", headers={"Connection": "close"}
+        ) from None
+
+
+async def _read(request: Request, limit: int, too_large: str) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise RequestError(413, "body_too_large", too_large.format(limit=limit))
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _codings_of(request: Request) -> list[str]:
     """Returns the codings of a body in the order in which to undo them. Raises RequestError: 415, one is unknown."""
     if "content-encoding" not in request.headers:
         return []
@@ -116,12 +181,12 @@ def codings_of(request: Request) -> list[str]:
     return codings[::-1]
 
 
-async def decoded(body: bytes, coding: str, limit: int, too_large: str) -> bytes:
+async def _decoded(body: bytes, coding: str, limit: int, too_large: str) -> bytes:
     """Undoes one coding of a body.
 
     Args:
         body: the encoded body; an empty one stays empty.
-        coding: a name from `codings_of`.
+        coding: a name from `_codings_of`.
         limit: the size limit of the result, in bytes. Nothing is decompressed beyond it.
         too_large: the message for a larger result.
 
