@@ -36,12 +36,12 @@ class SinkProcess:
     def pid(self) -> int:
         return self.process.pid
 
-    async def until_logged(self, event: str) -> dict[str, Any]:
-        """Waits until it logs an event; gives the line."""
+    async def until_logged(self, event: str, **fields: str) -> dict[str, Any]:
+        """Waits until it logs an event with some fields, beside others; gives the line."""
 
         def logged() -> dict[str, Any] | None:
             lines = (json.loads(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n"))
-            return next((line for line in lines if line["event"] == event), None)
+            return next((line for line in lines if line["event"] == event and fields.items() <= line.items()), None)
 
         return await until(logged, f"{event} in the log")
 
