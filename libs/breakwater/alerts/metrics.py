@@ -17,7 +17,7 @@ class AlerterMetrics:
         self._waiting = gauge(registry, "alerts_held", "Alerts that wait for a channel.", "channel")
 
     def of(self, channel: str) -> ChannelMetrics:
-        """Return the metrics of a channel, by its name in the config."""
+        """Returns the metrics of a channel, by its name in the config."""
         labels = (channel,)
         return ChannelMetrics(self._sent[labels], self._failed[labels], self._given_up[labels], self._waiting[labels])
 
@@ -32,17 +32,17 @@ class ChannelMetrics:
     _waiting: Gauge
 
     def sent(self) -> None:
-        """Count a delivered message."""
+        """Counts a delivered message."""
         self._sent.inc()
 
     def failed(self) -> None:
-        """Count a failed try to send a message."""
+        """Counts a failed try to send a message."""
         self._failed.inc()
 
     def given_up(self) -> None:
-        """Count a message that became a dead letter."""
+        """Counts a message that became a dead letter."""
         self._given_up.inc()
 
     def held(self, alerts: int) -> None:
-        """Set the number of alerts that wait."""
+        """Sets the number of alerts that wait."""
         self._waiting.set(alerts)

@@ -13,7 +13,7 @@ _SAYS_NOTHING: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "o
 
 
 def failed(attempt: Attempt) -> bool | None:
-    """Return True if a call speaks against its model's health; None if it says nothing about it.
+    """Returns True if a call speaks against its model's health; None if it says nothing about it.
 
     More failures count than for a breaker: a refused key or a call that no cap has room for opens no breaker, but
     makes every call fail.
@@ -28,7 +28,7 @@ def failed(attempt: Attempt) -> bool | None:
 
 
 def out_of_budget(attempt: Attempt) -> bool:
-    """Return True if an exhausted budget of the agent, or of all agents, refused a call.
+    """Returns True if an exhausted budget of the agent, or of all agents, refused a call.
 
     That speaks against the health of the agent, not of a model. The caps of a tenant, a task or a job say nothing
     about the agent's other jobs.
@@ -39,7 +39,7 @@ def out_of_budget(attempt: Attempt) -> bool:
 
 
 def health_of_agent(models: Mapping[str, Verdict], calls: CallHealth, *, affordable: bool = True) -> Verdict:
-    """Return the health of an agent over its models: `unhealthy` if none of them serves.
+    """Returns the health of an agent over its models: `unhealthy` if none of them serves.
 
     It is `degraded` if its last call failed, or one of its models is unhealthy. A success on any model makes up for
     the last failure: a failed model that is no longer called must not mark a working agent for weeks.
@@ -65,7 +65,7 @@ def health_of_agent(models: Mapping[str, Verdict], calls: CallHealth, *, afforda
 
 
 def combined(parts: Mapping[str, Verdict]) -> Verdict:
-    """Return the health of several agents or models: `unhealthy` if all are, `degraded` if any is not healthy."""
+    """Returns the health of several agents or models: `unhealthy` if all are, `degraded` if any is not healthy."""
     for health in ("unhealthy", "degraded"):
         for name, part in parts.items():
             if part.health == health:

@@ -12,7 +12,7 @@ from decimal import Decimal
 
 
 def money(amount: int | str | None) -> str:
-    """Format an amount: to the cent from one dollar up, below that to three significant digits, half to even.
+    """Formats an amount: to the cent from one dollar up, below that to three significant digits, half to even.
 
     `$1,204.20`, `$0.00475`, `$0.25`, `$0.00`; `unknown` for None.
 
@@ -28,31 +28,31 @@ def money(amount: int | str | None) -> str:
 
 
 def exact_money(amount: int | str | None) -> str:
-    """Format an amount with all its digits: `$1,204.204999`."""
+    """Formats an amount with all its digits: `$1,204.204999`."""
     return "unknown" if amount is None else _written(_usd(amount))
 
 
 def moneys(*amounts: int) -> tuple[str, ...]:
-    """Format amounts that a text compares: rounded, or exact if different amounts would look equal."""
+    """Formats amounts that a text compares: rounded, or exact if different amounts would look equal."""
     texts = tuple(map(money, amounts))
     different = len({text.rstrip("0") for text in texts}) == len(set(amounts))
     return texts if different else tuple(map(exact_money, amounts))
 
 
 def beyond(spent: int, amount: int, limit: int) -> tuple[str, ...]:
-    """Format what is spent, an amount and the limit that it exceeds: rounded, or exact if it would seem to fit."""
+    """Formats what is spent, an amount and the limit that it exceeds: rounded, or exact if it would seem to fit."""
     rounded_spent, rounded_amount, rounded_limit = (_rounded(_usd(nano)) for nano in (spent, amount, limit))
     seems_to_fit = rounded_spent + rounded_amount <= rounded_limit
     return tuple(map(exact_money if seems_to_fit else money, (spent, amount, limit)))
 
 
 def typed_money(nano: int) -> str:
-    """Format an amount for a command or a config: `1204.204999`."""
+    """Formats an amount for a command or a config: `1204.204999`."""
     return exact_money(nano).replace("$", "").replace(",", "")
 
 
 def at_least(nano: int | None, unknown: int) -> str:
-    """Format an amount, with a `+` after it if it lacks calls of unknown cost."""
+    """Formats an amount, with a `+` after it if it lacks calls of unknown cost."""
     return money(nano) + ("+" if unknown and nano is not None else "")
 
 
@@ -71,7 +71,7 @@ def _written(usd: Decimal, *, keep_zeros: bool = False) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Format a share from 0 to 1: `98.2 %`; `–` for None."""
+    """Formats a share from 0 to 1: `98.2 %`; `–` for None."""
     if share is None:
         return "–"
     text = f"{share * 100:.1f}"
@@ -82,22 +82,22 @@ def percent(share: float | None) -> str:
 
 
 def moment(at: datetime) -> str:
-    """Format a time: `2026-11-21 10:00:00 UTC`."""
+    """Formats a time: `2026-11-21 10:00:00 UTC`."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def sentence(words: str) -> str:
-    """Write words as a sentence, with a capital and a full stop."""
+    """Writes words as a sentence, with a capital and a full stop."""
     return f"{words[:1].upper()}{words[1:].rstrip('.')}."
 
 
 def counted(number: int, noun: str) -> str:
-    """Format a number of things: `1 token`, `200,000 tokens`."""
+    """Formats a number of things: `1 token`, `200,000 tokens`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(ms: float | None) -> str:
-    """Format milliseconds as `850 ms`, `1.2 s`, `2 min 05 s` or `3 h 20 min`; empty for None."""
+    """Formats milliseconds as `850 ms`, `1.2 s`, `2 min 05 s` or `3 h 20 min`; empty for None."""
     if ms is None:
         return ""
     if ms < 1_000:
@@ -118,7 +118,7 @@ _CONTROLS = re.compile(
 
 
 def visible(text: str) -> str:
-    """Escape the invisible characters of a foreign text, which a model, a tenant or an error may have supplied."""
+    """Escapes the invisible characters of a foreign text, which a model, a tenant or an error may have supplied."""
     return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -127,7 +127,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", 
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[str | int | None]]) -> str:
-    """Write a heading and rows as CSV; None is an empty cell.
+    """Writes a heading and rows as CSV; None is an empty cell.
 
     Texts that a spreadsheet would run as a formula get an apostrophe in front, because programs choose the names of
     tenants and tags. Numbers, and amounts from `usd_from_nano`, stay unchanged.
@@ -136,19 +136,19 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[str | int | None]])
 
 
 def csv_lines(rows: Iterable[Sequence[str | int]]) -> str:
-    """Write rows as CSV, with their cells unchanged."""
+    """Writes rows as CSV, with their cells unchanged."""
     written = io.StringIO()
     csv.writer(written).writerows(rows)
     return written.getvalue()
 
 
 def no_formula(text: str) -> str:
-    """Put an apostrophe in front of a text that a spreadsheet would run as a formula."""
+    """Puts an apostrophe in front of a text that a spreadsheet would run as a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def csv_cell(value: str | int | None) -> str | int:
-    """Return a cell as `csv_text` writes it."""
+    """Returns a cell as `csv_text` writes it."""
     if not isinstance(value, str):
         return "" if value is None else value
     return value if _is_number(value) else no_formula(value)
@@ -159,12 +159,12 @@ def _is_number(text: str) -> bool:
 
 
 def words(text: str) -> frozenset[str]:
-    """Split a table of words that is written as a text."""
+    """Splits a table of words that is written as a text."""
     return frozenset(text.split())
 
 
 def joined(message: str, figures: str | None) -> str:
-    """Join the message of an error and its figures, if it has any."""
+    """Joins the message of an error and its figures, if it has any."""
     return message if not figures else f"{message}. {figures}"
 
 

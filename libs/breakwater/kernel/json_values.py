@@ -26,7 +26,7 @@ class NoJsonError(BreakwaterError, ValueError):
 
 
 def find_json(text: str, *, strict: bool, openers: str = "{[") -> JsonValue:
-    """Return the JSON value of an answer: its whole text, or a fenced block.
+    """Returns the JSON value of an answer: its whole text, or a fenced block.
 
     Args:
         text: the answer's text.
@@ -53,7 +53,7 @@ def find_json(text: str, *, strict: bool, openers: str = "{[") -> JsonValue:
 
 
 def parse_json(text: str) -> JsonValue:
-    """Parse one JSON value according to RFC 8259, without repeated keys in an object.
+    """Parses one JSON value according to RFC 8259, without repeated keys in an object.
 
     Raises:
         NoJsonError: the text is no JSON, or its value can't be written as JSON again.
@@ -78,7 +78,7 @@ TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
 
 
 def flaw_of(value: object) -> str | None:
-    """Return the reason why a value can't or shouldn't be written as JSON; None if it can."""
+    """Returns the reason why a value can't or shouldn't be written as JSON; None if it can."""
     for depth, level in enumerate(levels(value)):
         if depth > MAX_DEPTH:
             return TOO_DEEP
@@ -91,7 +91,7 @@ def flaw_of(value: object) -> str | None:
 
 
 def is_too_deep(value: object) -> bool:
-    """Return True if a value is nested too deeply for all programs that read it inside a message."""
+    """Returns True if a value is nested too deeply for all programs that read it inside a message."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH + 1):
         below: list[Any] = []
@@ -170,13 +170,13 @@ _LANGUAGE = re.compile(r"[A-Za-z][\w+-]*(?=[\s{\[\"])")
 
 
 def _inside(block: str) -> str:
-    """Return the content of a fenced block, without the name of its language."""
+    """Returns the content of a fenced block, without the name of its language."""
     language = _LANGUAGE.match(block)
     return block[language.end() :] if language is not None else block
 
 
 def _balanced(text: str, openers: str) -> Iterator[str]:
-    """Yield the outermost objects and arrays in a text, in order."""
+    """Yields the outermost objects and arrays in a text, in order."""
     end = 0
     begins = re.compile("|".join(_BEGINNINGS[opener] for opener in openers))
     while (start := begins.search(text, end)) is not None:
@@ -193,7 +193,7 @@ _STRUCTURE = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[{}\[\]]', re.S)
 
 
 def _closing(text: str, start: int) -> int | None:
-    """Return the end of the object or array that begins at `start`; None if it is not closed."""
+    """Returns the end of the object or array that begins at `start`; None if it is not closed."""
     depth = 0
     for token in _STRUCTURE.finditer(text, start):
         if token[0] in "{[":
@@ -218,7 +218,7 @@ _SINGLE = frozenset(
 def subschemas(
     schema: dict[str, JsonValue], path: str = "$", but: str | None = None
 ) -> Iterator[tuple[str, dict[str, JsonValue]]]:
-    """Yield a schema and every schema within it, each with its path. Data in them, such as `enum`, is skipped.
+    """Yields a schema and every schema within it, each with its path. Data in them, such as `enum`, is skipped.
 
     Args:
         schema: the outermost schema.

@@ -49,14 +49,14 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 def whole_text(text: str) -> str:
-    """Return a text with its halves joined, and lone halves replaced."""
+    """Returns a text with its halves joined, and lone halves replaced."""
     if text.isascii() or not _HALF.search(text):
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def whole_value(value: Any) -> Any:
-    """Return a JSON value with whole texts and names."""
+    """Returns a JSON value with whole texts and names."""
     match value:
         case str():
             return whole_text(value)
@@ -70,7 +70,7 @@ def whole_value(value: Any) -> Any:
 
 
 def whole_json(document: bytes) -> bytes | None:
-    """Return a JSON document with whole texts, otherwise unchanged; None if it has no lone half.
+    """Returns a JSON document with whole texts, otherwise unchanged; None if it has no lone half.
 
     Args:
         document: the document. Its halves are escapes, or three bytes each as in CESU-8.
@@ -91,7 +91,7 @@ def whole_json(document: bytes) -> bytes | None:
 
 
 def read_whole(read: Callable[[bytes], ReadT], document: bytes) -> ReadT:
-    """Read a document with a codec; if the codec refuses a lone half, read the document with whole texts.
+    """Reads a document with a codec; if the codec refuses a lone half, reads the document with whole texts.
 
     Raises the errors of `read`.
     """
@@ -104,7 +104,7 @@ def read_whole(read: Callable[[bytes], ReadT], document: bytes) -> ReadT:
 
 
 def read_halves(document: bytes) -> Any:
-    """Read JSON and keep the halves in its texts, for a joiner. Raises ValueError."""
+    """Reads JSON and keeps the halves in its texts, for a joiner. Raises ValueError."""
     try:
         return orjson.loads(document)
     except ValueError:
@@ -119,7 +119,7 @@ def _with_halves(document: bytes) -> Any:
 
 
 def whole_escapes(text: str, *, is_last: bool = True) -> str:
-    """Return a JSON text, such as a tool call's arguments, without escapes of lone halves, which codecs refuse.
+    """Returns a JSON text, such as a tool call's arguments, without escapes of lone halves, which codecs refuse.
 
     Args:
         text: the text as far as it has come. The result for a longer text begins with the result for a shorter one.
@@ -151,7 +151,7 @@ class TextJoiner:
         self._half = ""
 
     def put(self, piece: str) -> str:
-        """Return the next piece without a half at its end, which waits for the other half."""
+        """Returns the next piece without a half at its end, which waits for the other half."""
         text = self._half + piece
         self._half = ""
         if _awaits_half(text):
@@ -160,7 +160,7 @@ class TextJoiner:
         return whole_text(text)
 
     def end(self) -> str:
-        """Return the half that still waits when no piece follows, as U+FFFD."""
+        """Returns the half that still waits when no piece follows, as U+FFFD."""
         text = self._half
         self._half = ""
         return whole_text(text)
@@ -187,12 +187,12 @@ class EventJoiner:
         return not self._has_halves and not self._waiting
 
     def read(self, document: bytes) -> Any:
-        """Read an event and keep its halves. Apart from these it must be valid JSON."""
+        """Reads an event and keeps its halves. Apart from these it must be valid JSON."""
         self._has_halves = True
         return _with_halves(document)
 
     def put(self, event: _Event) -> Iterator[_Event]:
-        """Yield the events that can be passed on now that this event has come."""
+        """Yields the events that can be passed on now that this event has come."""
         places = _places(event)
         for waiting_places in tuple(self._waiting):
             if waiting_places and places and waiting_places.isdisjoint(places):
@@ -209,14 +209,14 @@ class EventJoiner:
         yield event
 
     def end(self) -> Iterator[_Event]:
-        """Yield the events that still wait when no event follows."""
+        """Yields the events that still wait when no event follows."""
         waiting = self._waiting
         self._waiting = {}
         yield from map(whole_value, waiting.values())
 
 
 def _moved_half(held_event: _Event, event: _Event) -> bool:
-    """Move halves from the ends of an event's texts to the next event's other halves; return True if any moved."""
+    """Moves halves from the ends of an event's texts to the next event's other halves; returns True if any moved."""
     following = _growing(event)
     is_moved = False
     for path, (container, name) in _growing(held_event).items():
@@ -231,7 +231,7 @@ def _moved_half(held_event: _Event, event: _Event) -> bool:
 
 
 def _places(event: Mapping[str, Any]) -> frozenset[Any]:
-    """Return the choices, the block or the item that an event belongs to; empty for an event of the whole stream."""
+    """Returns the choices, the block or the item that an event belongs to; empty for an event of the whole stream."""
     choices = event.get("choices")
     if isinstance(choices, list):
         return frozenset(_number(choice, "index") for choice in cast(list[Any], choices))
@@ -245,7 +245,7 @@ def _number(value: Any, name: str) -> int | None:
 
 
 def _growing(event: _Event) -> dict[_Path, tuple[Any, Any]]:
-    """Return the texts that grow from event to event, which are below `delta`, by their container and key."""
+    """Returns the texts that grow from event to event, which are below `delta`, by their container and key."""
     texts: dict[_Path, tuple[Any, Any]] = {}
     names = ("index", "output_index", "content_index", "summary_index")
     _collect(event, (str(event.get("type")), *(_number(event, name) for name in names)), texts, is_growing=False)

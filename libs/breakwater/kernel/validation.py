@@ -23,7 +23,7 @@ class FieldError:
 
 
 def problems(error: ValidationError, model: type[BaseModel] | None = None, document: Any = None) -> list[FieldError]:
-    """Return the problems of a validation, one for each path, without the values, which may be secret.
+    """Returns the problems of a validation, one for each path, without the values, which may be secret.
 
     Args:
         error: pydantic's error.
@@ -41,13 +41,13 @@ def problems(error: ValidationError, model: type[BaseModel] | None = None, docum
 
 
 def explain(error: ValidationError, model: type[BaseModel] | None = None, document: Any = None) -> str:
-    """Return all problems in one line."""
+    """Returns all problems in one line."""
     mistakes = problems(error, model, document)
     return "; ".join(f"{problem.path}: {problem.message}" if problem.path else problem.message for problem in mistakes)
 
 
 def ambiguity(document: bytes) -> str | None:
-    """Return the reason why valid JSON is refused as ambiguous; None if all readers understand it alike.
+    """Returns the reason why valid JSON is refused as ambiguous; None if all readers understand it alike.
 
     Readers differ on a repeated key, and on a number that no double can hold: the checked value would not be the one
     that a provider gets.
@@ -83,7 +83,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, pars
 
 
 def about_controls(detail: Any) -> str | None:
-    """Explain the refusal of a text with control characters; None for other mistakes."""
+    """Explains the refusal of a text with control characters; None for other mistakes."""
     pattern = detail["ctx"]["pattern"] if detail["type"] == "string_pattern_mismatch" else None
     if pattern == NO_SPACES:
         return "must not contain spaces or control characters; use a hyphen instead"
@@ -93,7 +93,7 @@ def about_controls(detail: Any) -> str | None:
 
 
 def _place(detail: Any, document: Any) -> str:
-    """Return the part of pydantic's location that is in the document, or missing there, without branches of unions."""
+    """Returns the part of pydantic's location that is in the document, or missing there, without branches of unions."""
     parts: list[str] = []
     value: Any = document
     for part in detail["loc"]:

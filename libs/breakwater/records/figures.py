@@ -60,7 +60,7 @@ class WindowTotals:
 
     @property
     def success_rate(self) -> float | None:
-        """Share of `decided` that succeeded, from 0 to 1; None without any."""
+        """The share of `decided` that succeeded, from 0 to 1; None without any."""
         return self.succeeded / self.decided if self.decided else None
 
 

@@ -38,31 +38,31 @@ class SinkMetrics:
         self._unavailable = gauge(registry, "sink_unavailable", "1 while a required server is unavailable.", "what")
 
     def began(self, stream: str, waiting: int) -> None:
-        """Set the number of messages that wait behind a batch of a stream."""
+        """Sets the number of messages that wait behind a batch of a stream."""
         self._waiting[(stream,)].set(waiting)
 
     def ended(self, stream: str) -> None:
-        """Count a batch that was stored and acknowledged."""
+        """Counts a batch that was stored and acknowledged."""
         self._batches[(stream,)].inc()
 
     def behind(self, stream: str, seconds: float) -> None:
-        """Set the age of the oldest event of a batch, or its age when it was stored."""
+        """Sets the age of the oldest event of a batch, or its age when it was stored."""
         # The clocks of two machines may differ: nothing is stored before it happened.
         self._lag[(stream,)].set(max(seconds, 0.0))
 
     def stored(self, table: str, rows: int, seconds: float) -> None:
-        """Count the rows of an insert, and its duration."""
+        """Counts the rows of an insert, and its duration."""
         self._rows[(table,)].inc(rows)
         self._insert_seconds[(table,)].observe(seconds)
 
     def dead_lettered(self, stream: str) -> None:
-        """Count a message that became a dead letter, because no table accepts it."""
+        """Counts a message that became a dead letter, because no table accepts it."""
         self._dead_letters[(stream,)].inc()
 
     def lost(self, events: int) -> None:
-        """Count acknowledged events that were missing in ClickHouse."""
+        """Counts acknowledged events that were missing in ClickHouse."""
         self._lost.inc(events)
 
     def unavailable(self, server: str, *, yes: bool) -> None:
-        """Set whether a server is unavailable, by its name in the log."""
+        """Sets whether a server is unavailable, by its name in the log."""
         self._unavailable[(server,)].set(yes)

@@ -39,7 +39,7 @@ def message_schema(message: type[BaseModel]) -> dict[str, Any]:
 
 
 def identified(schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a schema with its dialect, its id and its title first."""
+    """Returns a schema with its dialect, its id and its title first."""
     without_title = {key: value for key, value in schema.items() if key != "title"}
     return {"$schema": DIALECT, "$id": f"urn:breakwater:schema:{name}", "title": name, **without_title}
 
@@ -113,7 +113,7 @@ def completed(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _place(address: str, name: str) -> tuple[int, str]:
-    """Place of a channel in the document: in the contract's order, those of one address by the service."""
+    """The place of a channel in the document: in the contract's order, those of one address by the service."""
     return [channel.address for channel in CHANNELS].index(address), name
 
 

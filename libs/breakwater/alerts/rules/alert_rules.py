@@ -32,7 +32,7 @@ UNDELIVERABLE = "job_dead_lettered//undeliverable/"
 
 
 def severity_of(key: str) -> Severity:
-    """Return the severity of an incident, by its key. A channel that can't deliver is as severe as any incident."""
+    """Returns the severity of an incident, by its key. A channel that can't deliver is as severe as any incident."""
     return "critical" if key.startswith(UNDELIVERABLE) else SEVERITY_OF[key.partition("/")[0]]
 
 
@@ -41,12 +41,12 @@ ENDS: Mapping[str, AlertEvent] = {"breaker_open": "breaker_closed"}
 
 
 def began_with(alert: Alert) -> str:
-    """Return the event that an incident began with: `breaker_open`, also for a breaker that has closed."""
+    """Returns the event that an incident began with: `breaker_open`, also for a breaker that has closed."""
     return alert.first_event or alert.key.partition("/")[0]
 
 
 def highest_severity(alert: Alert) -> Severity:
-    """Return the highest severity that an incident has had: a breaker that has closed was critical."""
+    """Returns the highest severity that an incident has had: a breaker that has closed was critical."""
     return alert.highest_severity or severity_of(alert.key)
 
 
@@ -67,7 +67,7 @@ def route_matches(route: Route, alert: Alert) -> bool:
 
 
 def fill(template: str, alert: Alert, link: str) -> str:
-    """Fill in a template for an alert. `link` is empty if links are not set up.
+    """Fills in a template for an alert. `link` is empty if links are not set up.
 
     Raises:
         KeyError: the template has a name that is not in PLACEHOLDERS.

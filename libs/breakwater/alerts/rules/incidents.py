@@ -42,7 +42,7 @@ class IncidentRules:
 
 
 def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert | None:
-    """Return the next alert of the incident that a signal belongs to.
+    """Returns the next alert of the incident that a signal belongs to.
 
     Args:
         signal: the signal of an event.
@@ -97,7 +97,7 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
 
 
 def acknowledge(current: Alert, by: str, reason: str | None, at: datetime) -> Alert | None:
-    """Acknowledge an incident, which ends its reminders. None if it is already acknowledged or resolved."""
+    """Acknowledges an incident, which ends its reminders. None if it is already acknowledged or resolved."""
     if current.status not in {"firing", "pending"}:
         return None
     return _next(
@@ -114,7 +114,7 @@ def acknowledge(current: Alert, by: str, reason: str | None, at: datetime) -> Al
 
 
 def resolve(current: Alert, by: str, reason: str | None, at: datetime) -> Alert | None:
-    """Resolve an incident on behalf of an operator. None if it is already resolved."""
+    """Resolves an incident on behalf of an operator. None if it is already resolved."""
     if current.status == "resolved":
         return None
     # This does not remove the cause: a stopped task stays stopped.
@@ -123,7 +123,7 @@ def resolve(current: Alert, by: str, reason: str | None, at: datetime) -> Alert 
 
 
 def due(current: Alert, now: datetime, rules: IncidentRules) -> Alert | None:
-    """Return the change of an incident that is due: it resolves by itself, or a reminder is sent. None if none is due.
+    """Returns the change of an incident that is due: it resolves by itself, or a reminder is sent. None if none is due.
 
     A pending incident only resolves by itself once an operator has acknowledged it.
     """
@@ -150,7 +150,7 @@ def due(current: Alert, now: datetime, rules: IncidentRules) -> Alert | None:
 
 
 def due_at(current: Alert) -> datetime | None:
-    """Return the earliest time at which `due` returns a change of an incident; None if there is none."""
+    """Returns the earliest time at which `due` returns a change of an incident; None if there is none."""
     if current.status == "resolved":
         return None
     return current.remind_at if current.status == "pending" else current.ends_at

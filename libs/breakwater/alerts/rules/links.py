@@ -11,7 +11,7 @@ from breakwater.kernel.telemetry.settings import TRACE_ID
 
 
 def incident_link(base_url: str, secret: str, incident_id: str, valid: timedelta, now: datetime) -> str:
-    """Return a link to an incident's page, below the public `base_url` of the HTTP API."""
+    """Returns a link to an incident's page, below the public `base_url` of the HTTP API."""
     # The expiry is in whole hours, so that the messages of an incident mostly have the same link.
     expires = (int((now + valid).timestamp()) // 3600 + 1) * 3600
     query = urlencode({"expires": expires, "signature": _signature(secret, incident_id, expires)})
@@ -19,7 +19,7 @@ def incident_link(base_url: str, secret: str, incident_id: str, valid: timedelta
 
 
 def link_objection(secret: str, incident_id: str, expires: str, signature: str, now: datetime) -> str | None:
-    """Return the reason why a link is refused, in words for its holder; None if it is valid."""
+    """Returns the reason why a link is refused, in words for its holder; None if it is valid."""
     if not expires.isascii() or not expires.isdigit() or len(expires) > 15:
         return "this link is not whole; copy it again from the message"
     if not hmac.compare_digest(_signature(secret, incident_id, int(expires)).encode(), signature.encode()):
@@ -35,7 +35,7 @@ def _signature(secret: str, incident_id: str, expires: int) -> str:
 
 
 def trace_url(template: str | None, trace_id: str | None) -> str | None:
-    """Return the URL of a trace; None without a template or a trace.
+    """Returns the URL of a trace; None without a template or a trace.
 
     Args:
         template: `tracing.url_template` of the config, with `{trace_id}` one or more times; None if it is not set.

@@ -82,7 +82,7 @@ class Next:
 
 
 def message_id(message: ChannelMessage) -> str:
-    """Return the unique id of a message, which is the same for every try."""
+    """Returns the unique id of a message, which is the same for every try."""
     return message.alert_id if isinstance(message, Alert) else message.digest_id
 
 
@@ -94,7 +94,7 @@ def next_message(
     sent: Sequence[datetime] = (),
     updatable: Mapping[str, datetime] | None = None,
 ) -> Next:
-    """Decide what a channel is sent next.
+    """Decides what a channel is sent next.
 
     Args:
         waiting: the waiting alerts, in the order of ALERTS.
@@ -154,7 +154,7 @@ def next_message(
 
 
 def quiet_until(hours: QuietHours | None, alert: Alert, at: datetime) -> datetime | None:
-    """Return the end of the quiet hours that hold back an alert; None if it is sent immediately."""
+    """Returns the end of the quiet hours that hold back an alert; None if it is sent immediately."""
     if hours is None or (hours.but is not None and _severity(alert) >= SEVERITIES.index(hours.but)):
         return None
     local = at.astimezone(ZoneInfo(hours.timezone))
@@ -198,7 +198,7 @@ class _Candidate:
         return self.unannounced or bool(self._changes & (_NEWS - {"resolved", "reopened"} if came_back else _NEWS))
 
     def wanted(self, rules: ChannelRules) -> bool:
-        """Return True if the channel takes its current event, or its first event if nothing was sent yet."""
+        """Returns True if the channel takes its current event, or its first event if nothing was sent yet."""
         if self.newest.key.startswith(UNDELIVERABLE):
             return True
         events = {self.newest.event, *((began_with(self.newest),) if self.unannounced else ())}
@@ -209,7 +209,7 @@ class _Candidate:
         )
 
     def ready(self, rules: ChannelRules, now: datetime) -> datetime:
-        """Return the earliest time to send it."""
+        """Returns the earliest time to send it."""
         recovered = self.newest.status == "resolved" and self.newest.resolved_by is None
         if not recovered or rules.every_change:
             return now
@@ -219,12 +219,12 @@ class _Candidate:
         return known_since + timedelta(seconds=rules.quiet_s)
 
     def update_ready(self, changed_at: datetime) -> datetime:
-        """Return the earliest time to update its message. Only a repetition can wait."""
+        """Returns the earliest time to update its message. Only a repetition can wait."""
         return changed_at + UPDATE_EVERY if self.newest.change == "repeated" else changed_at
 
 
 def _urgency(candidate: _Candidate) -> tuple[int, int]:
-    """Return a sort key: the most severe first, and among equals the one that has waited longest."""
+    """Returns a sort key: the most severe first, and among equals the one that has waited longest."""
     return -_severity(candidate.newest), candidate.sequences[0]
 
 
@@ -235,7 +235,7 @@ def _chosen(
     now: datetime,
     sent: Sequence[datetime],
 ) -> tuple[ChannelMessage, tuple[int, ...]] | datetime | None:
-    """Return the message and what it covers, or the time at which the rate limit admits one; None if none is due."""
+    """Returns the message and what it covers, or the time at which the rate limit admits one; None if none is due."""
     limit = rules.route.rate_limit
     candidates = quiet + now_due
     if not candidates:

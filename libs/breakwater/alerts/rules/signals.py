@@ -82,7 +82,7 @@ class Firing(_SignalFields):
     done_by: str | None = None
 
     def after(self, before: Firing) -> Firing:
-        """Merge this signal with an earlier one of the same incident."""
+        """Merges this signal with an earlier one of the same incident."""
         return replace(self, times=self.times + before.times)
 
 
@@ -102,7 +102,7 @@ class Resolved(_SignalFields):
     above: int | None = None
 
     def ends(self, key: str) -> bool:
-        """Return True if this ends the incident with a key."""
+        """Returns True if this ends the incident with a key."""
         if self.above is None:
             return key == self.key
         begin, _, percent = key.rpartition("/")
@@ -113,12 +113,12 @@ Signal = Firing | Resolved
 
 
 def key_of(event: AlertEvent, *names: str | None) -> str:
-    """Return the key of an incident, of which at most one is open. A missing name becomes an empty token."""
+    """Returns the key of an incident, of which at most one is open. A missing name becomes an empty token."""
     return "/".join([event, *("" if name is None else encode_token(name) for name in names)])
 
 
 def signals_of(event: BreakerTransition | GuardEvent | BudgetEvent) -> tuple[Signal, ...]:
-    """Return the signals of an event; empty if it changes no incident."""
+    """Returns the signals of an event; empty if it changes no incident."""
     match event:
         case BreakerTransition():
             return _of_breaker(event)
@@ -129,7 +129,7 @@ def signals_of(event: BreakerTransition | GuardEvent | BudgetEvent) -> tuple[Sig
 
 
 def _figures(event: BaseModel, *fields: str, **renamed: str) -> dict[str, JsonValue]:
-    """Return fields of an event as on the wire; `renamed` maps names in an alert to names in the event."""
+    """Returns fields of an event as on the wire; `renamed` maps names in an alert to names in the event."""
     written = event.model_dump(mode="json", include={*fields, *renamed.values()})
     return {field: written[field] for field in fields} | {name: written[field] for name, field in renamed.items()}
 
@@ -277,7 +277,7 @@ def _opening(text: str) -> str:
 
 
 def of_quotas(execution: Execution, newest: Callable[[str], Alert | None]) -> tuple[Signal, ...]:
-    """Return the signals of a job's calls about provider accounts: a quota is exhausted, or available again.
+    """Returns the signals of a job's calls about provider accounts: a quota is exhausted, or available again.
 
     Args:
         execution: the job's record.
@@ -330,7 +330,7 @@ def _quota_exhausted(key: str, attempt: Attempt, error: ErrorInfo) -> Firing:
 
 
 def of_execution(execution: Execution, costly: int | None, long_ms: int | None) -> tuple[Firing, ...]:
-    """Return the signals of a job's end: it has no answer, or its cost or duration is above the limit.
+    """Returns the signals of a job's end: it has no answer, or its cost or duration is above the limit.
 
     A cancelled job has none, because a person has looked at it.
 
@@ -362,7 +362,7 @@ def of_execution(execution: Execution, costly: int | None, long_ms: int | None) 
 
 
 def cut_off(execution: Execution, cut: int, answers: int) -> Firing:
-    """Signal that `cut` of an agent's latest answers were truncated, this execution's included."""
+    """Signals that `cut` of an agent's latest answers were truncated, this execution's included."""
     details = (
         f" was truncated by its output limit, as were {cut} of the agent's last {answers} answers: raise the agent's "
         "`max_tokens`, or ask for less"
@@ -418,7 +418,7 @@ def _of_job(
 
 
 def of_dead_letter(dead_letter: DeadLetter, source_id: str) -> tuple[Firing, ...]:
-    """Return the signal of a dead letter without an execution: an unreadable job, or a row that no table accepts.
+    """Returns the signal of a dead letter without an execution: an unreadable job, or a row that no table accepts.
 
     `source_id` is the dead letter's `ce-id`.
     """
@@ -456,7 +456,7 @@ def _undeliverable(dead_letter: DeadLetter, source_id: str, channel: str) -> tup
 
 
 def config_applied(version: str, before: str, by: str, changes: tuple[str, ...], at: datetime) -> Firing:
-    """Signal that another config was applied, with its changes."""
+    """Signals that another config was applied, with its changes."""
     listed = [
         *changes[:_CHANGES_IN_TEXT],
         *([f"and {more} more"] if (more := len(changes) - _CHANGES_IN_TEXT) > 0 else []),
@@ -474,7 +474,7 @@ def config_applied(version: str, before: str, by: str, changes: tuple[str, ...],
 
 
 def consumer_deleted(stream: str, consumer: str, at: datetime) -> Firing:
-    """Signal that a NATS consumer is gone. It fades, in case the reporting worker dies before the consumer is back."""
+    """Signals that a NATS consumer is gone. It fades, in case the reporting worker dies before the consumer is back."""
     return Firing(
         key=key_of("consumer_deleted", stream, consumer),
         event="consumer_deleted",
@@ -489,7 +489,7 @@ def consumer_deleted(stream: str, consumer: str, at: datetime) -> Firing:
 
 
 def consumer_restored(stream: str, consumer: str, at: datetime) -> Resolved:
-    """Signal that a deleted consumer is back."""
+    """Signals that a deleted consumer is back."""
     return Resolved(
         key=key_of("consumer_deleted", stream, consumer),
         event="consumer_deleted",
@@ -503,7 +503,7 @@ def consumer_restored(stream: str, consumer: str, at: datetime) -> Resolved:
 
 
 def channel_works(channel: str, source_id: str, at: datetime) -> Resolved:
-    """Signal that a channel delivers again, because a message arrived."""
+    """Signals that a channel delivers again, because a message arrived."""
     return Resolved(
         key=f"{UNDELIVERABLE}{encode_token(channel)}",
         event="job_dead_lettered",

@@ -417,7 +417,7 @@ def quoted(name: str) -> str:
 
 
 def statements(module: str) -> Mapping[str, str]:
-    """Return the statements of a module's file in `sql/`, each by the name in the line above it: `-- name: spend`."""
+    """Returns the statements of a module's file in `sql/`, each by the name in the line above it: `-- name: spend`."""
     path = Path(module)
     text = path.with_name("sql").joinpath(f"{path.stem}.sql").read_text("utf-8")
     parts = (part.partition("\n") for part in text.split("-- name: ")[1:])

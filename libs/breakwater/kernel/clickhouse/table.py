@@ -29,7 +29,7 @@ _MONTHLY = "ttl_only_drop_parts = 1, materialize_ttl_recalculate_only = 1"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Place and retention of the tables. All statements of a database are made with the same layout."""
+    """The place and the retention of the tables. All statements of a database are made with the same layout."""
 
     cluster: str | None = None
     """The replicated cluster that every statement is for, as the server's config names it; None for one server. Each
@@ -39,11 +39,11 @@ class Layout:
 
     @property
     def on_cluster(self) -> str:
-        """Clause that follows the name of the object that a statement makes or changes."""
+        """The clause that follows the name of the object that a statement makes or changes."""
         return "" if self.cluster is None else f" ON CLUSTER '{self.cluster}'"
 
     def engine(self, version: str) -> str:
-        """Engine of a table whose rows are replaced by those of a higher version."""
+        """The engine of a table whose rows are replaced by those of a higher version."""
         if self.cluster is None:
             return f"ReplacingMergeTree({version})"
         # Without the table's UUID, so that a server which joins later finds the rows that are there.
@@ -60,7 +60,7 @@ class Table:
 
     name: str
     columns: Mapping[str, str]
-    """Name and ClickHouse type."""
+    """A name and its type in ClickHouse."""
     order_by: tuple[str, ...]
     time: str
     """The column that gives a row's age."""

@@ -180,6 +180,6 @@ class HttpServer:
 
 
 async def disconnected(receive: Receive) -> None:
-    """Wait until the client disconnects."""
+    """Waits until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -115,7 +115,7 @@ def _subject(kind: str, *names: str) -> str:
 
 
 job: Callable[[str], str] = partial(_subject, "jobs")
-"""Subject of jobs for an agent (JOBS)."""
+"""The subject of jobs for an agent (JOBS)."""
 
 NOTHING = "bw.nothing"
 """A subject without publishers."""
@@ -136,7 +136,7 @@ def jobs_by(user: str) -> str:
 
 
 parked: Callable[[str, str], str] = partial(_subject, "parked")
-"""Subject of a job that has to wait for long (PARKED). Internal: programs have no access."""
+"""The subject of a job that has to wait for long (PARKED). Internal: programs have no access."""
 
 
 def parked_anywhere(execution_id: str) -> str:
@@ -145,30 +145,30 @@ def parked_anywhere(execution_id: str) -> str:
 
 
 def attempt(agent: str, execution_id: str, number: int | str) -> str:
-    """Subject of attempt `number` (from 1; or `*`) of an execution (EVENTS)."""
+    """The subject of attempt `number` (from 1; or `*`) of an execution (EVENTS)."""
     return f"{_subject('attempts', agent, execution_id)}.{number}"
 
 
 execution: Callable[[str, str], str] = partial(_subject, "executions")
-"""Subject of the one terminal record of an execution (EVENTS)."""
+"""The subject of the one terminal record of an execution (EVENTS)."""
 
 breaker: Callable[[str, str], str] = partial(_subject, "breakers")
-"""Subject of transitions of a breaker (EVENTS)."""
+"""The subject of transitions of a breaker (EVENTS)."""
 
 guard: Callable[[str], str] = partial(_subject, "guards")
-"""Subject of trips and resets of task guards (EVENTS)."""
+"""The subject of trips and resets of task guards (EVENTS)."""
 
 plan: Callable[[str], str] = partial(_subject, "plans")
-"""Subject of a plan's changes of state (EVENTS)."""
+"""The subject of a plan's changes of state (EVENTS)."""
 
 budget: Callable[[str, str], str] = partial(_subject, "budgets")
-"""Subject of threshold crossings of a budget (EVENTS)."""
+"""The subject of threshold crossings of a budget (EVENTS)."""
 
 alert: Callable[[str], str] = partial(_subject, "alerts")
-"""Subject of alerts of a kind (ALERTS)."""
+"""The subject of alerts of a kind (ALERTS)."""
 
 audit: Callable[[str], str] = partial(_subject, "audit")
-"""Subject of actions of people (AUDIT)."""
+"""The subject of actions of people (AUDIT)."""
 
 ALERTER_LEADER = "bw.alerter.leader"
 """The lease of the alerter that notifies people (ALERTER). Internal, as all of ALERTER."""
@@ -177,41 +177,41 @@ CHANNEL_TESTS = "bw.alerter.test.*"
 """Subjects of requests for test messages to channels; core NATS, not stored."""
 
 sent_message: Callable[[str, str], str] = partial(_subject, "alerter.sent")
-"""Subject of the record of the message that a channel has sent for an incident, to update it later (ALERTER)."""
+"""The subject of the record of the message that a channel has sent for an incident, to update it later (ALERTER)."""
 
 disabled_channel: Callable[[str], str] = partial(_subject, "alerter.disabled")
-"""Subject of the record that a channel's receiver wants no more alerts (ALERTER)."""
+"""The subject of the record that a channel's receiver wants no more alerts (ALERTER)."""
 
 
 def alert_replay(channel: str, dead_letter_id: int) -> str:
-    """Subject of an alert that a channel is to send again (ALERTER). `dead_letter_id` is its sequence in DLQ."""
+    """The subject of an alert that a channel is to send again (ALERTER). `dead_letter_id` is its sequence in DLQ."""
     return f"{_subject('alerter.replays', channel)}.{dead_letter_id}"
 
 
 channel_test: Callable[[str], str] = partial(_subject, "alerter.test")
-"""Subject of a request for a test message to a channel; core NATS, not stored."""
+"""The subject of a request for a test message to a channel; core NATS, not stored."""
 
 result: Callable[[str], str] = partial(_subject, "results")
-"""Subject of the answer to a job, unredacted (RESULTS)."""
+"""The subject of the answer to a job, unredacted (RESULTS)."""
 
 
 def kept_request(execution_id: str) -> str:
-    """Subject of the request that led to a stored response (RESPONSES). Internal."""
+    """The subject of the request that led to a stored response (RESPONSES). Internal."""
     return f"{_subject('responses', execution_id)}.request"
 
 
 def kept_chunks(execution_id: str) -> str:
-    """Subject of the stored chunks of an answer, in order (RESPONSES). Internal."""
+    """The subject of the stored chunks of an answer, in order (RESPONSES). Internal."""
     return f"{_subject('responses', execution_id)}.chunks"
 
 
 def dead_letter(reason: str, agent: str) -> str:
-    """Subject of a message that could not be handled (DLQ). An unknown agent is `unknown`."""
+    """The subject of a message that could not be handled (DLQ). An unknown agent is `unknown`."""
     return _subject("dlq", reason, agent or "unknown")
 
 
 def replayed(dead_letter_id: int) -> str:
-    """Subject of the replay of a dead letter's job (DLQ). Internal. `dead_letter_id` is its sequence in DLQ."""
+    """The subject of the replay of a dead letter's job (DLQ). Internal. `dead_letter_id` is its sequence in DLQ."""
     return f"bw.replayed.{dead_letter_id}"
 
 
@@ -219,13 +219,13 @@ progress: Callable[[str, str], str] = partial(_subject, "progress")
 """Live progress of an execution; core NATS, not stored."""
 
 chunks: Callable[[str, str], str] = partial(_subject, "chunks")
-"""Subject of the chunks of an answer while it is produced, unredacted; core NATS, not stored."""
+"""The subject of the chunks of an answer while it is produced, unredacted; core NATS, not stored."""
 
 cancel: Callable[[str], str] = partial(_subject, "cancel")
-"""Subject of programs' requests to cancel a job; core NATS, a request."""
+"""The subject of programs' requests to cancel a job; core NATS, a request."""
 
 cancel_request: Callable[[str], str] = partial(_subject, "cancel-requests")
-"""Subject of notices to workers that a job is to be cancelled; core NATS, not stored. Internal."""
+"""The subject of notices to workers that a job is to be cancelled; core NATS, not stored. Internal."""
 
 CANCEL_REQUESTS = "bw.cancel-requests.*"
 
@@ -236,7 +236,7 @@ CANCELS_BY_USER = "bw.cancel-by.*.*"
 """The same with the user who requests it."""
 
 AGENTS = "bw.agents"
-"""Subject of programs' requests for the agents that they may call; core NATS, a request."""
+"""The subject of programs' requests for the agents that they may call; core NATS, a request."""
 
 AGENTS_BY_USER = "bw.agents-by.*"
 """The same with the user who requests it."""

@@ -79,7 +79,7 @@ class TimeRange:
 
     @property
     def _bounds(self) -> tuple[str, str]:
-        """Start and end in UTC; with seconds for a range of a few minutes that does not consist of whole minutes."""
+        """The start and the end in UTC; with seconds for a few minutes that begin or end within a minute."""
         start = self.window.start.astimezone(UTC)
         end = self.window.end.astimezone(UTC)
         time_format = "%b %d %H:%M:%S" if end - start < _FEW_MINUTES and (start.second or end.second) else "%b %d %H:%M"

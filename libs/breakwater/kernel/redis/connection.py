@@ -50,7 +50,7 @@ class Script:
 
 
 def scripts_of(module: str) -> dict[str, Script]:
-    """Return the Lua scripts of a store, by name, from the file next to its module.
+    """Returns the Lua scripts of a store, by name, from the file next to its module.
 
     Each script begins with a line `--- <name>`.
     The helpers above the first of these lines belong to all of them.

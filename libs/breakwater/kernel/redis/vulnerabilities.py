@@ -27,13 +27,13 @@ _FIXED: dict[str, dict[RedisServer, tuple[Version, ...]]] = {
 
 
 def read_version(text: str) -> Version:
-    """Read the numbers that a text such as `7.4.6` or `9.0.0-rc3` begins with; empty if there are none."""
+    """Reads the numbers that a text such as `7.4.6` or `9.0.0-rc3` begins with; empty if there are none."""
     match = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def known_vulnerabilities(server: RedisServer, version: Version) -> tuple[str, ...]:
-    """List the CVE ids of the known holes in a release, oldest first.
+    """Lists the CVE ids of the known holes in a release, oldest first.
 
     Distributions fix holes without changing the version, so the result may be wrong for their builds.
 

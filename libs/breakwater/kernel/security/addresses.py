@@ -45,7 +45,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def refusal(address: IpAddress, allowed: Sequence[IpNetwork]) -> str | None:
-    """Return the reason why nothing is sent to an address, such as `loopback` or `private`; None if it may be used.
+    """Returns the reason why nothing is sent to an address, such as `loopback` or `private`; None if it may be used.
 
     Args:
         address: the address to connect to.

@@ -65,7 +65,7 @@ class Cipher:
     """
 
     def __init__(self, keys: Sequence[str] = (), plane_key: str | None = None) -> None:
-        """Create a cipher with keys from `new_key`, and any text as the plane's own key.
+        """Creates a cipher with keys from `new_key`, and any text as the plane's own key.
 
         Raises ConfigError if a key is invalid; the message begins with its place.
         """
@@ -95,20 +95,20 @@ class Cipher:
         return tuple(self._keys)
 
     def pseudonym(self, name: str) -> str:
-        """Return a stable substitute for a name that must not be stored. With a key, the name can't be guessed."""
+        """Returns a stable substitute for a name that must not be stored. With a key, the name can't be guessed."""
         key_id = self.own_id or self._first
         key = b"" if key_id is None else self._keys[key_id]
         return f"redacted-{hashlib.blake2b(name.encode(errors='surrogatepass'), key=key, digest_size=10).hexdigest()}"
 
     def encrypt(self, text: bytes) -> str:
-        """Encrypt a text to a token. There must be a key."""
+        """Encrypts a text to a token. There must be a key."""
         key_id = self._first or self.own_id
         assert key_id is not None
         plain = _COMPRESSED + zlib.compress(text, 1) if len(text) >= COMPRESS_FROM else _PLAIN + text
         return f"bwe1.{key_id}.{self._fernet(key_id).encrypt(plain).decode()}"
 
     def decrypt(self, token: str) -> bytes:
-        """Decrypt a token. Raises DecryptionError."""
+        """Decrypts a token. Raises DecryptionError."""
         match = _TOKEN.fullmatch(token)
         if match is None:
             raise DecryptionError("the text is marked as encrypted, but is not in Breakwater's format")
@@ -134,7 +134,7 @@ class Cipher:
         return fernet
 
     def encrypt_document(self, document: bytes, *, private: bool = False, names: Sequence[str] = TEXTS) -> bytes:
-        """Replace the texts of a JSON document by a token; a document without texts stays unchanged.
+        """Replaces the texts of a JSON document by a token; a document without texts stays unchanged.
 
         Args:
             document: a JSON object.
@@ -160,7 +160,7 @@ class Cipher:
         return to_json(fields | {FIELD: self.encrypt(to_json(texts))})
 
     def decrypt_document(self, document: bytes) -> bytes:
-        """Restore the texts of a JSON document; a document without a token stays unchanged. Raises DecryptionError."""
+        """Restores the texts of a JSON document; a document without a token stays unchanged. Raises DecryptionError."""
         if not may_be_encrypted(document):
             return document
         fields = _object(document)
@@ -173,17 +173,17 @@ class Cipher:
         return to_json(fields | texts)
 
     def decrypt_record(self, record: RecordT) -> RecordT:
-        """Return a record with its texts. Raises DecryptionError."""
+        """Returns a record with its texts. Raises DecryptionError."""
         if getattr(record, FIELD, None) is None:
             return record
         return type(record).model_validate_json(self.decrypt_document(record.json_bytes()))
 
     def encrypt_line(self, text: str) -> str:
-        """Encrypt a text to a line, to which others can be appended; unchanged if the cipher is off."""
+        """Encrypts a text to a line, to which others can be appended; unchanged if the cipher is off."""
         return f"{self.encrypt(text.encode())}\n" if self.on and text else text
 
     def decrypt_lines(self, text: str) -> str:
-        """Decrypt concatenated lines of `encrypt_line`. Raises DecryptionError."""
+        """Decrypts concatenated lines of `encrypt_line`. Raises DecryptionError."""
         return _LINE.sub(lambda match: self.decrypt(match[0][:-1]).decode(), text)
 
 
@@ -192,14 +192,14 @@ OFF = Cipher()
 
 
 def key_of_document(document: bytes) -> str | None:
-    """Return the id of the key that a document's texts are encrypted with; None if they are not encrypted."""
+    """Returns the id of the key that a document's texts are encrypted with; None if they are not encrypted."""
     token = _object(document).get(FIELD)
     match = _TOKEN.fullmatch(token) if isinstance(token, str) else None
     return None if match is None else match["key"]
 
 
 def new_key() -> str:
-    """Create a key: 32 random bytes, in URL-safe base64."""
+    """Creates a key: 32 random bytes, in URL-safe base64."""
     from cryptography.fernet import Fernet
 
     return Fernet.generate_key().decode()

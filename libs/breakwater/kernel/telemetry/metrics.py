@@ -81,13 +81,13 @@ class SeriesByLabels(dict[tuple[str, ...], _Series], Generic[_Series]):
 # Once for a registry: a process may have several that count the same.
 @cache
 def counter(registry: CollectorRegistry, name: str, help_text: str, *labels: str) -> SeriesByLabels[Counter]:
-    """Return the series of a counter with labels."""
+    """Returns the series of a counter with labels."""
     return SeriesByLabels(Counter(f"breakwater_{name}", help_text, labels, registry=registry))
 
 
 @cache
 def gauge(registry: CollectorRegistry, name: str, help_text: str, *labels: str) -> SeriesByLabels[Gauge]:
-    """Return the series of a gauge with labels."""
+    """Returns the series of a gauge with labels."""
     return SeriesByLabels(Gauge(f"breakwater_{name}", help_text, labels, registry=registry))
 
 
@@ -95,24 +95,24 @@ def gauge(registry: CollectorRegistry, name: str, help_text: str, *labels: str) 
 def histogram(
     registry: CollectorRegistry, buckets: tuple[float, ...], name: str, help_text: str, *labels: str
 ) -> SeriesByLabels[Histogram]:
-    """Return the series of a histogram with labels."""
+    """Returns the series of a histogram with labels."""
     return SeriesByLabels(Histogram(f"breakwater_{name}", help_text, labels, buckets=buckets, registry=registry))
 
 
 @cache
 def plain_counter(registry: CollectorRegistry, name: str, help_text: str) -> Counter:
-    """Return a counter without labels."""
+    """Returns a counter without labels."""
     return Counter(f"breakwater_{name}", help_text, registry=registry)
 
 
 @cache
 def plain_gauge(registry: CollectorRegistry, name: str, help_text: str) -> Gauge:
-    """Return a gauge without labels, which is 0 from the beginning."""
+    """Returns a gauge without labels, which is 0 from the beginning."""
     return Gauge(f"breakwater_{name}", help_text, registry=registry)
 
 
 def dead_letters_refused(registry: CollectorRegistry = REGISTRY) -> SeriesByLabels[Counter]:
-    """Return the counter of messages that were dropped because DLQ refused them, by their stream."""
+    """Returns the counter of messages that were dropped because DLQ refused them, by their stream."""
     help_text = "Messages dropped without a dead letter, because DLQ refused it."
     return counter(registry, "dead_letters_refused_total", help_text, "stream")
 
@@ -129,7 +129,7 @@ class HttpMetrics:
         )
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count an answered request.
+        """Counts an answered request.
 
         Args:
             route: the pattern of its path, never the path itself.
@@ -149,7 +149,7 @@ class StreamMetrics:
         self._used = gauge(registry, "stream_used_ratio", help_text, "stream")
 
     def used(self, stream: str, ratio: float) -> None:
-        """Set the used share of a stream's limit; 0 for a stream without one."""
+        """Sets the used share of a stream's limit; 0 for a stream without one."""
         self._used[(stream,)].set(ratio)
 
 
@@ -203,7 +203,7 @@ class GaugeCollector:
     def __init__(
         self, service: str, *reads: Callable[[], Awaitable[Readings]], registry: CollectorRegistry = REGISTRY
     ) -> None:
-        """Create a collector, which shows nothing before `start`.
+        """Creates a collector, which shows nothing before `start`.
 
         Args:
             service: the service whose `PLANE_GAUGES` are shown.
@@ -219,18 +219,18 @@ class GaugeCollector:
         self._until = 0.0
 
     def start(self) -> None:
-        """Show the gauges, and read them in the running event loop."""
+        """Shows the gauges, and reads them in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._collector.shown = self
 
     def stop(self) -> None:
-        """Show nothing from now on."""
+        """Shows nothing from now on."""
         self._loop = None
         if self._collector.shown is self:
             self._collector.shown = None
 
     def readings(self) -> Readings:
-        """Return the readings, at most `KEPT_S` old. Scrapers call this from their own threads."""
+        """Returns the readings, at most `KEPT_S` old. Scrapers call this from their own threads."""
         with self._one_reads:
             if self._loop is not None and time.monotonic() >= self._until:
                 reading = asyncio.run_coroutine_threadsafe(self._look(), self._loop)
@@ -264,11 +264,11 @@ class _PlaneCollector(Collector):
         self.shown: GaugeCollector | None = None
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Return the gauges without values: the registry asks for their names when they are registered."""
+        """Returns the gauges without values: the registry asks for their names when they are registered."""
         return self._families({})
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Return the gauges with all known values."""
+        """Returns the gauges with all known values."""
         collector = self.shown
         return self._families({} if collector is None else collector.readings())
 
@@ -288,7 +288,7 @@ def _plane_collector(registry: CollectorRegistry, gauges: tuple[PlaneGauge, ...]
 
 
 def one_of(chosen: str, values: Iterable[str], *labels: str) -> dict[tuple[str, ...], float]:
-    """Return a gauge's readings, by its labels and each of `values`: 1 for the chosen value, 0 for the others."""
+    """Returns a gauge's readings, by its labels and each of `values`: 1 for the chosen value, 0 for the others."""
     return {(*labels, value): float(value == chosen) for value in values}
 
 
@@ -298,7 +298,7 @@ def _config_info(registry: CollectorRegistry) -> Info:
 
 
 def show_config(version: str, registry: CollectorRegistry = REGISTRY, *, refused: bool = False) -> None:
-    """Show the effective version of the config, and whether the config file is invalid."""
+    """Shows the effective version of the config, and whether the config file is invalid."""
     _config_info(registry).info({"version": version})
     plain_gauge(registry, "config_refused", "1 while the config file is invalid.").set(refused)
 
@@ -309,7 +309,7 @@ _REQUEST_S = 10.0
 
 
 def serve(host: str, port: int, token: str | None = None) -> None:
-    """Serve /metrics from a thread, until the process ends.
+    """Serves /metrics from a thread, until the process ends.
 
     If another program has the port, it is tried again until it is free; the service works meanwhile.
 
@@ -358,7 +358,7 @@ def _ignore(*_connection: object) -> None: ...
 
 
 def _for_bearers(app: WSGIApplication, authorization: str) -> WSGIApplication:
-    """Wrap an application so that requests must have this `Authorization`."""
+    """Wraps an application so that requests must have this `Authorization`."""
 
     def respond(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         # WSGI passes the bytes of headers on as Latin-1.
@@ -383,6 +383,6 @@ def _serve_later(host: str, port: int, token: str | None, outage: Outage) -> Non
 
 
 def exposition(accept: str) -> tuple[bytes, str]:
-    """Return all metrics of this process as text, and its content type, by the scraper's `Accept` header."""
+    """Returns all metrics of this process as text, and its content type, by the scraper's `Accept` header."""
     encode, content_type = choose_encoder(accept)
     return encode(REGISTRY), content_type

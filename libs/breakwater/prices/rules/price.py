@@ -118,7 +118,7 @@ class Rates:
     """Cached results of `_highest_rate`: prices never change, and a model's calls mostly share kinds and steps."""
 
     def _rate(self, kind: str, tokens: int) -> tuple[int, bool]:
-        """Return a kind's price in a call with `tokens` of input, and whether it is certain."""
+        """Returns a kind's price in a call with `tokens` of input, and whether it is certain."""
         known_rate = None
         for above, nano in self.steps.get(kind, ()):
             if tokens > above:
@@ -130,7 +130,7 @@ class Rates:
         return -(-direction_rate * rule.percent // 100), rule.certain
 
     def cost(self, usage: Usage, terms: Sequence[str] = ()) -> Cost | None:
-        """Return the cost of a call, rounded half up once to whole nano-dollars; None when its usage is unknown.
+        """Returns the cost of a call, rounded half up once to whole nano-dollars; None when its usage is unknown.
 
         Args:
             usage: the call's usage. When its parts exceed the total, the most expensive parts count first.
@@ -169,7 +169,7 @@ class Rates:
         return Cost(nano, f"no price is known for {' and '.join(unpriced)}" if unpriced else None)
 
     def worst_case(self, input_tokens: int, max_tokens: int, size: InputSize) -> int:
-        """Return the most nano-dollars that a call can cost, at the highest of the prices that may apply."""
+        """Returns the most nano-dollars that a call can cost, at the highest of the prices that may apply."""
         # A provider may write the whole input into its cache by itself, and charge more for that.
         writes = "cache_write" in self.steps or size.cache_ttl_s
         kinds = ["input", "cached", *(["cache_write"] if writes else [])]
@@ -204,14 +204,14 @@ class Tariff:
     tools: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def cost(self, usage: Usage) -> Cost | None:
-        """Return the cost of a call, with the tools that the provider ran; None when its usage is unknown."""
+        """Returns the cost of a call, with the tools that the provider ran; None when its usage is unknown."""
         priced_term = next((term for term in usage.terms if term in self.on_terms), None)
         rates = self.standard if priced_term is None else self.on_terms[priced_term]
         cost = rates.cost(usage, [term for term in usage.terms if term != priced_term])
         return cost if cost is None or not usage.tools else self._with_tools(cost, usage)
 
     def _with_tools(self, cost: Cost, usage: Usage) -> Cost:
-        """Add the tools that the provider ran, at the config's prices or else at the provider's list prices."""
+        """Adds the tools that the provider ran, at the config's prices or else at the provider's list prices."""
         nano = cost.nano
         for tool, uses in usage.tools.items():
             nano += uses * self.tools[tool] if tool in self.tools else usage.fees.get(tool, 0)
@@ -221,7 +221,7 @@ class Tariff:
         return Cost(nano, "; ".join(filter(None, (cost.doubt, doubt))) or None, doubt if unknown else None)
 
     def worst_case(self, input_tokens: int, max_tokens: int, size: InputSize | None = None) -> int | None:
-        """Return the most nano-dollars that a call can cost, on the standard terms or on those that it asks for.
+        """Returns the most nano-dollars that a call can cost, on the standard terms or on those that it asks for.
 
         Args:
             input_tokens: a high estimate of the input.
@@ -261,18 +261,18 @@ MAX_CHOICES = 128
 
 
 def choices_of(params: Mapping[str, JsonValue]) -> int:
-    """Return how many answers a request makes the provider generate, by its `n` or `best_of`; at least 1."""
+    """Returns how many answers a request makes the provider generate, by its `n` or `best_of`; at least 1."""
     return max(_positive(params.get(name)) or 1 for name in CHOICES)
 
 
 def max_tokens_of(params: Mapping[str, JsonValue], default: int) -> int:
-    """Return the output limit of a request in tokens: its own, the higher one if it has two, else the default."""
+    """Returns the output limit of a request in tokens: its own, the higher one if it has two, else the default."""
     limits = [value for name in OUTPUT_LIMITS if (value := _positive(params.get(name))) is not None]
     return max(limits, default=default)
 
 
 def max_output_of(params: Mapping[str, JsonValue], default: int) -> int:
-    """Return the most output tokens that a call may have: all choices, with thinking and wrong predictions.
+    """Returns the most output tokens that a call may have: all choices, with thinking and wrong predictions.
 
     Thinking counts towards the output limit wherever providers document it, with two exceptions: Anthropic's thinking
     budget may exceed the limit when a model thinks between tool calls, and Alibaba's comes on top of it. OpenAI charges
@@ -293,7 +293,7 @@ MARGIN = 2
 
 
 def observed_limit(params: Mapping[str, JsonValue], default: int, outputs: Sequence[int]) -> int | None:
-    """Return an output limit in tokens derived from recent answers, for calls that reserve no more than it.
+    """Returns an output limit in tokens derived from recent answers, for calls that reserve no more than it.
 
     Args:
         params: the request's parameters.
@@ -312,7 +312,7 @@ def observed_limit(params: Mapping[str, JsonValue], default: int, outputs: Seque
 
 
 def limited(params: Mapping[str, JsonValue], limit: int) -> dict[str, JsonValue]:
-    """Return the request's parameters with each output limit lowered to `limit` where it is higher."""
+    """Returns the request's parameters with each output limit lowered to `limit` where it is higher."""
     return {
         name: min(_positive(value) or limit, limit) if name in OUTPUT_LIMITS else value
         for name, value in params.items()
@@ -418,7 +418,7 @@ def size_of_params(
     schema: Mapping[str, Any] | None = None,
     input: JsonValue = None,  # noqa: A002  the job's word for it
 ) -> InputSize:
-    """Return the size of a request without its conversation: tools, other parameters and the answer's schema.
+    """Returns the size of a request without its conversation: tools, other parameters and the answer's schema.
 
     Args:
         params: the parameters that the provider receives with the messages.
@@ -437,14 +437,14 @@ def size_of_params(
 
 
 def term_of(params: Mapping[str, JsonValue]) -> str | None:
-    """Return the terms that a request asks for; None for the standard ones."""
+    """Returns the terms that a request asks for; None for the standard ones."""
     tier = params.get("service_tier")
     term = tier.strip().lower() if isinstance(tier, str) else ""
     return None if term in STANDARD_TERMS else term
 
 
 def size_of_messages(messages: Iterable[Any]) -> InputSize:
-    """Return the size of a conversation. Everything but images and files counts as text or byte by byte.
+    """Returns the size of a conversation. Everything but images and files counts as text or byte by byte.
 
     The messages may hold OpenAI's messages, items and parts, and Anthropic's blocks, also within a tool's result.
     """
@@ -457,7 +457,7 @@ def size_of_messages(messages: Iterable[Any]) -> InputSize:
 
 
 def size_of_inputs(inputs: Iterable[str | Sequence[int]]) -> InputSize:
-    """Return the size of inputs to embed. Each is a text, or a list of token ids, which counts exactly those tokens."""
+    """Returns the size of inputs to embed. Each is a text, or a list of token ids, each of which counts as one."""
     texts: list[bytes] = []
     tokens = 0
     count = 0
@@ -478,7 +478,7 @@ ENVELOPE_BYTES = 24
 
 
 def with_each_byte(size: InputSize, body: Any) -> InputSize:
-    """Return a body's size with `body_bytes` set; the exact bytes are counted only if the body may be small."""
+    """Returns a body's size with `body_bytes` set; the exact bytes are counted only if the body may be small."""
     size_bytes = size.lowercase + size.signs + size.foreign
     has_files = size.images or size.documents or size.media_bytes > BYTES_OF_SMALL_BODIES
     if size_bytes < BYTES_OF_SMALL_BODIES and not has_files:
@@ -487,7 +487,7 @@ def with_each_byte(size: InputSize, body: Any) -> InputSize:
 
 
 def size_of_added(messages: Sequence[Any]) -> InputSize:
-    """Return the size of the messages that a repair adds to a call."""
+    """Returns the size of the messages that a repair adds to a call."""
     return with_each_byte(size_of_messages(messages), messages) if messages else InputSize()
 
 
@@ -505,7 +505,7 @@ def _size_of_bytes(text: bytes, messages: int = 0, label_bytes: int = 0) -> Inpu
 
 
 def _cache_ttl_s(document: bytes) -> int:
-    """Return how long a JSON document asks to be cached: an hour unless every mark is known to ask for less."""
+    """Returns how long a JSON document asks to be cached: an hour unless every mark is known to ask for less."""
     marks = document.count(_CACHE)
     if not marks:
         return 0
@@ -549,7 +549,7 @@ _DESCRIPTION_BYTES = 128
 
 
 def _parts_in_item(item: Mapping[str, Any], kind: Any) -> str | None:
-    """Return the field of a message or an item that holds parts, which may be files; None if no field does."""
+    """Returns the field of a message or an item that holds parts, which may be files; None if no field does."""
     if kind in (None, "message"):
         return "content" if "role" in item else None
     if isinstance(kind, str) and kind.endswith("_output"):
@@ -558,13 +558,13 @@ def _parts_in_item(item: Mapping[str, Any], kind: Any) -> str | None:
 
 
 def _parts_in_block(kind: Any) -> str | None:
-    """Return the field of a content block that holds parts; None if no field does."""
+    """Returns the field of a content block that holds parts; None if no field does."""
     holds_parts = isinstance(kind, str) and (kind.endswith("tool_result") or kind == "search_result")
     return "content" if holds_parts else None
 
 
 def _structure(holder: Mapping[str, Any]) -> int:
-    """Count the bytes of an object's field names, with quotes, colons and commas, and of its labels."""
+    """Counts the bytes of an object's field names, with quotes, colons and commas, and of its labels."""
     labels = (value for name in _LABELS if isinstance(value := holder.get(name), str))
     return sum(map(len, holder)) + 6 * len(holder) + sum(map(len, labels))
 
@@ -595,7 +595,7 @@ class _Tally:
     provided_tools: int = 0
 
     def size(self, messages: int = 0) -> InputSize:
-        """Return the size of everything collected."""
+        """Returns the size of everything collected."""
         documents = b"".join(self.documents)
         raw_json = _json(self.raw_values)[1:-1] if self.raw_values else b""
         size = _size_of_bytes(b"".join((*self.texts, documents)), messages, self.label_bytes)
@@ -607,7 +607,7 @@ class _Tally:
         return size if self.files is _NOTHING else size + self.files
 
     def take(self, message: Any) -> None:
-        """Collect a message or an item. Its field names and labels go to `label_bytes`."""
+        """Collects a message or an item. Its field names and labels go to `label_bytes`."""
         match message:
             case {"role": str() as role, "content": str() as text} if len(message) == 2 and len(role) <= _LABEL_LENGTH:
                 self.texts.append(_encoded(text))
@@ -623,7 +623,7 @@ class _Tally:
                 self._take_content(message)
 
     def take_tools(self, tools: Any) -> None:
-        """Collect tools as text, and fields of unknown meaning byte by byte as well."""
+        """Collects tools as text, and fields of unknown meaning byte by byte as well."""
         if tools is not None:
             self.documents.append(_json(tools))
             self._take_each_tool(tools)
@@ -784,7 +784,7 @@ _OPENAI_NAME = re.compile(r"(ft:)?(gpt-|chatgpt-|o\d)")
 
 
 def estimate_input_tokens(size: InputSize, rules: TokenRules) -> int:
-    """Return a high estimate of the tokens that a provider will count as input."""
+    """Returns a high estimate of the tokens that a provider will count as input."""
     files = size.document_bytes / BYTES_PER_DOCUMENT_TOKEN + size.media_bytes / BYTES_PER_MEDIA_TOKEN
     total = (
         math.ceil(_text_tokens(size, rules) + files)
@@ -798,7 +798,7 @@ def estimate_input_tokens(size: InputSize, rules: TokenRules) -> int:
 
 
 def worst_input_tokens(estimated: int, size: InputSize, rules: TokenRules, model: str) -> int:
-    """Return the most tokens that a provider may count as input, with a token for each byte of labels and small bodies.
+    """Returns the most tokens that a provider may count as input: a token for each byte of labels and small bodies.
 
     Args:
         estimated: the result of `estimate_input_tokens`.
@@ -820,7 +820,7 @@ def _text_tokens(size: InputSize, rules: TokenRules) -> float:
 
 
 def likely_input_tokens(size: InputSize) -> int:
-    """Return how many tokens a request probably has. Budgets must not use this: it is often too low.
+    """Returns how many tokens a request probably has. Budgets must not use this: it is often too low.
 
     A token is about four characters of English prose, three of code and JSON, and one or two of other scripts.
     """
@@ -831,7 +831,7 @@ def likely_input_tokens(size: InputSize) -> int:
 
 @lru_cache(maxsize=1024)
 def rules_for(kind: str, base_url: str, models: tuple[str, ...], image_tokens: int | None = None) -> TokenRules:
-    """Return the token rules of a model.
+    """Returns the token rules of a model.
 
     Args:
         kind: the kind of its provider.

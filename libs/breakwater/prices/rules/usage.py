@@ -56,7 +56,7 @@ _COUNTS = ("cached_tokens", "cache_write_tokens", "reasoning_tokens", "input_tok
 
 
 def credible(usage: Usage) -> Usage:
-    """Return the reported usage; if one call cannot have used so much, return an unknown usage with the problem."""
+    """Returns the reported usage; if one call cannot have used so much, return an unknown usage with the problem."""
     counts = {name: tokens for name in _COUNTS if (tokens := getattr(usage, name)) is not None}
     if usage.parts:
         counts |= {f"{kind} tokens": tokens for kind, tokens in usage.parts.items()}
@@ -71,7 +71,7 @@ _MAX_FIGURE = Decimal(10) ** 40
 
 
 def figure(value: Any) -> int | None:
-    """Read a number of tokens, which may be a string; None for anything else. Fractions are rounded up."""
+    """Reads a number of tokens, which may be a string; None for anything else. Fractions are rounded up."""
     if type(value) is int:
         return value if value >= 0 else None
     if isinstance(value, bool) or not isinstance(value, float | str):
@@ -90,7 +90,7 @@ ESTIMATED = "estimated"
 
 
 def with_estimated_usage(answer: Mapping[str, Any], estimate: Usage) -> dict[str, Any]:
-    """Return an answer of any dialect with the estimated usage, marked as such, in place of an unreported one."""
+    """Returns an answer of any dialect with the estimated usage, marked as such, in place of an unreported one."""
     names = ("prompt_tokens", "completion_tokens") if "choices" in answer else ("input_tokens", "output_tokens")
     counts = dict(zip(names, (estimate.input_tokens or 0, estimate.output_tokens or 0), strict=True))
     total = {} if "content" in answer else {"total_tokens": sum(counts.values())}
@@ -98,12 +98,12 @@ def with_estimated_usage(answer: Mapping[str, Any], estimate: Usage) -> dict[str
 
 
 def is_estimated(answer: Mapping[str, Any]) -> bool:
-    """Return True if an answer's usage is our estimate."""
+    """Returns True if an answer's usage is our estimate."""
     return fields(answer.get("usage")).get(ESTIMATED) is True
 
 
 def highest(earlier: Any, later: Any) -> Any:
-    """Merge the usage of two events of a stream: the higher one of each figure, and the later one of all else."""
+    """Merges the usage of two events of a stream: the higher one of each figure, and the later one of all else."""
     if isinstance(earlier, dict) and isinstance(later, dict):
         merged = cast(dict[str, Any], earlier)
         updates = cast(dict[str, Any], later)
@@ -168,7 +168,7 @@ _NO_KINDS = frozenset(
 
 
 def _kind(place: str) -> tuple[str, str] | None:
-    """Return the direction and the name of a detail whose tokens may have their own price; None for other fields."""
+    """Returns the direction and the name of a detail whose tokens may have their own price; None for other fields."""
     outer, _, name = place.rpartition(".")
     direction = "input" if outer in _INPUT_DETAILS else "output" if outer in _OUTPUT_DETAILS else None
     if direction is None or not name.endswith("_tokens") or "cache" in name or name in _NO_KINDS:
@@ -181,7 +181,7 @@ _MAX_TERM = 40
 
 
 def of_completion(answer: Mapping[str, Any], *, thinks_apart: bool = False) -> Usage | None:
-    """Return the usage of a chat completion in OpenAI's dialect; None if none is reported.
+    """Returns the usage of a chat completion in OpenAI's dialect; None if none is reported.
 
     Args:
         answer: the whole completion.
@@ -207,7 +207,7 @@ def of_completion(answer: Mapping[str, Any], *, thinks_apart: bool = False) -> U
 
 
 def of_embeddings(answer: Mapping[str, Any]) -> Usage | None:
-    """Return the usage of embeddings in OpenAI's dialect; all tokens are input. Some providers report only a total."""
+    """Returns the usage of embeddings in OpenAI's dialect; all tokens are input. Some providers report only a total."""
     reported = fields(answer.get("usage"))
     if not reported:
         return None
@@ -226,7 +226,7 @@ _HOSTED_CALLS = frozenset(
 
 
 def of_response(answer: Mapping[str, Any]) -> Usage | None:
-    """Return the usage of a response in OpenAI's dialect, with the tools that the provider ran."""
+    """Returns the usage of a response in OpenAI's dialect, with the tools that the provider ran."""
     usage = of_completion(answer)
     items = answer.get("output")
     if usage is None or not isinstance(items, list):
@@ -244,7 +244,7 @@ def of_response(answer: Mapping[str, Any]) -> Usage | None:
 
 
 def of_message(answer: Mapping[str, Any]) -> Usage | None:
-    """Return the usage of a message in Anthropic's dialect, whose input does not include the tokens from or to a cache.
+    """Returns the usage of a message in Anthropic's dialect, whose input excludes the tokens from or to a cache.
 
     None if none is reported.
     """
@@ -273,7 +273,7 @@ def of_message(answer: Mapping[str, Any]) -> Usage | None:
 
 
 def _server_tools(content: Any) -> dict[str, int]:
-    """Count the uses of tools that Anthropic ran, by their names."""
+    """Counts the uses of tools that Anthropic ran, by their names."""
     uses = dict[str, int]()
     for block in map(fields, cast(list[Any], content) if isinstance(content, list) else ()):
         name = block.get("name")
@@ -285,13 +285,13 @@ def _server_tools(content: Any) -> dict[str, int]:
 
 
 def model_of(answer: Mapping[str, Any]) -> str | None:
-    """Return the model that answered; None if the answer does not name it."""
+    """Returns the model that answered; None if the answer does not name it."""
     model = answer.get("model")
     return model if isinstance(model, str) and model else None
 
 
 def _reports(answer: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the fields that may hold the usage: Groq's streams have their own, Moonshot's use the last choice."""
+    """Yields the fields that may hold the usage: Groq's streams have their own, Moonshot's use the last choice."""
     yield answer.get("usage")
     yield fields(answer.get("x_groq")).get("usage")
     choices = answer.get("choices")
@@ -309,7 +309,7 @@ def _added(total: Any, step: Any) -> Any:
 
 
 def _leaves(reported: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each reported value with its place, such as `prompt_tokens_details.cached_tokens`."""
+    """Yields each reported value with its place, such as `prompt_tokens_details.cached_tokens`."""
     for name, value in reported.items():
         if isinstance(value, dict):
             yield from _leaves(cast(dict[str, Any], value), f"{outer}{name}.")
@@ -318,7 +318,7 @@ def _leaves(reported: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str,
 
 
 def _named(meaning: str | tuple[str, str]) -> str:
-    """Describe the meaning of a figure in our own words, because a provider may put anything into a field's name."""
+    """Describes the meaning of a figure in our own words, because a provider may put anything into a field's name."""
     if isinstance(meaning, str):
         return meaning
     direction, name = meaning
@@ -355,16 +355,16 @@ class _ReportedFigures:
         self._problems.append(problem)
 
     def most(self, meaning: str) -> int | None:
-        """Return the highest of the figures with this meaning; None if there are none."""
+        """Returns the highest of the figures with this meaning; None if there are none."""
         return max(self._figures.get(meaning, ()), default=None)
 
     def least(self, meaning: str) -> int | None:
-        """Return the lowest figure above zero, for tokens that cost less than others; zero if all figures are zero."""
+        """Returns the lowest figure above zero, for tokens that cost less than others; zero if all figures are zero."""
         figures = self._figures.get(meaning, ())
         return min(filter(None, figures), default=max(figures, default=None))
 
     def written(self, written: int | None) -> tuple[int | None, int]:
-        """Return the tokens that were written to a cache, and how many of them for an hour."""
+        """Returns the tokens that were written to a cache, and how many of them for an hour."""
         written_1h = self.most("1h") or 0
         with_lifetime = written_1h + (self.most("5m") or 0)
         if written and with_lifetime > written:
@@ -373,7 +373,7 @@ class _ReportedFigures:
         return total, written_1h
 
     def _parts(self, direction: str) -> dict[str, int]:
-        """Return the tokens of a direction that may have their own price, by their kind."""
+        """Returns the tokens of a direction that may have their own price, by their kind."""
         parts: dict[str, int] = {}
         for detail in dict.fromkeys(self._kinds):
             if detail[0] == direction and (tokens := max(self._figures.get(detail, (0,)))):
@@ -382,7 +382,7 @@ class _ReportedFigures:
         return parts
 
     def _total(self, tokens: int | None, parts: Mapping[str, int], direction: str) -> int | None:
-        """Return all tokens of a direction; parts that exceed the reported total are added to it."""
+        """Returns all tokens of a direction; parts that exceed the reported total are added to it."""
         special = sum(parts.values())
         if tokens is None or special <= tokens:
             return tokens
@@ -399,7 +399,7 @@ class _ReportedFigures:
         *,
         thinks_apart: bool = False,
     ) -> Usage:
-        """Build the usage from the figures of the input, which each dialect adds up in its own way."""
+        """Builds the usage from the figures of the input, which each dialect adds up in its own way."""
         input_parts = self._parts("input")
         output_parts = self._parts("output")
         tokens = self._total(tokens, input_parts, "input")
@@ -430,7 +430,7 @@ class _ReportedFigures:
         )
 
     def _output(self, tokens: int | None, output: int | None, *, thinks_apart: bool) -> int | None:
-        """Return the output with its reasoning, or all tokens of the total beyond the input if those are more."""
+        """Returns the output with its reasoning, or all tokens of the total beyond the input if those are more."""
         answered = output or 0
         reasoning = self.most("reasoning") or 0
         apart = thinks_apart or reasoning > answered

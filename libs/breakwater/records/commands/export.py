@@ -34,7 +34,7 @@ class ExportedFile:
     """The summary of an export."""
 
     rows: int
-    """Number of rows. For Parquet, those that were stored when the export began; more may be stored while it runs."""
+    """The number of rows. For Parquet, those stored when the export began; more may be stored while it runs."""
     bytes: int
     file: str | None
     """The file; None if there were no rows, or they went to stdout."""
@@ -192,7 +192,7 @@ class ExportProgress:
 
     @property
     def rows(self) -> int:
-        """Number of rows that have arrived; for Parquet, the expected number."""
+        """The number of rows that have arrived; for Parquet, the expected number."""
         return self._lines if self.form == "jsonl" else self.total
 
     @property

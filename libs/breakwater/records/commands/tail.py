@@ -227,7 +227,7 @@ class _Parts(NamedTuple):
     state: str
     details: Sequence[str]
     label: str = ""
-    """Text in the tone of the state; by default the state."""
+    """The text in the tone of the state; by default the state."""
 
 
 def _attempt(event: Mapping[str, Any]) -> _Parts:

@@ -70,17 +70,17 @@ class Cap:
 
 
 def month_of(name: str, zone: ZoneInfo) -> Period:
-    """Parse a month's name, such as `2026-11`. Raises ValueError if it is none."""
+    """Parses a month's name, such as `2026-11`. Raises ValueError if it is none."""
     return period("monthly", datetime.strptime(name, "%Y-%m").replace(tzinfo=zone), zone)
 
 
 def month_before(month: Period, zone: ZoneInfo) -> Period:
-    """Return the previous month."""
+    """Returns the previous month."""
     return period("monthly", time_from_ms(month.start_ms - 1), zone)
 
 
 def raises_of(events: Iterable[BudgetEvent]) -> dict[str, tuple[int, int]]:
-    """Return the monthly caps that operators raised, by the scope's key: the raised cap and the config's at that time.
+    """Returns the monthly caps that operators raised, by the scope's key: the raised cap and the config's at that time.
 
     Args:
         events: the events of one month's budgets, in chronological order.
@@ -93,7 +93,7 @@ def raises_of(events: Iterable[BudgetEvent]) -> dict[str, tuple[int, int]]:
 
 
 def cap_of(key: str | None, caps: CapTable, raises: Mapping[str, tuple[int, int]]) -> Cap:
-    """Return the caps of a scope: the config's current ones, with the monthly cap as it was raised in the month.
+    """Returns the caps of a scope: the config's current ones, with the monthly cap as it was raised in the month.
 
     Args:
         key: the scope's key: `global`, `agent:<name>` or `tenant:<name>`; None for a line without a budget.
@@ -107,12 +107,12 @@ def cap_of(key: str | None, caps: CapTable, raises: Mapping[str, tuple[int, int]
 
 
 def scope_of(by: CostsBy, name: str | None) -> str | None:
-    """Return the key of the scope whose budget a line belongs to; None if such lines have no budget."""
+    """Returns the key of the scope whose budget a line belongs to; None if such lines have no budget."""
     return f"{by}:{name}" if by in ("agent", "tenant") and name is not None else None
 
 
 def cost_line(name: str | None, sums: CostSums, cap: Cap, month: Period, now_ms: int) -> CostLine:
-    """Build a line of the month's costs, without a forecast if the month has just begun or is over.
+    """Builds a line of the month's costs, without a forecast if the month has just begun or is over.
 
     Args:
         name: the agent, tenant or other value that the line sums up; None for calls without one.
@@ -141,5 +141,5 @@ def cost_line(name: str | None, sums: CostSums, cap: Cap, month: Period, now_ms:
 
 
 def _known(total: int, unknown: int) -> int | None:
-    """Return a sum; None if it is zero only because the costs are unknown."""
+    """Returns a sum; None if it is zero only because the costs are unknown."""
     return total if total or not unknown else None

@@ -82,14 +82,14 @@ class Redactor:
         return cls(scanner, rules.placeholder, rules.max_value_length)
 
     def text(self, value: str) -> str:
-        """Return a text without secrets, of at most `max_value_length` characters, a placeholder and an ellipsis."""
+        """Returns a text without secrets, of at most `max_value_length` characters, a placeholder and an ellipsis."""
         try:
             return self.redacted(value, WorkLimit())
         except TooMuchWorkError:
             return self.placeholder
 
     def json(self, value: JsonValue) -> JsonValue:
-        """Return a copy of a JSON value without secrets, in its texts, its keys and the JSON in its texts.
+        """Returns a copy of a JSON value without secrets, in its texts, its keys and the JSON in its texts.
 
         Numbers and booleans stay unless their field is secret or a pattern matches their digits; `null` always stays.
         Keys that become equal get a number.
@@ -97,7 +97,7 @@ class Redactor:
         return _Copy(self, WorkLimit(), 0).of(value)
 
     def redacted(self, text: str, work: WorkLimit, *, is_json: bool = False) -> str:
-        """Redact a text of a document.
+        """Redacts a text of a document.
 
         Args:
             text: any text. Lone surrogates stay.
@@ -112,7 +112,7 @@ class Redactor:
         return cut_text if len(text) <= self.max_length else self._cut(cut_text, work, is_json=False)
 
     def _cut(self, text: str, work: WorkLimit, *, is_json: bool) -> str:
-        """Redact and truncate a text, without splitting a placeholder.
+        """Redacts and truncates a text, without splitting a placeholder.
 
         The search extends `MAX_SECRET_LENGTH` characters beyond the limit, so that a secret of up to that length is
         recognised if it begins before the limit. These characters are not returned.
@@ -165,7 +165,7 @@ class _Copy:
         self._renamed: dict[str, str] = {}
 
     def of(self, value: JsonValue) -> JsonValue:
-        """Return the redacted copy. Once the limit of work is reached, everything that may be a secret is hidden."""
+        """Returns the redacted copy. Once the limit of work is reached, everything that may be a secret is hidden."""
         copy = self._array([value], 0)
         for first in range(0, len(self._texts), _SEARCHED_TOGETHER):
             group = slice(first, first + _SEARCHED_TOGETHER)
@@ -219,7 +219,7 @@ class _Copy:
         return copy
 
     def _passes(self, numbers: list[float], copy: list[JsonValue]) -> bool:
-        """Collect the numbers of an array, which may be many; return False if one is too large to be written out."""
+        """Collects the numbers of an array, which may be many; returns False if one is too large to be written out."""
         lowest = min(numbers)
         highest = max(numbers)
         if not (self._may_be_secret(lowest) or self._may_be_secret(highest)):
@@ -305,7 +305,7 @@ class _Copy:
         return self._rules.redacted(text, self._work, is_json=True)
 
     def _rename_keys(self, value: dict[str, JsonValue] | list[JsonValue]) -> None:
-        """Give objects their redacted keys, in the old order and distinct, so that no value is lost."""
+        """Gives objects their redacted keys, in the old order and distinct, so that no value is lost."""
         for item in value if isinstance(value, list) else value.values():
             if isinstance(item, dict | list):
                 self._rename_keys(item)
@@ -326,7 +326,7 @@ def _looks_like_json(text: str) -> bool:
 
 
 def _distinct(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
-    """Build an object. Raise ValueError for a repeated name: a parser would hide one value that a reader sees."""
+    """Builds an object. Raises ValueError for a repeated name: a parser would hide one value that a reader sees."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError
@@ -365,11 +365,11 @@ class KnownSecrets:
         """Any JSON with a secret in it contains one of these, however it is written."""
 
     def hidden(self, text: str) -> str:
-        """Return the text without secrets."""
+        """Returns the text without secrets."""
         return text if self._pattern is None else self._pattern.sub(lambda _: self._placeholder, text)
 
     def hidden_in(self, value: Any) -> Any:
-        """Return a JSON value without secrets in its names and texts; it is only searched if it may have one."""
+        """Returns a JSON value without secrets in its names and texts; it is only searched if it may have one."""
         if self._pattern is None or not self._may_hold(value):
             return value
         return self._without(value)
@@ -396,20 +396,20 @@ class KnownSecrets:
                 return value
 
     def hidden_in_read(self, raw: bytes, value: Any) -> Any:
-        """Return a JSON value that was read from `raw`, without secrets; it is only searched if it may have one."""
+        """Returns a JSON value that was read from `raw`, without secrets; it is only searched if it may have one."""
         if self._pattern is None or not any(map(raw.__contains__, self._signs)):
             return value
         return self.hidden_in(value)
 
     def hidden_in_rest(self, text: str) -> str:
-        """Return a text without secrets, whose missing beginning may contain the beginning of a secret."""
+        """Returns a text without secrets, whose missing beginning may contain the beginning of a secret."""
         endings = (secret[begin : begin + len(text)] for secret in self._secrets for begin in range(1, len(secret)))
         cut = max((len(ending) for ending in endings if text.startswith(ending)), default=0)
         return self.hidden(text[cut:])
 
 
 def cut(text: str, length: int) -> str:
-    """Truncate a text between two words: redaction would not recognise a part of a key."""
+    """Truncates a text between two words: redaction would not recognise a part of a key."""
     return text if len(text) <= length else "".join((text[:length] + "…").rsplit(None, 1)[:-1])
 
 

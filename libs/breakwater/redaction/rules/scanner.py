@@ -58,13 +58,13 @@ class WorkLimit:
         self.values_left = MAX_VALUES
 
     def spend(self, places: int = 1) -> None:
-        """Spend work on some places. Raises TooMuchWorkError when none is left."""
+        """Spends work on some places. Raises TooMuchWorkError when none is left."""
         self._places_left -= places
         if self._places_left < 0:
             raise TooMuchWorkError
 
     def spend_on_simulation(self, pattern: Pattern, data: bytes) -> None:
-        """Spend the work of a large user pattern in the worst case, in which RE2 simulates each instruction."""
+        """Spends the work of a large user pattern in the worst case, in which RE2 simulates each instruction."""
         self.spend(max(0, program_size(pattern) - _FREE_INSTRUCTIONS) * len(data) // _SIMULATED_AT_A_PLACE)
 
 
@@ -75,7 +75,7 @@ _NAMES: dict[str, list[str]] = _RULES["names"]
 
 
 def _spellings(names: Iterable[str]) -> str:
-    """Return a pattern, on single bytes, of all spellings that `squash_name` maps to these names.
+    """Returns a pattern, on single bytes, of all spellings that `squash_name` maps to these names.
 
     It must be compiled to ignore the case of ASCII.
     """
@@ -95,7 +95,7 @@ _PIECES = {name: _spellings(names) for name, names in _NAMES.items()}
 
 
 def _filled(pattern: str | list[str], pieces: Mapping[str, str] = _PIECES) -> str:
-    """Replace the `<pieces>` of a pattern by their own patterns."""
+    """Replaces the `<pieces>` of a pattern by their own patterns."""
     combined = pattern if isinstance(pattern, str) else _any(pattern)
     return re.sub(r"<(\w+)>", lambda piece: pieces[piece[1]], combined)
 
@@ -105,7 +105,7 @@ for _name, _piece in _RULES["pieces"].items():
 
 
 def _built_in(pattern: str | list[str]) -> Pattern:
-    """Compile a pattern of the file. It works on single bytes, so `[^…]` matches any other byte."""
+    """Compiles a pattern of the file. It works on single bytes, so `[^…]` matches any other byte."""
     options = re2_options()
     options.encoding = re2.Options.Encoding.LATIN1
     options.max_mem = 64 << 20
@@ -151,15 +151,15 @@ class SecretNames:
         self._remembered = lru_cache(4096)(self._look)
 
     def kind(self, name: str) -> NameKind:
-        """Return the kind of a name."""
+        """Returns the kind of a name."""
         return self._remembered(name) if len(name) <= _LONGEST_REMEMBERED else self._look(name)
 
     def is_secret(self, name: str) -> bool:
-        """Return True if a field's value is secret, unless it is a boolean."""
+        """Returns True if a field's value is secret, unless it is a boolean."""
         return self.kind(name) in (NameKind.SECRET, NameKind.SECRET_UNLESS_BOOLEAN)
 
     def names_a_secret(self, pair: Mapping[str, object]) -> bool:
-        """Return True if a field of an object names its value as secret: `{"name": "password", "value": 1}`."""
+        """Returns True if a field of an object names its value as secret: `{"name": "password", "value": 1}`."""
         for field in _PAIR_NAMES:
             name = pair.get(field)
             if isinstance(name, str) and len(name) <= _LONGEST_NAMED and self.is_secret(name):
@@ -203,7 +203,7 @@ _JSON = json.JSONDecoder()
 
 
 def _value_behind(placeholder: bytes, data: bytes, name_start: int, start: int) -> Extent:
-    """Return the extent of the value after a name and its separator, which end at `start`; empty if it is harmless."""
+    """Returns the extent of the value after a name and its separator, which end at `start`; empty if it is harmless."""
     name = data[name_start:start].rstrip()
     named_in_quotes = name.rstrip(b":=> \t\r\n]").endswith(_QUOTES[:2])
     if named_in_quotes and data.startswith(placeholder, start):
@@ -226,7 +226,7 @@ def _value_behind(placeholder: bytes, data: bytes, name_start: int, start: int) 
 
 
 def _value_of_pair(placeholder: bytes, data: bytes, start: int, end: int) -> Extent:
-    """Return the extent of the value next to a field whose value is a secret name: after it, or else before it."""
+    """Returns the extent of the value next to a field whose value is a secret name: after it, or else before it."""
     if (behind := _VALUE_OF_PAIR.match(data, end)) is not None:
         return _value_behind(placeholder, data, behind.start(), behind.end())
     nearest = data.rfind(b"val", max(0, start - MAX_SECRET_LENGTH), start)
@@ -239,7 +239,7 @@ def _value_of_pair(placeholder: bytes, data: bytes, start: int, end: int) -> Ext
 
 
 def _on_next_line(data: bytes, name: bytes, start: int) -> Extent:
-    """Return the extent of the value alone on the line after `password:`. Prose has more than one word in a line."""
+    """Returns the extent of the value alone on the line after `password:`. Prose has more than one word in a line."""
     name = name.rstrip(b"*_`~ \t")
     if not name.endswith(b":"):
         return start, start
@@ -252,7 +252,7 @@ def _on_next_line(data: bytes, name: bytes, start: int) -> Extent:
 
 
 def _closing_quote(data: bytes, start: int) -> int:
-    """Return the end of a quoted text; that of the data if the quote is not closed."""
+    """Returns the end of a quoted text; that of the data if the quote is not closed."""
     quote = data[start - 1 : start]
     before = data[max(0, start - 9) : start - 1]
     slashes = len(before) - len(before.rstrip(b"\\"))
@@ -265,7 +265,7 @@ def _closing_quote(data: bytes, start: int) -> int:
 
 
 def _json_end(data: bytes, start: int) -> int:
-    """Return the end of an object or an array; that of the data if it is truncated, too long or no JSON."""
+    """Returns the end of an object or an array; that of the data if it is truncated, too long or no JSON."""
     text = data[start : start + MAX_SECRET_LENGTH].decode("utf-8", "surrogateescape")
     try:
         _, end = _JSON.raw_decode(text)
@@ -289,7 +289,7 @@ def _card(data: bytes, start: int, end: int) -> Extent:
 
 
 def _is_card_number(printed: bytes) -> bool:
-    """Return True for 13 to 19 digits with a valid check digit (Luhn's formula, ISO/IEC 7812-1)."""
+    """Returns True for 13 to 19 digits with a valid check digit (Luhn's formula, ISO/IEC 7812-1)."""
     if not 13 <= len(printed) <= 19 + 18:
         return False
     digits = printed.translate(_DIGIT_VALUES, b" -")
@@ -352,7 +352,7 @@ class _Finder:
     stretch: int = sys.maxsize
 
     def extents(self, data: bytes, work: WorkLimit) -> Iterator[Extent]:
-        """Yield the secrets, from left to right."""
+        """Yields the secrets, from left to right."""
         if self.stretch == STRETCH:
             work.spend_on_simulation(self.search, data)
         position = 0 if self.needs in data else len(data)
@@ -403,7 +403,7 @@ _FINDERS = {
 
 
 def holds_key(text: str) -> bool:
-    """Return True if a part of the text has the form of a known service's key or token."""
+    """Returns True if a part of the text has the form of a known service's key or token."""
     return _KEY.search(text.encode(errors="surrogatepass")) is not None
 
 
@@ -463,11 +463,11 @@ class Scanner:
         self._suspicious_in_lines = (together, *(in_lines for _, in_lines in user_patterns))
 
     def suspects(self, data: bytes) -> bool:
-        """Return True if a text may have a secret. Most texts have none, and this fast search settles it."""
+        """Returns True if a text may have a secret. Most texts have none, and this fast search settles it."""
         return any(pattern.search(data) is not None for pattern in self._suspicious)
 
     def suspects_among(self, texts: Sequence[str], work: WorkLimit) -> set[int]:
-        """Return the indexes of texts that may have secrets. They are joined, because each search has a fixed cost."""
+        """Returns the indexes of texts that may have secrets. They are joined, because each search has a fixed cost."""
         joined = "\n".join(texts).encode(errors="surrogatepass")
         suspects: set[int] = set()
         starts: list[int] = []
@@ -484,7 +484,7 @@ class Scanner:
         return suspects
 
     def redacted(self, text: Text, work: WorkLimit, *, is_json: bool) -> Text:
-        """Return the text without its secrets, with its limit moved along.
+        """Returns the text without its secrets, with its limit moved along.
 
         With `is_json`, fields' names and escapes are ignored, because the parsed JSON was redacted before.
 
@@ -507,7 +507,7 @@ class Scanner:
         return text
 
     def _replaced(self, text: Text, finders: Iterable[_Finder], work: WorkLimit) -> Text | None:
-        """Replace all secrets; None if there are none. Extents that overlap or touch, or a placeholder, are merged."""
+        """Replaces all secrets; None if there are none. Extents that overlap or touch, or a placeholder, are merged."""
         (data, limit) = text
         placeholder = self._placeholder
         reach = len(placeholder) - 1
@@ -533,7 +533,7 @@ class Scanner:
 
 
 def _unescaped(text: Text, work: WorkLimit) -> Text | None:
-    """Undo one level of escapes, and move the limit along; None if there are no escapes."""
+    """Undoes one level of escapes, and moves the limit along; None if there are no escapes."""
     data, limit = text
     max_escapes = _ESCAPES_A_PLACE * MAX_PLACES + 1
     count = sum(1 for _ in islice(_ESCAPES.finditer(data), max_escapes)) if b"%" in data or b"\\" in data else 0

@@ -58,7 +58,7 @@ def last_text(messages: Sequence[JsonObject], limit: int) -> str:
 
 
 def fitted(messages: Sequence[JsonObject], limit: int) -> str | None:
-    """Return messages or parts as JSON of at most `limit` bytes; None if none fits.
+    """Returns messages or parts as JSON of at most `limit` bytes; None if none fits.
 
     The longest texts are truncated first. If that is not enough, the oldest messages are left out.
     """
