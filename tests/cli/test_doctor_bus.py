@@ -1,7 +1,7 @@
 """What the doctor finds of a consumer whose messages nothing can take."""
 
 from breakwater.cli.doctor_nats import held_finding
-from breakwater.kernel.nats.provision import ConsumerFound
+from breakwater.kernel.nats.provision import ConsumerStatus
 from tests.tables import each_row
 
 
@@ -17,7 +17,7 @@ from tests.tables import each_row
 def test_an_agent_whose_slots_are_all_held_by_jobs_that_were_delivered_before_is_named(
     consumer: str, again: int | None, found: bool
 ) -> None:
-    one = ConsumerFound("JOBS", consumer, "right", waiting=5, in_progress=2, again=again, readers=0)
+    one = ConsumerStatus("JOBS", consumer, "right", waiting=5, in_progress=2, again=again, readers=0)
     finding = held_finding(one, {"writer": 2, "reader": 1})
     assert (finding is not None) == found
     if finding is not None:

@@ -24,7 +24,7 @@ from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import StoppedTasks
 from breakwater.limits.views import TASKS
-from breakwater.records.events import MOST, Opening, OperatorAction, openings, operator_actions, transitions
+from breakwater.records.events import MOST, BreakerOpening, OperatorAction, openings, operator_actions, transitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class BreakerRow:
     """A row of the list of breakers."""
 
     status: BreakerStatus
-    opening: Opening | None
+    opening: BreakerOpening | None
     """The latest opening in the time range; None if there was none, or it is unknown."""
     open_ms: int
     openings: int
@@ -50,7 +50,7 @@ ACTIONS: tuple[Column[OperatorAction], ...] = (
     Column("target", lambda action: action.task_id or f"{action.agent} on {action.model}"),
     Column("reason", lambda action: action.reason, below=True),
 )
-OPENINGS: tuple[Column[Opening], ...] = (
+OPENINGS: tuple[Column[BreakerOpening], ...] = (
     Column("opened", lambda opening: opening.opened_at, "time"),
     Column("closed", lambda opening: opening.closed_at, "time", missing="not yet"),
     Column("lasted", lambda opening: opening.open_ms, "duration"),
@@ -131,7 +131,7 @@ def _agent_and_model(visit: Visit) -> tuple[str, str]:
 def view(
     visit: Visit,
     breaker_list: Fetched[BreakerList],
-    opened: Fetched[tuple[Opening, ...]],
+    opened: Fetched[tuple[BreakerOpening, ...]],
     actions: Fetched[tuple[OperatorAction, ...]],
     stopped: Fetched[StoppedTasks],
 ) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def view(
 def view_breaker(
     visit: Visit,
     breaker_list: Fetched[BreakerList],
-    opened: Fetched[tuple[Opening, ...]],
+    opened: Fetched[tuple[BreakerOpening, ...]],
     changes: Fetched[tuple[BreakerTransition, ...]],
 ) -> dict[str, Any] | NotFound:
     """The values of the page of a breaker."""
@@ -195,9 +195,9 @@ def _back(fields: Fields) -> str:
     return f"/breakers/one?{urlencode(_body(fields))}" if fields.get("from") == "one" else "/breakers"
 
 
-def _rows(breakers: Sequence[BreakerStatus], opened: Sequence[Opening]) -> list[BreakerRow]:
+def _rows(breakers: Sequence[BreakerStatus], opened: Sequence[BreakerOpening]) -> list[BreakerRow]:
     """Makes the rows: the most restrictive states first, then the breakers that were open longest."""
-    by_key: dict[tuple[str, str], list[Opening]] = {}
+    by_key: dict[tuple[str, str], list[BreakerOpening]] = {}
     for opening in opened:
         by_key.setdefault((opening.agent, opening.model), []).append(opening)
     rows: list[BreakerRow] = []
@@ -208,7 +208,7 @@ def _rows(breakers: Sequence[BreakerStatus], opened: Sequence[Opening]) -> list[
     return sorted(rows, key=lambda row: (ORDER[row.status.state], -row.open_ms, row.status.agent))
 
 
-def _open_per_step(opened: Sequence[Opening], window: TimeWindow, now: datetime) -> Sequence[float]:
+def _open_per_step(opened: Sequence[BreakerOpening], window: TimeWindow, now: datetime) -> Sequence[float]:
     """The milliseconds of each step for which a breaker was open."""
     step_ms = window.step_s * 1000
     open_ms = [0] * window.buckets

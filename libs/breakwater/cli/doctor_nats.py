@@ -21,7 +21,7 @@ from breakwater.kernel.commands import connect, formats
 from breakwater.kernel.nats import subjects, topology
 from breakwater.kernel.nats.core import RESTART, unhealthy_servers
 from breakwater.kernel.nats.lookup import Lookup
-from breakwater.kernel.nats.provision import ConsumerFound, StreamFound, Survey, survey
+from breakwater.kernel.nats.provision import ConsumerStatus, StreamStatus, Survey, survey
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.process.settings import Settings
 from breakwater.local.commands.setup import bus_plan
@@ -121,7 +121,7 @@ def _differences(surveyed: Survey) -> list[Finding]:
     findings: list[Finding] = []
     streams_and_consumers = (*surveyed.streams, *surveyed.consumers)
     for entry in streams_and_consumers:
-        name = f"{'stream' if isinstance(entry, StreamFound) else 'consumer'} {entry.name}"
+        name = f"{'stream' if isinstance(entry, StreamStatus) else 'consumer'} {entry.name}"
         if entry.verdict == "missing":
             findings.append(Finding("nats", "fail", f"{name} is missing", SETUP))
         elif entry.different == ("max_bytes",):
@@ -141,7 +141,7 @@ def _differences(surveyed: Survey) -> list[Finding]:
     return findings
 
 
-def full_finding(stream: StreamFound) -> Finding | None:
+def full_finding(stream: StreamStatus) -> Finding | None:
     """Makes a finding for a stream that is nearly full; None if it has room."""
     if stream.max_bytes is None or stream.bytes < topology.NEARLY_FULL * stream.max_bytes:
         return None
@@ -153,7 +153,7 @@ def full_finding(stream: StreamFound) -> Finding | None:
     return Finding("nats", "fail" if stops else "warn", text, remedy)
 
 
-async def _stuck(client: Client, consumers: Sequence[ConsumerFound], plan: topology.Plan) -> set[str]:
+async def _stuck(client: Client, consumers: Sequence[ConsumerStatus], plan: topology.Plan) -> set[str]:
     """Surveys twice. Returns the names of consumers whose service has messages in progress and finished none.
 
     Consumers of workers are not checked, because a model's call may take longer than the doctor.
@@ -175,7 +175,7 @@ async def _stuck(client: Client, consumers: Sequence[ConsumerFound], plan: topol
     }
 
 
-def _lag(consumer: ConsumerFound, *, stuck: bool) -> Finding:
+def _lag(consumer: ConsumerStatus, *, stuck: bool) -> Finding:
     # The consumer of parked jobs keeps them in progress until their time has come.
     state = "parked" if consumer.name == topology.PARKED_CONSUMER else "in progress"
     text = f"{consumer.name}: {consumer.waiting or 0:,} waiting, {consumer.in_progress or 0:,} {state}"
@@ -194,7 +194,7 @@ def _lag(consumer: ConsumerFound, *, stuck: bool) -> Finding:
     return Finding("lag", "ok", text)
 
 
-def _unread(consumer: ConsumerFound, text: str, service: str) -> Finding | None:
+def _unread(consumer: ConsumerStatus, text: str, service: str) -> Finding | None:
     if consumer.readers != 0 or consumer.in_progress:
         return None
     return Finding(
@@ -202,7 +202,7 @@ def _unread(consumer: ConsumerFound, text: str, service: str) -> Finding | None:
     )
 
 
-def held_finding(consumer: ConsumerFound, agents: Mapping[str, int]) -> Finding | None:
+def held_finding(consumer: ConsumerStatus, agents: Mapping[str, int]) -> Finding | None:
     """Makes a finding for an agent whose slots are all held by redelivered jobs; None for any other."""
     for agent, slots in agents.items():
         if consumer.name == topology.worker_consumer(agent) and (consumer.again or 0) >= slots:
@@ -212,7 +212,7 @@ def held_finding(consumer: ConsumerFound, agents: Mapping[str, int]) -> Finding 
     return None
 
 
-async def channel_findings(client: Client, alerts: Alerts, consumers: Sequence[ConsumerFound]) -> list[Finding]:
+async def channel_findings(client: Client, alerts: Alerts, consumers: Sequence[ConsumerStatus]) -> list[Finding]:
     """Checks the progress of each channel, which may hold alerts back on purpose. Raises BusUnavailableError."""
     by_name = {topology.alert_consumer(name): name for name in alerts.channels}
     return [
@@ -229,7 +229,7 @@ def held_back_for(route: Route, quiet_s: float) -> timedelta:
     return max(timedelta(seconds=quiet_s + limit_s), night)
 
 
-async def _channel(client: Client, consumer: ConsumerFound, name: str, allowed: timedelta) -> Finding:
+async def _channel(client: Client, consumer: ConsumerStatus, name: str, allowed: timedelta) -> Finding:
     waiting = consumer.waiting or 0
     in_progress = consumer.in_progress or 0
     text = f"{consumer.name}: {waiting:,} waiting, {in_progress:,} delayed or being sent"

@@ -27,7 +27,7 @@ _FOREVER_MS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class BreakerOpening:
     """A stretch of time in which a breaker was not closed, but open, isolated or half-open."""
 
     agent: str
@@ -70,7 +70,7 @@ async def transitions(
 
 async def openings(
     analytics: Analytics, window: TimeWindow, now: datetime, agent: str = "", model: str = ""
-) -> tuple[Opening, ...]:
+) -> tuple[BreakerOpening, ...]:
     """The times that breakers were open in a window, the latest first.
 
     Args:
@@ -81,11 +81,11 @@ async def openings(
         model: only on this model.
     """
 
-    def opening(**row: Any) -> Opening:
+    def opening(**row: Any) -> BreakerOpening:
         start = ms_from_time(row["opened_at"])
         end = ms_from_time(row["closed_at"] or now)
         inside = min(end, window.end_ms) - max(start, window.start_ms)
-        return Opening(**row, open_ms=max(end - start, 0), in_window_ms=max(inside, 0))
+        return BreakerOpening(**row, open_ms=max(end - start, 0), in_window_ms=max(inside, 0))
 
     return await analytics.read(opening, SQL["openings"], {**_bounds(window), "agent": agent, "model": model})
 

@@ -9,7 +9,7 @@ import pytest
 from nats.aio.client import Client
 
 from breakwater.kernel.nats import lookup as lookup_module
-from breakwater.kernel.nats.lookup import Found, Lookup
+from breakwater.kernel.nats.lookup import Lookup, StoredMessage
 from breakwater.kernel.nats.subjects import Stream
 from tests.kernel.nats.test_scan import FILTER, client, interleaved, read, store
 
@@ -69,7 +69,7 @@ async def test_no_more_of_the_stream_is_read_than_the_newest_take(
     await store(client, [("bw.attempts.a.j.1", b"%d" % number) for number in range(2_000)])
     looked_at = list[int]()
 
-    def note(message: Found) -> int:
+    def note(message: StoredMessage) -> int:
         looked_at.append(message.sequence)
         return message.sequence
 

@@ -15,7 +15,7 @@ from nats.aio.client import Client
 
 from breakwater.kernel.nats import lookup as lookup_module
 from breakwater.kernel.nats.errors import BusUnavailableError
-from breakwater.kernel.nats.lookup import BATCH_MESSAGES, Found, Lookup
+from breakwater.kernel.nats.lookup import BATCH_MESSAGES, Lookup, StoredMessage
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import Plan
@@ -56,7 +56,7 @@ def interleaved(count: int, subjects: int) -> list[tuple[str, bytes]]:
     ]
 
 
-async def read(client: Client, *, start: datetime | int = 1, subject_filter: str = FILTER) -> list[Found]:
+async def read(client: Client, *, start: datetime | int = 1, subject_filter: str = FILTER) -> list[StoredMessage]:
     return [message async for message in Lookup(lambda: client).scan(Stream.EVENTS, subject_filter, start=start)]
 
 

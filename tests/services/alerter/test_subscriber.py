@@ -12,7 +12,7 @@ from pydantic import BaseModel, JsonValue
 from breakwater.alerts.rules.signals import Signal
 from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.publisher import Publisher, Stored
+from breakwater.kernel.nats.publisher import PublishAck, Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process.settings import Settings
 from services.alerter.app import build
@@ -29,9 +29,9 @@ async def test_each_event_becomes_its_signal_and_one_that_can_not_be_read_a_dead
         signals.append((signal.event, signal.source_id))
         return ()
 
-    async def publish(_: Publisher, subject: str, payload: bytes, _headers: Any) -> Stored:
+    async def publish(_: Publisher, subject: str, payload: bytes, _headers: Any) -> PublishAck:
         published.append((subject, json.loads(payload)["sequence"]))
-        return Stored("DLQ", 1, duplicate=False)
+        return PublishAck("DLQ", 1, duplicate=False)
 
     monkeypatch.setattr(IncidentLog, "apply", apply)
     monkeypatch.setattr(Publisher, "raw", publish)

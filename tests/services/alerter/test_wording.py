@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.alerts.channels.slack import escaped, slack_message
-from breakwater.alerts.channels.wording import Worded, Wording, clean, duration, plain
+from breakwater.alerts.channels.wording import MessageText, Wording, clean, duration, plain
 from breakwater.alerts.contract import AlertDigest
 from breakwater.alerts.settings import AlertTemplate
 from tests.services.alerter.kit import AT
@@ -33,7 +33,7 @@ WORDS = Wording()
 LINKED = Wording(link=link)
 
 
-def texts_of(reported: Worded) -> list[str]:
+def texts_of(reported: MessageText) -> list[str]:
     message = slack_message(reported)
     return [message["text"], *(block["text"]["text"] for block in message["blocks"])]
 
@@ -174,7 +174,7 @@ def test_the_longest_texts_fit_into_what_slack_takes() -> None:
     assert all(not text.endswith(("&", "&a", "&am", "&amp", "&l", "&lt", "&g", "&gt")) for text in shown)
 
 
-def check_limits(reported: Worded) -> None:
+def check_limits(reported: MessageText) -> None:
     message = slack_message(reported)
     assert 1 <= len(message["blocks"]) <= 50
     assert len(message["text"]) <= 4000

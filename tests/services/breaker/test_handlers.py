@@ -17,7 +17,7 @@ from breakwater.config import parse_config
 from breakwater.health.store import Healths
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.publisher import Publisher, Stored
+from breakwater.kernel.nats.publisher import PublishAck, Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
@@ -62,9 +62,9 @@ async def test_only_failures_that_say_something_of_the_model_count(
     config = parse_config(json.dumps({"providers": {"sim": {"base_url": "http://x"}}, "agents": AGENTS}))
     published, numbers = list[tuple[str, Any]](), count(1)
 
-    async def publish(_: Publisher, subject: str, payload: bytes, _headers: Any) -> Stored:
+    async def publish(_: Publisher, subject: str, payload: bytes, _headers: Any) -> PublishAck:
         published.append((subject, json.loads(payload)["to_state"]))
-        return Stored("EVENTS", 1, duplicate=False)
+        return PublishAck("EVENTS", 1, duplicate=False)
 
     async def is_log(*_: Any) -> bool:
         return True

@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.lookup import Found, Lookup
+from breakwater.kernel.nats.lookup import Lookup, StoredMessage
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
@@ -410,7 +410,7 @@ class Losing(Lookup):
         self._redis = plane.redis
         self.lost = False
 
-    async def next(self, stream: Stream, subject_filter: str, sequence: int) -> Found | None:
+    async def next(self, stream: Stream, subject_filter: str, sequence: int) -> StoredMessage | None:
         if not self.lost:
             await self._redis.client.flushall()
             self.lost = True  # not before: who sees it takes counters that are there for new ones

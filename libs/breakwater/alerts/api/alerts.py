@@ -36,7 +36,7 @@ from breakwater.kernel.http.problems import RequestError, unavailable, unknown
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import ask
 from breakwater.kernel.nats.errors import AlreadyDecidedError, BusError, NoRespondersError
-from breakwater.kernel.nats.lookup import ClientGetter, Found, Lookup
+from breakwater.kernel.nats.lookup import ClientGetter, Lookup, StoredMessage
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.types import Event, Message
@@ -257,7 +257,7 @@ class ChannelRoutes:
         """Lists the alerts that no channel could deliver, the latest first."""
         query = request.input
 
-        def undelivered_alert(message: Found) -> UndeliveredAlert | None:
+        def undelivered_alert(message: StoredMessage) -> UndeliveredAlert | None:
             stored = read_dead_letter(message)
             if stored is None or stored.channel is None or query.channel not in (None, stored.channel):
                 return None

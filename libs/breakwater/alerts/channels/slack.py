@@ -15,7 +15,7 @@ from slack_sdk.web.async_client import AsyncWebClient
 from slack_sdk.webhook.async_client import AsyncWebhookClient
 
 from breakwater.alerts.channels.channel import HttpChannel, SendError, check_answer, fingerprint, no_answer
-from breakwater.alerts.channels.wording import Line, Url, Worded, Wording, plain
+from breakwater.alerts.channels.wording import Line, MessageText, Url, Wording, plain
 from breakwater.alerts.contract import Alert, AlertDigest
 from breakwater.alerts.store.channels import SentMessages
 from breakwater.calls.rules.classify import retry_after_s
@@ -197,7 +197,7 @@ class SlackBot(HttpChannel):
         return answer.data if isinstance(answer.data, dict) else {}
 
 
-def slack_message(worded: Worded) -> dict[str, Any]:
+def slack_message(worded: MessageText) -> dict[str, Any]:
     """The fields of a message that are the same for every way to post it."""
     title = f"*{_rendered(worded.title, _TITLE_LENGTH)}*"
     texts = [title, *(text for lines in worded.paragraphs for text in _packed(lines))]

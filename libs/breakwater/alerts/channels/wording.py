@@ -41,7 +41,7 @@ Line = tuple[str | Url, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Worded:
+class MessageText:
     """A message: its title, and paragraphs of lines."""
 
     title: Line
@@ -55,11 +55,11 @@ class Wording:
     templates: Mapping[AlertEvent, AlertTemplate] = field(default_factory=dict[AlertEvent, AlertTemplate])
     link: Link | None = None
 
-    def message(self, message: Alert | AlertDigest) -> Worded:
+    def message(self, message: Alert | AlertDigest) -> MessageText:
         """The words of any message."""
         return self.alert(message) if isinstance(message, Alert) else self.digest(message)
 
-    def alert(self, alert: Alert) -> Worded:
+    def alert(self, alert: Alert) -> MessageText:
         """The incident as it is now."""
         url = self.url(alert.incident_id, alert.at)
         template = self.templates.get(alert.event)
@@ -71,9 +71,9 @@ class Wording:
         doing = "See the incident" if alert.status == "resolved" else "Acknowledge or resolve it"
         link: list[Line] = [(Url(doing, url),)] if url and not linked else []
         paragraphs = (tuple(facts), (text,), tuple(people), tuple(link))
-        return Worded((f"[{_marker(alert)}] ", *title), tuple(filter(None, paragraphs)))
+        return MessageText((f"[{_marker(alert)}] ", *title), tuple(filter(None, paragraphs)))
 
-    def again(self, alert: Alert) -> Worded:
+    def again(self, alert: Alert) -> MessageText:
         """A short reply that it happened again, for readers of the incident's message."""
         times = f"{_times(alert.count)} now, last at {moment(alert.last_at)}"
         match alert.change:
@@ -83,9 +83,9 @@ class Wording:
                 words = f"It recurred soon after it was resolved: {times}"
             case _:
                 words = f"It happened again: {times}"
-        return Worded(self._title(alert), (((words,),),))
+        return MessageText(self._title(alert), (((words,),),))
 
-    def digest(self, digest: AlertDigest) -> Worded:
+    def digest(self, digest: AlertDigest) -> MessageText:
         """The alerts that were held back, as figures and as the first titles, the worst in front."""
         total = sum(digest.counts.values())
         were = "alert was" if total == 1 else "alerts were"
@@ -94,7 +94,7 @@ class Wording:
         lines = [self._held_back(alert, digest.at) for alert in titled]
         if total > len(titled):
             lines.append((f"and {total - len(titled):,} more",))
-        return Worded((title,), tuple(filter(None, (((_figures(digest),),), tuple(lines)))))
+        return MessageText((title,), tuple(filter(None, (((_figures(digest),),), tuple(lines)))))
 
     def url(self, incident_id: str, at: datetime) -> str:
         """The link to an incident; empty if links are not set up."""
@@ -114,7 +114,7 @@ class Wording:
         return (f"[{marker}] ", Url(title, url) if url else title, times)
 
 
-def plain(worded: Worded) -> str:
+def plain(worded: MessageText) -> str:
     """A message as plain text."""
     paragraphs = ((worded.title,), *worded.paragraphs)
     return "\n".join("".join(map(_plain, line)) for lines in paragraphs for line in lines)

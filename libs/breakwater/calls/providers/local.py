@@ -129,13 +129,13 @@ ReportedCost = Annotated[int, BeforeValidator(_nano), Field(ge=0, le=MAX_COUNTED
 TokenCount = Annotated[int, Field(strict=True, ge=0)]
 
 
-class Reported(BaseModel):
+class ProgramReport(BaseModel):
     """The base of reports of programs and callables. Further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True)
 
 
-class ReportedUsage(Reported):
+class ReportedUsage(ProgramReport):
     """Reported tokens. Absent figures are unknown."""
 
     input_tokens: TokenCount | None = None
@@ -144,7 +144,7 @@ class ReportedUsage(Reported):
     reasoning_tokens: TokenCount | None = None
 
 
-class ReportedSpend(Reported):
+class ReportedSpend(ProgramReport):
     """The reported usage and cost of a call."""
 
     usage: ReportedUsage | None = None

@@ -74,7 +74,7 @@ async def announce(nats_url: str, before: Config, after: Config, by: str) -> Non
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedConfig:
     """The result of preparing the servers for a config, which services may now read."""
 
     version: str
@@ -86,7 +86,7 @@ class Prepared:
     """The changes on the servers, a line each."""
 
 
-async def apply_to_servers(settings: Settings, config: Config, by: str) -> Prepared:
+async def apply_to_servers(settings: Settings, config: Config, by: str) -> PreparedConfig:
     """Prepares the servers for a config, records it as applied, and notifies people.
 
     Raises:
@@ -106,7 +106,7 @@ async def apply_to_servers(settings: Settings, config: Config, by: str) -> Prepa
             await announce(settings.nats_url.get_secret_value(), applied, config, by)
         await configs.mark_applied(config.text)
     config_changes = () if applied is None else changes(applied, config)
-    return Prepared(config.version, None if applied is None else applied.version, config_changes, server_changes)
+    return PreparedConfig(config.version, None if applied is None else applied.version, config_changes, server_changes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from breakwater.kernel.nats.errors import (
     NoStreamError,
     StreamFullError,
 )
-from breakwater.kernel.nats.lookup import Found, Lookup
-from breakwater.kernel.nats.publisher import Publisher, Stored
+from breakwater.kernel.nats.lookup import Lookup, StoredMessage
+from breakwater.kernel.nats.publisher import PublishAck, Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.security.encryption import Cipher
 
@@ -155,7 +155,7 @@ class ResponseLog:
             return newest.sequence
         return added.sequence
 
-    async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> Stored:
+    async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> PublishAck:
         try:
             return await self._publisher.raw(subject, payload, headers)
         except NoStreamError as error:
@@ -164,5 +164,5 @@ class ResponseLog:
         except StreamFullError as error:
             raise EventStreamFullError(f"{error}: the server has no storage left") from error
 
-    def _read(self, message: Found) -> StoredResponse:
+    def _read(self, message: StoredMessage) -> StoredResponse:
         return StoredResponse.model_validate_json(self._cipher.decrypt_document(message.data))

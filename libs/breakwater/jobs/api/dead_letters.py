@@ -49,7 +49,7 @@ from breakwater.kernel.http.problems import RequestError, not_done, unavailable,
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.errors import AlreadyDecidedError, BusError
-from breakwater.kernel.nats.lookup import Found, Lookup
+from breakwater.kernel.nats.lookup import Lookup, StoredMessage
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import PROGRAM, Header, Stream, decode_token, encode_token
 from breakwater.kernel.security.encryption import LEFT_OUT, OFF, Cipher, DecryptionError
@@ -112,7 +112,7 @@ class StoredDeadLetter:
         return f"rpl_{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
 
 
-def read_dead_letter(message: Found, cipher: Cipher = OFF) -> StoredDeadLetter | None:
+def read_dead_letter(message: StoredMessage, cipher: Cipher = OFF) -> StoredDeadLetter | None:
     """Parses a stored message; logs and returns None if it is not a dead letter."""
     undecryptable: str | None = None
     data = message.data
@@ -364,7 +364,7 @@ class DeadLetterRoutes:
         """Lists the latest dead letters that match."""
         query = request.input
 
-        def without_payload(message: Found) -> tuple[StoredDeadLetter, str | None] | None:
+        def without_payload(message: StoredMessage) -> tuple[StoredDeadLetter, str | None] | None:
             """Parses a dead letter, drops its payload, which may have megabytes, and checks whether its job can run."""
             stored = read_dead_letter(message, self.replays.cipher)
             if stored is None or query.execution_id not in (None, stored.dead_letter.execution_id):

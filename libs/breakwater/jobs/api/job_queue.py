@@ -21,7 +21,7 @@ from breakwater.kernel.http.problems import unavailable
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError, PublishRefusedError
 from breakwater.kernel.nats.lookup import Facts, Lookup
-from breakwater.kernel.nats.publisher import PUBLISH_TIMEOUT_S, Publisher, Stored
+from breakwater.kernel.nats.publisher import PUBLISH_TIMEOUT_S, PublishAck, Publisher
 from breakwater.kernel.nats.subjects import PROGRAM, Header, Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
@@ -117,7 +117,7 @@ class JobQueue:
             if users > 1:
                 self._under_way[job_id] = lock, users - 1
 
-    async def _store(self, sent: Submission, traceparent: str | None) -> Stored:
+    async def _store(self, sent: Submission, traceparent: str | None) -> PublishAck:
         if not self._quota.has_room(sent.job.agent, len(sent.payload)):
             reason = f"the jobs of agent {sent.job.agent!r} that wait take its whole share of the queue"
             raise unavailable("refused", f"the job was not accepted: {reason}; send it again when some are done")
@@ -146,7 +146,7 @@ class JobQueue:
         self._quota.add(sent.job.agent, len(sent.payload))
         return stored
 
-    async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> Stored:
+    async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> PublishAck:
         begun = time.monotonic()
         try:
             return await self._publisher.job(subject, payload, headers, timeout_s=PUBLISH_TIMEOUT_S)

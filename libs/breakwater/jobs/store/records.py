@@ -12,13 +12,13 @@ from pydantic import ValidationError
 from breakwater.jobs.contract.execution import Attempt, Execution, Result
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import Delivery
-from breakwater.kernel.nats.lookup import Found, Lookup
+from breakwater.kernel.nats.lookup import Lookup, StoredMessage
 from breakwater.kernel.nats.subjects import Header, Stream
 
 RecordT = TypeVar("RecordT", Attempt, Execution)
 
 
-def read_record(message: Delivery | Found, model: type[RecordT]) -> RecordT | None:
+def read_record(message: Delivery | StoredMessage, model: type[RecordT]) -> RecordT | None:
     """The attempt or execution that a message of EVENTS records.
 
     Returns:

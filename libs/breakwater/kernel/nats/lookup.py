@@ -55,7 +55,7 @@ ClientGetter = Callable[[], Client]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredMessage:
     """A stored message."""
 
     subject: str
@@ -141,11 +141,11 @@ class Lookup:
         """Returns a reader that does not decrypt, for callers that need no texts."""
         return Lookup(self._connection)
 
-    async def last(self, stream: Stream, subject: str) -> Found | None:
+    async def last(self, stream: Stream, subject: str) -> StoredMessage | None:
         """The last message on a subject, or None. Raises DecryptionError: with a cipher that lacks its key."""
         return await self._found(stream, self._jetstream.get_last_msg(stream.value, subject, direct=True), subject)
 
-    async def newest_on(self, stream: Stream, subject: str) -> Found | None:
+    async def newest_on(self, stream: Stream, subject: str) -> StoredMessage | None:
         """The last message on a subject as the stream's leader knows it, and as it is stored; None if there is none."""
         with answered(subject):
             try:
@@ -155,9 +155,9 @@ class Lookup:
         assert message.seq is not None
         assert message.time is not None
         headers = cast(Mapping[str, str], message.headers or {})
-        return Found(subject, message.data or b"", message.seq, headers, message.time.astimezone(UTC))
+        return StoredMessage(subject, message.data or b"", message.seq, headers, message.time.astimezone(UTC))
 
-    async def winner(self, stream: Stream, subject: str) -> Found:
+    async def winner(self, stream: Stream, subject: str) -> StoredMessage:
         """The message that was first on a subject, for a writer whose own publish was refused. Raises as `last`.
 
         Raises:
@@ -167,7 +167,7 @@ class Lookup:
             raise BusUnavailableError(f"{subject} is decided, but the replica that was asked lags")
         return winner
 
-    async def next(self, stream: Stream, subject_filter: str, sequence: int) -> Found | None:
+    async def next(self, stream: Stream, subject_filter: str, sequence: int) -> StoredMessage | None:
         """The first stored message that matches, at or after a sequence; None if there is none. Raises as `last`."""
         request = self._jetstream.get_msg(stream.value, sequence, subject_filter, direct=True, next=True)
         return await self._found(stream, request, stream)
@@ -213,7 +213,7 @@ class Lookup:
         start: datetime | int = 1,
         up_to: int | None = None,
         complete: bool = False,
-    ) -> AsyncGenerator[Found]:
+    ) -> AsyncGenerator[StoredMessage]:
         """Yields the stored messages that match, in order, up to the last one when the scan began.
 
         Args:
@@ -255,7 +255,7 @@ class Lookup:
                         yield message
         _check_end(stream, last, up_to)
 
-    async def last_on(self, stream: Stream, subjects: Sequence[str]) -> AsyncGenerator[Found]:
+    async def last_on(self, stream: Stream, subjects: Sequence[str]) -> AsyncGenerator[StoredMessage]:
         """Yields the newest message of each subject that has one. Raises as `scan` does."""
         for start in range(0, len(subjects), SUBJECTS_AT_ONCE):
             wanted = {"multi_last": list(subjects[start : start + SUBJECTS_AT_ONCE]), "seq": 1}
@@ -263,7 +263,9 @@ class Lookup:
                 async for message in stored:
                     yield message
 
-    async def last_of_each(self, stream: Stream, subject_filter: str, *, complete: bool = False) -> tuple[Found, ...]:
+    async def last_of_each(
+        self, stream: Stream, subject_filter: str, *, complete: bool = False
+    ) -> tuple[StoredMessage, ...]:
         """The newest message of every subject that matches, in the stream's order. Raises as `scan` does.
 
         For up to 1024 subjects, the server selects them. For more, all messages that match are read, which takes as
@@ -285,7 +287,13 @@ class Lookup:
         return tuple(latest)
 
     async def newest(
-        self, stream: Stream, subject_filter: str, *, limit: int, since: datetime, read: Callable[[Found], T | None]
+        self,
+        stream: Stream,
+        subject_filter: str,
+        *,
+        limit: int,
+        since: datetime,
+        read: Callable[[StoredMessage], T | None],
     ) -> list[T]:
         """The contents of the newest messages that match, the latest first. Reads only as much as that takes.
 
@@ -336,7 +344,7 @@ class Lookup:
 
     async def _found(
         self, stream: Stream, request: Coroutine[Any, Any, RawStreamMsg], about: str, *, decrypt: bool = True
-    ) -> Found | None:
+    ) -> StoredMessage | None:
         with answered(about):
             try:
                 message = await request
@@ -344,14 +352,14 @@ class Lookup:
                 return None
             except nats.errors.NoRespondersError as error:
                 raise _no_stream(stream) from error
-        stored = Found.of(message.data, cast(Mapping[str, str], message.headers or {}))
+        stored = StoredMessage.of(message.data, cast(Mapping[str, str], message.headers or {}))
         if self._cipher is None or not decrypt:
             return stored
         return replace(stored, data=self._cipher.decrypt_document(stored.data))
 
     async def _walk(
         self, stream: Stream, wanted: Mapping[str, object], *, up_to: int | None = None, batch: int = BATCH_MESSAGES
-    ) -> AsyncGenerator[Found]:
+    ) -> AsyncGenerator[StoredMessage]:
         """Requests batches until no message is pending, and none after the sequence `up_to`."""
         async with _Inbox(self._connection(), stream) as inbox:
             while True:
@@ -365,7 +373,7 @@ class Lookup:
                     headers = message.headers or {}
                     for name in _OF_THE_BATCH:
                         headers.pop(name, None)
-                    stored = Found.of(message.data, headers)
+                    stored = StoredMessage.of(message.data, headers)
                     sequence = stored.sequence
                     yield stored
                 if not (messages and pending):

@@ -275,7 +275,7 @@ TopologyMatch = Literal["right", "missing", "differs", "hidden"]
 
 
 @dataclass(frozen=True, slots=True)
-class StreamFound:
+class StreamStatus:
     """A stream of the topology. `hidden` means that this user may not ask about it."""
 
     name: str
@@ -289,7 +289,7 @@ class StreamFound:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerFound:
+class ConsumerStatus:
     """A durable consumer of the topology. Its counts are None where it was not found."""
 
     stream: str
@@ -312,8 +312,8 @@ class ConsumerFound:
 class Survey:
     """The streams and consumers, in the topology's order."""
 
-    streams: tuple[StreamFound, ...]
-    consumers: tuple[ConsumerFound, ...]
+    streams: tuple[StreamStatus, ...]
+    consumers: tuple[ConsumerStatus, ...]
 
 
 async def survey(client: Client, plan: Plan, *, replicas: int | None = None) -> Survey:
@@ -332,15 +332,15 @@ async def survey(client: Client, plan: Plan, *, replicas: int | None = None) -> 
     return Survey(tuple(streams), tuple(consumers))
 
 
-async def _stream(jetstream: JetStreamContext, wanted: StreamConfig, replicas: int | None) -> StreamFound:
+async def _stream(jetstream: JetStreamContext, wanted: StreamConfig, replicas: int | None) -> StreamStatus:
     name = wanted.name or ""
     info = await _info(jetstream.stream_info(name))
     if not isinstance(info, StreamInfo):
-        return StreamFound(name, info)
+        return StreamStatus(name, info)
     wanted = wanted.evolve(num_replicas=info.config.num_replicas if replicas is None else replicas)
     different = tuple(differences(wanted, info.config))
     limit = info.config.max_bytes
-    return StreamFound(
+    return StreamStatus(
         name,
         "differs" if different else "right",
         different,
@@ -350,13 +350,13 @@ async def _stream(jetstream: JetStreamContext, wanted: StreamConfig, replicas: i
     )
 
 
-async def _consumer(jetstream: JetStreamContext, stream: Stream, wanted: ConsumerConfig) -> ConsumerFound:
+async def _consumer(jetstream: JetStreamContext, stream: Stream, wanted: ConsumerConfig) -> ConsumerStatus:
     name = wanted.durable_name or ""
     info = await _info(jetstream.consumer_info(stream.value, name))
     if not isinstance(info, ConsumerInfo):
-        return ConsumerFound(stream.value, name, info)
+        return ConsumerStatus(stream.value, name, info)
     different = tuple(differences(wanted, info.config))
-    return ConsumerFound(
+    return ConsumerStatus(
         stream.value,
         name,
         "differs" if different else "right",

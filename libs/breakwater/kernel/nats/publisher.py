@@ -49,7 +49,7 @@ the limit, and everything in transit is lost."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class PublishAck:
     """The place of a stored message. `duplicate` is true if the stream already had a message with its id."""
 
     stream: str
@@ -92,7 +92,7 @@ class Publisher:
         after: int | None = None,
         traceparent: str | None = None,
         private: bool = False,
-    ) -> Stored:
+    ) -> PublishAck:
         """Publishes an event with its CloudEvents attributes.
 
         Args:
@@ -148,7 +148,7 @@ class Publisher:
 
     async def job(
         self, subject: str, payload: bytes, headers: Mapping[str, str], *, timeout_s: float = PUBLISH_TIMEOUT_S
-    ) -> Stored:
+    ) -> PublishAck:
         """Publishes a job as `raw` does, with its texts encrypted if encryption is on."""
         if sum(len(name) + len(value.encode()) + 4 for name, value in headers.items()) > HEADERS_BYTES:
             raise MessageTooLargeError(f"{subject}: the headers exceed {HEADERS_BYTES} bytes")
@@ -156,7 +156,7 @@ class Publisher:
 
     async def raw(
         self, subject: str, payload: bytes, headers: Mapping[str, str], *, timeout_s: float = PUBLISH_TIMEOUT_S
-    ) -> Stored:
+    ) -> PublishAck:
         """Publishes bytes, acknowledged. Raises as `event` does, and StreamFullError if there is no room."""
         client = self._connection()
         if not client.is_connected:
@@ -175,7 +175,7 @@ class Publisher:
         ack = orjson.loads(answer.data)
         if "error" in ack:
             raise _refusal(subject, ack["error"])
-        return Stored(ack["stream"], ack["seq"], ack.get("duplicate", False))
+        return PublishAck(ack["stream"], ack["seq"], ack.get("duplicate", False))
 
     def _check_size(self, subject: str, size: int) -> None:
         if size + HEADERS_BYTES > self._connection().max_payload:

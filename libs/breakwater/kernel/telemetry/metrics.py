@@ -333,7 +333,7 @@ def serve(host: str, port: int, token: str | None = None) -> None:
         Thread(target=_serve_later, args=(host, port, token, outage), name="metrics", daemon=True).start()
 
 
-class _Closed(CollectorRegistry):
+class _RefusingRegistry(CollectorRegistry):
     """The registry of a server that does not check its token yet: it ends connections that come so early."""
 
     def collect(self) -> Iterable[Metric]:
@@ -341,7 +341,7 @@ class _Closed(CollectorRegistry):
 
 
 def _listen(host: str, port: int, token: str | None) -> None:
-    server, _ = start_http_server(port, host, REGISTRY if token is None else _Closed())
+    server, _ = start_http_server(port, host, REGISTRY if token is None else _RefusingRegistry())
     if token is not None:
         server.set_app(_for_bearers(cast("WSGIApplication", make_wsgi_app()), f"Bearer {token}"))
     options: Any = server  # whose type has no room for these

@@ -28,7 +28,7 @@ from breakwater.kernel.http.contract import EventGap, EventQuery
 from breakwater.kernel.http.parsing import read_query
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats.errors import BusError
-from breakwater.kernel.nats.lookup import ClientGetter, Found, Lookup
+from breakwater.kernel.nats.lookup import ClientGetter, Lookup, StoredMessage
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
@@ -139,7 +139,7 @@ class LogTail:
                 place = message.sequence
         return LogBatch(tuple(events), place)
 
-    def _stored(self, after: int, up_to: int) -> AsyncGenerator[Found]:
+    def _stored(self, after: int, up_to: int) -> AsyncGenerator[StoredMessage]:
         return Lookup(self._connection).scan(self._stream, "bw.>", start=after + 1, up_to=up_to)
 
 
@@ -187,7 +187,7 @@ class EventLog:
             await self._outage.run_logged(look, expected=BusError)
 
 
-def logged(message: Found) -> LoggedEvent | None:
+def logged(message: StoredMessage) -> LoggedEvent | None:
     """Renders a stored message as an event; logs and returns None if it is not one of Breakwater's.
 
     Of an execution, only the summary is sent: its texts may have megabytes, and may be encrypted.

@@ -19,7 +19,7 @@ from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.errors import usage_error
 from breakwater.kernel.commands.output import Cell, state
 from breakwater.kernel.errors import ConfigError
-from breakwater.kernel.nats.lookup import Found, Lookup
+from breakwater.kernel.nats.lookup import Lookup, StoredMessage
 from breakwater.kernel.nats.subjects import Stream, encode_token
 from breakwater.local.plane import DataOption, JsonOption, PlaneLocation
 
@@ -148,7 +148,7 @@ async def _stored_events(
     if "alerts" in kinds:
         subjects.append((Stream.ALERTS, subject_of("alerts", agent)))
     async with AsyncExitStack() as stack:
-        heads: dict[AsyncGenerator[Found], Found] = {}
+        heads: dict[AsyncGenerator[StoredMessage], StoredMessage] = {}
         for stream, subject in subjects:
             source = await stack.enter_async_context(
                 aclosing(Lookup(lambda: client).scan(stream, subject, start=begin))
