@@ -16,7 +16,7 @@ from breakwater.breakers.views import ORDER
 from breakwater.identity.pages.operator_actions import Fields, action
 from breakwater.identity.pages.rendering import Fetched, NavigationLink, PageContext, fetched
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
-from breakwater.kernel.columns import Column, lifted
+from breakwater.kernel.columns import Column, columns_of_part
 from breakwater.kernel.pages.charts import Series
 from breakwater.kernel.pages.tables import PageTable
 from breakwater.kernel.pages.time_range import BY_DATA
@@ -39,7 +39,7 @@ class BreakerRow:
 
 
 COLUMNS: tuple[Column[BreakerRow], ...] = (
-    *lifted(BREAKERS, lambda row: row.status),
+    *columns_of_part(BREAKERS, lambda row: row.status),
     Column("time open", lambda row: row.open_ms, "duration", name="open_ms"),
     Column("openings", lambda row: row.openings, page=False),
 )

@@ -108,7 +108,7 @@ class Column(Generic[Row]):
         return _number(self.kind, value)
 
 
-def lifted(columns: Iterable[Column[Part]], part: Callable[[Row], Part]) -> list[Column[Row]]:
+def columns_of_part(columns: Iterable[Column[Part]], part: Callable[[Row], Part]) -> list[Column[Row]]:
     """Turns columns of a part of a row into columns of the row. `part` returns that part."""
 
     def for_row(get: Callable[[Part], Any] | None) -> Callable[[Row], Any] | None:

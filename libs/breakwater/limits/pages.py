@@ -26,7 +26,7 @@ from breakwater.identity.pages.rendering import (
 )
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page, render_page
 from breakwater.kernel.clickhouse.client import Analytics
-from breakwater.kernel.columns import Column, lifted
+from breakwater.kernel.columns import Column, columns_of_part
 from breakwater.kernel.formats import money
 from breakwater.kernel.pages import charts
 from breakwater.kernel.pages.tables import PageTable
@@ -93,7 +93,7 @@ class BudgetRow:
         return used_share(self.status)
 
 
-_BUDGETS: list[Column[BudgetRow]] = lifted(BUDGETS, lambda row: row.status)
+_BUDGETS: list[Column[BudgetRow]] = columns_of_part(BUDGETS, lambda row: row.status)
 COLUMNS: tuple[Column[BudgetRow], ...] = (
     Column("budget", lambda row: row.status.budget, order=lambda row: row.title.casefold()),
     *_BUDGETS[1:],

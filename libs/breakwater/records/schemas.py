@@ -35,10 +35,10 @@ def message_schema(message: type[BaseModel]) -> dict[str, Any]:
             {"required": ["messages"], "properties": {"messages": {"type": "array"}}},
             {"required": ["input"], "properties": {"input": {"not": {"type": "null"}}}},
         ]
-    return identified(schema, message.__name__)
+    return schema_with_id(schema, message.__name__)
 
 
-def identified(schema: dict[str, Any], name: str) -> dict[str, Any]:
+def schema_with_id(schema: dict[str, Any], name: str) -> dict[str, Any]:
     """Returns a schema with its dialect, its id and its title first."""
     without_title = {key: value for key, value in schema.items() if key != "title"}
     return {"$schema": DIALECT, "$id": f"urn:breakwater:schema:{name}", "title": name, **without_title}
@@ -80,7 +80,7 @@ _MSG_ID = {
 }
 
 
-def completed(document: dict[str, Any]) -> dict[str, Any]:
+def asyncapi_document(document: dict[str, Any]) -> dict[str, Any]:
     """FastStream's AsyncAPI document of the brokers, with what it does not know of the channels.
 
     These are the parameters and the stream of each, headers, and the messages' own schemas in `schemas/<Message>.json`:

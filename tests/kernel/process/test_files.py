@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from breakwater.kernel.process.files import replacing, write_private
+from breakwater.kernel.process.files import atomic_write, write_private
 
 
 def replace(path: Path, text: bytes = b"new") -> None:
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(text)
 
 
@@ -40,7 +40,7 @@ def test_a_new_file_has_the_mode_that_the_umask_leaves(tmp_path: Path) -> None:
 
 def test_what_fails_in_the_middle_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     def fail() -> None:
-        with replacing(file) as out:
+        with atomic_write(file) as out:
             out.write(b"half")
             raise OSError("the disk is full")
 
@@ -69,7 +69,7 @@ def test_what_is_no_regular_file_is_written_to_and_not_replaced(tmp_path: Path) 
 def test_nobody_sees_a_part_of_it(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("old")
-    with replacing(file) as out:
+    with atomic_write(file) as out:
         out.write(b"half")
         out.flush()
         assert file.read_text() == "old"

@@ -17,7 +17,7 @@ from breakwater.kernel.commands.errors import CliError, ExitCode
 from breakwater.kernel.nats.broker import Broker, specification
 from breakwater.kernel.process.settings import Settings
 from breakwater.local.plane import JsonOption
-from breakwater.records.schemas import ABOUT, completed, identified, message_schemas
+from breakwater.records.schemas import ABOUT, asyncapi_document, message_schemas, schema_with_id
 from services.request.openapi import document as openapi
 
 
@@ -72,7 +72,7 @@ _CONFIG = "{providers: {local: {base_url: 'http://127.0.0.1:1/v1'}}, agents: {ag
 
 def asyncapi() -> dict[str, Any]:
     """Generates the AsyncAPI document: what FastStream makes of the services' brokers, completed by the contract."""
-    return completed(specification(*service_brokers(), **ABOUT))
+    return asyncapi_document(specification(*service_brokers(), **ABOUT))
 
 
 def service_brokers() -> list[Broker]:
@@ -88,7 +88,7 @@ def service_brokers() -> list[Broker]:
 def config_schema() -> dict[str, Any]:
     """Generates the JSON schema of the config file, for editors and CI."""
     schema = Config.model_json_schema(mode="validation", by_alias=True)
-    return identified(schema, "Config")
+    return schema_with_id(schema, "Config")
 
 
 def _write(out: Path, contract_files: dict[str, str], stale: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from breakwater.kernel.commands import output
 from breakwater.kernel.errors import BreakwaterError
-from breakwater.kernel.process.files import replacing
+from breakwater.kernel.process.files import atomic_write
 
 
 class ExitCode(IntEnum):
@@ -65,7 +65,7 @@ def usage_error(message: str, remedy: str = "") -> CliError:
 def replacing_file(file: Path) -> Generator[BinaryIO]:
     """Opens a file for replacement: it is written whole or left as it is. Raises CliError if it can't be written."""
     try:
-        with replacing(file) as open_file:
+        with atomic_write(file) as open_file:
             yield open_file
     except OSError as error:
         raise CliError("not_written", f"{file} can't be written: {error.strerror or error}") from error

@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusUnavailableError, NoRespondersError, unavailable
-from breakwater.kernel.nats.lookup import ClientGetter, answered
+from breakwater.kernel.nats.lookup import ClientGetter, translated_errors
 from breakwater.kernel.nats.permissions import HEALTH
 from breakwater.kernel.security.tls import client_context, tls_settings
 
@@ -113,10 +113,10 @@ async def hearing(
     async def receive(message: Msg) -> None:
         hear(message.data)
 
-    with answered(subject):
+    with translated_errors(subject):
         subscription = await client.subscribe(subject, cb=receive)
     try:
-        with answered(subject):
+        with translated_errors(subject):
             # One flush is not enough: nats-py's PING overtakes the subscriptions in its buffer.
             for _ in range(2 if confirmed else 0):
                 await client.flush(FLUSH_TIMEOUT_S)

@@ -117,7 +117,7 @@ class Backlog:
 
 
 @contextmanager
-def answered(about: str) -> Generator[None]:
+def translated_errors(about: str) -> Generator[None]:
     """Translates the errors of a request to JetStream into BusUnavailableError."""
     try:
         yield
@@ -147,7 +147,7 @@ class Lookup:
 
     async def newest_on(self, stream: Stream, subject: str) -> StoredMessage | None:
         """The last message on a subject as the stream's leader knows it, and as it is stored; None if there is none."""
-        with answered(subject):
+        with translated_errors(subject):
             try:
                 message = await self._jetstream.get_last_msg(stream.value, subject)
             except NotFoundError:
@@ -174,7 +174,7 @@ class Lookup:
 
     async def facts(self, stream: Stream) -> Facts:
         """The state of a stream now."""
-        with answered(stream):
+        with translated_errors(stream):
             info = await self._jetstream.stream_info(stream.value)
         identity = format(info.created.timestamp(), ".6f") if info.created else "unknown"
         created = info.created or datetime.fromtimestamp(0, UTC)
@@ -187,13 +187,13 @@ class Lookup:
 
         Only for streams of at most 100,000 subjects: a response names no more.
         """
-        with answered(stream):
+        with translated_errors(stream):
             info = await self._jetstream.stream_info(stream.value, subjects_filter=subject_filter)
         return dict(info.state.subjects or {})
 
     async def backlog(self, stream: Stream, durable: str) -> Backlog | None:
         """The state of a durable consumer; None if it does not exist."""
-        with answered(durable):
+        with translated_errors(durable):
             try:
                 return _backlog(await self._jetstream.consumer_info(stream.value, durable))
             except NotFoundError:
@@ -333,7 +333,7 @@ class Lookup:
             request = self._jetstream.get_last_msg(stream.value, subject_filter, direct=True)
             last = await self._found(stream, request, subject_filter, decrypt=False)
             return None if last is None else (last.sequence, last.stored_at)
-        with answered(subject_filter):
+        with translated_errors(subject_filter):
             try:
                 message = await self._jetstream.get_last_msg(stream.value, subject_filter)
             except NotFoundError:
@@ -345,7 +345,7 @@ class Lookup:
     async def _found(
         self, stream: Stream, request: Coroutine[Any, Any, RawStreamMsg], about: str, *, decrypt: bool = True
     ) -> StoredMessage | None:
-        with answered(about):
+        with translated_errors(about):
             try:
                 message = await request
             except NotFoundError:
@@ -432,7 +432,7 @@ class _Inbox:
         self._end: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> Self:
-        with answered(self._stream):
+        with translated_errors(self._stream):
             self._subscription = await self._client.subscribe(self._name, cb=self._hear)
         return self
 
@@ -446,7 +446,7 @@ class _Inbox:
         self._messages = []
         self._end = asyncio.get_running_loop().create_future()
         request = {**wanted, "batch": limit, "max_bytes": BATCH_BYTES}
-        with answered(self._stream):
+        with translated_errors(self._stream):
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
                 await self._client.publish(
                     f"$JS.API.DIRECT.GET.{self._stream}", json.dumps(request).encode(), reply=self._name

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 
 @contextmanager
-def replacing(path: Path, *, private: bool = False) -> Generator[BinaryIO]:
+def atomic_write(path: Path, *, private: bool = False) -> Generator[BinaryIO]:
     """Yields a temporary file that replaces `path` when the block ends, and is deleted if that fails.
 
     Symbolic links, mode and owner are preserved, as far as this user may set them. Anything but a regular file, such
@@ -51,7 +51,7 @@ def replacing(path: Path, *, private: bool = False) -> Generator[BinaryIO]:
 
 def write_private(path: Path, text: str) -> None:
     """Writes a text that only its owner may read. Raises OSError as `replacing` does."""
-    with replacing(path, private=True) as file:
+    with atomic_write(path, private=True) as file:
         file.write(text.encode())
 
 

@@ -27,7 +27,7 @@ from breakwater.identity.pages.rendering import (
 )
 from breakwater.identity.pages.sessions import session_of
 from breakwater.identity.pages.visits import ReadModels, Visit, page, visit_of
-from breakwater.kernel.columns import Column, lifted
+from breakwater.kernel.columns import Column, columns_of_part
 from breakwater.kernel.formats import counted
 from breakwater.kernel.pages import charts, words
 from breakwater.kernel.pages.charts import Series
@@ -141,7 +141,7 @@ def view(visit: Visit, costs: Fetched[tuple[Costs, SpendHistory | None]]) -> dic
     labels = ("Spend", "Cap used" if is_over else "Forecast", "On failed calls", "Month before")
     row_columns: list[Column[CostRow]] = []
     if month_costs is not None:
-        row_columns = lifted(columns(month_costs), lambda row: row.line)
+        row_columns = columns_of_part(columns(month_costs), lambda row: row.line)
     return {
         "selection": selection,
         "costs": replace(costs, value=month_costs),
