@@ -43,6 +43,7 @@ from breakwater.calls.rules.repairs import Correction, Repairs
 from breakwater.config import Config, LiveConfig, parse_config
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.held_claims import CancelSignal, ClaimLease
+from breakwater.jobs.rules.ids import JobIds
 from breakwater.jobs.store.executions import Claim
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.nats.broker import connection_of, make_broker
@@ -137,10 +138,9 @@ class Bench:
         agent = worker.config.agents[agent_name]
         job = Job.model_validate({"agent": agent_name, "prompt": "How do I return a parcel?", "task_id": TASK})
         parameters = Parameters.of(agent, {}, None)
+        ids = JobIds(claim.execution_id, claim.execution_id, task_id=TASK, task_key=TASK)
         lease = ClaimLease(CancelSignal(agent_name), math.inf)
-        assignment = Assignment(
-            claim.execution_id, agent_name, agent, job, agent.chain, claim, lease, None, parameters, worker.now
-        )
+        assignment = Assignment(ids, agent_name, agent, job, agent.chain, claim, lease, None, parameters, worker.now)
         now = worker.now()
         checkpoint = Checkpoint(dispatched_at=now, deadline=now, repairs=REPAIRS)
         admission = admission_for(worker, assignment, checkpoint, 30.0)

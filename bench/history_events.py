@@ -99,6 +99,7 @@ class Events:
                 {
                     "change_id": f"{plan_id}#{version}",
                     "plan_id": plan_id,
+                    "plan_key": plan_id,
                     "from_state": before,
                     "to_state": after,
                     "reason": reason,
@@ -182,6 +183,7 @@ class Events:
                 "agent": job.agent.name,
                 "tenant": job.tenant,
                 "task_id": task_id,
+                "task_key": task_id,
                 "execution_id": done.execution_id,
                 "rule": rule,
                 "reason": reason,

@@ -187,7 +187,8 @@ class Jobs:
         number = len(course.rows) + 1
         course.rows.append(
             (
-                *(f"{execution_id}:{number}", execution_id, job.agent.name, job.tenant, job.task_id),
+                *(f"{execution_id}:{number}", execution_id, execution_id, job.agent.name, job.tenant),
+                *(job.task_id, job.task_id),
                 *(None, {}, number),
                 *(model.name, model.provider, at, at, 0),
                 *tokens_and_cost,
@@ -242,7 +243,8 @@ class Jobs:
         error: ErrorCells = NO_ERROR if failure is None else rng.choice(failure.in_attempt)
         course.rows.append(
             (
-                *(f"{execution_id}:{number}", execution_id, agent.name, job.tenant, job.task_id),
+                *(f"{execution_id}:{number}", execution_id, execution_id, agent.name, job.tenant),
+                *(job.task_id, job.task_id),
                 *(None, {}, number),
                 *(model.name, model.provider, started, completed, took),
                 *((sent, given, cached, None, None, "stop") if billed else (None,) * 6),
@@ -298,7 +300,8 @@ class Jobs:
             error = _GUARDED if reason == "guard_tripped" else _last_error(course)
         completed_ms = course.at_ms
         row: StoredRow = (
-            *(execution_id, agent.name, job.tenant, job.task_id, job.parent, None),
+            *(execution_id, execution_id, agent.name, job.tenant, job.task_id, job.task_id),
+            *(job.parent, job.parent, None, None),
             *(run_id(job.tenant, job.task_id or job.parent or execution_id), status),
             None if reason == "cancelled" else reason,
             *(agent.chain[0].name, None if answered_by is None else answered_by.name),
@@ -366,7 +369,7 @@ def _end(failure: Failure) -> str:
 
 
 def _last_error(course: Course) -> ErrorCells:
-    return course.last_call_error if course.failed else course.rows[-1][26:33]
+    return course.last_call_error if course.failed else course.rows[-1][28:35]
 
 
 def _wasted(calls: list[tuple[int, str, str]], *, answered: bool) -> dict[str, int]:

@@ -70,6 +70,7 @@ def breaker(
 def stopped_task(task_id: str = "t1", **fields: Any) -> Document:
     return {
         "task_id": task_id,
+        "task_key": task_id,
         "tenant": "acme",
         "agent": "writer",
         "execution_id": "e9",
@@ -195,6 +196,7 @@ def dead_letter_details(number: int = 7, **fields: Any) -> Document:
 def plan(plan_id: str = "report/47", **fields: Any) -> Document:
     return {
         "plan_id": plan_id,
+        "plan_key": plan_id,
         "state": "partial",
         "refusal": None,
         "jobs_by_status": {"succeeded": 2, "dead_lettered": 1},

@@ -143,7 +143,7 @@ class Rebuild:
         async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.guards.>", complete=True)) as stored:
             async for message in stored:
                 if (event := message.read(GuardEvent)) is not None and event.kind != "soft_cap":
-                    latest[TaskKey(event.tenant, event.task_id)] = event
+                    latest[TaskKey(event.tenant, event.task_key)] = event
         return latest
 
     async def _recall_trips(self, guards: Mapping[TaskKey, GuardEvent]) -> int:
@@ -151,7 +151,10 @@ class Rebuild:
         for key, event in guards.items():
             if event.kind == "tripped" and event.rule is not None:
                 trip = Trip(event.rule, event.reason)
-                stopped = Tripped(trip, event.agent, event.execution_id or "", ms_from_time(event.at), published=True)
+                at_ms = ms_from_time(event.at)
+                stopped = Tripped(
+                    trip, event.agent, event.execution_id or "", at_ms, published=True, task_id=event.task_id
+                )
                 await self._tasks.restore(key, stopped)
                 count += 1
         return count
@@ -165,15 +168,15 @@ class Rebuild:
         async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.executions.>", start=since, complete=True)) as stored:
             async for message in stored:
                 # Records hold whole conversations, and few belong to a task: do not parse the others.
-                if b'"task_id":"' in message.data and (record := read_record(message, Execution)) is not None:
+                if b'"task_key":"' in message.data and (record := read_record(message, Execution)) is not None:
                     count += await self._recount(record, guards)
         return count
 
     async def _recount(self, record: Execution, guards: Mapping[TaskKey, GuardEvent]) -> bool:
         agent = self.config.agents.get(record.agent)
-        if agent is None or agent.guard is None or record.task_id is None or record.dry_run:
+        if agent is None or agent.guard is None or record.task_key is None or record.dry_run:
             return False
-        key = TaskKey(record.tenant, record.task_id)
+        key = TaskKey(record.tenant, record.task_key)
         last = guards.get(key)
         if last is not None and last.kind == "reset" and record.completed_at <= last.at:
             return False

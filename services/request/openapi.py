@@ -37,15 +37,16 @@ from services.request.operations import OPERATIONS
 TITLE = "Breakwater"
 PATH_PARAMETERS: dict[str, dict[str, Any]] = {
     "job_id": {
-        "description": "Percent-encoded, slashes too: `a%2Fprogress` is the job `a/progress`.",
+        "description": "The id of the job or of its execution. Percent-encoded, slashes too: `a%2Fprogress` is the job "
+        "`a/progress`.",
         "schema": {"type": "string", "examples": ["019aa8f2-7c1e-7d3a-9b54-2f6e8a1c0d37"]},
     },
     "execution_id": {
-        "description": "The job's id. Slashes in it may be percent-encoded.",
+        "description": "The execution's id, or that of its job. Slashes in it may be percent-encoded.",
         "schema": {"type": "string", "examples": ["019aa8f2-7c1e-7d3a-9b54-2f6e8a1c0d37"]},
     },
     "plan_id": {
-        "description": "Slashes in it may be percent-encoded.",
+        "description": "The plan's id or key. Slashes in it may be percent-encoded.",
         "schema": {"type": "string", "examples": ["report-47"]},
     },
     "response_id": {

@@ -34,9 +34,11 @@ def attempt_of(
     return Attempt(
         attempt_id=job.attempt_id(flight.number),
         execution_id=job.execution_id,
+        job_id=job.ids.job_id,
         agent=job.agent_name,
         tenant=job.job.tenant,
-        task_id=job.job.task_id,
+        task_id=job.ids.task_id,
+        task_key=job.ids.task_key,
         submitted_by=job.submitted_by,
         caller=job.caller,
         cost_tags=dict(job.cost_tags),

@@ -24,7 +24,6 @@ from breakwater.calls.rules.user_message import user_message_for
 from breakwater.dialects.rules import conversation_of, input_of, params_of
 from breakwater.jobs.contract.execution import Attempt, Cancellation, ErrorInfo, Execution, Reason, Result
 from breakwater.jobs.contract.job import Job
-from breakwater.jobs.rules.ownership import document_as_chosen, shown
 from breakwater.jobs.rules.record import error_of, status_of, totals, without_figures
 from breakwater.jobs.rules.runs import run_id, run_of
 from breakwater.jobs.store.executions import Claim
@@ -56,6 +55,7 @@ def conclude(
 ) -> Result:
     """Builds the result of a job. Pure. `cached_from` is the execution whose answer was reused."""
     job = received.job or Job.model_construct(agent=received.agent_name, prompt="")
+    ids = received.ids
     chain = received.agent.chain if received.job is None else received.agent.chain_for(job)
     # The clock of NATS may be ahead of this worker's, but no step of a job may precede its queueing.
     queued_at = min(received.delivery.queued_at, end.checkpoint.dispatched_at)
@@ -70,14 +70,17 @@ def conclude(
             output = error.user_message
     started = next((attempt.started_at for attempt in attempts if not attempt.short_circuited), None)
     return Result(
-        job_id=received.execution_id,
-        execution_id=received.execution_id,
+        job_id=ids.job_id,
+        execution_id=ids.execution_id,
         agent=received.agent_name,
         api=job.api,
         tenant=job.tenant,
-        task_id=job.task_id,
-        parent_execution_id=job.parent_execution_id,
+        task_id=ids.task_id,
+        task_key=ids.task_key,
+        parent_execution_id=ids.parent,
+        parent_job_id=job.parent_execution_id,
         plan_id=job.plan_id,
+        plan_key=ids.plan_key,
         run_id=received.run_id,
         status=status_of(end.reason),
         reason=end.reason,
@@ -157,10 +160,12 @@ async def end_without_run(worker: WorkerContext, received: JobDelivery, reason: 
             attempts.append(attempt)
     if received.job is not None and attempts:
         # The job may belong to its parent's task without naming it.
-        job = received.job
-        task_id = attempts[0].task_id
-        run = received.run_id if task_id is None else run_of(job, "", run_of_parent=run_id(job.tenant, task_id))
-        received = replace(received, job=job.model_copy(update={"task_id": task_id}), run_id=run)
+        first = attempts[0]
+        tenant = received.job.tenant
+        task = None if first.task_key is None else run_id(tenant, first.task_key)
+        run = received.run_id if task is None else run_of(received.ids, tenant, run_of_parent=task)
+        ids = replace(received.ids, task_id=first.task_id, task_key=first.task_key)
+        received = replace(received, ids=ids, run_id=run)
     await finish(worker, received, result_without_run(worker, received, reason, error, tuple(attempts)))
 
 
@@ -183,12 +188,12 @@ async def answer_from_decision(worker: WorkerContext, received: JobDelivery, dec
 
 async def refuse_id(worker: WorkerContext, received: JobDelivery) -> None:
     """Refuses a job whose id belongs to another execution: dead-letters and answers it, but records nothing."""
-    message = f"job_id: {shown(received.execution_id)!r} is already the id of another job; choose another id"
+    message = f"job_id: {received.ids.job_id!r} is already the id of another job; choose another id"
     error = ErrorInfo(kind="invalid", class_="IdConflictError", message=message, user_message=message)
     refusal = result_without_run(worker, received, "invalid", error)
     await _keep_dead_letter(worker, received, refusal)
     if received.reply_to is not None:
-        await worker.publisher.send(received.reply_to, reply_of(refusal))
+        await worker.publisher.send(received.reply_to, refusal.json_bytes())
     await worker.publisher.acknowledge(received.delivery.ack_subject)
 
 
@@ -241,6 +246,7 @@ async def _keep_dead_letter(worker: WorkerContext, received: JobDelivery, result
             agent=result.agent,
             at=result.completed_at,
             execution_id=result.execution_id,
+            job_id=result.job_id,
             withheld=not received.agent.persist_prompts,
             private=not received.agent.keeps_error_texts,
         )
@@ -264,7 +270,7 @@ async def answer(
     if result.plan_id is not None:
         await reach_stage(worker, received, result.status, result.reason)
     if received.reply_to is not None:
-        await worker.publisher.send(received.reply_to, reply_of(result))
+        await worker.publisher.send(received.reply_to, result.json_bytes())
     if is_recorded_now:
         # Only the worker that stores the record reports it, so that the last step is reported once.
         progress = progress or ProgressReporter(worker, received)
@@ -275,8 +281,8 @@ async def answer(
     ended = await worker.outages.retry_while_unavailable(partial(worker.executions.finish, claim))
     if ended.waiting:
         await wake(worker, ended.waiting)
-    if ended.task_id is not None and not counted:
-        key = TaskKey(ended.tenant or result.tenant, ended.task_id)
+    if ended.task_key is not None and not counted:
+        key = TaskKey(ended.tenant or result.tenant, ended.task_key)
         await worker.outages.retry_while_unavailable(
             partial(worker.guards.count_ended, key, result, received.agent.guard)
         )
@@ -284,17 +290,18 @@ async def answer(
         structlog.get_logger().info("ack_unconfirmed", execution_id=result.execution_id)
 
 
-def reply_of(result: Result) -> bytes:
-    """Serializes a result with the ids as the sender of the job chose them."""
-    return document_as_chosen(result.json_bytes())
-
-
 async def _decide(worker: WorkerContext, received: JobDelivery, result: Result) -> Result:
     """Publishes the result. Returns the stored one, which is another worker's if that worker was first."""
-    subject = subjects.result(result.job_id)
+    subject = subjects.result(result.execution_id)
     private = not received.agent.keeps_error_texts
     publish = partial(
-        worker.publisher.event, subject, result, id=result.job_id, at=result.completed_at, once=True, private=private
+        worker.publisher.event,
+        subject,
+        result,
+        id=result.execution_id,
+        at=result.completed_at,
+        once=True,
+        private=private,
     )
     try:
         await worker.outages.retry_while_unavailable(publish)

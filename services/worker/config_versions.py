@@ -17,7 +17,7 @@ from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.delivery import Delivery
 from services.worker.context import WorkerContext
 from services.worker.handler import JobHandler
-from services.worker.parsing import execution_id_of
+from services.worker.parsing import ids_of_unread
 
 RETAINED = 3
 """The number of superseded configs that stay compiled for parked jobs; more only while jobs run under them."""
@@ -145,7 +145,7 @@ class ConfigVersions:
     async def _began_under(self, agent: str, delivery: Delivery) -> ConfigVersion | None:
         """Returns the config that a job started with; None if it has not started, or that config is lost."""
         worker = self.newest.worker
-        saved = partial(worker.executions.saved_checkpoint, execution_id_of(delivery, None))
+        saved = partial(worker.executions.saved_checkpoint, ids_of_unread(delivery).execution_id)
         text = await worker.outages.retry_while_unavailable(saved)
         version = None if text is None else Checkpoint.model_validate_json(text).config_version
         return None if version is None else await self._load(version, agent)

@@ -15,9 +15,9 @@ from breakwater.kernel.errors import BreakwaterError, UnavailableError
 from breakwater.kernel.nats.delivery import Delivery, dead_letter, park
 from breakwater.kernel.process.outage import StoppedWaitingError
 from breakwater.kernel.security.encryption import DecryptionError
-from services.worker.conclude import end_without_run, reply_of, result_without_run
+from services.worker.conclude import end_without_run, result_without_run
 from services.worker.context import WorkerContext
-from services.worker.parsing import JobDelivery, execution_id_of, unread_job
+from services.worker.parsing import JobDelivery, ids_of_unread, unread_job
 
 KEY_WAIT = timedelta(hours=1)
 """The longest wait of a job for a missing key."""
@@ -69,8 +69,8 @@ class Crashes:
     async def wait_for_key(self, delivery: Delivery, decryption_error: DecryptionError) -> None:
         """Parks a job whose key is missing, and dead-letters it after `KEY_WAIT`."""
         worker = self._worker
-        execution_id = execution_id_of(delivery, None)
-        structlog.get_logger().error("job_not_decrypted", execution_id=execution_id, error=str(decryption_error))
+        ids = ids_of_unread(delivery)
+        structlog.get_logger().error("job_not_decrypted", execution_id=ids.execution_id, error=str(decryption_error))
         if worker.now() - delivery.queued_at > KEY_WAIT:
             text = "The request could not be read."
             error = ErrorInfo(
@@ -82,7 +82,15 @@ class Crashes:
                 return
         due = worker.now() + KEY_POLL
         await worker.outages.retry_while_unavailable(
-            partial(park, worker.publisher, delivery, agent=self._agent_name, execution_id=execution_id, due=due)
+            partial(
+                park,
+                worker.publisher,
+                delivery,
+                agent=self._agent_name,
+                execution_id=ids.execution_id,
+                job_id=ids.job_id,
+                due=due,
+            )
         )
         await worker.publisher.acknowledge(delivery.ack_subject)
 
@@ -102,12 +110,8 @@ class Crashes:
             )
         )
         if received is not None and received.reply_to is not None:
-            generated_id = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
-            execution_id = generated_id if received.job is None else received.job.job_id or generated_id
-            unreadable = replace(received, job=None, execution_id=execution_id)
-            await worker.publisher.send(
-                received.reply_to, reply_of(result_without_run(worker, unreadable, "error", info))
-            )
+            result = result_without_run(worker, replace(received, job=None), "error", info)
+            await worker.publisher.send(received.reply_to, result.json_bytes())
         await delivery.terminate()
 
     def _unread(self, delivery: Delivery, problem: str) -> JobDelivery:

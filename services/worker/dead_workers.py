@@ -28,7 +28,7 @@ from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.security.encryption import DecryptionError, may_be_encrypted
 from services.worker import process
 from services.worker.context import WorkerContext
-from services.worker.parsing import execution_id_of
+from services.worker.parsing import ids_of_unread
 
 RETRY_S = 1.0
 
@@ -163,4 +163,4 @@ class DeadWorkers:
                 delivery.data = self._worker.cipher.decrypt_document(delivery.data)
             except DecryptionError:
                 return None  # this worker could not run the job, either; NATS redelivers it after the ack wait
-        return execution_id_of(delivery, None)
+        return ids_of_unread(delivery).execution_id

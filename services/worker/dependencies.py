@@ -10,7 +10,6 @@ import structlog
 
 from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, JobEnd
 from breakwater.jobs.contract.execution import ErrorInfo
-from breakwater.jobs.rules.ownership import shown
 from breakwater.jobs.rules.plans import Dependency, dependency_failure, look_again_in
 from breakwater.jobs.store.accepted import Accepted
 from breakwater.jobs.store.records import decided
@@ -32,12 +31,14 @@ class Dependencies:
         self._job = job
         self._progress = progress
         self._tenant_and_owner = (job.job.tenant, received.owner)
+        self._written_ids = dict(zip(job.ids.dependencies, job.job.depends_on, strict=True))
+        """The ids by which the job names the executions that it depends on."""
         self._retry = worker.outages.retry_while_unavailable
 
     async def settle(self, checkpoint: Checkpoint) -> JobEnd | Deferred | None:
         """Ends the job without a call, or defers it; returns None if it may start."""
         statuses = await self._look()
-        open_ids = [job_id for job_id, status in statuses.items() if status != "succeeded"]
+        open_ids = [execution_id for execution_id, status in statuses.items() if status != "succeeded"]
         if not open_ids:
             return None
         worker = self._worker
@@ -45,13 +46,13 @@ class Dependencies:
         waited_s = (worker.now() - self._received.delivery.queued_at).total_seconds()
         max_wait_s = job.job.total_timeout_s or job.agent.total_timeout_s
         problem = dependency_failure(
-            {shown(job_id): status for job_id, status in statuses.items()}, waited_s, max_wait_s
+            {self._written_ids[execution_id]: status for execution_id, status in statuses.items()}, waited_s, max_wait_s
         )
         if problem is None:
             # From now on, the end of each dependency wakes this job.
             wait_ms = round(max(max_wait_s - waited_s, 1.0) * 1000)
-            unknown_waits = {job_id: wait_ms for job_id in open_ids if statuses[job_id] == "unknown"}
-            known_ids = [job_id for job_id in open_ids if job_id not in unknown_waits]
+            unknown_waits = {open_id: wait_ms for open_id in open_ids if statuses[open_id] == "unknown"}
+            known_ids = [open_id for open_id in open_ids if open_id not in unknown_waits]
             owner = self._received.owner or job.caller or job.job.tenant or ""
             register = partial(
                 worker.executions.wait_for, known_ids, job.execution_id, unknown=unknown_waits, owner=owner
@@ -61,7 +62,8 @@ class Dependencies:
         if problem is not None:
             error = ErrorInfo(kind="dependency_failed", class_="DependencyFailedError", message=problem)
             return JobEnd(checkpoint, None, "dependency_failed", error)
-        await self._progress.report("waiting", detail=f"depends on {', '.join(map(shown, open_ids))}")
+        open_names = ", ".join(self._written_ids[execution_id] for execution_id in open_ids)
+        await self._progress.report("waiting", detail=f"depends on {open_names}")
         delay_s = look_again_in(waited_s)
         if "unknown" in statuses.values():
             delay_s = min(delay_s, max(max_wait_s - waited_s, 0.1))
@@ -74,20 +76,22 @@ class Dependencies:
         return distinct_statuses == {"succeeded"} or not distinct_statuses.isdisjoint({"dead_lettered", "cancelled"})
 
     async def _look(self) -> dict[str, Dependency]:
-        ids = self._job.job.depends_on
-        statuses = await asyncio.gather(*(self._retry(partial(self._status, job_id)) for job_id in ids))
+        ids = self._job.ids.dependencies
+        statuses = await asyncio.gather(*(self._retry(partial(self._status, execution_id)) for execution_id in ids))
         return dict(zip(ids, statuses, strict=True))
 
-    async def _status(self, job_id: str) -> Dependency:
-        result = await decided(self._worker.lookup.as_stored(), job_id)
+    async def _status(self, execution_id: str) -> Dependency:
+        result = await decided(self._worker.lookup.as_stored(), execution_id)
         if result is not None:
             # The outcome of another owner's job is not disclosed.
             return result.status if self._is_ours(result.tenant, result.owner) and not result.dry_run else "unknown"
-        status = await Accepted(self._worker.redis).status(job_id, just_now=False)
+        status = await Accepted(self._worker.redis).status(execution_id, just_now=False)
         is_visible = status is not None and self._is_ours(
-            # Of a job that came over NATS, only its id is known, which may have its owner.
+            # Of a job that came over NATS, only its id is known. A hash was made with the scope of this job.
             self._job.job.tenant if status.agent is None else status.tenant,
-            self._received.owner if status.agent is None and "@" in job_id else status.owner,
+            self._received.owner
+            if status.agent is None and self._written_ids[execution_id] != execution_id
+            else status.owner,
         )
         return "undecided" if is_visible else "unknown"
 
@@ -105,7 +109,8 @@ class Dependencies:
             waiting_ids = sorted(level.intersection(open_ids))
             if waiting_ids or own_id in open_ids:
                 first_id = waiting_ids[0] if waiting_ids else own_id
-                return f"the job {shown(first_id)!r}, which this one depends on, depends on this one in turn"
+                name = self._written_ids[first_id]
+                return f"the job {name!r}, which this one depends on, depends on this one in turn"
             visited |= level
         return None
 
@@ -113,7 +118,7 @@ class Dependencies:
 async def wake(worker: WorkerContext, waiting: tuple[str, ...]) -> None:
     """Returns jobs to their queues that waited for a job that has ended."""
     for outcome in await asyncio.gather(
-        *(wake_early(worker.publisher, worker.lookup, job_id) for job_id in waiting), return_exceptions=True
+        *(wake_early(worker.publisher, worker.lookup, execution_id) for execution_id in waiting), return_exceptions=True
     ):
         if isinstance(outcome, BusUnavailableError | PublishRefusedError):
             # Waiting jobs also look again by themselves.

@@ -20,12 +20,12 @@ from breakwater.dialects.rules.embeddings import inputs_of
 from breakwater.jobs.contract.execution import ErrorInfo, Result
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.held_claims import ClaimLease, JobCancelledError
-from breakwater.jobs.rules.ownership import is_generated_id, scope_references, shown
+from breakwater.jobs.rules.ids import is_made_here, key_of
 from breakwater.jobs.rules.runs import run_id, run_of
 from breakwater.jobs.store.accepted import Accepted
 from breakwater.jobs.store.executions import Claim, Claimed, ClaimLostError, Conflict, SavedProgress, Taken
 from breakwater.jobs.store.records import decided
-from breakwater.kernel.nats.delivery import Delivery, park, parked_execution
+from breakwater.kernel.nats.delivery import Delivery, park
 from breakwater.kernel.nats.errors import PublishRefusedError
 from breakwater.kernel.nats.subjects import PROGRAM, Header
 from breakwater.kernel.redis.connection import StateUnavailableError
@@ -45,7 +45,7 @@ from services.worker.dependencies import Dependencies
 from services.worker.dry_run import dry_run
 from services.worker.embeddings_batches import EmbeddingsBatches
 from services.worker.embeddings_cache import EmbeddingsCache
-from services.worker.parsing import JobDelivery, program_of, read_job
+from services.worker.parsing import JobDelivery, read_job
 from services.worker.plans import reach_stage
 from services.worker.progress import ProgressReporter
 from services.worker.response_cache import ResponseCache
@@ -122,12 +122,19 @@ class JobHandler:
         claim = Claim.new(received.execution_id, worker.id)
         requested_at = monotonic()
         job = received.job
-        tenant, task_id = (None, None) if job is None else (job.tenant, job.task_id)
+        ids = received.ids
+        tenant = None if job is None else job.tenant
         # A job without a guard starts no task.
-        task_id = task_id or (received.execution_id if self._agent.guard is None else None)
+        task_key = ids.task_key or (ids.execution_id if self._agent.guard is None else None)
         # Children find their parent's run by its task, so Redis only needs a run that differs from it.
-        stored_run_id = None if received.run_id == run_id(tenant, task_id or received.execution_id) else received.run_id
-        claim_fields = {"tenant": tenant, "task_id": task_id, "owner": received.owner, "run_id": stored_run_id}
+        stored_run_id = None if received.run_id == run_id(tenant, ids.own_task_key) else received.run_id
+        claim_fields = {
+            "tenant": tenant,
+            "task_key": task_key,
+            "task_id": None if ids.task_id == ids.task_key else ids.task_id,
+            "owner": received.owner,
+            "run_id": stored_run_id,
+        }
         accepted_s = delivery.queued_at.timestamp()
         request_claim = partial(
             worker.executions.claim,
@@ -191,46 +198,54 @@ class JobHandler:
                 raise
 
     async def _with_references(self, received: JobDelivery) -> JobDelivery:
-        """Adds to a job the full ids of the jobs it refers to, and its parent's task if it names none."""
+        """Adds to a job its parent's task if it names none, after having looked up jobs named by execution ids."""
         job = received.job
-        worker = self._worker
-        if job is None:
+        ids = received.ids
+        if job is None or (ids.parent is None and not ids.dependencies):
             return received
-        if received.owner is None and program_of(worker.config, received.submitted_by) is not None:
-            job = await self._with_tenant_references(job)
-        if job.parent_execution_id is not None:
-            parent = job.parent_execution_id
-            if job.task_id is None:
-                task_id, parent_run_id = await worker.guards.task_of_parent(job, parent, received.owner, self._guard_of)
-                parent_run_id = parent_run_id or run_id(job.tenant, task_id)
-                received = replace(received, run_id=run_of(job, received.execution_id, run_of_parent=parent_run_id))
-                job = job.model_copy(update={"task_id": task_id})
-        return received if job is received.job else replace(received, job=job)
+        worker = self._worker
+        received = await self._with_execution_ids(received, job)
+        ids = received.ids
+        if ids.parent is None or ids.task_key is not None:
+            return received
+        others = "" if received.owner is None else key_of(received.scope, ids.parent)
+        task = await worker.guards.task_of_parent(job, ids.parent, received.owner, self._guard_of, others=others)
+        parent_run_id = task.run_id or run_id(job.tenant, task.key)
+        ids = replace(ids, task_id=task.name or job.parent_execution_id, task_key=task.key)
+        run = run_of(received.ids, job.tenant, run_of_parent=parent_run_id)
+        return replace(received, ids=ids, run_id=run)
 
     def _guard_of(self, agent_name: str) -> GuardRules | None:
         agent = self._worker.config.agents.get(agent_name)
         return None if agent is None else agent.guard
 
-    async def _with_tenant_references(self, job: Job) -> Job:
-        """Adds the full ids to a job of a tenant's program, which may name its tenant's HTTP jobs by generated ids."""
-        generated_ids = {
-            job_id
-            for job_id in (job.parent_execution_id, *job.depends_on)
-            if job_id is not None and is_generated_id(shown(job_id))
-        }
-        http_ids: dict[str, str] = {}
-        for job_id in generated_ids:
-            is_of_tenant = partial(self._is_of_tenant, shown(job_id), job.tenant)
-            if await self._worker.outages.retry_while_unavailable(is_of_tenant):
-                http_ids[job_id] = shown(job_id)
-        return scope_references(job, None, lambda job_id, _: http_ids.get(job_id, job_id)) if http_ids else job
+    async def _with_execution_ids(self, received: JobDelivery, job: Job) -> JobDelivery:
+        """Resolves references to the sender's jobs by execution ids. A job's own id may have the same form."""
+        ids = received.ids
+        written_ids = (job.parent_execution_id, *job.depends_on)
+        if received.scope is None or not any(map(is_made_here, filter(None, written_ids))):
+            return received
+        resolved: list[str | None] = []
+        for written_id, execution_id in zip(written_ids, (ids.parent, *ids.dependencies), strict=True):
+            may_differ = written_id is not None and execution_id != written_id and is_made_here(written_id)
+            is_of_sender = partial(self._is_of_sender, str(written_id), job.tenant, received)
+            if may_differ and await self._worker.outages.retry_while_unavailable(is_of_sender):
+                resolved.append(written_id)
+            else:
+                resolved.append(execution_id)
+        parent, *dependencies = resolved
+        return replace(received, ids=replace(ids, parent=parent, dependencies=tuple(filter(None, dependencies))))
 
-    async def _is_of_tenant(self, job_id: str, tenant: str | None) -> bool:
+    async def _is_of_sender(self, execution_id: str, tenant: str | None, received: JobDelivery) -> bool:
+        """Returns True if an execution belongs to the owner of a job, or for a program of a tenant to the tenant."""
         # The note of an accepted job is deleted soon after the job ends, so look for a result first.
-        if (result := await decided(self._worker.lookup.as_stored(), job_id)) is not None:
-            return result.tenant == tenant
-        status = await Accepted(self._worker.redis).status(job_id, just_now=False)
-        return status is not None and status.agent is not None and status.tenant == tenant
+        referred = await decided(self._worker.lookup.as_stored(), execution_id)
+        if referred is None:
+            referred = await Accepted(self._worker.redis).status(execution_id, just_now=False)
+        if referred is None or referred.agent is None or referred.tenant != tenant:
+            return False
+        is_of_tenants_program = received.owner is None and (received.scope or "").startswith(PROGRAM)
+        return is_of_tenants_program or referred.owner == received.owner
 
     async def _run(
         self,
@@ -254,7 +269,7 @@ class JobHandler:
         may_wait = saved_text is None and lease.cancel.cancellation is None
         if may_wait and not slots.has_room(self._agent_name, self._agent.concurrency, callers):
             due = worker.now() + timedelta(seconds=slots.retry_delay_s(self._agent_name, callers))
-            await self._park(delivery, claim, lease, Deferred(due))
+            await self._park(received, claim, lease, Deferred(due))
             return
         # No await since `has_room`: otherwise, concurrent jobs would all see the same free slot.
         with slots.taking(self._agent_name, callers):
@@ -262,7 +277,7 @@ class JobHandler:
                 f"invoke_agent {self._agent_name}",
                 parent=delivery.headers.get(Header.TRACEPARENT.value),
                 attributes=lambda: execution_attributes(
-                    agent=self._agent_name, execution_id=claim.execution_id, task_id=job.task_id
+                    agent=self._agent_name, execution_id=claim.execution_id, task_id=received.ids.task_id
                 ),
             )
             assignment = self._assignment(received, job, claim, lease, span.traceparent)
@@ -296,7 +311,7 @@ class JobHandler:
             dispatched_at=now, deadline=deadline, config_version=worker.config_version, may_have_called=incomplete
         )
         resumed = not delivery.is_first
-        if resumed and (job.job.depends_on or parked_execution(delivery.headers) is not None):
+        if resumed and (job.job.depends_on or delivery.was_parked):
             # The job may have been parked before its first call, for a slot or for a dependency.
             resumed = await recorded_attempt(worker, received, 1) is not None
         return checkpoint, resumed
@@ -325,7 +340,7 @@ class JobHandler:
             redacted = self._worker.redactor.json({key: job.metadata[key] for key in keys})
             job_cost_tags = cost_tags(keys, redacted) if isinstance(redacted, dict) else {}
         return Assignment(
-            execution_id=claim.execution_id,
+            ids=received.ids,
             agent_name=self._agent_name,
             agent=agent.model_copy(update=job_settings) if job_settings else agent,
             breaker=rules.breaker,
@@ -372,7 +387,7 @@ class JobHandler:
                     await reach_stage(worker, received, "running")
                 outcome, cached_from = await self._find_answer(job, checkpoint, cache, lease, progress, resumed=resumed)
             if isinstance(outcome, Deferred):
-                await self._park(received.delivery, job.claim, lease, outcome)
+                await self._park(received, job.claim, lease, outcome)
                 return None
             # A worker that lost its claim during the call must not decide the job.
             await retry(partial(worker.leases.confirm, job.claim))
@@ -380,7 +395,7 @@ class JobHandler:
                 received, outcome, job.now(), worker.config_version, cached_from=cached_from, trace_id=job.trace_id
             )
             # Count the job before it is decided: the task's next job may arrive as soon as this one is answered.
-            if counted := job.job.task_id is not None or lease.has_children:
+            if counted := job.ids.task_key is not None or lease.has_children:
                 result = await retry(partial(worker.guards.count_job, job, result))
             if job.agent is not received.agent:
                 received = replace(received, agent=job.agent)
@@ -441,9 +456,11 @@ class JobHandler:
         size = self._worker.config.max_inputs(job.chain)
         return None if size is None or len(inputs_of(job.job.api_request.body)) <= size else size
 
-    async def _park(self, delivery: Delivery, claim: Claim, lease: ClaimLease, deferred: Deferred) -> None:
+    async def _park(self, received: JobDelivery, claim: Claim, lease: ClaimLease, deferred: Deferred) -> None:
         worker = self._worker
         agent = self._agent_name
+        delivery = received.delivery
+        ids = received.ids
         # The job returns as another message, which should not have to wait for the lease to expire.
         claim_state = await worker.outages.retry_while_unavailable(partial(worker.leases.release, claim))
         lease.cancel.receive(() if claim_state is None else claim_state.cancels)
@@ -451,12 +468,13 @@ class JobHandler:
             await delivery.retry_in(0)
             return
         try:
+            names = {"agent": agent, "execution_id": ids.execution_id, "job_id": ids.job_id}
             await worker.outages.retry_while_unavailable(
-                lambda: park(worker.publisher, delivery, agent=agent, execution_id=claim.execution_id, due=deferred.due)
+                lambda: park(worker.publisher, delivery, **names, due=deferred.due)
             )
         except PublishRefusedError as error:
             # As a fallback, the job waits in JOBS, where it occupies a slot of the consumer.
-            structlog.get_logger().warning("job_not_parked", execution_id=claim.execution_id, error=str(error))
+            structlog.get_logger().warning("job_not_parked", execution_id=ids.execution_id, error=str(error))
             await delivery.retry_in(max(0.0, (deferred.due - worker.now()).total_seconds()))
         else:
             worker.metrics.parked(agent)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pydantic import JsonValue, ValidationError
@@ -11,27 +11,24 @@ from pydantic_core import from_json
 
 from breakwater.config import Agent, Config, validate_job
 from breakwater.identity.settings import NatsProgram
-from breakwater.jobs.contract.job import Job, ScopedJob
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.rules.ids import JobIds, ids_of, key_of
 from breakwater.jobs.rules.ownership import (
     for_own_tenant,
     forbidden_field,
     job_digest,
     longest_job,
     may_be_answered_at,
-    scope_in,
-    scope_references,
-    scoped,
-    shown,
 )
 from breakwater.jobs.rules.runs import run_of
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.delivery import Delivery, parked_execution
-from breakwater.kernel.nats.subjects import PROGRAM, Header, decode_token
+from breakwater.kernel.nats.delivery import Delivery, name_in
+from breakwater.kernel.nats.subjects import PROGRAM, Header
 from breakwater.kernel.security.encryption import Cipher
 from breakwater.kernel.surrogates import read_whole
 from breakwater.kernel.telemetry import tracing
-from breakwater.kernel.types import is_full_id, is_identifier
+from breakwater.kernel.types import is_identifier
 from breakwater.kernel.validation import ambiguity, explain
 from breakwater.redaction.rules.redact import Redactor, id_objection
 from breakwater.redaction.rules.scanner import holds_key
@@ -47,7 +44,9 @@ class JobDelivery:
     delivery: Delivery
     agent_name: str
     agent: Agent
-    execution_id: str
+    ids: JobIds
+    scope: str | None
+    """The scope of its ids."""
     job: Job | None
     """None if the job must not run."""
     problem: str
@@ -62,16 +61,22 @@ class JobDelivery:
     run_id: str
     """The run of its execution."""
 
+    @property
+    def execution_id(self) -> str:
+        """The id of its execution."""
+        return self.ids.execution_id
+
 
 class _Origin(NamedTuple):
-    """The owner and the sender of a job, and the form of its ids, as its headers name them."""
+    """The facts about a job in the headers that only the plane sets."""
 
     owner: str | None
     sender: str | None
-    chosen_ids: bool
-    """True if the ids are not scoped yet, as the job did not come through `request`."""
     scope: str | None
-    """The scope of the ids of a job over NATS: the program with its own NATS user."""
+    execution_id: str | None
+    """None if the job did not come through `request` and was not parked."""
+    job_id: str | None
+    """The job's own id; None if it is in its body or comes from its message."""
 
 
 class _InvalidJobError(BreakwaterError):
@@ -91,29 +96,30 @@ def read_job(
     """
     origin = _origin_of(delivery)
     try:
-        job = _parsed(config, agent_name, delivery, origin.sender)
+        job = _parsed(config, agent_name, delivery, origin)
     except _InvalidJobError as error:
         return unread_job(config, agent_name, agent, delivery, str(error), error.job)
     owner = _owner(config, origin)
-    inside = scope_references(job, origin.scope, scoped) if origin.chosen_ids else job
-    if inside.session_id is not None:
-        inside = inside.model_copy(update={"session_id": _storable_session(inside.session_id, redactor, cipher)})
-    execution_id = execution_id_of(delivery, inside, origin)
-    if (trace_id := tracing.trace_id_of(delivery.headers.get(Header.TRACEPARENT))) is not None:
-        # Callers choose trace ids freely. Scoping them keeps a job out of another caller's run.
-        trace_id = scoped(trace_id, None if owner is None else scope_in(owner, None))
+    ids = _ids_of(delivery, job, origin)
+    if job.session_id is not None:
+        session_id = _storable_session(job.session_id, redactor, cipher)
+        ids = replace(ids, session_key=key_of(origin.scope, session_id))
+    if (trace_id := tracing.trace_id_of(delivery.headers.get(Header.TRACEPARENT))) is not None and owner is not None:
+        # Callers choose trace ids freely. The scope keeps a job out of another caller's run.
+        trace_id = key_of(origin.scope, trace_id)
     return JobDelivery(
         delivery=delivery,
         agent_name=agent_name,
         agent=agent,
-        execution_id=execution_id,
-        job=inside,
+        ids=ids,
+        scope=origin.scope,
+        job=job,
         problem="",
         reply_to=job.reply_to,
         owner=owner,
         submitted_by=origin.sender,
         digest=job_digest(job, owner),
-        run_id=run_of(inside, execution_id, trace_id=trace_id),
+        run_id=run_of(ids, job.tenant, trace_id=trace_id),
     )
 
 
@@ -127,21 +133,23 @@ def unread_job(
         subject is not None and subjects.is_reply_subject(subject) and may_be_answered_at(subject, origin.sender)
     )
     owner = _owner(config, origin)
-    execution_id = execution_id_of(delivery, None, origin)
-    if parked_execution(delivery.headers) is None and id_objection(config.redaction, shown(execution_id)) is not None:
-        execution_id = scoped(_generated_id(delivery), origin.scope)
+    ids = _ids_of(delivery, None, origin)
+    if origin.execution_id is None and id_objection(config.redaction, ids.job_id) is not None:
+        generated_id = _generated_id(delivery)
+        ids = JobIds(generated_id, key_of(origin.scope, generated_id))
     return JobDelivery(
         delivery=delivery,
         agent_name=agent_name,
         agent=agent,
-        execution_id=execution_id,
+        ids=ids,
+        scope=origin.scope,
         job=None,
         problem=problem,
         reply_to=subject if is_answerable else None,
         owner=owner,
         submitted_by=origin.sender,
         digest=job_digest(job or delivery.data, owner),
-        run_id=execution_id,
+        run_id=ids.execution_id,
     )
 
 
@@ -152,28 +160,37 @@ def program_of(config: Config, sender: str | None) -> NatsProgram | None:
     return config.programs.get(sender.removeprefix(PROGRAM))
 
 
-def execution_id_of(delivery: Delivery, job: Job | None, origin: _Origin | None = None) -> str:
-    """Returns the id of a job's execution: the job's own, else the message's, else one from the message's sequence.
+def ids_of_unread(delivery: Delivery) -> JobIds:
+    """Returns the ids of a job that can't be read yet. If it is valid and no dry run, they stay the same."""
+    return _ids_of(delivery, None, _origin_of(delivery))
 
-    Every delivery gives the same id; so does None for `job`, if the job is valid and no dry run.
+
+def _ids_of(delivery: Delivery, job: Job | None, origin: _Origin) -> JobIds:
+    """Returns the ids of a job, which are the same for every delivery.
+
+    Its own id is the one in its body, else the message's, else one from the message's sequence. `request` has chosen
+    both ids of the jobs that it has published.
     """
-    if (parked := parked_execution(delivery.headers)) is not None:
-        return parked
-    origin = origin or _origin_of(delivery)
-    message_id = delivery.headers.get(Header.MSG_ID.value, "")
     if job is None:
-        own_id = _field(delivery.data, "job_id", is_identifier if origin.chosen_ids else is_full_id)
-        if own_id is not None and holds_key(own_id):
-            own_id = None
+        body_id = _field(delivery.data, "job_id")
+        if body_id is not None and holds_key(body_id):
+            body_id = None
     else:
-        own_id = job.job_id
-    if own_id is not None and not origin.chosen_ids:
-        return own_id
-    chosen = own_id or (message_id if is_identifier(message_id) and not holds_key(message_id) else None)
-    if job is not None and job.dry_run and chosen is not None and subjects.user_of_job(delivery.subject) is not None:
-        # A dry run reserves no id: a later job with the same id still runs.
-        return f"{chosen}@{_generated_id(delivery)}"
-    return scoped(chosen or _generated_id(delivery), origin.scope)
+        body_id = job.job_id
+    if origin.execution_id is not None:
+        job_id = origin.job_id or body_id or origin.execution_id
+        execution_id = origin.execution_id
+    else:
+        message_id = delivery.headers.get(Header.MSG_ID.value, "")
+        own_id = body_id or (message_id if is_identifier(message_id) and not holds_key(message_id) else None)
+        generated_id = _generated_id(delivery)
+        job_id = own_id or generated_id
+        # A program's dry run reserves no id: a later job with the same id still runs.
+        reserves = job is None or not job.dry_run or subjects.user_of_job(delivery.subject) is None
+        execution_id = key_of(origin.scope, job_id if reserves else generated_id)
+    if job is None:
+        return JobIds(job_id, execution_id)
+    return ids_of(job, origin.scope, job_id=job_id, execution_id=execution_id)
 
 
 def _generated_id(delivery: Delivery) -> str:
@@ -181,33 +198,31 @@ def _generated_id(delivery: Delivery) -> str:
 
 
 def _storable_session(session_id: str, redactor: Redactor, cipher: Cipher) -> str:
-    """Returns a session's id as it may be stored. Its scope, if it has one, is the name of its owner."""
-    chosen = shown(session_id)
-    session: JsonValue = {"session_id": chosen}
-    if redactor.json(session) == session:
-        return session_id
-    return cipher.pseudonym(session_id) + session_id[len(chosen) :]
+    """Returns a session's id as it may be stored."""
+    session: JsonValue = {"session_id": session_id}
+    return session_id if redactor.json(session) == session else cipher.pseudonym(session_id)
 
 
-def _parsed(config: Config, agent_name: str, delivery: Delivery, sender: str | None) -> Job:
+def _parsed(config: Config, agent_name: str, delivery: Delivery, origin: _Origin) -> Job:
     limit = config.limits.max_body_bytes
-    is_scoped = Header.SCOPED_IDS.value in delivery.headers
-    if len(delivery.data) > longest_job(limit, scoped_ids=is_scoped):
+    sender = origin.sender
+    if len(delivery.data) > longest_job(limit):
         raise _InvalidJobError(f"the job has {len(delivery.data)} bytes; at most {limit} are accepted")
     if sum(map(len, delivery.headers.values())) + sum(map(len, delivery.headers)) > MAX_HEADERS:
         raise _InvalidJobError(f"the job's headers have more than {MAX_HEADERS} characters")
     try:
-        job = read_whole((ScopedJob if is_scoped else Job).model_validate_json, delivery.data)
+        job = read_whole(Job.model_validate_json, delivery.data)
     except ValidationError as error:
         raise _InvalidJobError(explain(error, Job, _parsed_json(delivery.data))) from None
     if (why := ambiguity(delivery.data)) is not None:
         raise _InvalidJobError(f"the job is not JSON: {why}")
     if job.agent != agent_name:
         raise _InvalidJobError(f"agent: {job.agent!r} was published on the subject of {agent_name!r}")
-    header = delivery.headers.get(Header.MSG_ID.value) if job.job_id is None else None
+    takes_message_id = job.job_id is None and origin.execution_id is None
+    header = delivery.headers.get(Header.MSG_ID.value) if takes_message_id else None
     if header is not None and (why := id_objection(config.redaction, header)) is not None:
         raise _InvalidJobError(f"{Header.MSG_ID.value}: {why}")
-    if (problem := validate_job(config, job, scoped_ids=is_scoped)) is not None:
+    if (problem := validate_job(config, job)) is not None:
         raise _InvalidJobError(f"{problem.path}: {problem.message}", job)
     # Check the rights of the sender. Those of an HTTP sender were checked at the API.
     if job.reply_to is not None and not may_be_answered_at(job.reply_to, sender):
@@ -224,23 +239,14 @@ def _parsed(config: Config, agent_name: str, delivery: Delivery, sender: str | N
 
 
 def _origin_of(delivery: Delivery) -> _Origin:
-    owner = _name_in(delivery, Header.OWNER)
-    sender = _name_in(delivery, Header.SUBMITTED_BY)
-    chosen = Header.SCOPED_IDS.value not in delivery.headers and (sender is None or sender.startswith(PROGRAM))
-    scope = scope_in(owner, None) if owner is not None and owner.startswith(PROGRAM) else None
-    return _Origin(owner, sender, chosen, scope)
-
-
-def _name_in(delivery: Delivery, header: Header) -> str | None:
-    """Returns the API key or NATS user that a header of a job names, or None."""
-    token = delivery.headers.get(header.value)
-    if token is None:
-        return None
-    try:
-        name = decode_token(token)
-    except UnicodeDecodeError:
-        return None
-    return name if is_identifier(name) else None
+    headers = delivery.headers
+    return _Origin(
+        owner=name_in(headers, Header.OWNER),
+        sender=name_in(headers, Header.SUBMITTED_BY),
+        scope=headers.get(Header.SCOPE.value),
+        execution_id=name_in(headers, Header.EXECUTION_ID),
+        job_id=name_in(headers, Header.JOB_ID),
+    )
 
 
 def _owner(config: Config, origin: _Origin) -> str | None:
@@ -249,11 +255,11 @@ def _owner(config: Config, origin: _Origin) -> str | None:
     return None if program is not None and program.tenants else origin.owner
 
 
-def _field(data: bytes, name: str, fits: Callable[[str], bool] = is_identifier) -> str | None:
+def _field(data: bytes, name: str) -> str | None:
     """Returns a text field of a job that failed its validation."""
     body = _parsed_json(data)
     value = body.get(name) if isinstance(body, Mapping) else None
-    return value if isinstance(value, str) and fits(value) else None
+    return value if isinstance(value, str) and is_identifier(value) else None
 
 
 def _parsed_json(data: bytes) -> JsonValue:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from breakwater.jobs.contract.execution import Reason
-from breakwater.jobs.plan_changes import PlanSource
-from breakwater.jobs.rules.ownership import shown
+from breakwater.jobs.plan_changes import PlanName, PlanSource
 from breakwater.jobs.store.plans import NotedJob, Stage
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.telemetry import tracing
@@ -20,13 +19,15 @@ async def reach_stage(worker: WorkerContext, received: JobDelivery, stage: Stage
     `reason` says why the job ended without an answer.
     """
     job = received.job
-    if job is None or job.plan_id is None or job.dry_run:
+    ids = received.ids
+    if job is None or job.plan_id is None or ids.plan_key is None or job.dry_run:
         return
-    plan_job = NotedJob(received.delivery.queued_at, received.agent_name, job.tenant, received.owner)
+    plan_job = NotedJob(received.delivery.queued_at, received.agent_name, job.tenant, received.owner, ids.job_id)
     stage_words = {"pending": "was accepted", "running": "was dispatched"}
     reason_text = "" if reason is None else f": {reason}"
-    description = f"the job {shown(received.execution_id)!r} {stage_words.get(stage, f'ended {stage}{reason_text}')}"
+    description = f"the job {ids.job_id!r} {stage_words.get(stage, f'ended {stage}{reason_text}')}"
     trace_id = tracing.trace_id_of(received.delivery.headers.get(Header.TRACEPARENT.value))
-    source = PlanSource(job.tenant, received.owner, trace_id, received.execution_id)
-    change = partial(worker.plans.change, job.plan_id, stage, {received.execution_id: plan_job}, description, source)
+    plan = PlanName(ids.plan_key, job.plan_id)
+    source = PlanSource(job.tenant, received.owner, trace_id, ids.execution_id, ids.job_id)
+    change = partial(worker.plans.change, plan, stage, {ids.execution_id: plan_job}, description, source)
     await worker.outages.retry_while_unavailable(change)

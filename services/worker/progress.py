@@ -16,13 +16,17 @@ class ProgressReporter:
         job = received.job
         self._worker = worker
         self._subject = subjects.progress(received.agent_name, received.execution_id)
-        self._belongs_to: dict[str, str | None] = {"run_id": received.run_id}
+        ids = received.ids
+        self._belongs_to: dict[str, str | None] = {"job_id": ids.job_id, "run_id": received.run_id}
         if job is not None:
             self._belongs_to |= {
                 "tenant": job.tenant,
-                "task_id": job.task_id,
-                "parent_execution_id": job.parent_execution_id,
+                "task_id": ids.task_id,
+                "task_key": ids.task_key,
+                "parent_execution_id": ids.parent,
+                "parent_job_id": job.parent_execution_id,
                 "plan_id": job.plan_id,
+                "plan_key": ids.plan_key,
             }
         self._fields = {"execution_id": received.execution_id, "agent": received.agent_name, **self._belongs_to}
         self._queued_at = received.delivery.queued_at

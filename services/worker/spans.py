@@ -45,7 +45,7 @@ def call_began(
             model=flight.model,
             name=name,
             execution_id=job.execution_id,
-            task_id=job.job.task_id,
+            task_id=job.ids.task_id,
             number=flight.number,
             cause=flight.cause,
             streaming=streaming,

@@ -25,7 +25,7 @@ from breakwater.dialects.store.response_log import DELETED, ChunksDroppedError, 
 from breakwater.dialects.store.response_room import COUNTED_BYTES, MESSAGE_BYTES
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.rules.chat_messages import THOUGHT, encoded
-from breakwater.jobs.rules.ownership import shown, store_share
+from breakwater.jobs.rules.ownership import store_share
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import AlreadyDecidedError, BusUnavailableError
@@ -49,19 +49,21 @@ class AnswerStream:
     Attributes:
         answer: the published chunks, and perhaps later ones.
         execution_id: the id of the job's execution.
+        job_id: the job's own id, which names its answer.
         continues: an attempt may continue the answer of an earlier one.
     """
 
     def __init__(self, worker: WorkerContext, job: Assignment) -> None:
         reply_to = job.job.reply_to
-        self.answer = Assembly(job.execution_id)
         self.execution_id = job.execution_id
+        self.job_id = job.ids.job_id
+        self.answer = Assembly(self.job_id)
         self._worker = worker
         self._job = job
-        self._subjects = {subjects.chunks(job.agent_name, job.execution_id): job.execution_id}
-        """The subjects that each part is published to, with the id that the job has there."""
+        self._subjects = [subjects.chunks(job.agent_name, job.execution_id)]
+        """The subjects that each part is published to."""
         if reply_to is not None:
-            self._subjects[reply_to] = shown(job.execution_id)
+            self._subjects.append(reply_to)
         self._number = 0
         # Without a key, the log would have no texts of an agent that keeps none.
         keeps = job.job.keep_chunks and (job.agent.keeps_error_texts or worker.publisher.has_key)
@@ -149,7 +151,7 @@ class AnswerStream:
             messages, self._last = await self._worker.outages.retry_while_unavailable(
                 partial(self._log.messages, self.execution_id, whole=True)
             )
-            self.answer = Assembly(self.execution_id)
+            self.answer = Assembly(self.job_id)
             was_deleted = bool(messages) and messages[-1]["type"] == DELETED
             lacks_beginning = (was_deleted or messages[0]["number"] != 1) if messages else published
             if lacks_beginning:
@@ -197,9 +199,10 @@ class AnswerStream:
             await begin()
         # No await between this and the addition of the chunks: `saved_part` restores Redis from both.
         self._number += 1
+        message = b""
         if self._log is not None:
-            logged = self._message(self.execution_id, attempt, model, chunks, dropped_params)
-            await self._append(self._log, logged)
+            message = self._message(attempt, model, chunks, dropped_params)
+            await self._append(self._log, message)
             for chunk in chunks:
                 self.answer.add(chunk)
             if begin is not None:
@@ -208,14 +211,10 @@ class AnswerStream:
             for chunk in chunks:
                 self.answer.add(chunk)
             await self._worker.outages.retry_while_unavailable(partial(self._save, "".join(map(_text_of, chunks))))
-        payload = b""
-        payload_id: str | None = None
-        for subject, job_id in self._subjects.items():
-            if job_id != payload_id:
-                payload = self._message(job_id, attempt, model, chunks, dropped_params)
-                payload_id = job_id
+        message = message or self._message(attempt, model, chunks, dropped_params)
+        for subject in self._subjects:
             with suppress(BusUnavailableError):
-                await self._worker.publisher.send(subject, payload)
+                await self._worker.publisher.send(subject, message)
 
     async def _save(self, text: str) -> None:
         claim = self._job.claim
@@ -257,13 +256,12 @@ class AnswerStream:
             self._worker.room.count_soon(self._share, self._uncounted)
             self._uncounted = 0
 
-    def _message(
-        self, execution_id: str, attempt: int, model: str, chunks: Sequence[Chunk], dropped_params: Sequence[str]
-    ) -> bytes:
+    def _message(self, attempt: int, model: str, chunks: Sequence[Chunk], dropped_params: Sequence[str]) -> bytes:
         return encoded(
             {
                 "type": "chunks",
-                "execution_id": execution_id,
+                "execution_id": self.execution_id,
+                "job_id": self.job_id,
                 "agent": self._job.agent_name,
                 "number": self._number,
                 "attempt": attempt,
@@ -292,7 +290,7 @@ class AttemptStream:
         idle_timeout_s: float,
         total_timeout_s: float,
     ) -> None:
-        self.streaming = Streaming(self._take, idle_timeout_s, total_timeout_s, Assembly(stream.execution_id))
+        self.streaming = Streaming(self._take, idle_timeout_s, total_timeout_s, Assembly(stream.job_id))
         self.flight = flight
         self._stream = stream
         self._begin = begin

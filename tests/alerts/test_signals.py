@@ -74,6 +74,7 @@ def stopped(**fields: Any) -> GuardEvent:
         "agent": "writer",
         "tenant": "acme",
         "task_id": "nightly-review-17",
+        "task_key": "nightly-review-17",
         "execution_id": "e11",
         "rule": "max_iterations",
         "reason": "10 iterations (limit: 10)",
@@ -145,8 +146,8 @@ def test_what_an_incident_is_of_has_no_name_of_somebody_else_in_it() -> None:
     keys = [
         signal_of(transition(agent="a/b", model="c")),
         signal_of(transition(agent="a", model="b/c")),
-        signal_of(stopped(tenant=None, task_id="t")),
-        signal_of(stopped(tenant="t", task_id="t")),
+        signal_of(stopped(tenant=None, task_id="t", task_key="t")),
+        signal_of(stopped(tenant="t", task_id="t", task_key="t")),
     ]
     assert [one.key for one in keys if one] == [
         "breaker_open/a%2Fb/c",
@@ -339,7 +340,7 @@ def test_a_stopped_task_is_reported_with_what_where_since_when_why_and_what_to_d
 
 
 def test_an_alert_of_a_job_that_was_given_no_task_says_what_helps_that_job() -> None:
-    alert = signal_of(stopped(task_id="e11", tenant=None))
+    alert = signal_of(stopped(task_id="j11", task_key="e11", tenant=None))
     assert alert is not None
     assert (
         "To do: make the job smaller, or raise agents.writer.guard.max_iterations, and replay its dead letter; "
@@ -353,6 +354,7 @@ def test_a_guard_alert_carries_the_figures() -> None:
     assert alert.payload == {
         "agent": "writer",
         "task_id": "nightly-review-17",
+        "task_key": "nightly-review-17",
         "tenant": "acme",
         "execution_id": "e11",
         "rule": "max_iterations",
@@ -398,7 +400,7 @@ def test_a_task_that_may_go_on_ends_its_incident_whoever_tripped_it() -> None:
 @each_row("tenant", ["acme", "a b; x"])
 @each_row("task_id", ["t1", "nightly; rm -rf $HOME", "it's `mine`", "--url=http://x", "задача"])
 def test_the_command_of_an_alert_resets_that_task_whatever_it_is_called(task_id: str, tenant: str) -> None:
-    alert = signal_of(stopped(task_id=task_id, tenant=tenant))
+    alert = signal_of(stopped(task_key=task_id, tenant=tenant))
     assert alert is not None
     shown = alert.text.partition("executions; `")[2].partition("` resumes it")[0]
     end = ["--"] if task_id.startswith("-") else []
@@ -461,6 +463,7 @@ def test_a_share_is_never_rounded_up_to_the_whole() -> None:
 def ended(**fields: Any) -> Execution:
     given: dict[str, Any] = {
         "execution_id": "e11",
+        "job_id": "e11",
         "agent": "writer",
         "status": "dead_lettered",
         "reason": "error",

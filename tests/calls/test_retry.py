@@ -100,6 +100,7 @@ def attempt(
     return Attempt(
         attempt_id=f"e:{number}",
         execution_id="e",
+        job_id="e",
         agent="a",
         number=number,
         model=model,

@@ -35,6 +35,7 @@ NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 ATTEMPT = Attempt(
     attempt_id="j:1",
     execution_id="j",
+    job_id="j",
     agent="a",
     number=1,
     model="m",
@@ -50,6 +51,7 @@ ATTEMPT = Attempt(
 )
 ENDED: dict[str, Any] = {
     "execution_id": "j",
+    "job_id": "j",
     "agent": "a",
     "status": "dead_lettered",
     "reason": "error",
@@ -90,8 +92,8 @@ DIGEST = AlertDigest(
 EVENTS: list[Event] = [
     ATTEMPT,
     Execution(**ENDED),
-    Result(job_id="j", **ENDED),
-    Progress(execution_id="j", agent="a", state="queued", at=NOW),
+    Result(**ENDED),
+    Progress(execution_id="j", job_id="j", agent="a", state="queued", at=NOW),
     BreakerTransition(
         transition_id="a/m#0.1",
         agent="a",
@@ -110,6 +112,7 @@ EVENTS: list[Event] = [
         kind="tripped",
         agent="a",
         task_id="t",
+        task_key="t",
         rule="max_iterations",
         reason="10 iterations (limit: 10)",
         iterations=10,

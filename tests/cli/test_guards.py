@@ -12,6 +12,7 @@ RESET = {
     "agent": "writer",
     "tenant": "acme",
     "task_id": "t2",
+    "task_key": "t2",
     "reason": "reset by ops: mended",
     "by": "ops",
     "iterations": 1,

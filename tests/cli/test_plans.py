@@ -8,6 +8,7 @@ from tests.cli.conftest import Run, in_thread
 
 JOB = {
     "job_id": "report-47.1",
+    "execution_id": "report-47.1",
     "agent": "writer",
     "status": "dead_lettered",
     "reason": "dependency_failed",

@@ -162,9 +162,9 @@ def test_a_value_that_is_no_json_is_reported_and_taken_as_text(run: Run, sent: S
 def test_an_answer_from_the_record_is_distinguished_from_a_new_one(capsys: pytest.CaptureFixture[str]) -> None:
     now = datetime(2026, 11, 21, 10, 0, 5, tzinfo=UTC)
     for second in (4, 5, 6):
-        note_if_recorded({"execution_id": "j", "queued_at": f"2026-11-21T10:00:0{second}.500Z"}, now)
+        note_if_recorded({"job_id": "j", "queued_at": f"2026-11-21T10:00:0{second}.500Z"}, now)
     assert capsys.readouterr().err == ""
-    note_if_recorded({"execution_id": "j", "queued_at": "2026-11-21T10:00:03.500Z"}, now)
+    note_if_recorded({"job_id": "j", "queued_at": "2026-11-21T10:00:03.500Z"}, now)
     assert "answered from the record: j was submitted at 2026-11-21T10:00:03.500Z" in capsys.readouterr().err
 
 

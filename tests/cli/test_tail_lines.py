@@ -45,7 +45,8 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     (
         "executions",
         {
-            "execution_id": "order-1",
+            "execution_id": "x-1",
+            "job_id": "order-1",
             "agent": "writer",
             "status": "dead_lettered",
             "reason": "budget_exceeded",
@@ -57,7 +58,7 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
             "error": {"kind": "budget_exceeded", "message": "the daily budget is spent"},
         },
         ["execution", "dead_lettered", "m", "2 attempts", "budget_exceeded: the daily budget is spent", "order-1"],
-        ["budget_exceeded  budget_exceeded"],
+        ["budget_exceeded  budget_exceeded", "x-1"],
     ),
     (
         "breakers",
@@ -125,7 +126,7 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ),
     (
         "progress",
-        {"agent": "writer", "execution_id": "e", "state": "retried", "attempt": 2, "detail": "in 500 ms", "at": AT},
+        {"agent": "writer", "job_id": "j", "state": "retried", "attempt": 2, "detail": "in 500 ms", "at": AT},
         ["progress", "retried", "attempt 2", "in 500 ms"],
         [],
     ),

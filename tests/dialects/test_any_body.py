@@ -143,5 +143,7 @@ def test_numbers_beyond_64_bits_are_repeated_and_passed_on() -> None:
         "function": {"name": "f", "arguments": '{"n": 1000000000000000000000000000000}'},
     }
     completion = {"choices": [{"index": 0, "message": {"tool_calls": [call]}, "finish_reason": "tool_calls"}]}
-    message = message_of({"execution_id": "j", "status": "succeeded", "response": completion, "attempts": []})
+    message = message_of(
+        {"execution_id": "j", "job_id": "j", "status": "succeeded", "response": completion, "attempts": []}
+    )
     assert json.loads(encoded(message))["content"][0]["input"] == {"n": 10**30}

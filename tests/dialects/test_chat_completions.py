@@ -143,6 +143,7 @@ ATTEMPT = {
 }
 RESULT: dict[str, Any] = {
     "execution_id": "e1",
+    "job_id": "e1",
     "agent": "writer",
     "status": "succeeded",
     "chosen_model": "claude",
@@ -218,7 +219,9 @@ def test_of_the_providers_own_object_the_messages_are_such_as_clients_know() -> 
     assert second["function"] == {"name": "", "arguments": "{}"}
     assert second["id"].startswith("call_")
     assert completion_of(RESULT | {"response": own})["choices"] == [choice], "its id is the same again"
-    other = completion_of(RESULT | {"execution_id": "e2", "response": own})["choices"][0]["message"]["tool_calls"]
+    other = completion_of(RESULT | {"execution_id": "e2", "job_id": "e2", "response": own})["choices"][0]["message"][
+        "tool_calls"
+    ]
     assert other[1]["id"] != second["id"]
 
 

@@ -364,6 +364,7 @@ def test_thinking_that_anthropic_has_not_signed_is_no_part_of_a_native_call() ->
 
 RESULT: dict[str, Any] = {
     "execution_id": "j1",
+    "job_id": "j1",
     "agent": "a",
     "status": "succeeded",
     "completed_at": "2026-01-01T00:00:00.000Z",

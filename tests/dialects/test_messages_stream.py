@@ -22,6 +22,7 @@ from tests.tables import each_row
 
 RESULT: dict[str, Any] = {
     "execution_id": "j1",
+    "job_id": "j1",
     "agent": "writer",
     "status": "succeeded",
     "completed_at": "2026-01-01T00:00:00.000Z",

@@ -23,7 +23,7 @@ from tests.helpers import nats_client
 from tests.servers import RunningServer
 
 RESPONSE = StoredResponse(
-    execution_id="j1", agent="a", created_at=datetime(2026, 11, 27, tzinfo=UTC), body={"input": "Count."}
+    execution_id="j1", job_id="j1", agent="a", created_at=datetime(2026, 11, 27, tzinfo=UTC), body={"input": "Count."}
 )
 
 

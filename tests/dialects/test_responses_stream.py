@@ -25,7 +25,13 @@ _USED = {"outcome": "success", "input_tokens": 5, "output_tokens": 7, "cached_to
 
 def result(response: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """A result of a job, as JSON."""
-    known = {"execution_id": "job-1@shop", "agent": "writer", "requested_model": "m", "chosen_model": "m"}
+    known = {
+        "execution_id": "job-1",
+        "job_id": "job-1",
+        "agent": "writer",
+        "requested_model": "m",
+        "chosen_model": "m",
+    }
     ended = {"status": "succeeded", "completed_at": "2026-11-27T03:00:00.000Z", "attempts": [_USED]}
     return {**known, **ended, "output": None, "response": response, **more}
 
@@ -109,7 +115,7 @@ def _without_parsed(value: Any) -> Any:
 
 def streamed(chunks: Sequence[Mapping[str, Any]], whole: Mapping[str, Any] | None = None) -> list[ResponseEvent]:
     """All events of an answer that came in chunks. `whole`: its result, if it is not what the chunks come to."""
-    assembly, encoder = Assembly("job-1@shop"), ResponseEvents(ASKED)
+    assembly, encoder = Assembly("job-1"), ResponseEvents(ASKED)
     events = encoder.begin()
     for one in chunks:
         events += encoder.add(assembly.add(one))
@@ -200,7 +206,7 @@ def test_a_call_without_arguments_has_an_empty_object() -> None:
 
 
 def test_what_was_missed_comes_with_the_result() -> None:
-    assembly, encoder = Assembly("job-1@shop"), ResponseEvents(ASKED)
+    assembly, encoder = Assembly("job-1"), ResponseEvents(ASKED)
     chunks = [chunk({"reasoning_content": "Well"}), chunk({"content": "Hi "}), chunk({"content": "you"}, "stop")]
     shown = list(map(assembly.add, chunks))
 
@@ -285,7 +291,7 @@ CHUNKS: st.SearchStrategy[list[dict[str, Any]]] = st.builds(
 
 @given(CHUNKS)
 def test_any_chunks_make_the_same_output_streamed_and_stored(chunks: list[dict[str, Any]]) -> None:
-    assembly = Assembly("job-1@shop")
+    assembly = Assembly("job-1")
     shown = list(map(assembly.add, chunks))
     # As it is stored: through JSON.
     whole = orjson.loads(orjson.dumps(result(assembly.completion())))
@@ -308,7 +314,7 @@ def test_any_chunks_make_the_same_output_streamed_and_stored(chunks: list[dict[s
 def test_a_stream_read_again_has_the_same_events_from_any_chunk_on(
     chunks: list[dict[str, Any]], data: st.DataObject
 ) -> None:
-    assembly = Assembly("job-1@shop")
+    assembly = Assembly("job-1")
     shown = list(map(assembly.add, chunks))
     missed = data.draw(st.integers(0, len(shown)))
     once, again = ResponseEvents(ASKED), ResponseEvents(ASKED)

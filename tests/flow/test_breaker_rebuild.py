@@ -143,8 +143,9 @@ async def force_open(breakers: Breakers) -> None:
 
 async def publish_attempt(plane: Plane, key: BreakerKey, name: str, outcome: str) -> None:
     attempt: dict[str, Any] = {
-        "attempt_id": f"{name}:1", "execution_id": name, "agent": key.agent, "number": 1, "model": key.model,
-        "provider": "sim", "started_at": MOMENT, "completed_at": MOMENT, "duration_ms": 0, "outcome": outcome,
+        "attempt_id": f"{name}:1", "execution_id": name, "job_id": name, "agent": key.agent, "number": 1,
+        "model": key.model, "provider": "sim", "started_at": MOMENT, "completed_at": MOMENT,
+        "duration_ms": 0, "outcome": outcome,
         "counts_for_breaker": outcome == "error", "cause": "first",
     }  # fmt: skip
     await plane.jetstream.publish(subjects.attempt(key.agent, name, 1), json.dumps(attempt).encode(), headers=FIRST)

@@ -96,7 +96,10 @@ async def test_a_job_is_followed_from_queued_over_a_retry_to_its_success(
             ("in_progress", "agent.attempt.finish", 2),
             ("succeeded", None, None),
         ]
-        assert received[-1] == ("decided", {"execution_id": "j1", "status": "succeeded", "reason": None})
+        assert received[-1] == (
+            "decided",
+            {"execution_id": "j1", "job_id": "j1", "status": "succeeded", "reason": None},
+        )
         assert {data["execution_id"] for _, data in received} == {"j1"}
         # And again, when it is over: the same attempts, as they are recorded.
         async with aclosing(api.follow("j1")) as events:

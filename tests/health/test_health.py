@@ -22,6 +22,7 @@ def attempt(outcome: Outcome, kind: ErrorKind | None = None, *, counts: bool = F
     return Attempt(
         attempt_id="j:1",
         execution_id="j",
+        job_id="j",
         agent="writer",
         number=1,
         model="sim/m",

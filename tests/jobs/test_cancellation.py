@@ -20,6 +20,7 @@ NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
 ATTEMPT = Attempt(
     attempt_id="j1:1",
     execution_id="j1",
+    job_id="j1",
     agent="writer",
     number=1,
     model="sim/m",
@@ -90,6 +91,7 @@ def test_a_cancelled_job_is_no_failure_of_its_task_and_no_incident() -> None:
     assert status_of("cancelled") == "cancelled"
     execution = Execution(
         execution_id="j1",
+        job_id="j1",
         agent="writer",
         status="cancelled",
         reason="cancelled",

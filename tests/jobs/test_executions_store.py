@@ -128,7 +128,7 @@ async def test_what_redis_has_lost_is_still_that_of_its_holder(redis: Redis) -> 
 
 async def test_its_holder_writes_again_what_redis_has_lost(redis: Redis) -> None:
     executions, holder, progress = Executions(redis), Claim.new("j"), SavedProgress("so far", "so ", 1)
-    job: dict[str, Any] = {"tenant": "acme", "task_id": "t", "owner": "o", "run_id": "r"}
+    job: dict[str, Any] = {"tenant": "acme", "task_key": "t", "owner": "o", "run_id": "r"}
     await executions.claim(holder, "digest", **job)
     await executions.checkpoint(holder, "so far")
     await executions.append_partial(holder, "so ", 1)
@@ -385,26 +385,26 @@ async def test_an_order_alone_is_no_claim(redis: Redis) -> None:
 async def test_a_parent_under_way_learns_that_it_has_children_in_its_task(redis: Redis) -> None:
     executions, claim = Executions(redis), Claim.new("j")
     await executions.claim(claim, tenant="acme")
-    assert await executions.parent("j", "acme", dry_run=True) == ("", "", ""), "it has not called yet"
+    assert await executions.parent("j", "acme", dry_run=True) == ("", "", "", ""), "it has not called yet"
     await executions.checkpoint(claim, "so far")
-    assert await executions.parent("j", "acme", dry_run=True) == ("", "so far", "")
-    assert await executions.parent("j", None, dry_run=False) == ("", "", "")
-    assert await executions.parent("j", "other", dry_run=False) == ("", "", "")
+    assert await executions.parent("j", "acme", dry_run=True) == ("", "so far", "", "")
+    assert await executions.parent("j", None, dry_run=False) == ("", "", "", "")
+    assert await executions.parent("j", "other", dry_run=False) == ("", "", "", "")
     assert await executions.renew([claim]) == [ClaimKept()]
-    assert await executions.parent("j", "acme", dry_run=False) == ("", "so far", "")
+    assert await executions.parent("j", "acme", dry_run=False) == ("", "so far", "", "")
     assert await executions.renew([claim]) == [ClaimKept(has_children=True)]
     await executions.cancel(order("deploy"))
     assert await executions.renew([claim]) == [ClaimKept((order("deploy"),), has_children=True)]
     for _ in range(2):  # also to who comes back after a crash, and asks again
-        assert await executions.finish(claim) == ClaimEnded(tenant="acme", task_id="j")
-    assert await executions.parent("j", "acme", dry_run=False) == ("j", "", "")
+        assert await executions.finish(claim) == ClaimEnded(tenant="acme", task_key="j")
+    assert await executions.parent("j", "acme", dry_run=False) == ("j", "", "", "")
 
 
 async def test_a_parent_that_is_not_begun_learns_that_it_has_children_when_it_is(redis: Redis) -> None:
     executions, claim = Executions(redis), Claim.new("j")
-    assert await executions.parent("j", "acme", dry_run=True) == ("", "", "")
+    assert await executions.parent("j", "acme", dry_run=True) == ("", "", "", "")
     assert await redis.client.keys("*") == []
-    assert await executions.parent("j", "acme", dry_run=False) == ("", "", "")
+    assert await executions.parent("j", "acme", dry_run=False) == ("", "", "", "")
     assert KEEP_MS - SLACK_MS < await redis.client.pttl(claim.keys[1]) <= KEEP_MS
     # What Redis has lost is still that of its holder.
     assert await executions.renew([claim]) == [ClaimKept(has_children=True, incomplete=True)]
@@ -412,7 +412,7 @@ async def test_a_parent_that_is_not_begun_learns_that_it_has_children_when_it_is
     assert await executions.claim(claim, tenant="acme") == Claimed(None, has_children=True)
     # Also one that sleeps, and has no checkpoint.
     await executions.release(claim)
-    assert await executions.parent("j", "acme", dry_run=False) == ("", "", "")
+    assert await executions.parent("j", "acme", dry_run=False) == ("", "", "", "")
     assert await executions.claim(claim, tenant="acme") == Claimed(None, has_children=True)
 
 
@@ -421,7 +421,7 @@ async def test_a_job_that_is_decided_is_let_go_of_by_whoever_finds_it_so(redis: 
     anybody = Claim("j", "")
     assert await executions.finish(anybody) == ClaimEnded()
     assert await redis.client.keys("*") == [], "nobody has begun it"
-    await executions.claim(gone, tenant="acme", task_id="t")
+    await executions.claim(gone, tenant="acme", task_key="t")
     await executions.checkpoint(gone, "so far")
     await executions.wait_for(["j"], "next", unknown={}, owner="")
     assert await executions.finish(anybody) == ClaimEnded(("next",), "acme", "t")
@@ -432,12 +432,12 @@ async def test_a_job_that_is_decided_is_let_go_of_by_whoever_finds_it_so(redis: 
 
 async def test_a_parent_with_a_task_tells_it_and_learns_nothing(redis: Redis) -> None:
     executions, claim = Executions(redis), Claim.new("j")
-    await executions.claim(claim, task_id="t", run_id="a session")
+    await executions.claim(claim, task_key="t", task_id="nightly", run_id="a session")
     await executions.checkpoint(claim, "so far")
-    assert await executions.parent("j", None, dry_run=False) == ("t", "so far", "a session")
+    assert await executions.parent("j", None, dry_run=False) == ("t", "so far", "a session", "nightly")
     assert await executions.renew([claim]) == [ClaimKept()]
-    assert await executions.finish(claim) == ClaimEnded(task_id="t")
-    assert await executions.parent("j", None, dry_run=False) == ("t", "", "a session")
+    assert await executions.finish(claim) == ClaimEnded(task_key="t")
+    assert await executions.parent("j", None, dry_run=False) == ("t", "", "a session", "nightly")
 
 
 async def test_unknown_jobs_that_others_wait_for_are_limited_and_kept_no_longer_than_that(

@@ -61,7 +61,15 @@ def test_a_job_looks_again_by_itself_after_1_to_30_seconds(waited_s: float) -> N
 def job(job_id: str, status: PlanJobStatus, **fields: Any) -> PlanJob:
     ended = {} if status in ("pending", "running") else {"completed_at": NOON, "cost_basis": "billed"}
     return PlanJob.model_validate(
-        {"job_id": job_id, "agent": "writer", "status": status, "queued_at": NOON, **ended, **fields}
+        {
+            "job_id": job_id,
+            "execution_id": job_id,
+            "agent": "writer",
+            "status": status,
+            "queued_at": NOON,
+            **ended,
+            **fields,
+        }
     )
 
 
@@ -71,14 +79,14 @@ def test_a_plan_sums_up_what_its_jobs_cost_and_wasted() -> None:
         job("a", "dead_lettered", total_cost=3, wasted_cost=3, cost_basis="estimated"),
         job("c", "running", queued_at=NOON - timedelta(seconds=1)),
     ]
-    plan = plan_of("p", jobs, with_jobs=True)
+    plan = plan_of("p", jobs, plan_key="k", with_jobs=True)
     assert (plan.state, plan.total_cost, plan.wasted_cost, plan.cost_basis) == ("running", 8, 5, "estimated")
     assert plan.jobs_by_status == {"succeeded": 1, "dead_lettered": 1, "running": 1}
     assert (plan.first_queued_at, plan.last_completed_at) == (NOON - timedelta(seconds=1), NOON + timedelta(seconds=9))
     assert [one.job_id for one in plan.jobs] == ["a", "b", "c"]
-    unknown = plan_of("p", [job("a", "succeeded", total_cost=None, wasted_cost=0, cost_basis="unknown")])
+    unknown = plan_of("p", [job("a", "succeeded", total_cost=None, wasted_cost=0, cost_basis="unknown")], plan_key="k")
     assert (unknown.total_cost, unknown.cost_basis, unknown.jobs) == (None, "unknown", ())
-    refused = plan_of("p", [], "the agent is down")
+    refused = plan_of("p", [], "the agent is down", plan_key="k")
     assert (refused.state, refused.refusal, refused.total_cost) == ("failed", "the agent is down", 0)
 
 

@@ -1,7 +1,8 @@
 """The rule of a run's id."""
 
 from breakwater.jobs.contract.job import Job
-from breakwater.jobs.rules.ownership import job_digest, scope_references
+from breakwater.jobs.rules.ids import JobIds, ids_of, key_of
+from breakwater.jobs.rules.ownership import job_digest
 from breakwater.jobs.rules.runs import run_of
 from tests.tables import each_row
 
@@ -21,17 +22,18 @@ TASK, SESSION, PARENT, TRACE = "a task", "a session", "acme/the parent's", "4bf9
 def test_the_first_of_task_session_parent_and_trace_names_the_run(
     task_id: str | None, session_id: str | None, parents: str | None, trace_id: str | None, expected: str
 ) -> None:
-    job = Job(agent="writer", prompt="Hi.", tenant="acme", task_id=task_id, session_id=session_id)
-    assert run_of(job, "e1", trace_id=trace_id, run_of_parent=parents) == expected
+    ids = JobIds("j1", "e1", task_key=task_id, session_key=session_id)
+    assert run_of(ids, "acme", trace_id=trace_id, run_of_parent=parents) == expected
 
 
 def test_two_tenants_and_two_keys_share_no_run() -> None:
     def run(tenant: str | None, scope: str | None) -> str:
-        job = Job(agent="writer", prompt="Hi.", tenant=tenant, session_id="nightly")
-        return run_of(scope_references(job, scope), "e1")
+        job = Job(agent="writer", prompt="Hi.", tenant=tenant, task_id="nightly")
+        return run_of(ids_of(job, scope, job_id="j1", execution_id="e1"), tenant)
 
-    runs = [run(None, None), run("acme", None), run("globex", None), run(None, "shop"), run(None, "billing")]
-    assert runs == ["nightly", "acme/nightly", "globex/nightly", "nightly@shop", "nightly@billing"]
+    runs = [run(None, None), run("acme", None), run("globex", None), run(None, "key:shop"), run(None, "key:billing")]
+    keys = [key_of(f"key:{name}", "nightly") for name in ("shop", "billing")]
+    assert runs == ["nightly", "acme/nightly", "globex/nightly", *keys]
 
 
 def test_the_session_is_no_part_of_the_question() -> None:

@@ -96,6 +96,7 @@ def test_a_plan_that_was_refused_says_why_and_one_of_unknown_cost_so() -> None:
 def test_a_job_of_a_plan_shows_no_cost_before_it_ended() -> None:
     job = {
         "job_id": "report-47.1",
+        "execution_id": "report-47.1",
         "agent": "writer",
         "status": "dead_lettered",
         "reason": "dependency_failed",

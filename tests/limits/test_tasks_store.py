@@ -93,7 +93,7 @@ async def test_a_job_is_counted_once_however_often_it_is_recorded(redis: Redis) 
 
 async def test_the_first_job_of_its_own_task_is_known_for_as_long_as_children_may_come(redis: Redis) -> None:
     tasks = Tasks(redis)
-    for job, kept_ms in (("a", KEEP_DONE_MS), (KEY.task_id, KEEP_MS)):
+    for job, kept_ms in (("a", KEEP_DONE_MS), (KEY.task_key, KEEP_MS)):
         await tasks.record(KEY, job, FINE)
         left_ms = await redis.client.pttl(f"{KEY.redis_key}:x:{job}")
         assert kept_ms - 60_000 < left_ms <= kept_ms

@@ -1,6 +1,6 @@
 """Messages to store: the plain ones, and ones with every field filled."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -93,6 +93,7 @@ def attempt(execution_id: str = "e1", number: int = 1, **fields: Any) -> Attempt
         {
             "attempt_id": f"{execution_id}:{number}",
             "execution_id": execution_id,
+            "job_id": execution_id,
             "agent": "writer",
             "number": number,
             "model": "gpt-4.1",
@@ -106,6 +107,7 @@ def attempt(execution_id: str = "e1", number: int = 1, **fields: Any) -> Attempt
             "cost_basis": "billed",
             "outcome": "success",
             "cause": "first",
+            **keys_of(fields),
             **fields,
         }
     )
@@ -123,6 +125,7 @@ def execution(execution_id: str = "e1", **fields: Any) -> Execution:
     return Execution.model_validate(
         {
             "execution_id": execution_id,
+            "job_id": execution_id,
             "agent": "writer",
             "status": "succeeded",
             "requested_model": "gpt-4.1",
@@ -138,9 +141,16 @@ def execution(execution_id: str = "e1", **fields: Any) -> Execution:
             "started_at": queued_at,
             "completed_at": completed_at,
             "duration_ms": duration_ms,
+            **keys_of(fields),
             **fields,
         }
     )
+
+
+def keys_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a task and a plan that an operator named."""
+    names = {"task_id": "task_key", "plan_id": "plan_key", "parent_execution_id": "parent_job_id"}
+    return {key: fields[name] for name, key in names.items() if name in fields}
 
 
 def full_attempt(execution_id: str = "e-full", number: int = 1) -> Attempt:
@@ -150,6 +160,7 @@ def full_attempt(execution_id: str = "e-full", number: int = 1) -> Attempt:
         agent="support/tier 1",
         tenant="acme",
         task_id="task-7",
+        task_key="task-7",
         submitted_by="finance key",
         cost_tags={"team": "growth", "it's": "“a”, {b}: \\'c'"},
         model="anthropic/claude-sonnet-4.5:thinking",
@@ -182,6 +193,7 @@ def full_execution(execution_id: str = "e-full") -> Execution:
         agent="support/tier 1",
         tenant="acme",
         task_id="task-7",
+        task_key="task-7",
         parent_execution_id="e-parent",
         plan_id="report-47",
         run_id="acme/task-7",
@@ -219,6 +231,7 @@ def full_execution(execution_id: str = "e-full") -> Execution:
 def bare_execution(execution_id: str = "e-bare") -> Execution:
     return Execution(
         execution_id=execution_id,
+        job_id=execution_id,
         agent="writer",
         run_id=execution_id,
         status="cancelled",
@@ -295,6 +308,7 @@ def guard_event(event_id: str = "/task-7@1", **fields: Any) -> GuardEvent:
             "kind": "tripped",
             "agent": "writer",
             "task_id": "task-7",
+            "task_key": "task-7",
             "rule": "max_cost",
             "reason": "$1.00 spent (limit: $1.00)",
             "iterations": 4,
@@ -310,7 +324,8 @@ def guard_event(event_id: str = "/task-7@1", **fields: Any) -> GuardEvent:
 
 
 def plan_change(change_id: str = "p#1", **fields: Any) -> PlanChange:
-    change = {"change_id": change_id, "plan_id": "p", "from_state": "running", "to_state": "failed", "at": NOON}
+    change = {"change_id": change_id, "plan_id": "p", "plan_key": "p", "from_state": "running"}
+    change |= {"to_state": "failed", "at": NOON}
     return PlanChange.model_validate({**change, "reason": "the job 'j' ended", "version": 1, **fields})
 
 

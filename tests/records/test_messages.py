@@ -62,8 +62,9 @@ def test_a_time_is_written_in_utc_with_milliseconds() -> None:
 def attempt(**more: Any) -> Attempt:
     now = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
     fields: dict[str, Any] = {
-        "attempt_id": "j:1", "execution_id": "j", "agent": "a", "number": 1, "model": "m", "provider": "p",
-        "started_at": now, "completed_at": now, "duration_ms": 0, "outcome": "success", "cause": "first",
+        "attempt_id": "j:1", "execution_id": "j", "job_id": "j", "agent": "a", "number": 1, "model": "m",
+        "provider": "p", "started_at": now, "completed_at": now,
+        "duration_ms": 0, "outcome": "success", "cause": "first",
     }  # fmt: skip
     return Attempt.model_validate(fields | more)
 

@@ -65,11 +65,11 @@ async def test_a_later_step_reaches_a_database_that_exists_and_keeps_its_rows(
 
 async def test_a_view_of_a_later_step_may_need_a_column_that_an_earlier_version_lacks(analytics: Analytics) -> None:
     await analytics.execute("DROP VIEW plans")
-    await analytics.execute("ALTER TABLE executions DROP INDEX by_plan_id, DROP COLUMN plan_id")
+    await analytics.execute("ALTER TABLE executions DROP INDEX by_plan_key, DROP COLUMN plan_key")
     await analytics.execute("TRUNCATE TABLE schema_migrations")
     await analytics.execute("INSERT INTO schema_migrations (version, name) SELECT 16, 'of an earlier version'")
     assert await migrate(analytics) == (
-        "created column executions.plan_id in ClickHouse: it was missing",
+        "created column executions.plan_key in ClickHouse: it was missing",
         *(f"applied ClickHouse migration {one.version} ({one.name})" for one in MIGRATIONS),
     )
     assert await migrate(analytics) == ()

@@ -193,11 +193,15 @@ async def test_a_line_says_what_the_record_says(filled: Analytics, history: Made
         (record,) = [one for one in history.executions if one.execution_id == line.execution_id]
         assert line == ExecutionSummary(
             execution_id=record.execution_id,
+            job_id=record.job_id,
             agent=record.agent,
             tenant=record.tenant,
             task_id=record.task_id,
+            task_key=record.task_key,
             parent_execution_id=record.parent_execution_id,
+            parent_job_id=record.parent_job_id,
             plan_id=record.plan_id,
+            plan_key=record.plan_key,
             run_id=record.run_id,
             status=record.status,
             reason=record.reason,
@@ -330,3 +334,29 @@ def test_a_cursor_is_what_its_text_says(at: datetime, execution_id: str) -> None
 def test_a_text_that_is_no_cursor_is_refused_with_the_reason(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Cursor.parse(text)
+
+
+async def test_an_execution_is_found_by_its_id_or_by_its_jobs(analytics: Analytics) -> None:
+    shared = {"job_id": "order-1", "task_id": "t", "plan_id": "p"}
+    stored = [
+        execution("x-1", **shared, task_key="x-t", plan_key="x-p", completed_at=NOON),
+        execution("x-2", **shared, completed_at=NOON + timedelta(seconds=1)),
+        execution("order-12"),
+    ]
+    await analytics.insert(schema.EXECUTIONS, [rows.execution_row(one, number) for number, one in enumerate(stored)])
+    found = await search.find_execution(analytics, "x-1")
+    assert found is not None
+    assert (found.execution_id, found.job_id, found.task_key) == ("x-1", "order-1", "x-t")
+    latest = await search.find_execution(analytics, "order-1")
+    assert latest is not None
+    assert latest.execution_id == "x-2"
+
+    async def matching(**filters: str) -> list[str]:
+        return [line.execution_id for line in (await search.search(analytics, Filters(**filters))).lines]
+
+    assert await matching(text="x-1") == ["x-1"]
+    assert await matching(text="order-1") == ["x-2", "x-1"]
+    assert sorted(await matching(text="order-")) == ["order-12", "x-1", "x-2"]
+    assert await matching(task_id="x-t") == await matching(plan_id="x-p") == ["x-1"]
+    assert await matching(task_id="t") == await matching(plan_id="p") == ["x-2", "x-1"]
+    assert (await search.search_runs(analytics, Filters(text="order-1"))).lines[0].job_id == "order-1"

@@ -241,9 +241,9 @@ async def test_a_plan_is_one_row_with_its_cost_and_waste_however_often_its_jobs_
         samples.execution("alone"),
     ]
     await store_twice(analytics, schema.EXECUTIONS, [rows.execution_row(one, n) for n, one in enumerate(jobs)])
-    found = await figures_of(analytics, "plans", 2)
-    assert found.keys() == {("p", "partial"), ("q", "succeeded")}
-    assert found["p", "partial"] == {
+    found = await figures_of(analytics, "plans", 3)
+    assert found.keys() == {("p", "p", "partial"), ("q", "q", "succeeded")}
+    assert found["p", "p", "partial"] == {
         "jobs": 3,
         "succeeded": 1,
         "dead_lettered": 1,

@@ -54,7 +54,7 @@ DASHBOARD = Dashboard(
                 sql="""
                 SELECT
                     completed_at AS "ended",
-                    execution_id AS "execution",
+                    job_id AS "execution",
                     tenant,
                     status,
                     ifNull(error_kind, reason) AS "error",

@@ -55,7 +55,7 @@ def breaker_of_task(job: Assignment, model: str) -> BreakerKey | None:
     """Returns the key of the task's breaker for a model; None if the job sets no breaker rules."""
     if job.breaker is None:
         return None
-    task = TaskKey(job.job.tenant, job.job.task_id or job.execution_id)
+    task = TaskKey(job.job.tenant, job.ids.own_task_key)
     return BreakerKey(ALL, model, task.short_name)
 
 
@@ -83,7 +83,7 @@ class BreakerGate(Gate):
         caller = caller_of(admission.job.caller, job.tenant)
         # A task with a breaker of its own is not stopped by what its own failures have opened.
         has_own = admission.job.breaker is not None
-        task = task_of(job.tenant, job.task_id or admission.job.execution_id) if has_own else ""
+        task = task_of(job.tenant, admission.job.ids.own_task_key) if has_own else ""
         return self.breakers.admit_call(self._key, admission.attempt_id, admission.lease_ms, caller, task)
 
     def _rules(self) -> BreakerRules | None:
@@ -148,7 +148,14 @@ class BreakerGate(Gate):
             why = "temporarily unavailable because of recent failures"
             user_message = f"This {self.subject} is {why}. Please try again after {until}."
         assert self._key is not None
-        error = breaker_open(self._key, refused.reason, state=state, retry_after_s=wait_s, user_message=user_message)
+        error = breaker_open(
+            self._key,
+            refused.reason,
+            state=state,
+            task_id=self.admission.job.ids.own_task_id,
+            retry_after_s=wait_s,
+            user_message=user_message,
+        )
         return Refused("breaker_open", error, statistics=refused.statistics)
 
 

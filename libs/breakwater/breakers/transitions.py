@@ -48,7 +48,7 @@ def observation_of(sequence: int, at_ms: int, attempt: Attempt) -> Observation:
     job = short_hash(attempt.execution_id) if failed else ""
     caller = caller_of(attempt.caller, attempt.tenant)
     names = attempt.caller or "", attempt.tenant or ""
-    task = task_of(attempt.tenant, attempt.task_id or attempt.execution_id) if failed else ""
+    task = task_of(attempt.tenant, attempt.task_key or attempt.execution_id) if failed else ""
     return Observation(sequence, attempt.attempt_id, at_ms, failed, error, version, limited, job, caller, names, task)
 
 

@@ -26,6 +26,7 @@ from breakwater.dialects.rules.tool_schemas import portable_params
 from breakwater.jobs.contract.execution import Attempt, Cancellation, Cause, ErrorInfo, Reason
 from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.jobs.held_claims import ClaimLease
+from breakwater.jobs.rules.ids import JobIds
 from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.types import Count, Event, Timestamp
 from breakwater.kernel.validation import FieldError
@@ -172,7 +173,7 @@ class Parameters:
 class Assignment:
     """A valid job that this worker has claimed."""
 
-    execution_id: str
+    ids: JobIds
     agent_name: str
     agent: Agent
     job: Job
@@ -198,6 +199,11 @@ class Assignment:
     """The id of the job's trace, if that is sampled."""
     cost_tags: Mapping[str, str] = field(default_factory=dict[str, str])
     """The job's cost tags, redacted."""
+
+    @property
+    def execution_id(self) -> str:
+        """The id of its execution."""
+        return self.ids.execution_id
 
     def attempt_id(self, number: int) -> str:
         """Returns the id of an attempt by its number, from 1."""

@@ -14,7 +14,6 @@ from breakwater.dialects.rules import InvalidBodyError, chat_form
 from breakwater.dialects.rules.embeddings import PARAMS, fallback_objection, native_body, too_many, too_many_batches
 from breakwater.dialects.rules.params import connection_objection, params_objection, unknown_objection, unknown_part
 from breakwater.jobs.contract.job import ChatMessage, Job, NativeRequest
-from breakwater.jobs.rules.ownership import shown
 from breakwater.kernel.formats import listing
 from breakwater.kernel.validation import FieldError
 from breakwater.prices.rules.price import term_of
@@ -23,16 +22,13 @@ from breakwater.redaction.rules.redact import id_objection
 _IDS = ("job_id", "tenant", "task_id", "parent_execution_id", "plan_id")
 
 
-def validate_job(
-    config: Config, job: Job, *, with_figures: bool = False, scoped_ids: bool = False
-) -> FieldError | None:
+def validate_job(config: Config, job: Job, *, with_figures: bool = False) -> FieldError | None:
     """Returns the reason why its configured agent can't run a well-formed job; None if it can.
 
     Args:
         config: the config.
         job: the job.
         with_figures: True if the reason may name the config's bounds, which only operators may see.
-        scoped_ids: True if the job's ids begin with the scope of its owner, which redaction must ignore.
     """
     agent = config.agents[job.agent]
     ids = [(path, name) for path in _IDS if (name := getattr(job, path)) is not None]
@@ -40,8 +36,7 @@ def validate_job(
     if job.model is not None:
         models.insert(0, ("model", job.model))
     for path, name in (*ids, *models, *(("depends_on", name) for name in job.depends_on)):
-        chosen = shown(name) if scoped_ids else name
-        if (objection := id_objection(config.redaction, chosen)) is not None:
+        if (objection := id_objection(config.redaction, name)) is not None:
             return FieldError(path, objection)
     if job.api == "embeddings" and (problem := _embeddings_objection(config, agent, job)) is not None:
         return problem

@@ -21,6 +21,16 @@ class PlanSource:
     correlation_id: str | None
     """W3C trace id."""
     execution_id: str | None = None
+    job_id: str | None = None
+    """The job's own id."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanName:
+    """A plan: its key in the plane, and its id as its caller chose it."""
+
+    key: str
+    plan_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +40,14 @@ class PlanLog:
     plans: Plans
     _publisher: Publisher
 
-    async def announce(self, plan_id: str, by: str, source: PlanSource, refusal: str | None = None) -> None:
+    async def announce(self, plan: PlanName, by: str, source: PlanSource, refusal: str | None = None) -> None:
         """Records a plan without jobs: a draft, or one that was refused. Raises TooManyPlansError."""
-        move = await self.plans.announce(plan_id, by, refusal)
-        await self._publish(plan_id, move, refusal or "it was announced without jobs", source)
+        move = await self.plans.announce(plan.key, by, refusal, plan_id=plan.plan_id)
+        await self._publish(plan, move, refusal or "it was announced without jobs", source)
 
     async def change(
         self,
-        plan_id: str,
+        plan: PlanName,
         stage: Stage,
         jobs: Mapping[str, NotedJob | None],
         reason: str,
@@ -46,26 +56,29 @@ class PlanLog:
     ) -> None:
         """Brings jobs to a stage, as `Plans.change` does, and records how that changes the plan."""
         if jobs:
-            await self._publish(plan_id, await self.plans.change(plan_id, stage, jobs, by), reason, source)
+            move = await self.plans.change(plan.key, stage, jobs, by, plan_id=plan.plan_id)
+            await self._publish(plan, move, reason, source)
 
-    async def withdraw(self, plan_id: str, job_ids: Collection[str]) -> None:
+    async def withdraw(self, plan_key: str, execution_ids: Collection[str]) -> None:
         """Forgets jobs that were not accepted after all."""
-        await self.plans.withdraw(plan_id, job_ids)
+        await self.plans.withdraw(plan_key, execution_ids)
 
-    async def _publish(self, plan_id: str, move: PlanMove | None, reason: str, source: PlanSource) -> None:
+    async def _publish(self, plan: PlanName, move: PlanMove | None, reason: str, source: PlanSource) -> None:
         if move is None:
             return
         change = PlanChange(
-            change_id=f"{plan_id}#{move.version}",
-            plan_id=plan_id,
+            change_id=f"{plan.key}#{move.version}",
+            plan_id=plan.plan_id,
+            plan_key=plan.key,
             from_state=move.before,
             to_state=move.after,
             reason=reason,
             execution_id=source.execution_id,
+            job_id=source.job_id,
             tenant=source.tenant,
             owner=source.owner,
             correlation_id=source.correlation_id,
             version=move.version,
             at=datetime.now(UTC),
         )
-        await self._publisher.event(subjects.plan(plan_id), change, id=change.change_id, at=change.at)
+        await self._publisher.event(subjects.plan(plan.key), change, id=change.change_id, at=change.at)

@@ -77,7 +77,7 @@ def _words(error: ValidationError) -> str:
         return f"should be {_kinds(expected)}, is {_kind(actual)}"
     if keyword == "required":
         missing = [name for name in expected if name not in actual]
-        return f"is missing {_shown(', '.join(map(repr, missing)), _OURS)}"
+        return f"is missing {_shortened(', '.join(map(repr, missing)), _OURS)}"
     if keyword == "additionalProperties":
         properties = cast(Mapping[str, Any], cast(Mapping[str, Any], error.schema).get("properties", {}))
         more = [name for name in cast(Mapping[str, Any], actual) if name not in properties]
@@ -122,10 +122,10 @@ _KINDS: dict[type, str] = {
 
 
 def _json(value: object) -> str:
-    return _shown(json.dumps(value, ensure_ascii=False), _OURS)
+    return _shortened(json.dumps(value, ensure_ascii=False), _OURS)
 
 
-def _shown(text: str, length: int) -> str:
+def _shortened(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 

@@ -125,29 +125,13 @@ NO_SPACES = rf"^[^\s{_CONTROLS}]+$"
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=NO_SPACES)]
 """An identifier in the config, without spaces, because people type it into commands."""
 
-MAX_SCOPE = 64
-"""The longest name of an id's owner, in bytes of UTF-8."""
-
-FullId = Annotated[str, StringConstraints(min_length=1, max_length=129 + MAX_SCOPE, pattern=NO_CONTROLS)]
-"""The full id of an execution, a task or a plan inside the plane: the chosen id, `@`, and its owner's scope."""
-
 _IDENTIFIER = TypeAdapter(Identifier)
-_FULL_ID = TypeAdapter(FullId)
 
 
 def is_identifier(text: str) -> bool:
     """Returns True if a text may be an id or a name, which fits into subjects and into every record."""
-    return _is(_IDENTIFIER, text)
-
-
-def is_full_id(text: str) -> bool:
-    """Returns True if a text may be a full id, with its owner's scope."""
-    return _is(_FULL_ID if "@" in text else _IDENTIFIER, text)
-
-
-def _is(form: TypeAdapter[str], text: str) -> bool:
     try:
-        form.validate_python(text)
+        _IDENTIFIER.validate_python(text)
     except ValidationError:
         return False
     return True

@@ -11,7 +11,6 @@ from breakwater.kernel.types import (
     NO_CONTROLS,
     Count,
     Event,
-    FullId,
     Identifier,
     Message,
     Money,
@@ -195,8 +194,9 @@ class GuardEvent(Event):
     kind: Literal["soft_cap", "tripped", "reset"]
     agent: Identifier = Field(description="Agent of the job that tripped the guard; `*` in a reset.")
     tenant: Identifier | None = None
-    task_id: FullId
-    execution_id: FullId | None = Field(default=None, description="Job that tripped the guard.")
+    task_id: Identifier = Field(description="Task, as its caller named it.")
+    task_key: Identifier = Field(description="The same task as the plane knows it.")
+    execution_id: Identifier | None = Field(default=None, description="Job that tripped the guard.")
     rule: GuardRule | None = None
     reason: str = Field(description="Reason in words, with the limit; for operators only.")
     by: str | None = Field(default=None, description="Who reset it.")
@@ -286,7 +286,7 @@ class CapRaise(Event):
 class GuardRequest(OperatorRequest):
     """A task, and the reason for the action."""
 
-    task_id: FullId
+    task_id: Identifier = Field(description="Its `task_key`, or its `task_id` if no other stopped task has that.")
     tenant: Identifier | None = Field(
         default=None, description="Tenant of the task; omit it for a task without a tenant."
     )
@@ -295,10 +295,11 @@ class GuardRequest(OperatorRequest):
 class StoppedTask(Event):
     """A task that its guard stopped."""
 
-    task_id: FullId
+    task_id: Identifier = Field(description="Task, as its caller named it.")
+    task_key: Identifier = Field(description="The same task as the plane knows it.")
     tenant: Identifier | None = None
     agent: Identifier
-    execution_id: FullId | None = None
+    execution_id: Identifier | None = None
     rule: GuardRule
     reason: str
     since: Timestamp

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 
 from breakwater.calls.assignment import Assignment, Checkpoint
 from breakwater.jobs.contract.execution import FailureStatistics, Result
 from breakwater.jobs.contract.job import Job
-from breakwater.jobs.rules.ownership import scope_in, scoped
 from breakwater.jobs.store.executions import Executions
 from breakwater.jobs.store.records import decided
 from breakwater.jobs.store.task_keys import TaskKey
@@ -43,12 +43,22 @@ FIRST_JOBS = 2
 
 def shared_task(job: Assignment) -> tuple[GuardRules, TaskKey] | None:
     """Returns the guard and the task of a job; None if the job is alone in it, or its agent has no guard."""
-    task_id = job.job.task_id
-    if task_id is None:
-        task_id = job.execution_id if job.lease.has_children else None
-    if job.agent.guard is None or task_id is None:
+    task_key = job.ids.task_key
+    if task_key is None:
+        task_key = job.execution_id if job.lease.has_children else None
+    if job.agent.guard is None or task_key is None:
         return None
-    return job.agent.guard, TaskKey(job.job.tenant, task_id)
+    return job.agent.guard, TaskKey(job.job.tenant, task_key)
+
+
+class ParentsTask(NamedTuple):
+    """The task of a job that names a parent and no task."""
+
+    key: str
+    name: str | None = None
+    """The task as its caller named it; None if it is called as the parent is."""
+    run_id: str | None = None
+    """The run of the parent, if it is known."""
 
 
 class TaskGuards:
@@ -65,42 +75,42 @@ class TaskGuards:
         self._outages = outages
 
     async def task_of_parent(
-        self, job: Job, parent_id: str, owner: str | None, rules_of: Callable[[str], GuardRules | None]
-    ) -> tuple[str, str | None]:
-        """Returns the task of a job that names a parent and no task, and the parent's run if it is known.
+        self, job: Job, parent: str, owner: str | None, rules_of: Callable[[str], GuardRules | None], *, others: str
+    ) -> ParentsTask:
+        """Returns the task of a job that names a parent and no task.
 
         A parent without a task is the first job of the task with its id, and is counted there once. An unknown parent,
-        or one of another tenant, only gives the task its name. The id of another owner's parent is scoped to the
-        child's owner, so that the child joins no task of that owner. A dry run changes nothing.
+        or one of another tenant, only gives the task its name. A dry run changes nothing.
 
         Args:
             job: the child.
-            parent_id: the id of the parent.
+            parent: the execution that it names as its parent.
             owner: the owner of the child.
             rules_of: returns the guard of an agent, by its name.
+            others: the task if the parent is another owner's, so that the child joins no task of that owner.
         """
-        others = "" if owner is None else scoped(parent_id, scope_in(owner, None))
         until_available = self._outages.retry_while_unavailable
-        task_id, checkpoint, run_id = await until_available(
-            partial(self._executions.parent, parent_id, job.tenant, dry_run=job.dry_run, owner=owner, others=others)
+        task_key, checkpoint, run_id, task_id = await until_available(
+            partial(self._executions.parent, parent, job.tenant, dry_run=job.dry_run, owner=owner, others=others)
         )
-        if task_id:
-            return task_id, run_id or None
+        if task_key:
+            named_as_parent = task_key in (parent, others)
+            return ParentsTask(task_key, None if named_as_parent else task_id or task_key, run_id or None)
         # A parent that seems to run may be decided already: its claim is released after its answer.
-        ended = await until_available(partial(self._result_of, parent_id, job.tenant))
+        ended = await until_available(partial(self._result_of, parent, job.tenant))
         if ended is not None and owner is not None and ended.owner != owner:
-            return others, None
-        if ended is not None and ended.task_id is not None:
-            return ended.task_id, ended.run_id
-        key = TaskKey(job.tenant, parent_id)
+            return ParentsTask(others)
+        if ended is not None and ended.task_key is not None:
+            return ParentsTask(ended.task_key, ended.task_id, ended.run_id)
+        key = TaskKey(job.tenant, parent)
         if ended is not None and not job.dry_run:
             await until_available(partial(self.count_ended, key, ended, rules_of(ended.agent), if_alone=True))
         elif checkpoint and not job.dry_run:
             at = Checkpoint.model_validate_json(checkpoint)
             hold = spent_by(at.attempts) + (0 if at.in_flight is None else at.in_flight.reserved or 0)
-            enter = self.tasks.enter_call(key, parent_id, hold=hold, only_first=True)
+            enter = self.tasks.enter_call(key, parent, hold=hold, only_first=True)
             await until_available(lambda: self._redis.run([enter]))
-        return parent_id, run_id or (ended and ended.run_id)
+        return ParentsTask(parent, run_id=run_id or (ended and ended.run_id))
 
     def release_hold(self, job: Assignment, at: Checkpoint) -> ScriptCall | None:
         """Reduces the job's hold on the task's cap to its cost, as the job makes no call now."""
@@ -146,7 +156,8 @@ class TaskGuards:
         trip = after_job(task, rules) if judged else None
         if trip is None:
             return task, None
-        await self.trip(key, trip, task, result.agent, result.execution_id)
+        task_id = result.task_id or result.job_id
+        await self.trip(key, trip, task, result.agent, result.execution_id, task_id=task_id)
         return task, task_statistics(task, trip)
 
     async def _result_of(self, execution_id: str, tenant: str | None) -> Result | None:
@@ -157,21 +168,22 @@ class TaskGuards:
             return None
         return result if result is not None and result.tenant == tenant else None
 
-    async def trip(self, key: TaskKey, trip: Trip, task: Task, agent: str, execution_id: str) -> None:
+    async def trip(self, key: TaskKey, trip: Trip, task: Task, agent: str, execution_id: str, *, task_id: str) -> None:
         """Stops a task for an agent's job, and publishes that. Raises StateUnavailableError."""
-        tripped = await self.tasks.trip(key, trip, agent=agent, execution_id=execution_id)
+        tripped = await self.tasks.trip(key, trip, agent=agent, execution_id=execution_id, task_id=task_id)
         await self.publish(key, tripped, task)
 
     async def warn(self, job: Assignment, life: str, near: Trip, task: Task, at: datetime) -> None:
         """Publishes that a job's task is near a cap, once in the task's life."""
-        key = TaskKey(job.job.tenant, job.job.task_id or job.execution_id)
+        key = TaskKey(job.job.tenant, job.ids.own_task_key)
         event = GuardEvent(
             # Of two jobs that are near it at the same moment, both announce it, under one id.
             event_id=f"{key.name}@{life}#soft_cap",
             kind="soft_cap",
             agent=job.agent_name,
             tenant=key.tenant,
-            task_id=key.task_id,
+            task_id=job.ids.own_task_id,
+            task_key=key.task_key,
             execution_id=job.execution_id,
             rule=near.rule,
             reason=near.reason,
@@ -196,7 +208,8 @@ class TaskGuards:
             kind="tripped",
             agent=tripped.agent,
             tenant=key.tenant,
-            task_id=key.task_id,
+            task_id=tripped.task_id or key.task_key,
+            task_key=key.task_key,
             execution_id=tripped.execution_id or None,
             rule=tripped.trip.rule,
             reason=tripped.trip.reason,

@@ -16,7 +16,7 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.limits.contract import BudgetEvent, GuardEvent
 
 AGENT = "The agent's name."
-EXECUTION = "The execution's id, which is the job's."
+EXECUTION = "The execution's id. For jobs of the NATS user `client`, it is the job's."
 
 
 JOBS = Channel(
@@ -40,7 +40,7 @@ AGENTS = Channel(
 CANCEL = Channel(
     "cancel",
     "bw.cancel.{job}",
-    {"job": "The job's id."},
+    {"job": "The job's id, or that of its execution."},
     CancelRequest,
     None,
     "Ask here for a job to be cancelled. The body may be empty. If the message has a reply subject, the response "
@@ -48,8 +48,8 @@ CANCEL = Channel(
 )
 RESULTS = Channel(
     "results",
-    "bw.results.{job}",
-    {"job": "The job's id."},
+    "bw.results.{execution}",
+    {"execution": EXECUTION},
     Result,
     Stream.RESULTS,
     "The result of a job, with the output as the model returned it. Also sent to the job's reply_to.",

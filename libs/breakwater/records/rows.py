@@ -65,7 +65,7 @@ def execution_row(record: Execution, sequence: int) -> StoredRow:
         sequence,
         calls_by_cause=calls,
         cost_by_cause=costs,
-        run_id=record.run_id or run_id(record.tenant, record.task_id or record.execution_id),
+        run_id=record.run_id or run_id(record.tenant, record.task_key or record.execution_id),
         **{name: _json_or_null(getattr(record, name)) for name in JSON_COLUMNS},
         **_error(record.error),
     )

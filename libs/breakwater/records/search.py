@@ -12,7 +12,7 @@ as `Analytics.query` does.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
@@ -36,13 +36,15 @@ _MAX_DIGITS = 20
 
 
 async def find_execution(analytics: Analytics, execution_id: str) -> Execution | None:
-    """The record of an execution with its attempts, or None.
+    """The record of an execution with its attempts, or None. Without one of this id, the latest of a job with this id.
 
     An id that was used again after the bus forgot it has more than one record: this is the last one, with the attempts
     of all of them.
     """
     parameters = {"execution_id": execution_id}
-    for record in await analytics.read(execution_of, SQL["one_execution"], parameters):
+    records = await analytics.read(execution_of, SQL["one_execution"], parameters)
+    for record in records or await analytics.read(execution_of, SQL["one_of_job"], parameters):
+        parameters = {"execution_id": record.execution_id}
         attempts = await analytics.read(attempt_of, SQL["its_attempts"], parameters)
         error = record.error
         for refused in (attempt.error for attempt in attempts if attempt.short_circuited):
@@ -59,15 +61,15 @@ _CONDITIONS = {
     "reason": "reason = {reason:String}",
     "model": "ifNull(chosen_model, requested_model) = {model:String}",
     "tenant": "tenant = {tenant:String}",
-    "task_id": "task_id = {task_id:String}",
-    "plan_id": "plan_id = {plan_id:String}",
+    "task_id": "(task_id = {task_id:String} OR task_key = {task_id:String})",
+    "plan_id": "(plan_id = {plan_id:String} OR plan_key = {plan_id:String})",
     "run_id": "run_id = {run_id:String}",
     "error_kind": "error_kind = {error_kind:String}",
     "min_cost": "total_cost >= {min_cost:Decimal(18, 9)}",
 }
 """The SQL of each filter. Unused ones are left out: ClickHouse takes time even for conditions that always hold."""
 _WITHIN = "completed_at >= {from:DateTime64(3, 'UTC')} AND completed_at < {to:DateTime64(3, 'UTC')}"
-_BY_ID = "startsWith(execution_id, {text:String})"
+_BY_ID = "(startsWith(execution_id, {text:String}) OR startsWith(job_id, {text:String}))"
 _BY_WORDS = """
     ifNull(positionCaseInsensitiveUTF8(error_message, {text:String}) > 0, 0)
     OR ifNull(positionCaseInsensitiveUTF8(output, {text:String}) > 0, 0)
@@ -299,7 +301,8 @@ async def steps(analytics: Analytics, run_id: str) -> tuple[ExecutionSummary, ..
 async def _of_id(analytics: Analytics, filters: Filters, limit: int, kind: _KeyKind) -> Sequence[_Key]:
     if not filters.text:
         return ()
-    sql = SQL[f"{kind}_of_id"] % filters.conditions()
+    sql = SQL[f"{kind}_of_id"]
+    sql %= (filters.conditions(),) * sql.count("%s")
     parameters = filters.parameters(filters.span(), limit=limit)
     return (await analytics.query(sql, parameters)).rows
 
@@ -452,26 +455,37 @@ async def facets(analytics: Analytics, window: TimeWindow) -> Facets:
 _IDS_AT_ONCE = 200
 
 
-async def ended_jobs(analytics: Analytics, plan_ids: Sequence[str]) -> dict[str, list[PlanJob]]:
+@dataclass(slots=True)
+class EndedJobs:
+    """The ended jobs of a plan."""
+
+    plan_id: str | None = None
+    """The plan as its caller named it; None without an ended job."""
+    jobs: list[PlanJob] = field(default_factory=list[PlanJob])
+
+
+async def ended_jobs(analytics: Analytics, plan_keys: Sequence[str]) -> dict[str, EndedJobs]:
     """The ended jobs of plans, by plan."""
-    jobs_by_plan: dict[str, list[PlanJob]] = {plan_id: [] for plan_id in plan_ids}
-    for start in range(0, len(plan_ids), _IDS_AT_ONCE):
-        plans = list(plan_ids[start : start + _IDS_AT_ONCE])
+    jobs_by_plan = {plan_key: EndedJobs() for plan_key in plan_keys}
+    for start in range(0, len(plan_keys), _IDS_AT_ONCE):
+        plans = list(plan_keys[start : start + _IDS_AT_ONCE])
         for row in await analytics.read(dict[str, Any], SQL["plan_jobs"], {"plans": plans}):
-            jobs_by_plan[row["plan_id"]].append(PlanJob.model_validate(row))
+            plan = jobs_by_plan[row["plan_key"]]
+            plan.plan_id = row["plan_id"]
+            plan.jobs.append(PlanJob.model_validate(row))
     return jobs_by_plan
 
 
-async def plan_changes(analytics: Analytics, plan_ids: Sequence[str]) -> dict[str, list[PlanChange]]:
+async def plan_changes(analytics: Analytics, plan_keys: Sequence[str]) -> dict[str, list[PlanChange]]:
     """The recorded changes of plans, by plan."""
-    changes_by_plan: dict[str, list[PlanChange]] = {plan_id: [] for plan_id in plan_ids}
-    for start in range(0, len(plan_ids), _IDS_AT_ONCE):
-        plans = list(plan_ids[start : start + _IDS_AT_ONCE])
+    changes_by_plan: dict[str, list[PlanChange]] = {plan_key: [] for plan_key in plan_keys}
+    for start in range(0, len(plan_keys), _IDS_AT_ONCE):
+        plans = list(plan_keys[start : start + _IDS_AT_ONCE])
         for change in await analytics.read(PlanChange, SQL["plan_changes"], {"plans": plans}):
-            changes_by_plan[change.plan_id].append(change)
+            changes_by_plan[change.plan_key].append(change)
     return changes_by_plan
 
 
 async def newest_plans(analytics: Analytics, limit: int) -> dict[str, datetime]:
-    """The plans of the last 30 days, each with the time when a job of it last ended, or it was announced or refused."""
+    """The keys of the plans of the last 30 days, each with its latest end of a job, announcement or refusal."""
     return dict((await analytics.query(SQL["newest_plans"], {"limit": limit})).rows)

@@ -35,6 +35,7 @@ class TreeExecution:
     """An execution as a tree shows it; costs in nano-dollars, as in its record."""
 
     execution_id: str
+    job_id: str
     parent_execution_id: str | None
     agent: str
     status: str
@@ -51,7 +52,7 @@ class TreeExecution:
 
 
 _COLUMNS = ", ".join(field.name for field in fields(TreeExecution))
-ONE, CHILDREN = (SQL[name] % _COLUMNS for name in ("tree_node", "tree_children"))
+ONE, OF_JOB, CHILDREN = (SQL[name] % _COLUMNS for name in ("tree_node", "tree_node_of_job", "tree_children"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ async def execution_tree(analytics: Analytics, execution_id: str) -> Tree | None
 
     Args:
         analytics: the database.
-        execution_id: any of the tree; also one that is not recorded yet but is named as a parent.
+        execution_id: any of the tree, or the id of its job; also one that is not recorded yet but is named as a parent.
 
     Returns:
         At most `MAX_NODES` executions on `MAX_LEVELS` levels, those nearest to the root first; None where the id is
@@ -112,7 +113,7 @@ async def execution_tree(analytics: Analytics, execution_id: str) -> Tree | None
     circular = above in up
     if above is not None and not circular:
         cut = ("ancestors", *cut)
-    return Tree(execution_id, _node(root, top, below), cut, circular)
+    return Tree(next(iter(up)), _node(root, top, below), cut, circular)
 
 
 async def _path_up(analytics: Analytics, execution_id: str) -> dict[str, TreeExecution | None]:
@@ -124,6 +125,9 @@ async def _path_up(analytics: Analytics, execution_id: str) -> dict[str, TreeExe
     current: str | None = execution_id
     while current is not None and current not in path and len(path) < MAX_LEVELS:
         execution = next(iter(await analytics.read(TreeExecution, ONE, {"execution_id": current})), None)
+        if execution is None and not path:
+            execution = next(iter(await analytics.read(TreeExecution, OF_JOB, {"execution_id": current})), None)
+            current = current if execution is None else execution.execution_id
         path[current] = execution
         current = None if execution is None else execution.parent_execution_id
     return path

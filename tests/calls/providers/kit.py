@@ -116,6 +116,7 @@ def local_call(**more: Any) -> Call:
         "params": {},
         "timeout_s": 20.0,
         "execution_id": "j",
+        "job_id": "j",
         "input": {"question": "why"},
     }
     return Call(**(fields | more))

@@ -148,6 +148,7 @@ async def test_a_program_is_asked_in_json_and_its_result_is_the_output(opened: O
     assert answer == Answer(
         {
             "execution_id": "j",
+            "job_id": "j",
             "attempt_id": "j:1",
             "agent": "a",
             "model": "m",

@@ -64,6 +64,7 @@ async def test_a_callable_is_asked_with_a_dict_and_its_result_is_the_output(open
     assert answer == Answer(
         {
             "execution_id": "j",
+            "job_id": "j",
             "attempt_id": "j:1",
             "agent": "a",
             "model": "m",

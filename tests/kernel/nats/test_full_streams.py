@@ -22,7 +22,7 @@ from tests.helpers import FIRST
 from tests.servers import RunningServer
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
-EVENT = Progress(execution_id="j", agent="a", state="queued", at=NOW)
+EVENT = Progress(execution_id="j", job_id="j", agent="a", state="queued", at=NOW)
 KEEPING = {Stream.JOBS: "bw.jobs.a", Stream.EVENTS: "bw.executions.a.{}", Stream.RESULTS: "bw.results.{}"} | {
     Stream.DLQ: "bw.dlq.error.{}"
 }

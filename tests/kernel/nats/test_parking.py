@@ -22,8 +22,8 @@ from breakwater.kernel.nats.delivery import (
     DELAYED_LINGER_S,
     DelayedQueue,
     Delivery,
+    name_in,
     park,
-    parked_execution,
     queued_at,
     wake_early,
 )
@@ -119,7 +119,7 @@ async def test_a_parked_job_comes_back_when_it_is_due_and_as_it_was(url: str, cl
     publisher = Publisher(lambda: client, "worker")
     original = await submitted(client, b"\x00bytes", {"traceparent": "00-a-b-01", "own": "wörth keeping"})
     due = now() + timedelta(seconds=1.2)
-    await park(publisher, original, agent=SLOW, execution_id=EXECUTION, due=due)
+    await park(publisher, original, agent=SLOW, execution_id=EXECUTION, job_id="j", due=due)
     assert await original.ack_sync()
 
     async def handle(job: Delivery) -> None:
@@ -132,7 +132,7 @@ async def test_a_parked_job_comes_back_when_it_is_due_and_as_it_was(url: str, cl
     # Long before its ack wait is over, which would bring it back as well.
     assert timedelta(0) <= at - due.replace(microsecond=due.microsecond // 1000 * 1000) < timedelta(seconds=ACK_WAIT_S)
     assert job.data == b"\x00bytes"
-    assert parked_execution(job.headers) == EXECUTION
+    assert name_in(job.headers, Header.EXECUTION_ID) == EXECUTION
     reported = queued_at(job.headers, job.published_at)
     assert abs(reported - original.published_at) < timedelta(milliseconds=1)
     assert {"traceparent": "00-a-b-01", "own": "wörth keeping"}.items() <= dict(job.headers).items()
@@ -151,7 +151,7 @@ async def test_jobs_that_sleep_take_no_place_in_their_agents_queue(url: str, cli
     async def handle(job: Delivery) -> None:
         if job.data.startswith(b"sleeper"):
             due = now() + timedelta(hours=1)
-            await park(publisher, job, agent=SLOW, execution_id=job.data.decode(), due=due)
+            await park(publisher, job, agent=SLOW, execution_id=job.data.decode(), job_id="j", due=due)
         else:
             done.append(job.data)
         assert await job.ack_sync()
@@ -186,7 +186,7 @@ async def test_neither_a_crash_nor_a_restart_of_nats_loses_a_parked_job_or_wakes
     dues = {b"soon": now() + timedelta(seconds=1.5), b"later": now() + timedelta(seconds=2.5)}
     for name, due in dues.items():
         job = await submitted(client, name)
-        await park(publisher, job, agent=SLOW, execution_id=name.decode(), due=due)
+        await park(publisher, job, agent=SLOW, execution_id=name.decode(), job_id="j", due=due)
         assert await job.ack_sync()
 
     async def handle(job: Delivery) -> None:
@@ -220,15 +220,15 @@ async def test_parking_twice_for_the_same_time_is_one_message(client: Client, pu
     job = await submitted(client)
     due = now() + timedelta(hours=1)
     for _ in range(2):
-        await park(publisher, job, agent=SLOW, execution_id="e", due=due)
+        await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=due)
     assert await count(client, Stream.PARKED) == 1
-    await park(publisher, job, agent=SLOW, execution_id="e", due=due + timedelta(seconds=1))
+    await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=due + timedelta(seconds=1))
     assert await count(client, Stream.PARKED) == 2
 
 
 async def test_who_may_not_wake_jobs_of_the_agent_wakes_none(client: Client, publisher: Publisher) -> None:
     job, lookup = await submitted(client), Lookup(lambda: client)
-    await park(publisher, job, agent=SLOW, execution_id="e", due=now() + timedelta(hours=1))
+    await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=now() + timedelta(hours=1))
     await job.ack_sync()
     assert not await wake_early(publisher, lookup, "e", ["another"])
     assert await count(client, Stream.JOBS) == 0
@@ -240,7 +240,7 @@ async def test_a_crash_between_waking_and_acknowledging_wakes_the_same_execution
     client: Client, publisher: Publisher
 ) -> None:
     job = await submitted(client)
-    await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+    await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=now())
     await job.ack_sync()
     waker = DelayedQueue(publisher, PLAN.agents)
 
@@ -267,6 +267,8 @@ async def test_a_job_of_a_program_stays_its_own_when_it_has_slept_and_what_it_sa
     forged = {
         "Breakwater-Owner": "acme",
         "Breakwater-Submitted-By": "acme",
+        "Breakwater-Scope": "key:acme",
+        "Breakwater-Job-Id": "anothers",
         "Breakwater-Unique-Id": "1",
         "Breakwater-Execution-Id": "of-another",
         "breakwater-owner": "acme",
@@ -277,41 +279,40 @@ async def test_a_job_of_a_program_stays_its_own_when_it_has_slept_and_what_it_sa
     for user, owner in (("program-billing", "program-billing"), ("client", None)):
         await client.jetstream().publish(subjects.job_by(SLOW, user), b"job", headers=forged)
         job = await taken(client)
-        whose = {} if owner is None else {"Breakwater-Owner": owner, "Breakwater-Submitted-By": owner}
+        names = ("Breakwater-Owner", "Breakwater-Submitted-By", "Breakwater-Scope")
+        whose = {} if owner is None else dict.fromkeys(names, owner)
         assert job.headers == {"traceparent": "kept", **whose}
         assert (job.is_first, job.queued_at) == (True, job.published_at)
-        await park(publisher, job, agent=SLOW, execution_id=f"of-{user}", due=now())
+        await park(publisher, job, agent=SLOW, execution_id=f"of-{user}", job_id="j", due=now())
         await job.ack_sync()
         await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
         woken = await taken(client)
         await woken.ack_sync()
         assert woken.subject == subjects.job(SLOW)
         assert woken.queued_at.timestamp() == pytest.approx(job.published_at.timestamp(), abs=0.002)
-        assert {name: woken.headers.get(name) for name in ("Breakwater-Owner", "Breakwater-Submitted-By")} == {
-            "Breakwater-Owner": owner,
-            "Breakwater-Submitted-By": owner,
-        }
+        assert {name: woken.headers.get(name) for name in names} == dict.fromkeys(names, owner)
+        assert name_in(woken.headers, Header.JOB_ID) == "j"
 
 
 async def test_a_crash_before_the_original_is_acknowledged_leaves_a_second_message_of_the_same_execution(
     client: Client, publisher: Publisher
 ) -> None:
     job = await submitted(client)
-    await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+    await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=now())
     await job.retry_in(0)
     await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
     assert await count(client, Stream.JOBS) == 2
     first = await taken(client)
     await first.ack_sync()
     second = await taken(client)
-    assert [parked_execution(one.headers) for one in (first, second)] == [None, "e"]
+    assert [name_in(one.headers, Header.EXECUTION_ID) for one in (first, second)] == [None, "e"]
 
 
 async def test_the_promise_of_an_unused_id_is_not_kept_by_a_job_that_was_parked(
     client: Client, publisher: Publisher
 ) -> None:
     job = await submitted(client, headers={Header.UNIQUE_ID.value: "1", Header.MSG_ID.value: "slow/e"})
-    await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+    await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=now())
     await job.ack_sync()
     await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
     woken = await taken(client)
@@ -325,7 +326,7 @@ async def test_what_was_expected_of_the_queue_is_not_expected_of_the_other_strea
     await client.jetstream().publish(subjects.job(SLOW), b"job", stream="JOBS")
     job = await taken(client)
     assert job.headers["Nats-Expected-Stream"] == "JOBS"
-    await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+    await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=now())
     await job.ack_sync()
     await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
     assert (await taken(client)).data == b"job"
@@ -335,7 +336,7 @@ async def test_a_job_that_is_parked_again_keeps_when_it_was_accepted(client: Cli
     job = await submitted(client)
     accepted = format_time(job.published_at)
     for _ in range(2):
-        await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+        await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=now())
         await job.ack_sync()
         await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
         job = await taken(client)
@@ -347,7 +348,7 @@ async def test_a_full_queue_keeps_the_job_parked_until_there_is_room_and_says_so
 ) -> None:
     jetstream = client.jetstream()
     job = await submitted(client)
-    await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+    await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=now())
     await job.ack_sync()
     config = (await jetstream.stream_info("JOBS")).config
     await jetstream.update_stream(config.evolve(max_msgs=1))
@@ -375,7 +376,7 @@ async def test_a_full_queue_keeps_the_job_parked_until_there_is_room_and_says_so
 async def test_a_job_whose_agent_is_gone_is_dead_lettered_with_its_bytes(client: Client, publisher: Publisher) -> None:
     jetstream = client.jetstream()
     job = await submitted(client, b"\xffkept")
-    await park(publisher, job, agent=SLOW, execution_id=EXECUTION, due=now())
+    await park(publisher, job, agent=SLOW, execution_id=EXECUTION, job_id="j", due=now())
     await job.ack_sync()
     config = (await jetstream.stream_info("JOBS")).config
     await jetstream.update_stream(config.evolve(subjects=[subjects.job(OTHER)]))
@@ -393,7 +394,7 @@ async def test_a_job_whose_agent_is_configured_waits_for_its_queue_to_be_there_a
     """A cluster that is choosing a leader answers as if there were no stream."""
     jetstream = client.jetstream()
     job = await submitted(client)
-    await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+    await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=now())
     await job.ack_sync()
     config = (await jetstream.stream_info("JOBS")).config
     await jetstream.update_stream(config.evolve(subjects=[subjects.job(OTHER)]))
@@ -410,10 +411,10 @@ async def test_a_job_that_can_not_be_parked_is_reported_to_whoever_tries(
     config = (await jetstream.stream_info("PARKED")).config
     await jetstream.update_stream(config.evolve(max_bytes=1))
     with pytest.raises(PublishRefusedError):
-        await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+        await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=now())
     await jetstream.update_stream(config.evolve(subjects=["elsewhere"]))
     with pytest.raises(BusUnavailableError, match="no stream takes"):
-        await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+        await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=now())
     own_nats_server.kill()
 
     async def noticed() -> bool:
@@ -421,7 +422,7 @@ async def test_a_job_that_can_not_be_parked_is_reported_to_whoever_tries(
 
     await until(noticed)
     with pytest.raises(BusUnavailableError):
-        await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+        await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=now())
 
 
 def test_what_programs_write_into_the_headers_harms_nobody() -> None:
@@ -431,5 +432,5 @@ def test_what_programs_write_into_the_headers_harms_nobody() -> None:
         assert queued_at({Header.QUEUED_AT.value: text}, default) == default
     assert queued_at({}, default) == default
     for token in ("%FF", "", "%0A", "x" * 129):
-        assert parked_execution({Header.EXECUTION_ID.value: token}) is None
-    assert parked_execution({}) is None
+        assert name_in({Header.EXECUTION_ID.value: token}, Header.EXECUTION_ID) is None
+    assert name_in({}, Header.EXECUTION_ID) is None

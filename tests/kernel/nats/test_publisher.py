@@ -18,7 +18,7 @@ from tests.helpers import nats_client
 from tests.servers import RunningServer
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
-EVENT = Progress(execution_id="j", agent="a", state="queued", at=NOW)
+EVENT = Progress(execution_id="j", job_id="j", agent="a", state="queued", at=NOW)
 
 
 @pytest_asyncio.fixture

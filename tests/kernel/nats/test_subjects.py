@@ -57,9 +57,9 @@ def test_the_agent_is_read_back_from_a_jobs_subject() -> None:
 @each_row("subject", ["bw.parked", "bw.parked.a", "bw.parked..e", "other.parked.a.e", "bw.parked.a.e.1"])
 def test_a_subject_that_is_no_parked_jobs_is_refused(subject: str) -> None:
     with pytest.raises(ValueError, match="not a parked job's subject"):
-        subjects.names_of_parked(subject)
+        subjects.parts_of_parked(subject)
 
 
 def test_agent_and_execution_are_read_back_from_a_parked_jobs_subject() -> None:
     names = ("an agent/with.dots", "an id.with*odd>signs")
-    assert subjects.names_of_parked(subjects.parked(*names)) == names
+    assert subjects.parts_of_parked(subjects.parked(*names)) == names

@@ -107,6 +107,7 @@ def attempt(
     reported: dict[str, Any] = {
         "attempt_id": "job-1:1",
         "execution_id": "job-1",
+        "job_id": "job-1",
         "agent": "writer",
         "tenant": "a tenant",
         "number": 1,

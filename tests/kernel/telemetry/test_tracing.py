@@ -320,6 +320,7 @@ def attempt_that_failed() -> Attempt:
     return Attempt(
         attempt_id="job:2",
         execution_id="job",
+        job_id="job",
         agent="writer",
         tenant="a tenant",
         number=2,

@@ -74,6 +74,7 @@ def stopped(task_id: str = "t1", **fields: Any) -> GuardEvent:
         "kind": "tripped",
         "agent": "writer",
         "task_id": task_id,
+        "task_key": task_id,
         "execution_id": "e11",
         "rule": "max_iterations",
         "reason": "10 iterations (limit: 10)",

@@ -211,6 +211,7 @@ async def test_an_alert_waits_for_a_server_that_is_away(own_nats_server: Running
 def ended(number: int, at: datetime | None = None, **fields: Any) -> Execution:
     given: dict[str, Any] = {
         "execution_id": f"e{number}",
+        "job_id": f"e{number}",
         "agent": "writer",
         "status": "dead_lettered",
         "reason": "error",

@@ -36,7 +36,7 @@ KEY = BreakerKey("writer", "sim/m")
 
 def attempt_of(name: str, outcome: str, *, counted: bool = True, model: str = "sim/m") -> dict[str, Any]:
     return {
-        "attempt_id": f"{name}:1", "execution_id": name, "agent": "writer", "number": 1, "model": model,
+        "attempt_id": f"{name}:1", "execution_id": name, "job_id": name, "agent": "writer", "number": 1, "model": model,
         "provider": "sim", "started_at": MOMENT, "completed_at": MOMENT, "duration_ms": 0, "outcome": outcome,
         "counts_for_breaker": counted and outcome == "error", "cause": "first",
     }  # fmt: skip

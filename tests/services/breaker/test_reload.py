@@ -66,7 +66,9 @@ async def test_outcomes_are_judged_by_the_rules_that_hold_when_they_are_counted(
                 await until(partial(is_at, breakers, key, "open", most), what=f"{key.agent} to be opened")
 
             # Lost with Redis, it is counted again where the config of now has a guard.
-            record = execution(task_id=TASK.task_id, tenant=TASK.tenant, agent="reader").model_dump_json(by_alias=True)
+            record = execution(
+                task_id=TASK.task_key, task_key=TASK.task_key, tenant=TASK.tenant, agent="reader"
+            ).model_dump_json(by_alias=True)
             await client.jetstream().publish(subjects.execution("reader", "e1"), record.encode(), headers=FIRST)
             await redis.client.flushall()
             await until(partial(counted, tasks), what="the job of a task to be counted again")

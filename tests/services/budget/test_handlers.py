@@ -33,8 +33,9 @@ BUDGET: dict[str, Any] = {"services": ("budget",), "budgets": {"timezone": ZONE.
 def attempt(name: str, nano: int | None, *, outcome: str = "success") -> bytes:
     now = format_time(datetime.now(UTC))
     fields: dict[str, Any] = {
-        "attempt_id": f"{name}:1", "execution_id": name, "agent": "writer", "number": 1, "model": "sim/m",
-        "provider": "sim", "started_at": now, "completed_at": now, "duration_ms": 0, "outcome": outcome,
+        "attempt_id": f"{name}:1", "execution_id": name, "job_id": name, "agent": "writer", "number": 1,
+        "model": "sim/m", "provider": "sim", "started_at": now, "completed_at": now,
+        "duration_ms": 0, "outcome": outcome,
         "cause": "first", "cost": None if nano is None else usd_from_nano(nano), "cost_basis": "billed",
         "short_circuited": outcome == "short_circuited",
     }  # fmt: skip

@@ -118,6 +118,7 @@ class BudgetPlane:
         published = attempt(
             attempt_id=f"{name}:1",
             execution_id=name,
+            job_id=name,
             agent="writer",
             cost=cost,
             cost_basis="billed",

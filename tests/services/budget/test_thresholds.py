@@ -103,7 +103,7 @@ class Service:
 
     def _attempt(self, **fields: Any) -> Attempt:
         now, name = datetime.now(UTC), f"j{self._sequence + 1}"
-        ids = {"attempt_id": f"{name}:1", "execution_id": name, "agent": "writer"}
+        ids = {"attempt_id": f"{name}:1", "execution_id": name, "job_id": name, "agent": "writer"}
         return attempt(**ids, started_at=now, completed_at=now, **fields)
 
     @property

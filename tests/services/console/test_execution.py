@@ -377,7 +377,7 @@ def sse(*events: "tuple[str, str]") -> bytes:
 
 
 STEP = (
-    '{{"execution_id": "e1", "agent": "writer", "state": "{state}", "event": "{event}", "attempt": 1, '
+    '{{"execution_id": "e1", "job_id": "e1", "agent": "writer", "state": "{state}", "event": "{event}", "attempt": 1, '
     '"model": "gpt-4.1", "at": "2026-11-21T12:00:00.000Z", "error_message": "<b>busy</b>"}}'
 )
 

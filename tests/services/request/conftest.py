@@ -35,10 +35,11 @@ from breakwater.jobs.contract.execution import Result
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ownership import job_digest
 from breakwater.kernel.nats import subjects, topology
+from breakwater.kernel.nats.delivery import name_in
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
-from breakwater.kernel.nats.subjects import Header, Stream, decode_token
+from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
@@ -423,15 +424,19 @@ async def answer_jobs(bus: Client, *, delay_s: float = 0.0, agents: str = ">") -
 
     async def work(message: Msg) -> None:
         job = json.loads(message.data)
-        if job["job_id"] in decided:
+        headers = message.headers or {}
+        execution_id, header_id, name = (
+            name_in(headers, header) for header in (Header.EXECUTION_ID, Header.JOB_ID, Header.OWNER)
+        )
+        job_id = header_id or job.get("job_id") or execution_id
+        execution_id = execution_id or job_id
+        if execution_id in decided:
             return  # who listens would hear a second result, although the stream refuses it
-        decided.add(job["job_id"])
+        decided.add(execution_id)
         await asyncio.sleep(delay_s)
-        owner = (message.headers or {}).get(Header.OWNER.value)
-        name = None if owner is None else decode_token(owner)
         whose = {"tenant": job.get("tenant"), "owner": name, "job_digest": job_digest(Job.model_validate(job), name)}
-        result = result_of(job["job_id"], job["agent"], f"answer to {job.get('prompt')}")
-        await publish_result(bus, result.model_copy(update=whose))
+        result = result_of(execution_id, job["agent"], f"answer to {job.get('prompt')}")
+        await publish_result(bus, result.model_copy(update={"job_id": job_id, **whose}))
 
     await bus.subscribe(f"bw.jobs.{agents}", cb=work)
     # nats-py sends the ping of `flush` ahead of a subscription that waits to be sent: only a question comes after it.
@@ -439,4 +444,4 @@ async def answer_jobs(bus: Client, *, delay_s: float = 0.0, agents: str = ">") -
 
 
 async def publish_result(bus: Client, result: Result) -> None:
-    await bus.jetstream(timeout=60).publish(subjects.result(result.job_id), result.json_bytes(), headers=FIRST)
+    await bus.jetstream(timeout=60).publish(subjects.result(result.execution_id), result.json_bytes(), headers=FIRST)

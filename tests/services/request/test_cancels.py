@@ -17,6 +17,7 @@ from breakwater.jobs.api import cancels
 from breakwater.jobs.api.cancels import CancelRequests, Cancels, _user_and_job
 from breakwater.jobs.api.results import JobLookup, ResultReader, Waiters
 from breakwater.jobs.contract.execution import PendingCancel
+from breakwater.jobs.rules.ids import key_of
 from breakwater.jobs.store import executions
 from breakwater.jobs.store.accepted import Accepted
 from breakwater.jobs.store.executions import Claim, Claimed, Executions
@@ -186,10 +187,10 @@ programs: {desk: {agents: [reader]}}
         job_id, decided = new_id(), new_id()
         answer = await api.bus.request(by("program-desk", job_id), b"", timeout=60)
         assert json.loads(answer.data)["status"] == "cancelling"
-        [kept] = await cancels_kept(redis, f"{job_id}@program-desk")
+        [kept] = await cancels_kept(redis, key_of("program-desk", job_id))
         assert (kept.cancellation.name, kept.agents, kept.owner) == ("program-desk", ("reader",), "program-desk")
-        await publish_result(api.bus, result_of(f"{decided}@program-desk", "writer"))
-        await publish_result(api.bus, result_of(f"{(anothers := new_id())}@program-desk", "reader"))
+        await publish_result(api.bus, result_of(key_of("program-desk", decided), "writer"))
+        await publish_result(api.bus, result_of(key_of("program-desk", anothers := new_id()), "reader"))
         for subject in (by("program-desk", decided), by("program-desk", anothers), by("program-gone", new_id())):
             answer = await api.bus.request(subject, b"", timeout=60)
             assert json.loads(answer.data)["error"]["code"] == "unknown_job"

@@ -15,6 +15,7 @@ import pytest_asyncio
 from breakwater.client import ApiRefusedError, ApiUnavailableError, AsyncClient, Client, Job, JobFailedError
 from breakwater.config import load_config
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.rules.ids import key_of
 from breakwater.local.ports import free_port
 from tests.cli.api_stub import KEY, problem, serving
 from tests.flow.kit import model
@@ -242,7 +243,7 @@ async def test_a_batch_gives_each_job_back_and_counts(plane: ClientPlane) -> Non
         progress = batch.progress
         assert (progress.total, progress.succeeded, progress.failed) == (22, 20, 2)
         assert progress.cost_usd >= 20 * Decimal("0.000042")
-        ids, names = [job.job_id for job in jobs], [f"{job.job_id}@app" for job in jobs]
+        ids, names = [job.job_id for job in jobs], [key_of("key:app", str(job.job_id)) for job in jobs]
         assert plane.calls(*names) == 20
         again = client.batch(iter(jobs))
         assert {item.job.job_id async for item in again} == set(ids)

@@ -125,6 +125,7 @@ async def test_dead_letters_are_listed_the_latest_first_with_what_is_kept_in_all
         "reason": "error",
         "agent": "writer",
         "execution_id": "order-1",
+        "job_id": None,
         "error": "the provider answered 500",
         "at": AT,
         "replayable": True,
@@ -475,7 +476,8 @@ async def test_a_job_that_was_given_up_while_it_slept_can_be_replayed(api: HttpA
     await replay(api, all=True)
     [queued] = await jobs(api)
     assert queued["metadata"] == {"replay_of": "e1"}
-    assert not {Header.EXECUTION_ID.value, Header.QUEUED_AT.value, Header.DUE.value} & set(queued["_headers"])
+    assert queued["_headers"][Header.EXECUTION_ID.value] == queued["job_id"]
+    assert not {Header.QUEUED_AT.value, Header.DUE.value} & set(queued["_headers"])
 
 
 def _without(config: StreamConfig, subject: str) -> StreamConfig:

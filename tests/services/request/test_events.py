@@ -91,7 +91,15 @@ async def stored(api: HttpApi, subject: str, event: Event | bytes) -> None:
 def record(execution_id: str, **fields: Any) -> Execution:
     times = {"queued_at": NOW, "dispatched_at": NOW, "completed_at": NOW}
     return Execution.model_validate(
-        {"execution_id": execution_id, "agent": "writer", "status": "succeeded", "duration_ms": 1, **times, **fields}
+        {
+            "execution_id": execution_id,
+            "job_id": execution_id,
+            "agent": "writer",
+            "status": "succeeded",
+            "duration_ms": 1,
+            **times,
+            **fields,
+        }
     )
 
 
@@ -125,7 +133,15 @@ async def one_of_each(api: HttpApi) -> None:
     crossing = {"event_id": "b", "kind": "hard_cap", "scope": "global", "agent": "writer", "window": "daily"}
     amounts = {"period": "2026-11-21", "limit": 5, "total": 5, "enforcement": "hard", "at": NOW}
     await published(api, subjects.budget("global", "daily"), BudgetEvent.model_validate({**crossing, **amounts}))
-    trip = {"event_id": "g", "kind": "tripped", "agent": "writer", "task_id": "t", "reason": "10 iterations", "cost": 0}
+    trip = {
+        "event_id": "g",
+        "kind": "tripped",
+        "agent": "writer",
+        "task_id": "t",
+        "task_key": "t",
+        "reason": "10 iterations",
+        "cost": 0,
+    }
     names = ("iterations", "tokens", "consecutive_failures", "total_failures", "unique_errors")
     await published(
         api, subjects.guard("writer"), GuardEvent.model_validate({**trip, "at": NOW, **dict.fromkeys(names, 1)})

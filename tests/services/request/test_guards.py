@@ -40,6 +40,7 @@ async def test_stopped_tasks_are_listed_in_the_order_in_which_they_were(governed
     assert [StoppedTask.model_validate(one) for one in answer.json["stopped"]] == [
         StoppedTask(
             task_id="research 4711",
+            task_key="research 4711",
             tenant="acme",
             agent="writer",
             execution_id="x",
@@ -48,7 +49,12 @@ async def test_stopped_tasks_are_listed_in_the_order_in_which_they_were(governed
             since=time_from_ms(first.at_ms),
         ),
         StoppedTask(
-            task_id="nightly", agent="reader", rule="max_cost", reason="why", since=time_from_ms(first.at_ms + 5)
+            task_id="nightly",
+            task_key="nightly",
+            agent="reader",
+            rule="max_cost",
+            reason="why",
+            since=time_from_ms(first.at_ms + 5),
         ),
     ]
 
@@ -92,6 +98,20 @@ async def test_a_task_that_is_reset_goes_on_and_everybody_is_notified(governed: 
         "agent": "writer",
         "rule": "max_iterations",
     }
+
+
+async def test_a_task_is_reset_by_the_name_that_its_caller_gave_it(governed: HttpApi, redis: Redis) -> None:
+    tasks = Tasks(redis)
+    trip = Trip("max_iterations", "1 iteration (limit: 1)")
+    for key in ("x-1", "x-2"):
+        await tasks.trip(TaskKey("acme", key), trip, agent="writer", execution_id="x", task_id="nightly")
+    several = await governed.act("guards/reset", task_id="nightly", tenant="acme")
+    assert (several.status, several.code) == (404, "unknown_task")
+    assert "x-1, x-2" in several.body.decode()
+    for name, key in (("x-2", "x-2"), ("nightly", "x-1")):
+        answer = await governed.act("guards/reset", task_id=name, tenant="acme")
+        assert (answer.json["task_id"], answer.json["task_key"]) == ("nightly", key)
+    assert await tasks.tripped() == []
 
 
 async def test_a_reset_whose_answer_was_lost_is_answered_again_and_published_once(

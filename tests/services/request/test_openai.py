@@ -19,7 +19,8 @@ from breakwater.identity.api_keys import create_key
 from breakwater.jobs.contract.execution import ErrorInfo, Result
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ownership import job_digest
-from breakwater.kernel.nats.subjects import Header, decode_token
+from breakwater.kernel.nats.delivery import name_in
+from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import LEFT_OUT
 from services.request.openapi import document
@@ -48,25 +49,35 @@ class Decider:
     def __init__(self, api: HttpApi) -> None:
         self.api = api
         self.jobs: list[dict[str, Any]] = []
+        self.executions: list[str | None] = []
         self.deciding: list[asyncio.Task[None]] = []
         self.end: dict[str, Any] = {}
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
     async def work(self, message: Msg) -> None:
+        headers = message.headers or {}
+        execution_id = name_in(headers, Header.EXECUTION_ID)
         job = json.loads(message.data)
-        if job["job_id"] in [known["job_id"] for known in self.jobs]:
+        job["job_id"] = name_in(headers, Header.JOB_ID) or job.get("job_id") or execution_id
+        if execution_id in self.executions:
             return
+        self.executions.append(execution_id)
         self.jobs.append(job)
-        self.deciding.append(asyncio.create_task(self._decide(message, job)))
+        self.deciding.append(asyncio.create_task(self._decide(message, job, str(execution_id))))
 
-    async def _decide(self, message: Msg, job: dict[str, Any]) -> None:
+    async def _decide(self, message: Msg, job: dict[str, Any], execution_id: str) -> None:
         await self.may_answer.wait()
-        owner = (message.headers or {}).get(Header.OWNER.value)
-        name = None if owner is None else decode_token(owner)
+        name = name_in(message.headers or {}, Header.OWNER)
         digest = job_digest(Job.model_validate(job), name)
-        known = {"tenant": job.get("tenant"), "owner": name, "job_digest": digest, "completed_at": datetime.now(UTC)}
-        result = result_of(job["job_id"], job["agent"]).model_copy(update=known | self.end)
+        known = {
+            "job_id": job["job_id"],
+            "tenant": job.get("tenant"),
+            "owner": name,
+            "job_digest": digest,
+            "completed_at": datetime.now(UTC),
+        }
+        result = result_of(execution_id, job["agent"]).model_copy(update=known | self.end)
         await publish_result(self.api.bus, Result.model_validate(result.model_dump()))
 
 
@@ -225,8 +236,8 @@ async def test_options_come_by_headers_and_by_the_body_which_comes_first(plane: 
     [job] = plane.jobs
     expected = {
         "tenant": "acme",
-        "task_id": "t2@app",
-        "parent_execution_id": "e0@app",
+        "task_id": "t2",
+        "parent_execution_id": "e0",
         "total_timeout_s": 20,
         "skip_cache": True,
         "breaker": {"consecutive_failures": 1},
@@ -242,7 +253,7 @@ async def test_the_session_of_a_program_is_that_of_the_job(plane: Decider, heade
     asked = client(plane, default_headers={header: "s1"})
     await asked.chat.completions.create(model="writer", **ASK)
     await asked.chat.completions.create(model="writer", extra_body={"breakwater": {"session_id": "s2"}}, **ASK)
-    assert [job["session_id"] for job in plane.jobs] == ["s1@app", "s2@app"]
+    assert [job["session_id"] for job in plane.jobs] == ["s1", "s2"]
 
 
 INVALID: list[tuple[dict[str, Any], str | None, str]] = [
@@ -358,7 +369,7 @@ async def test_the_idempotency_key_is_the_jobs_id_and_another_body_is_a_conflict
     first = await sdk.chat.completions.create(model="writer", extra_headers=once, **ASK)
     again = await sdk.chat.completions.create(model="writer", extra_headers=once, **ASK)
     assert first == again
-    assert [job["job_id"] for job in plane.jobs] == ["order 1@app"]
+    assert [job["job_id"] for job in plane.jobs] == ["order 1"]
     with pytest.raises(openai.ConflictError) as found:
         await sdk.chat.completions.create(model="writer", temperature=1, extra_headers=once, **ASK)
     assert (found.value.code, found.value.param) == ("id_conflict", "Idempotency-Key")

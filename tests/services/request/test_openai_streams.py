@@ -28,6 +28,8 @@ from breakwater.identity.api_keys import create_key
 from breakwater.jobs.api.cancels import Cancels
 from breakwater.jobs.api.results import Waiters
 from breakwater.jobs.contract.execution import AnswerChunks, PendingCancel
+from breakwater.jobs.rules.ids import key_of
+from breakwater.kernel.nats import subjects
 from breakwater.kernel.process import background
 from breakwater.kernel.surrogates import whole_escapes
 from breakwater.local.ports import free_port
@@ -403,9 +405,9 @@ async def test_the_call_of_a_client_that_has_left_is_aborted_and_charged_by_what
     plane: OpenAIPlane, name: str, has_key: bool
 ) -> None:
     key = {"Idempotency-Key": new_id()} if has_key else {}
-    job_id = await left(plane, name, **key)
+    execution_id = await left(plane, name, **key)
     gone_at = datetime.now(UTC)
-    result = await plane.worker.result(f"{job_id}@app" if has_key else job_id)
+    result = await plane.worker.result(execution_id)
     assert (datetime.fromisoformat(result["completed_at"]) - gone_at).total_seconds() < 1
     assert (result["status"], result["cancellation"]["by"]) == ("cancelled", "client_disconnect")
     [attempt] = result["attempts"]
@@ -490,10 +492,10 @@ async def test_a_retry_is_never_answered_that_its_own_client_has_left(
 
 async def test_a_retry_with_the_key_of_a_call_that_was_left_is_a_call_of_its_own(plane: OpenAIPlane) -> None:
     sdk, key = plane.sdk(), new_id()
-    job_id, stream = await opened(sdk, "left-cancels", "0", key=key)
+    execution_id, stream = await opened(sdk, "left-cancels", "0", key=key)
     await stream.close()
-    assert job_id == key
-    assert (await plane.worker.result(f"{key}@app"))["status"] == "cancelled"
+    assert execution_id == key_of("key:app", key)
+    assert (await plane.worker.result(execution_id))["status"] == "cancelled"
     again, retry = await opened(sdk, "left-cancels", "1", key=key)
     await retry.close()
     assert again != key
@@ -504,8 +506,8 @@ async def test_a_retry_with_the_key_of_a_call_that_was_left_is_a_call_of_its_own
 async def test_the_answer_is_finished_where_it_can_be_asked_for_again_or_the_agent_wants_it(
     plane: OpenAIPlane, name: str, has_key: bool
 ) -> None:
-    job_id = await left(plane, name, **({"Idempotency-Key": new_id()} if has_key else {}))
-    result = await plane.worker.result(f"{job_id}@app" if has_key else job_id)
+    execution_id = await left(plane, name, **({"Idempotency-Key": new_id()} if has_key else {}))
+    result = await plane.worker.result(execution_id)
     assert (result["status"], result["output"]) == ("succeeded", ANSWER)
 
 
@@ -537,7 +539,9 @@ async def test_what_the_bus_has_lost_follows_with_the_result(plane: OpenAIPlane)
     stream = await plane.sdk().chat.completions.create(model="slow", **ASK, **key)
     early = [await anext(stream) for _ in range(10)]
     # As after a gap: what is numbered so can't be the next message.
-    await plane.worker.client.publish(f"bw.chunks.slow.{job_id}%40app", b'{"number": 999, "chunks": []}')
+    await plane.worker.client.publish(
+        subjects.chunks("slow", key_of("key:app", job_id)), b'{"number": 999, "chunks": []}'
+    )
     late = [chunk async for chunk in stream]
     assert text_of([*early, *late]) == ANSWER
     assert len(late) < 50

@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from breakwater.config import load_config
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.rules.ids import key_of
 from tests.flow.kit import model
 from tests.server_sources import RunningServer, Servers
 from tests.services.request.conftest import Answer, HttpApi, new_id, running, settings_for
@@ -72,14 +73,14 @@ async def test_two_keys_may_choose_the_same_id_and_each_sees_its_own(plane: Shar
     mine = await plane.run(one, job_id=job_id, prompt="mine", metadata={"of": "one"})
     theirs = await plane.run(other, job_id=job_id, prompt="theirs", metadata={"of": "other"})
     for name, headers, answer in (("one", one, mine), ("other", other, theirs)):
-        assert (answer.status, answer.json["job_id"], answer.json["execution_id"]) == (200, job_id, job_id)
-        assert answer.json["attempts"][0]["attempt_id"] == f"{job_id}:1"
-        shown = await plane.ask(headers, "GET", f"jobs/{job_id}")
-        assert (shown.json["metadata"], shown.json["job_id"]) == ({"of": name}, job_id)
-        full = await plane.ask(headers, "GET", f"jobs/{job_id}%40{name}")
-        assert (full.status, full.json["job_id"]) == (200, job_id)
-        assert (await plane.api.ask("GET", f"/api/v1/jobs/{job_id}%40{name}")).json["job_id"] == f"{job_id}@{name}"
-    assert (await plane.ask(other, "GET", f"jobs/{job_id}%40one")).status == 404
+        execution_id = key_of(f"key:{name}", job_id)
+        assert (answer.status, answer.json["job_id"], answer.json["execution_id"]) == (200, job_id, execution_id)
+        assert answer.json["attempts"][0]["attempt_id"] == f"{execution_id}:1"
+        for written_id in (job_id, execution_id):
+            found = await plane.ask(headers, "GET", f"jobs/{written_id}")
+            assert (found.json["metadata"], found.json["job_id"]) == ({"of": name}, job_id)
+        assert (await plane.api.ask("GET", f"/api/v1/jobs/{execution_id}")).json["job_id"] == job_id
+    assert (await plane.ask(other, "GET", f"jobs/{mine.json['execution_id']}")).status == 404
     assert (await plane.api.ask("GET", f"/api/v1/jobs/{job_id}")).status == 404
 
 
@@ -104,7 +105,7 @@ async def test_409_does_not_tell_what_404_hides(plane: Shared, way: str) -> None
 async def test_another_keys_job_is_unknown_by_all_its_names(plane: Shared) -> None:
     victim, attacker, job_id = plane.key("victim"), plane.key("attacker"), new_id()
     await plane.run(victim, job_id=job_id, plan_id="p")
-    for name in (job_id, f"{job_id}%40victim"):
+    for name in (job_id, key_of("key:victim", job_id)):
         assert (await plane.ask(attacker, "GET", f"jobs/{name}")).status == 404
         assert (await plane.ask(attacker, "HEAD", f"jobs/{name}/progress")).status == 404
         assert (await plane.ask(attacker, "POST", f"jobs/{name}/cancel")).status == 404
@@ -117,8 +118,9 @@ async def test_progress_names_a_job_as_its_owner_does(plane: Shared) -> None:
     await plane.run(owner, job_id=job_id, parent_execution_id="above")
     stream = await plane.ask(owner, "GET", f"jobs/{job_id}/progress")
     steps = [json.loads(line[6:]) for line in stream.body.decode().splitlines() if line.startswith("data: ")]
-    assert {step["execution_id"] for step in steps} == {job_id}
-    assert b"@" not in stream.body
+    assert {step["job_id"] for step in steps} == {job_id}
+    assert {step["execution_id"] for step in steps} == {key_of("key:owner", job_id)}
+    assert {step["parent_job_id"] for step in steps if "parent_job_id" in step} == {"above"}
 
 
 async def test_a_dry_run_takes_no_id(plane: Shared) -> None:
@@ -140,8 +142,8 @@ async def test_a_tenants_keys_share_their_names_and_nobody_elses(plane: Shared) 
     assert (await plane.run(second, job_id=job_id)).body == done.body
     for headers in (rival, free):
         assert (await plane.run(headers, job_id=job_id, prompt="other")).status == 200
-    full = await plane.api.ask("GET", f"/api/v1/jobs/{job_id}%40tenant%3Aacme")
-    assert full.json["tenant"] == "acme"
+    found = await plane.api.ask("GET", f"/api/v1/jobs/{done.json['execution_id']}")
+    assert found.json["tenant"] == "acme"
 
 
 async def test_a_failing_job_of_another_key_stops_no_task(plane: Shared) -> None:
@@ -162,7 +164,19 @@ async def test_a_failing_job_of_another_key_stops_no_task(plane: Shared) -> None
     for way in ways:
         answer = await plane.run(victim, agent="guarded", prompt="mine", **way)
         assert answer.json["status"] == "succeeded", way
-        assert {name: answer.json[name] for name in way} == way
+        named = {"task_id": answer.json["task_id"], "parent_execution_id": answer.json["parent_job_id"]}
+        assert {name: named[name] for name in way} == way
+
+
+async def test_a_job_may_refer_to_its_callers_jobs_by_their_executions(plane: Shared) -> None:
+    owner, other, task = plane.key("owner"), plane.key("other"), new_id()
+    parent = (await plane.run(owner, agent="guarded", job_id=new_id(), task_id=task)).json["execution_id"]
+    for headers, named, depends_on in ((owner, task, [parent]), (other, parent, [])):
+        child = await plane.run(headers, agent="guarded", parent_execution_id=parent, depends_on=depends_on)
+        assert (child.json["status"], child.json["task_id"]) == ("succeeded", named)
+        assert (child.json["parent_execution_id"] == parent) == (headers is owner)
+    refused = await plane.run(other, depends_on=[parent], total_timeout_s=0.5)
+    assert refused.json["reason"] == "dependency_failed"
 
 
 async def test_a_dependency_is_a_job_of_ones_own(plane: Shared) -> None:
@@ -192,8 +206,11 @@ async def test_a_plan_is_that_of_its_key(plane: Shared) -> None:
         jobs = [{"agent": "fast", "prompt": prompt} for prompt in prompts]
         return await plane.ask(headers, "POST", "plans", data=json.dumps({"plan_id": plan, "jobs": jobs}).encode())
 
+    def plan_of(name: str, *job_ids: str) -> dict[str, Any]:
+        return {"plan_id": plan, "plan_key": key_of(f"key:{name}", plan), "job_ids": list(job_ids)}
+
     mine, theirs = await submit(owner, "a", "b"), await submit(other, "c")
-    assert (mine.status, mine.json) == (202, {"plan_id": plan, "job_ids": [f"{plan}.1", f"{plan}.2"]})
-    assert (theirs.status, theirs.json) == (202, {"plan_id": plan, "job_ids": [f"{plan}.1"]})
+    assert (mine.status, mine.json) == (202, plan_of("owner", f"{plan}.1", f"{plan}.2"))
+    assert (theirs.status, theirs.json) == (202, plan_of("other", f"{plan}.1"))
     first = await plane.ask(owner, "GET", f"jobs/{plan}.1?wait_s=60")
     assert (first.json["plan_id"], first.json["job_id"]) == (plan, f"{plan}.1")

@@ -15,6 +15,7 @@ from breakwater.breakers.rules import Breaker
 from breakwater.config import parse_config
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.contract.plans import PlanChange
+from breakwater.jobs.rules.ids import key_of
 from breakwater.jobs.store.plans import Plans
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import subjects
@@ -94,7 +95,7 @@ def job(job_id: str | None = None, *depends_on: str, agent: str = "patient", **m
 async def test_a_plan_goes_from_draft_over_pending_and_running_to_its_end(planning: Planning, redis: Redis) -> None:
     plan, a, b = new_id(), new_id(), new_id()
     drafted = await planning.submit(plan_id=plan)
-    assert (drafted.status, drafted.json) == (202, {"plan_id": plan, "job_ids": []})
+    assert (drafted.status, drafted.json) == (202, {"plan_id": plan, "plan_key": plan, "job_ids": []})
     assert drafted.headers["Location"] == f"/api/v1/plans/{plan}"
     assert await planning.state(plan) == ("draft", {})
     accepted = await planning.submit(job(a), job(b, a), plan_id=plan)
@@ -109,7 +110,7 @@ async def test_a_plan_goes_from_draft_over_pending_and_running_to_its_end(planni
     # A worker calls for the first one.
     await Plans(redis).change(plan, "running", {a: None})
     assert await planning.state(plan) == ("running", {"running": 1, "pending": 1})
-    cost = {"total_cost": 3, "wasted_cost": 1, "cost_basis": "billed", "plan_id": plan}
+    cost = {"total_cost": 3, "wasted_cost": 1, "cost_basis": "billed", "plan_id": plan, "plan_key": plan}
     await publish_result(planning.api.bus, result_of(a, "patient").model_copy(update=cost))
     assert await planning.state(plan) == ("running", {"succeeded": 1, "pending": 1})
     failed = cost | {"status": "dead_lettered", "reason": "error", "cost_basis": "estimated"}
@@ -248,15 +249,15 @@ async def test_a_key_sees_its_own_jobs_of_a_plan_and_one_that_may_read_sees_all(
     assert (await planning.submit(job(f"{plan}-2"), plan_id=plan, headers=other)).status == 202
     for headers, name, job_id in ((one, "one", f"{plan}-1"), (other, "other", f"{plan}-2")):
         assert [job["job_id"] for job in (await planning.show(plan, **headers)).json["jobs"]] == [job_id]
-        full = (await planning.show(f"{plan}@{name}", **reader)).json["jobs"]
-        assert [job["job_id"] for job in full] == [f"{job_id}@{name}"]
+        found = (await planning.show(key_of(f"key:{name}", plan), **reader)).json
+        assert (found["plan_id"], [job["job_id"] for job in found["jobs"]]) == (plan, [job_id])
     hidden, unknown = await planning.show(plan, **third), await planning.show("unknown", **third)
     assert (hidden.status, hidden.code) == (404, "unknown_plan")
     assert hidden.message.replace(plan, "unknown") == unknown.message
     draft = new_id()
     assert (await planning.submit(plan_id=draft, headers=one)).status == 202
     assert [(await planning.show(draft, **headers)).status for headers in (one, other)] == [200, 404]
-    assert (await planning.show(f"{draft}@one", **reader)).status == 200
+    assert (await planning.show(key_of("key:one", draft), **reader)).status == 200
 
 
 async def test_a_key_of_several_tenants_sees_all_parts_of_its_plan(planning: Planning) -> None:

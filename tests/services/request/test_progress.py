@@ -79,6 +79,7 @@ def attempt_of(job_id: str, number: int, *, fails: bool = False) -> Attempt:
     return Attempt(
         attempt_id=f"{job_id}:{number}",
         execution_id=job_id,
+        job_id=job_id,
         agent="writer",
         number=number,
         model="m",
@@ -98,7 +99,7 @@ async def record(api: HttpApi, attempt: Attempt) -> None:
 
 
 async def publish_step(api: HttpApi, job_id: str, state: str, **more: Any) -> None:
-    fields = {"execution_id": job_id, "agent": "writer", "state": state, "at": NOW, **more}
+    fields = {"execution_id": job_id, "job_id": job_id, "agent": "writer", "state": state, "at": NOW, **more}
     await Publisher(lambda: api.bus, "tests").transient(
         subjects.progress("writer", job_id), Progress.model_validate(fields)
     )
@@ -131,7 +132,7 @@ async def test_who_joins_before_it_begins_receives_everything_in_its_order(api: 
         await publish_result(api.bus, result_of(job_id, "writer", "a secret answer"))
         await publish_step(api, job_id, "succeeded")
         assert await reader.step() == ("succeeded", None, None)
-        decided = {"execution_id": job_id, "status": "succeeded", "reason": None}
+        decided = {"execution_id": job_id, "job_id": job_id, "status": "succeeded", "reason": None}
         assert await reader.rest() == [("decided", decided)]
         assert reader.ids == list(range(1, 7))
 
@@ -186,7 +187,7 @@ async def test_who_joins_after_the_end_receives_what_was_and_how_it_ended(api: H
     async with following(api, job_id) as reader:
         assert await reader.step() == ("queued", None, None)
         assert await reader.step() == ("in_progress", "agent.attempt.finish", 1)
-        decided = {"execution_id": job_id, "status": "dead_lettered", "reason": "timeout"}
+        decided = {"execution_id": job_id, "job_id": job_id, "status": "dead_lettered", "reason": "timeout"}
         assert await reader.rest() == [("decided", decided)]
 
 

@@ -16,7 +16,15 @@ NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 
 def step(state: str, event: Notification | None = None, attempt: int | None = None) -> Progress:
     return Progress.model_validate(
-        {"execution_id": "j", "agent": "writer", "state": state, "event": event, "attempt": attempt, "at": NOW}
+        {
+            "execution_id": "j",
+            "job_id": "j",
+            "agent": "writer",
+            "state": state,
+            "event": event,
+            "attempt": attempt,
+            "at": NOW,
+        }
     )
 
 
@@ -91,9 +99,9 @@ def test_a_wait_that_is_over_is_not_reported() -> None:
 
 
 def test_of_a_result_only_the_decision_is_reported_and_events_are_what_the_standard_says() -> None:
-    record = b'{"execution_id": "j", "status": "succeeded", "output": "secret\\n\\nevent: x", "reason": null}'
-    data = decision("j", record)
-    assert data == b'{"execution_id":"j","status":"succeeded","reason":null}'
+    record = b'{"execution_id": "x", "job_id": "j", "status": "succeeded", "output": "\\n\\nevent: x", "reason": null}'
+    data = decision(record)
+    assert data == b'{"execution_id":"x","job_id":"j","status":"succeeded","reason":null}'
     assert server_sent("decided", data, 7) == b"event: decided\ndata: " + data + b"\nid: 7\n\n"
 
 
@@ -108,7 +116,7 @@ def test_a_refusal_has_its_own_name_also_for_who_joins_late() -> None:
             "refused_reason": "budget_exceeded",
         }
     )
-    refusal, ended = steps_of(refused, {"parent_execution_id": "parent"})
+    refusal, ended = steps_of(refused, {"job_id": "j", "parent_execution_id": "parent"})
     assert (refusal.event, refusal.scope, refusal.enforcement) == (
         "agent.budget.exceeded",
         "agent:writer/daily",

@@ -13,6 +13,7 @@ from nats.aio.msg import Msg
 
 from breakwater.config import load_config
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.rules.ids import key_of
 from breakwater.kernel.ids import id_at
 from breakwater.kernel.nats import subjects
 from tests.flow.kit import model
@@ -99,7 +100,8 @@ async def test_two_programs_with_one_message_id_both_get_answers(plane: Shared) 
         ask(plane, "client", "order-1", agent="single"), ask(plane, "program-one", "order-1", agent="guarded")
     )
     assert [answer["status"] for answer in answers] == ["succeeded"] * 2
-    assert [answer["execution_id"] for answer in answers] == ["order-1"] * 2
+    assert [answer["job_id"] for answer in answers] == ["order-1"] * 2
+    assert [answer["execution_id"] for answer in answers] == ["order-1", key_of("program-one", "order-1")]
 
 
 async def test_a_program_can_not_take_an_id_that_was_made_for_another(plane: Shared) -> None:
@@ -112,7 +114,8 @@ async def test_a_program_can_not_take_an_id_that_was_made_for_another(plane: Sha
     assert accepted.status == 202
     for user in ("program-one", "program-acme"):
         squatted = await ask(plane, user, job_id=made, prompt="squat")
-        assert (squatted["status"], squatted["execution_id"]) == ("succeeded", made)
+        assert (squatted["status"], squatted["job_id"]) == ("succeeded", made)
+        assert squatted["execution_id"] != made
     await plane.worker.end()
     plane.worker.handlers["writer"] = writer
     plane.worker.begin()
@@ -127,7 +130,8 @@ async def test_a_program_refers_to_its_own_jobs_by_ids_that_look_made(plane: Sha
         first = id_at(2, bytes(10))
         await ask(plane, user, job_id=first, prompt=user)
         done = await ask(plane, user, depends_on=[first], parent_execution_id=first)
-        assert (done["status"], done["parent_execution_id"]) == ("succeeded", first)
+        assert (done["status"], done["parent_job_id"]) == ("succeeded", first)
+        assert done["parent_execution_id"] == key_of(user, first)
 
 
 async def test_a_program_of_a_tenant_refers_to_the_tenants_jobs(plane: Shared) -> None:
@@ -144,12 +148,12 @@ async def test_a_dependency_of_a_program_is_known_while_it_runs(plane: Shared) -
     await running_first
 
 
-async def test_an_answer_shows_ids_as_chosen_that_the_job_did_not_name(plane: Shared) -> None:
+async def test_an_answer_names_the_task_as_the_parent_did(plane: Shared) -> None:
     shop, task = plane.key("shop"), new_id()
     parent = (await plane.run(shop, agent="guarded", task_id=task)).json["job_id"]
     child = await plane.run(shop, agent="guarded", parent_execution_id=parent)
     assert child.json["task_id"] == task
-    assert b"@" not in child.body
+    assert child.json["task_key"] == key_of("key:shop", task)
 
 
 async def test_the_ids_of_others_change_no_number_of_an_operators_answer(plane: Shared) -> None:
@@ -172,7 +176,7 @@ async def test_an_id_that_is_too_long_is_refused_at_once(plane: Shared, user: st
 async def test_a_replayed_job_of_a_program_stays_out_of_anothers_task(plane: Shared) -> None:
     victim, task = plane.key("victim"), new_id()
     for user in ("program-one", "client"):
-        failed = await ask(plane, user, agent="guarded", model="sim/down", task_id=f"{task}@victim")
+        failed = await ask(plane, user, agent="guarded", model="sim/down", task_id=key_of("key:victim", task))
         assert failed["status"] == "dead_lettered"
     answer = await plane.api.act("dlq/replay", all=True, why="test")
     replayed = [one["execution_id"] for one in answer.json["replayed"]]

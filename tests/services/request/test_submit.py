@@ -8,6 +8,7 @@ import pytest
 
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.subjects import decode_token
 from tests.services.request.conftest import ODD_AGENT, HttpApi, new_id
 
 JOB = {"agent": "writer", "prompt": "x"}
@@ -21,9 +22,10 @@ async def test_an_accepted_job_is_on_the_bus_as_any_client_could_have_published_
     assert answer.headers["Location"] == f"/api/v1/jobs/{job_id}"
     message = await api.last_job()
     job = Job.model_validate_json(message.data)
-    assert (job.agent, job.prompt, job.params, job.job_id) == ("writer", "x", {"temperature": 0.5}, job_id)
+    assert (job.agent, job.prompt, job.params, job.job_id) == ("writer", "x", {"temperature": 0.5}, None)
     assert message.headers is not None
     assert message.headers["Nats-Msg-Id"] == f"writer/{job_id}"
+    assert message.headers["Breakwater-Execution-Id"] == job_id
     assert message.headers["Breakwater-Unique-Id"] == "1"
     assert "traceparent" not in message.headers
 
@@ -40,7 +42,7 @@ async def test_the_id_comes_from_the_idempotency_key_where_the_body_has_none(api
     key = f"order {new_id()}"
     answer = await api.post(JOB, **{"Idempotency-Key": key})
     assert answer.json["job_id"] == key
-    assert json.loads((await api.last_job()).data)["job_id"] == key
+    assert decode_token(((await api.last_job()).headers or {})["Breakwater-Execution-Id"]) == key
     assert answer.headers["Location"] == "/api/v1/jobs/" + key.replace(" ", "%20")
 
 

@@ -241,7 +241,7 @@ async def test_a_job_is_shown_by_the_address_that_was_given_whatever_its_id_is(a
 
 async def test_a_job_whose_result_has_aged_out_is_shown_from_its_record(api: HttpApi) -> None:
     result = result_of(new_id(), "writer", "from the record")
-    record = Execution.model_validate(result.model_dump(exclude={"job_id"}))
+    record = Execution.model_validate(result.model_dump())
     await api.bus.jetstream().publish(subjects.execution("writer", result.job_id), record.json_bytes(), headers=FIRST)
     shown = await api.ask("GET", f"/api/v1/jobs/{result.job_id}")
     assert (shown.status, shown.json["job_id"], shown.json["output"]) == (200, result.job_id, "from the record")
@@ -285,6 +285,7 @@ async def test_a_refusal_is_answered_without_its_figures_while_these_cannot_be_r
     attempt = Attempt(
         attempt_id=f"{job_id}:1",
         execution_id=job_id,
+        job_id=job_id,
         agent="writer",
         number=1,
         model="sim/m",

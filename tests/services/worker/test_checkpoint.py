@@ -18,8 +18,9 @@ from tests.services.worker.harness import ScriptedProvider
 
 MOMENT = "2026-11-21T10:00:00.000Z"
 ATTEMPT = {
-    "attempt_id": "j1:1", "execution_id": "j1", "agent": "writer", "number": 1, "model": "sim/m", "provider": "sim",
-    "started_at": MOMENT, "completed_at": MOMENT, "duration_ms": 0, "outcome": "error", "cause": "first",
+    "attempt_id": "j1:1", "execution_id": "j1", "job_id": "j1", "agent": "writer", "number": 1, "model": "sim/m",
+    "provider": "sim", "started_at": MOMENT, "completed_at": MOMENT,
+    "duration_ms": 0, "outcome": "error", "cause": "first",
     "error": {"kind": "server", "class": "ServerError", "message": "no", "retryable": True},
 }  # fmt: skip
 FORMAT: dict[str, Any] = {

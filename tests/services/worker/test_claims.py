@@ -138,7 +138,7 @@ async def test_an_attempt_that_its_own_worker_records_in_the_last_moment_is_take
     error = {"kind": "server", "class": "ServerError", "message": "no", "status_code": 500, "retryable": True}
     moment = "2026-11-21T10:00:00.000Z"
     late = {
-        "attempt_id": "j1:1", "execution_id": "j1", "agent": "writer", "number": 1, "model": "sim/m",
+        "attempt_id": "j1:1", "execution_id": "j1", "job_id": "j1", "agent": "writer", "number": 1, "model": "sim/m",
         "provider": "sim", "started_at": moment, "completed_at": moment, "duration_ms": 0, "outcome": "error",
         "error": error, "cause": "first", "cost": "0.000042000", "cost_basis": "billed",
     }  # fmt: skip

@@ -26,6 +26,7 @@ from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.held_claims import CancelSignal, ClaimLease
 from breakwater.jobs.metrics import WorkerMetrics
+from breakwater.jobs.rules.ids import JobIds
 from breakwater.jobs.store.executions import Claim
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.redis.connection import Script, ScriptCall, StateUnavailableError, scripts_of
@@ -91,9 +92,10 @@ class Bench:
         agent = self.worker.config.agents[agent_name]
         job = Job.model_validate({"agent": agent_name, "prompt": "hello", "task_id": "t1"})
         parameters = Parameters.of(agent, {}, None)
+        ids = JobIds(name, name, task_id="t1", task_key="t1")
         lease = ClaimLease(CancelSignal(agent_name), inf)
         assignment = Assignment(
-            name, agent_name, agent, job, agent.chain, claim, lease, None, parameters, self.worker.now
+            ids, agent_name, agent, job, agent.chain, claim, lease, None, parameters, self.worker.now
         )
         now = datetime.now(UTC)
         at = Checkpoint(dispatched_at=now, deadline=now + timedelta(minutes=1))

@@ -12,6 +12,7 @@ from breakwater.config import Config
 from breakwater.dialects.rules.provider_state import token_of
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.held_claims import CancelSignal, ClaimLease
+from breakwater.jobs.rules.ids import JobIds
 from breakwater.jobs.store.executions import Claim
 from breakwater.prices.rules.price import GENERIC, estimate_input_tokens
 from services.worker.context import utc_now
@@ -28,8 +29,8 @@ def assignment(agent: dict[str, Any] | None = None, **job: Any) -> Assignment:
     asked = Job.model_validate({"agent": "a", **(job or {"prompt": "hello"})})
     guard = None if own.output is None else OutputGuard.compile(own.output)
     parameters = Parameters.of(own, asked.params, guard)
-    claim, lease = Claim.new("e1"), ClaimLease(CancelSignal("a"), inf)
-    return Assignment("e1", "a", own, asked, own.chain, claim, lease, None, parameters, utc_now, output_guard=guard)
+    ids, claim, lease = JobIds("e1", "e1"), Claim.new("e1"), ClaimLease(CancelSignal("a"), inf)
+    return Assignment(ids, "a", own, asked, own.chain, claim, lease, None, parameters, utc_now, output_guard=guard)
 
 
 def tokens(of: Assignment) -> int:

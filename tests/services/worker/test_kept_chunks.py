@@ -217,7 +217,7 @@ async def test_a_job_whose_response_was_deleted_meanwhile_adds_nothing_to_it(sta
         await plane.publish(JOB)
         await until(lambda: _has(plane, 30), "the first part")
         await plane.end()
-        response = StoredResponse(execution_id="j1", agent="writer", created_at=plane.worker.now())
+        response = StoredResponse(execution_id="j1", job_id="j1", agent="writer", created_at=plane.worker.now())
         await log_of(plane).delete(response)
         plane.begin()
         result = await plane.result("j1")

@@ -196,7 +196,7 @@ async def test_a_lost_answer_on_the_last_try_is_reported_as_such(start_worker: S
     agents = {"writer": {"model": "sim/m", "retry": {"max_attempts": 1}}}
     moment = "2026-11-21T10:00:00.000Z"
     recorded = {
-        "attempt_id": "j1:1", "execution_id": "j1", "agent": "writer", "number": 1, "model": "sim/m",
+        "attempt_id": "j1:1", "execution_id": "j1", "job_id": "j1", "agent": "writer", "number": 1, "model": "sim/m",
         "provider": "sim", "started_at": moment, "completed_at": moment, "duration_ms": 0, "outcome": "success",
         "cause": "first", "cost": "0.000042000", "cost_basis": "billed",
     }  # fmt: skip

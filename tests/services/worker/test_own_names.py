@@ -8,6 +8,7 @@ from typing import Any
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from breakwater.jobs.rules.ids import key_of
 from breakwater.kernel.nats import subjects
 from tests.flow.kit import model
 from tests.helpers import until
@@ -40,20 +41,17 @@ async def test_a_programs_ids_are_names_of_its_own(start_worker: StartWorker) ->
     async with start_worker({"sim/fast": model(answer="Done.")}, GUARDED, programs=PROGRAMS) as plane:
         for user in ("program-one", "program-other", "client"):
             done = await ask(plane, user, job_id="j", task_id="t", prompt=user)
-            assert (done["status"], done["execution_id"], done["job_id"], done["task_id"]) == (
-                "succeeded",
-                "j",
-                "j",
-                "t",
-            )
-            assert done["attempts"][0]["attempt_id"] == "j:1"
+            scope = None if user == "client" else user
+            assert (done["status"], done["job_id"], done["task_id"]) == ("succeeded", "j", "t")
+            assert (done["execution_id"], done["task_key"]) == (key_of(scope, "j"), key_of(scope, "t"))
+            assert done["attempts"][0]["attempt_id"] == f"{key_of(scope, 'j')}:1"
             stopped = await ask(plane, user, job_id="again", task_id="t")
-            assert (stopped["reason"], stopped["execution_id"]) == ("guard_tripped", "again")
+            assert (stopped["reason"], stopped["job_id"]) == ("guard_tripped", "again")
             refused = await ask(plane, user, job_id="j", prompt="another")
-            assert (refused["error"]["class"], refused["execution_id"]) == ("IdConflictError", "j")
+            assert (refused["error"]["class"], refused["job_id"]) == ("IdConflictError", "j")
             assert "'j'" in refused["error"]["message"]
-        for name, owner in (("j@program-one", "program-one"), ("j@program-other", "program-other"), ("j", None)):
-            assert (await plane.result(name))["owner"] == owner
+        for owner in ("program-one", "program-other", None):
+            assert (await plane.result(key_of(owner, "j")))["owner"] == owner
 
 
 async def test_a_job_with_the_trace_of_another_programs_joins_no_run_of_it(start_worker: StartWorker) -> None:
@@ -64,9 +62,7 @@ async def test_a_job_with_the_trace_of_another_programs_joins_no_run_of_it(start
     ) as plane:
         for user in ("program-one", "program-other", "client"):
             done = await ask(plane, user, job_id="j", headers=headers)
-            assert done["run_id"] == trace_id
-        recorded = [(await plane.result(name))["run_id"] for name in ("j@program-one", "j@program-other", "j")]
-        assert recorded == [f"{trace_id}@program-one", f"{trace_id}@program-other", trace_id]
+            assert done["run_id"] == key_of(None if user == "client" else user, trace_id)
 
 
 async def test_a_dry_run_of_a_program_takes_no_id(start_worker: StartWorker) -> None:
@@ -76,13 +72,15 @@ async def test_a_dry_run_of_a_program_takes_no_id(start_worker: StartWorker) -> 
         for user in ("program-one", "client"):
             for _ in range(2):
                 planned = await ask(plane, user, job_id="j", dry_run=True)
-                assert (planned["dry_run"], planned["execution_id"]) == (True, "j")
+                assert (planned["dry_run"], planned["job_id"]) == (True, "j")
             assert (await ask(plane, user, job_id="j"))["dry_run"] is False
 
 
-async def test_an_id_with_an_at_sign_is_shown_as_it_was_chosen(start_worker: StartWorker) -> None:
+async def test_an_id_that_looks_like_an_execution_of_another_is_hashed(start_worker: StartWorker) -> None:
     async with start_worker(
         {"sim/fast": model(answer="Done.")}, {"writer": {"model": "sim/fast"}}, programs=PROGRAMS
     ) as plane:
-        done = await ask(plane, "client", job_id="ann@example.com")
-        assert (done["execution_id"], (await plane.result("ann@example.com@"))["owner"]) == ("ann@example.com", None)
+        owned = await ask(plane, "program-one", job_id="j")
+        done = await ask(plane, "client", job_id=owned["execution_id"], prompt="mine")
+        assert (done["status"], done["job_id"]) == ("succeeded", owned["execution_id"])
+        assert done["execution_id"] == key_of(None, owned["execution_id"]) != owned["execution_id"]

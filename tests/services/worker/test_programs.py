@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
+from breakwater.jobs.rules.ids import key_of
 from breakwater.kernel.ids import new_id
 from breakwater.kernel.nats import subjects
 from tests.flow.kit import model
@@ -28,13 +29,15 @@ FORGED = {
     "breakwater-owner": "key",
     "Breakwater-Unique-Id": "1",
     "Breakwater-Execution-Id": "of-another",
+    "Breakwater-Job-Id": "of-another",
+    "Breakwater-Scope": "key:key",
     "Breakwater-Queued-At": "2001-01-01T00:00:00.000Z",
 }
 
 
 def called(user: str, job_id: str) -> str:
     """What a job of a user is called inside the plane."""
-    return job_id if user == "client" else f"{job_id}@{user}"
+    return key_of(None if user == "client" else user, job_id)
 
 
 async def send(plane: WorkerPlane, user: str, job: Mapping[str, Any]) -> None:

@@ -19,8 +19,9 @@ MOMENT = "2026-11-21T10:00:00.000Z"
 
 def attempt(number: int, outcome: str, **more: Any) -> dict[str, Any]:
     return {
-        "attempt_id": f"j1:{number}", "execution_id": "j1", "agent": "writer", "number": number, "model": "sim/m",
-        "provider": "sim", "started_at": MOMENT, "completed_at": MOMENT, "duration_ms": 0, "outcome": outcome,
+        "attempt_id": f"j1:{number}", "execution_id": "j1", "job_id": "j1", "agent": "writer", "number": number,
+        "model": "sim/m", "provider": "sim", "started_at": MOMENT, "completed_at": MOMENT,
+        "duration_ms": 0, "outcome": outcome,
         "cause": "first", "cost": COST, "cost_basis": "billed", **more,
     }  # fmt: skip
 

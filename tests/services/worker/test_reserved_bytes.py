@@ -27,6 +27,7 @@ from breakwater.dialects.rules import params_of
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.held_claims import CancelSignal, ClaimLease
 from breakwater.jobs.rules.chat_messages import encoded
+from breakwater.jobs.rules.ids import JobIds
 from breakwater.jobs.store.executions import Claim
 from breakwater.prices.rules.price import (
     BYTES_OF_SMALL_BODIES,
@@ -191,7 +192,17 @@ def assignment(job: Job) -> tuple[Assignment, Target]:
         parameters = Parameters.of(agent, params_of(job), guard)
     lease = ClaimLease(CancelSignal(job.agent), inf)
     assigned = Assignment(
-        "e", job.agent, agent, job, agent.chain, Claim.new("e"), lease, None, parameters, utc_now, output_guard=guard
+        JobIds("e", "e"),
+        job.agent,
+        agent,
+        job,
+        agent.chain,
+        Claim.new("e"),
+        lease,
+        None,
+        parameters,
+        utc_now,
+        output_guard=guard,
     )
     return assigned, TARGETS.of(job.agent, agent.chain[0])
 

@@ -237,12 +237,12 @@ def _signal(
         "since": format_time(since),
         "timestamp": format_time(at),
     }
-    normal = f"the baseline is {_shown(baseline.value, figure.unit)}, give or take {_shown(deviation, figure.unit)}"
+    normal = f"the baseline is {_amount(baseline.value, figure.unit)}, give or take {_amount(deviation, figure.unit)}"
     if newest is None:
         text = f"For {LAPSE // timedelta(minutes=1)} minutes {agent} made too few calls for a judgement; {normal}. "
     else:
         calls = counted(newest.calls, "stream" if measure == "first_token" else "call")
-        measured = figure.words.format(agent=agent, value=_shown(newest.value, figure.unit), calls=calls)
+        measured = figure.words.format(agent=agent, value=_amount(newest.value, figure.unit), calls=calls)
         text = f"In the minute from {moment(newest.at)} {measured}; {normal}. "
     if change == "began":
         status = "dead_lettered" if measure == "error_rate" else None
@@ -259,7 +259,7 @@ def _signal(
     return Resolved(key, "agent_anomaly", title, text, source_id, at, payload)
 
 
-def _shown(value: float, unit: str) -> str:
+def _amount(value: float, unit: str) -> str:
     if unit == "share":
         return f"{value * 100:.3g} %"
     if unit == "usd_per_minute":

@@ -189,10 +189,11 @@ def _models(event: BreakerTransition) -> str:
 
 def _of_guard(event: GuardEvent) -> tuple[Signal, ...]:
     # The key has no agent: several agents may work on one task, and its reset names none.
-    key = key_of("guard_tripped", event.tenant, event.task_id)
-    fields = ("agent", "task_id", "tenant", "execution_id", "rule", "reason", "iterations", "tokens", "cost")
-    origin = (event.event_id, event.at, _figures(event, *fields, timestamp="at"))
-    near_key = key_of("guard_soft_cap", event.tenant, event.task_id)
+    key = key_of("guard_tripped", event.tenant, event.task_key)
+    ids = ("agent", "task_id", "task_key", "tenant", "execution_id")
+    figures = _figures(event, *ids, "rule", "reason", "iterations", "tokens", "cost", timestamp="at")
+    origin = (event.event_id, event.at, figures)
+    near_key = key_of("guard_soft_cap", event.tenant, event.task_key)
     if event.kind == "reset":
         title = f"Task reset: {event.task_id}"
         text = f"{sentence(event.reason)} Its usage counts from zero again. Nothing to do."
@@ -216,6 +217,7 @@ def _stopped(event: GuardEvent) -> str:
         event.reason,
         agent=event.agent,
         task_id=event.task_id,
+        task_key=event.task_key,
         tenant=event.tenant,
         execution_id=event.execution_id,
     )

@@ -5,13 +5,18 @@ from __future__ import annotations
 from breakwater.breakers.rules import BreakerKey
 from breakwater.calls.rules.refusals import command, refusal
 from breakwater.jobs.contract.execution import ErrorInfo
-from breakwater.jobs.rules.ownership import shown
 
 ISOLATED = "isolated until an operator resets it"
 
 
 def breaker_open(
-    key: BreakerKey, reason: str, *, state: str, retry_after_s: float | None = None, user_message: str | None = None
+    key: BreakerKey,
+    reason: str,
+    *,
+    state: str,
+    task_id: str | None = None,
+    retry_after_s: float | None = None,
+    user_message: str | None = None,
 ) -> ErrorInfo:
     """Build the error of a call that an open breaker refused.
 
@@ -19,6 +24,7 @@ def breaker_open(
         key: the breaker's key.
         reason: why it opened, with figures.
         state: its state in words, with the time at which it ends.
+        task_id: the task that the breaker belongs to, as its caller named it.
         retry_after_s: the seconds until a call may pass; None if unknown.
         user_message: the text for models and end users.
     """
@@ -30,7 +36,7 @@ def breaker_open(
     if state == ISOLATED:
         to_do = f"`{reset}` once calls may resume"
     elif key.task is not None:
-        owner = f"task {shown(key.task)}"
+        owner = f"task {task_id}"
         to_do = "fix what fails, or submit the job with looser `breaker` rules"
     target = f"provider {key.model.removesuffix('/*')}" if key.model.endswith("/*") else key.model
     return refusal(

@@ -105,7 +105,8 @@ class Call:
         timeout_s: the time limit of the call, in seconds.
         traceparent: W3C trace context of the attempt.
         agent: the agent that calls.
-        execution_id: the job's id.
+        execution_id: the job's execution.
+        job_id: the job's own id, which names its answer.
         tenant: the job's tenant.
         task_id: the job's task.
         input: the job's input, for a process or python agent.
@@ -130,6 +131,7 @@ class Call:
     execution_id: str = ""
     tenant: str | None = None
     task_id: str | None = None
+    job_id: str = ""
     input: JsonValue = None
     output_schema: Mapping[str, JsonValue] | None = None
     strict_output: bool = False

@@ -15,7 +15,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, V
 from breakwater.calls.providers.base import Answer, AnswerTimeout, Call, Streaming
 from breakwater.calls.rules.classify import ProgramFailure
 from breakwater.dialects.rules.chat_chunks import OBJECT
-from breakwater.jobs.rules.ownership import shown
 from breakwater.kernel.surrogates import TextJoiner, whole_text
 from breakwater.kernel.types import MAX_COUNTED, nano_from_usd
 from breakwater.prices.rules.usage import Usage
@@ -41,6 +40,7 @@ def request_of(call: Call) -> dict[str, JsonValue]:
     return copy.deepcopy(
         {
             "execution_id": call.execution_id,
+            "job_id": call.job_id,
             "attempt_id": call.attempt_id,
             "agent": call.agent,
             "model": call.model,
@@ -109,7 +109,7 @@ class Pieces:
                 return True
 
     def _head(self, call: Call) -> dict[str, Any]:
-        name = f"chatcmpl-{shown(call.execution_id)}"
+        name = f"chatcmpl-{call.job_id}"
         return {"id": name, "object": OBJECT, "created": int(time.time()), "model": call.model}
 
 

@@ -75,11 +75,11 @@ class NonRetryableError(BreakwaterError):
 class PythonSettings(LocalSettings):
     """An async callable of a module that the worker can import, or an async generator that yields its answer in pieces.
 
-    It is given a dict (`execution_id`, `attempt_id`, `agent`, `model`, `tenant`, `task_id`, `timeout_s`, `traceparent`,
-    `stream`, `params`, and `input` or `messages`) and returns any JSON, or a `Reply`; a generator yields texts, and may
-    end with a `Reply` whose `result`, unless None, is the whole answer. Any exception is a failure that is tried
-    again, except `NonRetryableError`. It shares the worker's event loop: one that blocks it stops all calls of the
-    worker, and no timeout can end it. Such code belongs in a program of its own (`kind: process`).
+    It is given a dict (`execution_id`, `job_id`, `attempt_id`, `agent`, `model`, `tenant`, `task_id`, `timeout_s`,
+    `traceparent`, `stream`, `params`, and `input` or `messages`) and returns any JSON, or a `Reply`; a generator yields
+    texts, and may end with a `Reply` whose `result`, unless None, is the whole answer. Any exception is a failure that
+    is tried again, except `NonRetryableError`. It shares the worker's event loop: one that blocks it stops all calls of
+    the worker, and no timeout can end it. Such code belongs in a program of its own (`kind: process`).
     """
 
     kind: Literal["python"] = "python"

@@ -59,7 +59,7 @@ class CallResponses:
         refused_params = next((attempt.get("dropped_params") or () for attempt in reversed(result["attempts"])), ())
         dropped = () if model is None else self._dropped(sent, model, refused_params)
         values = {
-            "execution-id": sent.shown_id,
+            "execution-id": sent.execution_id,
             "model": model,
             "attempts": str(result["attempts_count"]),
             "cost-usd": result.get("total_cost"),
@@ -92,10 +92,10 @@ class CallResponses:
             first_message: the first message of its chunks; None if there is none yet.
         """
         if first_message is None:
-            return option_headers({"execution-id": sent.shown_id}, ())
+            return option_headers({"execution-id": sent.execution_id}, ())
         model = str(first_message["model"])
         values = {
-            "execution-id": sent.shown_id,
+            "execution-id": sent.execution_id,
             "model": model,
             "attempts": str(first_message["attempt"]),
             "cache": "miss",

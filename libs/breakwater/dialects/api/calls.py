@@ -83,7 +83,7 @@ class Calls:
             except ValidationError as error:
                 raise invalid_job(problems(error)) from None
             call = await self._begin(self._call(request, parsed))
-            trace.set_job(call.sent.job.agent, call.sent.job_id)
+            trace.set_job(call.sent.job.agent, call.sent.execution_id)
             if parsed.detached is not None:
                 response = await self._detached(request, call, trace.traceparent, parsed.detached)
             else:
@@ -106,7 +106,7 @@ class Calls:
         if result is None or has_left:
             await self._in_flight.leave(call, cancels=False)
         if result is None:
-            raise stopping_error(sent.shown_id)
+            raise stopping_error(sent.execution_id)
         result = await self._lookup.explained(caller_of(request), result)
         response = self._responses.response(call, orjson.loads(result))
         if call.request_key is not None and not has_left:
@@ -131,7 +131,7 @@ class Calls:
             raise
         # Equal requests find this call until its response is sent; the call of a stream they find until it expires.
         response.background = BackgroundTask(self._in_flight.forget, call)
-        response.headers.update(option_headers({"execution-id": call.sent.shown_id}, ()))
+        response.headers.update(option_headers({"execution-id": call.sent.execution_id}, ()))
         return response
 
     async def _stream(self, request: Request, call: PendingCall, traceparent: str | None) -> Response:

@@ -13,7 +13,6 @@ from breakwater.config import Config
 from breakwater.dialects.api.pending_call import PendingCall
 from breakwater.jobs.api.cancels import Cancels
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
-from breakwater.jobs.rules.ownership import shown
 from breakwater.jobs.store.in_flight_requests import InFlightRequests
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.redis.connection import StateUnavailableError
@@ -42,9 +41,7 @@ class CallsInFlight:
         except StateUnavailableError:
             # Without Redis, a retry is a call of its own. Other users of Redis log the outage.
             return replace(call, request_key=None)
-        return (
-            call if job_id == call.sent.job_id else replace(call, sent=call.authorize(shown(job_id), call.request_id))
-        )
+        return call if job_id == call.sent.job_id else replace(call, sent=call.authorize(job_id, call.request_id))
 
     async def forget(self, call: PendingCall) -> None:
         """Forgets a call in flight once its response is sent."""
@@ -59,16 +56,16 @@ class CallsInFlight:
             call: the call.
             cancels: cancel its job, unless another request waits for it. A retry is then a call of its own.
         """
-        job_id = call.sent.job_id
+        execution_id = call.sent.execution_id
         agent = call.sent.job.agent
         try:
             if call.request_key is not None:
-                alone = await self.in_flight.leave(call.request_key, call.request_id, job_id, cancels=cancels)
+                alone = await self.in_flight.leave(call.request_key, call.request_id, call.sent.job_id, cancels=cancels)
                 cancels = cancels and alone
             # Other requests may wait for the job by its id.
-            if cancels and not self.cancels.lookup.waiters.waits_for(subjects.result(job_id)):
+            if cancels and not self.cancels.lookup.waiters.waits_for(subjects.result(execution_id)):
                 by = Cancellation(by=CLIENT_LEFT, key_id=call.key_id, at=datetime.now(UTC))
-                await self.cancels.request(PendingCancel(execution_id=job_id, cancellation=by, agents=(agent,)))
+                await self.cancels.request(PendingCancel(execution_id=execution_id, cancellation=by, agents=(agent,)))
         except StateUnavailableError as error:
             if cancels:
-                structlog.get_logger().info("job_not_cancelled", execution_id=job_id, error=str(error))
+                structlog.get_logger().info("job_not_cancelled", execution_id=execution_id, error=str(error))

@@ -30,7 +30,8 @@ from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.api.results import JobLookup
 from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.rules.chat_messages import encoded, fields
-from breakwater.jobs.rules.ownership import may_see, names_of, shown, store_share
+from breakwater.jobs.rules.ids import possible_executions
+from breakwater.jobs.rules.ownership import may_see, store_share
 from breakwater.jobs.store.records import is_result_of
 from breakwater.kernel.http.problems import RequestError, not_read, unavailable
 from breakwater.kernel.nats import subjects
@@ -40,7 +41,7 @@ from breakwater.kernel.nats.lookup import ClientGetter, Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.security.encryption import Cipher, DecryptionError
-from breakwater.kernel.types import is_full_id
+from breakwater.kernel.types import is_identifier
 from breakwater.kernel.validation import FieldError
 
 MAX_TURNS = 1_000
@@ -106,7 +107,7 @@ class ResponseStore:
     async def begin(self, sent: Submission) -> None:
         """Notes that a background response is under way."""
         with suppress(StateUnavailableError):
-            await self.room.begin(sent.job_id)
+            await self.room.begin(sent.execution_id)
 
     async def _is_under_way(self, execution_id: str) -> bool:
         if await self.lookup.results.decided(execution_id) is not None:
@@ -136,7 +137,8 @@ class ResponseStore:
         agent = self.config.agents[sent.job.agent]
         keeps_prompts = agent.persist_prompts
         response = StoredResponse(
-            execution_id=sent.job_id,
+            execution_id=sent.execution_id,
+            job_id=sent.job_id,
             agent=sent.job.agent,
             tenant=sent.job.tenant,
             owner=sent.owner,
@@ -165,13 +167,13 @@ class ResponseStore:
             await self.take_room(store_share(sent.owner, sent.job.tenant), size)
             await self.keep(sent, echoed, previous)
         except (BusError, DecryptionError, RequestError) as error:
-            structlog.get_logger().warning("response_not_stored", execution_id=sent.job_id, error=str(error))
+            structlog.get_logger().warning("response_not_stored", execution_id=sent.execution_id, error=str(error))
 
     async def find(self, caller: Caller, response_id: str) -> StoredResponse:
         """Finds a stored response of a caller. Raises RequestError: 404, also for a response of another caller."""
         job_id = job_id_of(response_id)
-        for name in names_of(caller, job_id) if job_id and is_full_id(job_id) else ():
-            stored = await self.log.find(name)
+        for execution_id in possible_executions(caller, job_id) if job_id and is_identifier(job_id) else ():
+            stored = await self.log.find(execution_id)
             if stored is not None and may_see(caller, agent=stored.agent, tenant=stored.tenant, owner=stored.owner):
                 return stored
         message = f"there is no response {response_id!r}: it was never stored, has expired, or was deleted"
@@ -227,7 +229,7 @@ class ResponseStore:
         for number, execution_id in enumerate(executions, 1):
             response = stored.get(execution_id)
             result = results.get(execution_id)
-            response_name = f"resp_{shown(execution_id)}"
+            response_name = f"resp_{execution_id if response is None else response.job_id}"
             if response is None or response.deleted:
                 raise _not_continued(f"{response_name} of the conversation has expired or was deleted")
             if not response.keeps_input or response.encrypted is not None:
@@ -248,7 +250,7 @@ class ResponseStore:
                 raise _not_continued(f"{response_name} has no answer yet, or it has expired (limits.results_max_age_h)")
             if result["status"] != "succeeded":
                 raise _not_continued(f"{response_name} has no answer: it is {result['status']}")
-            items += output_of(shown(execution_id), result)  # type: ignore[arg-type]
+            items += output_of(response.job_id, result)  # type: ignore[arg-type]
         return items
 
     async def _results(self, executions: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -306,7 +308,7 @@ def outages_as(problem: Callable[[Exception], RequestError]) -> Generator[None]:
 def echoed_request_of(stored: StoredResponse) -> EchoedRequest:
     """Returns the request of a stored response as its Response objects repeat it."""
     return EchoedRequest(
-        job_id=shown(stored.execution_id),
+        job_id=stored.job_id,
         created_at=int(stored.created_at.timestamp()),
         model=stored.model,
         body=stored.body,

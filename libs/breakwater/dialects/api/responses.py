@@ -146,7 +146,7 @@ class ResponseAnswer:
     def echoed_request(self, sent: Submission, created_at: int | None = None) -> EchoedRequest:
         """Returns the request as the response repeats it."""
         return EchoedRequest(
-            job_id=sent.shown_id,
+            job_id=sent.job_id,
             created_at=created_at or self.created_at,
             model=self.model,
             body=self.native,

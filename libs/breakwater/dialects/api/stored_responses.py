@@ -36,7 +36,6 @@ from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.chat_messages import encoded
-from breakwater.jobs.rules.ownership import shown
 from breakwater.kernel.http.parsing import read_query
 from breakwater.kernel.http.problems import RequestError, not_done, not_read
 from breakwater.kernel.nats import subjects
@@ -253,7 +252,7 @@ class StoredResponseRoutes:
         with outages_as(not_read):
             stored = await self._find(request)
             input_items = await self.store.input_items(stored)
-        items = listed_items(shown(stored.execution_id), input_items)
+        items = listed_items(stored.job_id, input_items)
         if query.order == "desc":
             items.reverse()
         for name, item_id in (("after", query.after), ("before", query.before)):
@@ -280,7 +279,7 @@ class StoredResponseRoutes:
         caller = caller_of(request)
         async with AsyncExitStack() as stack:
             if caller.may(("operate",)):
-                details = {"job_id": stored.execution_id}
+                details = {"job_id": stored.job_id, "execution_id": stored.execution_id}
                 await stack.enter_async_context(self.audit.action(action, actor_of(caller), details, None))
             yield
 

@@ -57,7 +57,7 @@ class StreamedCall:
     async def _begin(self, request: Request, traceparent: str | None, keepalive_s: float | None) -> bytes | None:
         sent = self._call.sent
         # The subscription comes first, on the same connection, so that no chunk of the job is missed.
-        subject = subjects.chunks(sent.job.agent, sent.job_id)
+        subject = subjects.chunks(sent.job.agent, sent.execution_id)
         chunks = hearing(self._connection, subject, self._inbox.put, confirmed=False)
         await self._resources.enter_async_context(chunks)
         following = self._intake.follow(request, sent, traceparent, LONGEST_CALL_S)
@@ -69,7 +69,7 @@ class StreamedCall:
         if self._inbox.first is not None or not deciding.done():
             return None
         if (decided := deciding.result()) is None:
-            raise stopping_error(sent.shown_id)
+            raise stopping_error(sent.execution_id)
         return decided
 
     @property
@@ -91,7 +91,7 @@ class StreamedCall:
 
         def error(failed: dict[str, Any] | None) -> bytes:
             if failed is None:
-                return bytes(error_response(stopping_error(call.sent.shown_id), call.path).body)
+                return bytes(error_response(stopping_error(call.sent.execution_id), call.path).body)
             return bytes(responses.response(call, failed).body)
 
         assert self._followed is not None

@@ -12,6 +12,7 @@ class StoredResponse(Event):
 
     Attributes:
         execution_id: of its job.
+        job_id: of its job, which names the response.
         agent: of its job.
         tenant: of its job.
         owner: the key that it belongs to.
@@ -27,6 +28,7 @@ class StoredResponse(Event):
     """
 
     execution_id: str
+    job_id: str
     agent: str
     tenant: str | None = None
     owner: str | None = None

@@ -14,7 +14,6 @@ from breakwater.dialects.contract.openai import CallOptions, ChatCompletionReque
 from breakwater.dialects.rules.context_overflow import overflow_message
 from breakwater.jobs.contract.job import CallApi, Job
 from breakwater.jobs.rules.chat_messages import known_reason, normalized, objects
-from breakwater.jobs.rules.ownership import shown
 from breakwater.kernel.formats import joined
 
 
@@ -156,7 +155,7 @@ def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
         result: a `Result`, as JSON.
     """
     response = cast(dict[str, Any], result.get("response") or {})
-    choice_of = partial(_completed, str(result["execution_id"]))
+    choice_of = partial(_completed, str(result["job_id"]))
     # A message of Anthropic's has `content`; if it has `choices`, too, they mean nothing here.
     if isinstance(response.get("choices"), list) and "content" not in response:
         if not is_usage(response.get("usage")):
@@ -169,7 +168,7 @@ def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
     choices = cast(list[Mapping[str, Any]], result.get("choices") or [{"index": 0, **result}])
     usage = _usage(result)
     return {
-        "id": f"chatcmpl-{shown(result['execution_id'])}",
+        "id": f"chatcmpl-{result['job_id']}",
         "object": "chat.completion",
         "created": int(datetime.fromisoformat(result["completed_at"]).timestamp()),
         "model": result.get("chosen_model") or result.get("requested_model") or result["agent"],
@@ -204,11 +203,11 @@ def is_usage(usage: Any) -> bool:
     return isinstance(usage, dict) and any(value is not None for value in cast(dict[str, Any], usage).values())
 
 
-def _completed(execution_id: str, number: int, choice: Mapping[str, Any]) -> dict[str, Any]:
+def _completed(job_id: str, number: int, choice: Mapping[str, Any]) -> dict[str, Any]:
     reported_index = choice.get("index")
     message = choice.get("message")
     index = reported_index if isinstance(reported_index, int) else number
-    message = normalized(cast(dict[str, Any], message) if isinstance(message, dict) else {}, execution_id, index)
+    message = normalized(cast(dict[str, Any], message) if isinstance(message, dict) else {}, job_id, index)
     called = bool(message.get("tool_calls"))
     reason = known_reason(choice.get("finish_reason"), called=called) or finish_reason_of(None, called=called)
     return {**choice, "index": index, "message": message, "finish_reason": reason}

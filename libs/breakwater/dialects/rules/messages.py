@@ -42,7 +42,6 @@ from breakwater.jobs.rules.chat_messages import (
     is_end,
     objects,
 )
-from breakwater.jobs.rules.ownership import shown
 from breakwater.kernel.formats import words
 from breakwater.kernel.surrogates import whole_escapes
 from breakwater.kernel.validation import FieldError
@@ -585,7 +584,7 @@ def _with_parsed_input(block: Block) -> Block:
 def unparsed_message_of(result: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the message of a job that succeeded, with the inputs of its tools as texts in `partial_json`."""
     response = fields(result.get("response"))
-    seed = str(result["execution_id"])
+    seed = str(result["job_id"])
     if isinstance(response.get("content"), list) and "choices" not in response:
         head = response
         reason = response.get("stop_reason")
@@ -625,10 +624,10 @@ _OF_MESSAGE = ("container", "context_management", "stop_details")
 """Further fields of a message."""
 
 
-def start_of(execution_id: str, model: Any, original_id: Any) -> dict[str, Any]:
+def start_of(job_id: str, model: Any, original_id: Any) -> dict[str, Any]:
     """Returns an empty message. It keeps the provider's id, by which the provider may know it later."""
     return {
-        "id": original_id if isinstance(original_id, str) and original_id else f"msg_{shown(execution_id)}",
+        "id": original_id if isinstance(original_id, str) and original_id else f"msg_{job_id}",
         "type": "message",
         "role": "assistant",
         "model": model if isinstance(model, str) else "",

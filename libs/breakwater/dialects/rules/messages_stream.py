@@ -106,17 +106,17 @@ class _Turn:
 class MessageStream:
     """The events of one message, which depend only on the job, its chunks and its result."""
 
-    def __init__(self, execution_id: str, estimated_input: Callable[[], int] | None = None) -> None:
+    def __init__(self, job_id: str, estimated_input: Callable[[], int] | None = None) -> None:
         """Begins the stream of a job.
 
         Args:
-            execution_id: the id of the job.
+            job_id: the id of the job, as its caller chose it.
             estimated_input: estimates the input tokens, for a provider that reports them only at the end: until then,
                 clients show those of the first event.
         """
         self.started = False
         self._estimated_input = estimated_input
-        self._seed = execution_id
+        self._seed = job_id
         self._ids = set[str]()
         self._sent: list[_SentBlock] = []
         self._events: list[MessageEvent] = []

@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import orjson
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,10 +22,12 @@ from breakwater.identity.audit import AuditLog, actor_of
 from breakwater.identity.auth import caller_of
 from breakwater.identity.operations import PERHAPS_DONE, TOO_MANY, operation
 from breakwater.identity.settings import NatsProgram
-from breakwater.jobs.api.results import JobLookup, unknown_job
+from breakwater.jobs.api.results import JobLookup, status_of, unknown_job
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.contract.submission import CancelledJob, CancelRequest, SubmitQuery
-from breakwater.jobs.rules.ownership import forbidden_field, is_generated_id, scope_in, scoped
+from breakwater.jobs.rules.ids import is_made_here, key_of
+from breakwater.jobs.rules.ownership import forbidden_field
+from breakwater.jobs.store.accepted import JobStatus
 from breakwater.jobs.store.executions import MAX_UNSEEN, Executions
 from breakwater.kernel.http.bodies import A_REQUEST, MAX_BYTES, read_body
 from breakwater.kernel.http.contract import ErrorBody, ErrorDetails
@@ -41,7 +42,7 @@ from breakwater.kernel.nats.subjects import PROGRAM, decode_token
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.security.encryption import DecryptionError
-from breakwater.kernel.types import is_full_id
+from breakwater.kernel.types import is_identifier
 from breakwater.redaction.rules.redact import Redactor
 
 CLIENT = "client"
@@ -66,25 +67,25 @@ class Cancels:
             StateUnavailableError: the request may have been stored or not; send it again.
         """
         stored = await self._executions.cancel(pending)
-        job_id = pending.execution_id
+        execution_id = pending.execution_id
         # What follows only makes it faster: the worker that has or takes the job finds the request in Redis.
         with suppress(BusUnavailableError):
-            await self._publisher.transient(subjects.cancel_request(job_id), stored)
+            await self._publisher.transient(subjects.cancel_request(execution_id), stored)
         try:
             # Only for a new request, as each call puts another message of the job into its queue.
             if stored.json_bytes() == pending.json_bytes():
-                await wake_early(self._publisher, self._bus, job_id, pending.agents, pending.owner)
+                await wake_early(self._publisher, self._bus, execution_id, pending.agents, pending.owner)
         except (BusUnavailableError, PublishRefusedError) as error:
-            structlog.get_logger().info("cancelled_job_not_woken", execution_id=job_id, error=str(error))
+            structlog.get_logger().info("cancelled_job_not_woken", execution_id=execution_id, error=str(error))
         by = stored.cancellation
-        structlog.get_logger().info("job_cancelled", execution_id=job_id, by=by.by, name=by.name)
+        structlog.get_logger().info("job_cancelled", execution_id=execution_id, by=by.by, name=by.name)
         return stored
 
-    async def has_too_many(self, user: str, job_id: str) -> bool:
+    async def has_too_many(self, user: str, execution_id: str) -> bool:
         """Returns True if a NATS user may not request more cancels of unknown jobs. Raises as `request` does."""
-        if await self.lookup.accepted.status(job_id, just_now=False) is not None:
+        if await self.lookup.accepted.status(execution_id, just_now=False) is not None:
             return False
-        return not await self._executions.count_unseen(user, job_id)
+        return not await self._executions.count_unseen(user, execution_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class CancelRoutes:
         caller = caller_of(request)
         wait_s = wait_s_of(request.scope["query_string"])
         reason = _reason_in(await read_body(request, MAX_BYTES, A_REQUEST), self.redactor)
-        if not is_full_id(requested_id):
+        if not is_identifier(requested_id):
             raise unknown_job(None)
         is_person = caller.kind == "person"
         cancellation = Cancellation(
@@ -142,23 +143,24 @@ class CancelRoutes:
                 if caller.may(("operate",)):
                     recording = self.audit.action("cancel_job", actor_of(caller), {"job_id": requested_id}, reason)
                     await stack.enter_async_context(recording)
-                found_job = await lookup.find(caller, requested_id)
-                if found_job is None:
+                job = await lookup.find(caller, requested_id)
+                if job is None:
                     raise unknown_job(requested_id)
-                job_id, decided = found_job
+                execution_id = job.execution_id
+                decided = job.decided
                 if decided is None:
-                    received = await stack.enter_async_context(lookup.waiters.listening(subjects.result(job_id)))
-                    pending = PendingCancel(execution_id=job_id, cancellation=cancellation, agents=caller.agents)
+                    received = await stack.enter_async_context(lookup.waiters.listening(subjects.result(execution_id)))
+                    pending = PendingCancel(execution_id=execution_id, cancellation=cancellation, agents=caller.agents)
                     stored = await self.cancels.request(pending)
                     if wait_s is not None:
                         no_disconnection: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                         deadline = time.monotonic() + wait_s
                         decided = await lookup.results.wait(
-                            job_id, received, no_disconnection, deadline, check_first=True
+                            execution_id, received, no_disconnection, deadline, check_first=True
                         )
                     if decided is None:
-                        return _response(_pending_job(requested_id, stored), 202)
-                return _response(_cancelled_job(requested_id, decided), 200)
+                        return _response(_pending_job(job.job_id, stored), 202)
+                return _response(_cancelled_job(decided), 200)
         except (BusError, StateUnavailableError) as error:
             raise not_done(error) from error
 
@@ -212,30 +214,30 @@ class CancelRequests:
 
     async def _cancel(self, subject: str, data: bytes) -> CancelledJob:
         user, requested_id = _user_and_job(subject)
-        job_id = scoped(requested_id, None if user == CLIENT else scope_in(user, None))
         reason = _reason_in(data, self._redactor)
         program = self._programs.get(user)
-        if program is not None and program.tenants and is_generated_id(requested_id):
-            # A job with a generated id may have come over HTTP, for the program's tenant.
-            _, status = await self._cancels.lookup.status(requested_id)
-            if status is not None and status.agent is not None and status.tenant in program.tenants:
-                job_id = requested_id
-        if not is_full_id(job_id) or (user != CLIENT and program is None):
+        if not is_identifier(requested_id) or (user != CLIENT and program is None):
             raise unknown_job(None)
-        decided = await self._cancels.lookup.results.decided(job_id)
+        execution_id = key_of(None if user == CLIENT else user, requested_id)
+        if is_made_here(requested_id) and execution_id != requested_id:
+            # This may be the execution of a job with another id, such as one that came over HTTP.
+            _, status = await self._cancels.lookup.status(requested_id)
+            if status is not None and status.agent is not None and (program is None or _may_see(user, program, status)):
+                execution_id = requested_id
+        decided = await self._cancels.lookup.results.decided(execution_id)
         if decided is not None:
-            if program is not None and not _is_of(user, program, decided):
+            if program is not None and not _may_see(user, program, status_of(decided)):
                 raise unknown_job(requested_id)
-            return _cancelled_job(requested_id, decided)
+            return _cancelled_job(decided)
         # A job that came over NATS may not be known yet, so the request names its possible owners.
-        if await self._cancels.has_too_many(user, job_id):
+        if await self._cancels.has_too_many(user, execution_id):
             message = (
                 f"{MAX_UNSEEN:,} requests of this user for jobs that no worker has seen are pending; wait for "
                 "some to end"
             )
             raise RequestError(429, "too_many_requests", message)
         cancellation = Cancellation(by="program", name=user, reason=reason, at=datetime.now(UTC))
-        pending = PendingCancel(execution_id=job_id, cancellation=cancellation)
+        pending = PendingCancel(execution_id=execution_id, cancellation=cancellation)
         if program is not None:
             owner = None if program.tenants else user
             bounds = {"agents": program.agents, "tenants": program.tenants, "owner": owner}
@@ -243,12 +245,11 @@ class CancelRequests:
         return _pending_job(requested_id, await self._cancels.request(pending))
 
 
-def _is_of(user: str, program: NatsProgram, decided: bytes) -> bool:
-    """Returns True if a job belongs to a named program or to its tenant, by the job's result."""
-    result = orjson.loads(decided)
-    if forbidden_field(program, result["agent"], result.get("tenant")) is not None:
+def _may_see(user: str, program: NatsProgram, status: JobStatus) -> bool:
+    """Returns True if a job belongs to a named program or to its tenant."""
+    if status.agent is None or forbidden_field(program, status.agent, status.tenant) is not None:
         return False
-    return bool(program.tenants) or result.get("owner") == user
+    return bool(program.tenants) or status.owner == user
 
 
 def _refusal(problem: RequestError) -> bytes:
@@ -276,13 +277,15 @@ def _user_and_job(subject: str) -> tuple[str, str]:
         raise unknown_job(None) from None
 
 
-def _cancelled_job(job_id: str, decided: bytes) -> CancelledJob:
-    fields = orjson.loads(decided)
-    return CancelledJob.model_validate({**fields, "job_id": job_id, "execution_id": job_id})
+def _cancelled_job(decided: bytes) -> CancelledJob:
+    return CancelledJob.model_validate_json(decided)
 
 
 def _pending_job(job_id: str, pending: PendingCancel) -> CancelledJob:
-    return CancelledJob(job_id=job_id, execution_id=job_id, status="cancelling", cancellation=pending.cancellation)
+    execution_id = pending.execution_id
+    return CancelledJob(
+        job_id=job_id, execution_id=execution_id, status="cancelling", cancellation=pending.cancellation
+    )
 
 
 def _response(job: CancelledJob, status: int) -> Response:

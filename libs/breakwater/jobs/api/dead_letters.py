@@ -42,8 +42,8 @@ from breakwater.jobs.contract.dead_letters import (
     SkippedDeadLetter,
 )
 from breakwater.jobs.contract.execution import Status
-from breakwater.jobs.contract.job import Job, ScopedJob
-from breakwater.jobs.rules.ownership import longest_job, scope_in, scope_references, scoped
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.rules.ownership import longest_job
 from breakwater.kernel.http.parsing import read_job, suggestion
 from breakwater.kernel.http.problems import RequestError, not_done, unavailable, unknown
 from breakwater.kernel.nats import subjects
@@ -51,10 +51,10 @@ from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.errors import AlreadyDecidedError, BusError
 from breakwater.kernel.nats.lookup import Lookup, StoredMessage
 from breakwater.kernel.nats.publisher import Publisher
-from breakwater.kernel.nats.subjects import PROGRAM, Header, Stream, decode_token, encode_token
+from breakwater.kernel.nats.subjects import Header, Stream, decode_token, encode_token
 from breakwater.kernel.security.encryption import LEFT_OUT, OFF, Cipher, DecryptionError
 from breakwater.kernel.surrogates import read_whole
-from breakwater.kernel.types import Event, FullId, Message, format_time
+from breakwater.kernel.types import Event, Identifier, Message, format_time
 from breakwater.redaction.rules.redact import Redactor
 
 ALL_DEAD_LETTERS = "bw.dlq.>"
@@ -159,7 +159,7 @@ class ReplayTally:
 class _Ended(Event):
     """The fields of a result or record that are read here."""
 
-    execution_id: FullId
+    execution_id: Identifier
     status: Status
 
 
@@ -191,13 +191,12 @@ class Replays:
                 f"its {size:,} bytes were too large to be kept in a dead letter: submit the job again, and smaller"
             )
         limit = self.config.limits.max_body_bytes
-        is_scoped = Header.SCOPED_IDS.value in stored.dead_letter.headers
-        if len(stored.payload) > longest_job(limit, scoped_ids=is_scoped):
+        if len(stored.payload) > longest_job(limit):
             raise ValueError(
                 f"the job has {len(stored.payload):,} bytes; at most {limit:,} are accepted (limits.max_body_bytes)"
             )
         try:
-            job = read_job(stored.payload, ScopedJob if is_scoped else Job, "job")
+            job = read_job(stored.payload, Job, "job")
         except RequestError as problem:
             raise ValueError(f"this is not a job: {problem.message}") from None
         if job.agent not in self.config.agents:
@@ -207,7 +206,7 @@ class Replays:
             raise ValueError(
                 f"the job is for agent {job.agent!r}, and was published on the subject of {stored.dead_letter.agent!r}"
             )
-        if (problem := validate_job(self.config, job, with_figures=True, scoped_ids=is_scoped)) is not None:
+        if (problem := validate_job(self.config, job, with_figures=True)) is not None:
             raise ValueError(f"{problem.path}: {problem.message}")
         return job
 
@@ -310,13 +309,12 @@ def replay_of(stored: StoredDeadLetter, job: Job) -> Submission:
     original = dead_letter.execution_id or job.job_id or f"{dead_letter.stream}/{dead_letter.sequence}"
     tokens = (dead_letter.headers.get(header.value) for header in (Header.OWNER, Header.SUBMITTED_BY))
     owner, sender = (None if token is None else _name(token) for token in tokens)
-    if Header.SCOPED_IDS.value not in dead_letter.headers and (sender is None or sender.startswith(PROGRAM)):
-        # The job of a program over NATS: its ids are scoped here, as the worker scoped them for the original.
-        scope = scope_in(owner, None) if owner is not None and owner.startswith(PROGRAM) else None
-        job = scope_references(job, scope, scoped)
+    # The scope stays: the replay refers to the jobs, the task and the plan of the original.
+    scope = dead_letter.headers.get(Header.SCOPE.value)
     replay = job.model_copy(update={"job_id": stored.replay_id, "metadata": {**job.metadata, "replay_of": original}})
     payload = replay.model_dump_json(exclude_unset=True).encode()
-    return Submission(replay, stored.replay_id, False, payload, owner, sender)
+    execution_id = stored.replay_id
+    return Submission(replay, execution_id, execution_id, False, payload, owner, sender, scope=scope)
 
 
 def _why_no_job(config: Config, stored: StoredDeadLetter) -> str:
@@ -367,7 +365,11 @@ class DeadLetterRoutes:
         def without_payload(message: StoredMessage) -> tuple[StoredDeadLetter, str | None] | None:
             """Parses a dead letter, drops its payload, which may have megabytes, and checks whether its job can run."""
             stored = read_dead_letter(message, self.replays.cipher)
-            if stored is None or query.execution_id not in (None, stored.dead_letter.execution_id):
+            if stored is None or query.execution_id not in (
+                None,
+                stored.dead_letter.execution_id,
+                stored.dead_letter.job_id,
+            ):
                 return None
             job = self.replays.job_of(stored)
             dead_letter = stored.dead_letter.model_copy(update={"payload_base64": "", "headers": {}})
@@ -581,6 +583,7 @@ class DeadLetterRoutes:
                     reason=stored.dead_letter.reason,
                     agent=stored.dead_letter.agent,
                     execution_id=stored.dead_letter.execution_id,
+                    job_id=stored.dead_letter.job_id,
                     error=self.redactor.text(stored.dead_letter.error),
                     at=stored.dead_letter.at,
                     replayable=why_not is None,

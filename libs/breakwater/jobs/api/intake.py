@@ -24,14 +24,12 @@ from breakwater.jobs.api.job_queue import JobQueue
 from breakwater.jobs.api.results import JobLookup, ReceivedResult, status_of
 from breakwater.jobs.api.submission import Submission, submission
 from breakwater.jobs.contract.job import Job
-from breakwater.jobs.plan_changes import PlanLog, PlanSource
+from breakwater.jobs.plan_changes import PlanLog, PlanName, PlanSource
+from breakwater.jobs.rules.ids import execution_of, is_generated, key_of, scope_of
 from breakwater.jobs.rules.ownership import (
     for_own_tenant,
-    is_generated_id,
     objection_to,
     owner_of,
-    scope_of,
-    scoped_execution,
 )
 from breakwater.jobs.store.accepted import JobStatus
 from breakwater.jobs.store.plans import NotedJob
@@ -129,8 +127,7 @@ class JobIntake:
     async def compare(self, sent: Submission, *, required: bool = False) -> Submission:
         """Looks up whether a job was sent before, and returns it with the status of the earlier job.
 
-        If a generated id belongs to another owner's job, the sender must not learn that: its job gets an id in the
-        sender's scope instead.
+        If a generated id belongs to another owner's job, the sender must not learn that: its job is another execution.
 
         Args:
             sent: the job.
@@ -147,7 +144,7 @@ class JobIntake:
                 try:
                     return replace(sent, earlier=await self._earlier(sent, just_now=False))
                 except ForeignIdError:
-                    return await self.compare(sent.with_scoped_id(), required=required)
+                    return await self.compare(sent.with_hashed_id(), required=required)
         except (BusUnavailableError, StateUnavailableError, TimeoutError):
             if required:
                 raise
@@ -164,7 +161,7 @@ class JobIntake:
         if sent.earlier is not None or sent.id_generated:
             return sent.earlier is not None
         try:
-            _, status = await self.lookup.status(sent.job_id, just_now=True)
+            _, status = await self.lookup.status(sent.execution_id, just_now=True)
         except (BusUnavailableError, StateUnavailableError):
             return False
         return status is not None
@@ -198,21 +195,25 @@ class JobIntake:
         if not duplicate:
             self.queue.mark(sent)
             if job.plan_id is not None and not job.dry_run and not is_planned:
-                await self._plan(sent, job.plan_id, traceparent)
-        if job.dry_run and sent.shown_id != sent.job_id:
+                plan = PlanName(key_of(sent.scope, job.plan_id), job.plan_id)
+                await self._plan(sent, plan, traceparent)
+        if job.dry_run and sent.job_id != sent.execution_id:
             with suppress(StateUnavailableError):
-                await self.lookup.accepted.note_dry_run(scoped_execution(sent.shown_id, sent.scope), sent.job_id)
+                reserved_id = execution_of(sent.scope, sent.job_id)
+                await self.lookup.accepted.note_dry_run(reserved_id, sent.execution_id)
         return duplicate
 
-    async def _plan(self, sent: Submission, plan_id: str, traceparent: str | None) -> None:
-        planned_job = NotedJob(sent.received_at, sent.job.agent, sent.job.tenant, sent.owner)
-        source = PlanSource(sent.job.tenant, sent.owner, tracing.trace_id_of(traceparent), sent.job_id)
-        reason = f"the job {sent.shown_id!r} was accepted"
+    async def _plan(self, sent: Submission, plan: PlanName, traceparent: str | None) -> None:
+        planned_job = NotedJob(sent.received_at, sent.job.agent, sent.job.tenant, sent.owner, sent.job_id)
+        trace_id = tracing.trace_id_of(traceparent)
+        source = PlanSource(sent.job.tenant, sent.owner, trace_id, sent.execution_id, sent.job_id)
+        reason = f"the job {sent.job_id!r} was accepted"
         try:
-            await self.plans.change(plan_id, "pending", {sent.job_id: planned_job}, reason, source, sent.submitted_by)
+            jobs = {sent.execution_id: planned_job}
+            await self.plans.change(plan, "pending", jobs, reason, source, sent.submitted_by)
         except (BusError, StateUnavailableError) as error:
             # The job is accepted nevertheless, and the worker that takes it adds it to its plan.
-            structlog.get_logger().info("plan_not_changed", execution_id=sent.job_id, error=str(error))
+            structlog.get_logger().info("plan_not_changed", execution_id=sent.execution_id, error=str(error))
 
     @asynccontextmanager
     async def follow(
@@ -222,7 +223,7 @@ class JobIntake:
         deadline = time.monotonic() + wait_s
         async with AsyncExitStack() as waiting:
             try:
-                listening = self.lookup.waiters.listening(subjects.result(sent.job_id))
+                listening = self.lookup.waiters.listening(subjects.result(sent.execution_id))
                 received = await waiting.enter_async_context(listening)
             except BusUnavailableError as error:
                 raise unavailable("unavailable", f"the job was not accepted: {error}") from error
@@ -240,7 +241,9 @@ class JobIntake:
     ) -> bytes | None:
         # If the id was used before, the result may be stored already, and is then not published again.
         check_first = not sent.id_generated
-        result = await self.lookup.results.wait(sent.job_id, received, disconnection, deadline, check_first=check_first)
+        result = await self.lookup.results.wait(
+            sent.execution_id, received, disconnection, deadline, check_first=check_first
+        )
         if result is not None and check_first and _is_other_job(sent, status_of(result), decided=True):
             raise _id_conflict(sent)
         return result
@@ -258,11 +261,11 @@ class JobIntake:
             BusUnavailableError: NATS can't be read.
             StateUnavailableError: Redis can't be read.
         """
-        decided, earlier = await self.lookup.status(sent.job_id, just_now=just_now)
+        decided, earlier = await self.lookup.status(sent.execution_id, just_now=just_now)
         if earlier is None or earlier.digest == sent.digest:
             return earlier
         is_ours = earlier.owner == sent.owner and (sent.owner is not None or earlier.tenant == sent.job.tenant)
-        if sent.scope is not None and is_generated_id(sent.job_id) and not is_ours:
+        if sent.scope is not None and is_generated(sent.execution_id) and not is_ours:
             raise ForeignIdError
         if _is_other_job(sent, earlier, decided=decided is not None):
             raise _id_conflict(sent)
@@ -271,9 +274,13 @@ class JobIntake:
 
 def accepted_response(sent: Submission, *, duplicate: bool) -> Response:
     """Returns 202 with an `AcceptedJob`."""
-    job_id = sent.shown_id
-    body = {"job_id": job_id, "execution_id": job_id, "status": "accepted", "duplicate": duplicate}
-    headers = {"Location": f"/api/v1/jobs/{quote(job_id, safe='')}"}
+    body = {
+        "job_id": sent.job_id,
+        "execution_id": sent.execution_id,
+        "status": "accepted",
+        "duplicate": duplicate,
+    }
+    headers = {"Location": f"/api/v1/jobs/{quote(sent.job_id, safe='')}"}
     return Response(orjson.dumps(body), 202, headers, "application/json")
 
 
@@ -284,7 +291,5 @@ def _is_other_job(sent: Submission, earlier: JobStatus, *, decided: bool) -> boo
 
 
 def _id_conflict(sent: Submission) -> RequestError:
-    message = (
-        f"job_id {sent.shown_id!r} is already the id of another job; choose another id, or send the same job again"
-    )
+    message = f"job_id {sent.job_id!r} is already the id of another job; choose another id, or send the same job again"
     return RequestError(409, "id_conflict", message, [FieldError(path="job_id", message="is that of another job")])

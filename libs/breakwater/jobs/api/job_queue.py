@@ -15,14 +15,13 @@ from contextlib import asynccontextmanager, suppress
 import structlog
 
 from breakwater.jobs.api.submission import Submission
-from breakwater.jobs.rules.ownership import has_scoped_ids
 from breakwater.jobs.store.accepted import Accepted
 from breakwater.kernel.http.problems import unavailable
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError, PublishRefusedError
 from breakwater.kernel.nats.lookup import Facts, Lookup
 from breakwater.kernel.nats.publisher import PUBLISH_TIMEOUT_S, PublishAck, Publisher
-from breakwater.kernel.nats.subjects import PROGRAM, Header, Stream
+from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 
@@ -50,9 +49,9 @@ class JobQueue:
         self._accepted = accepted
         self._outage = Outage("accepting jobs")
         self._stored: dict[str, tuple[str, int]] = {}
-        """Subject and sequence in JOBS, by job id."""
+        """Subject and sequence in JOBS, by execution id."""
         self._under_way: dict[str, tuple[asyncio.Lock, int]] = {}
-        """By job id, the lock of the requests that are accepting it, and their number."""
+        """By execution id, the lock of the requests that are accepting it, and their number."""
 
     async def put(self, sent: Submission, traceparent: str | None) -> bool:
         """Publishes a job, unless JOBS has it already.
@@ -72,11 +71,11 @@ class JobQueue:
         if sent.id_generated:
             await self._store(sent, traceparent)
             return False
-        async with self._one_at_a_time(sent.job_id):
-            if await self._waits(sent.job_id):
+        async with self._one_at_a_time(sent.execution_id):
+            if await self._waits(sent.execution_id):
                 return True
             stored = await self._store(sent, traceparent)
-            self._stored[sent.job_id] = subjects.job(sent.job.agent), stored.sequence
+            self._stored[sent.execution_id] = subjects.job(sent.job.agent), stored.sequence
             if len(self._stored) > MAX_REMEMBERED:
                 del self._stored[next(iter(self._stored))]
             return False
@@ -85,50 +84,55 @@ class JobQueue:
         """Records that a job was accepted. Never waits and never fails."""
         job = sent.job
         self._accepted.mark(
-            sent.job_id,
+            sent.execution_id,
             job.agent,
+            job_id=sent.job_id,
             at=sent.received_at,
             tenant=job.tenant,
             owner=sent.owner,
             digest=None if sent.id_generated else sent.digest,
         )
 
-    async def _waits(self, job_id: str) -> bool:
+    async def _waits(self, execution_id: str) -> bool:
         """Returns True if a job that this process has stored is still in JOBS, and False if that is unknown."""
-        subject, sequence = self._stored.get(job_id, ("", 0))
+        subject, sequence = self._stored.get(execution_id, ("", 0))
         if not sequence:
             return False
         with suppress(BusError):
             message = await self._quota.lookup.next(Stream.JOBS, subject, sequence)
             message_id = None if message is None else message.headers.get(Header.MSG_ID.value, "")
-            return message_id is not None and message_id.rpartition("/")[2] == subjects.encode_token(job_id)
+            return message_id is not None and message_id.rpartition("/")[2] == subjects.encode_token(execution_id)
         return False
 
     @asynccontextmanager
-    async def _one_at_a_time(self, job_id: str) -> AsyncGenerator[None]:
-        """Serializes requests for one job id, so that each sees what the one before has stored."""
-        lock, users = self._under_way.get(job_id, (asyncio.Lock(), 0))
-        self._under_way[job_id] = lock, users + 1
+    async def _one_at_a_time(self, execution_id: str) -> AsyncGenerator[None]:
+        """Serializes requests for one execution, so that each sees what the one before has stored."""
+        lock, users = self._under_way.get(execution_id, (asyncio.Lock(), 0))
+        self._under_way[execution_id] = lock, users + 1
         try:
             async with lock:
                 yield
         finally:
-            _, users = self._under_way.pop(job_id)
+            _, users = self._under_way.pop(execution_id)
             if users > 1:
-                self._under_way[job_id] = lock, users - 1
+                self._under_way[execution_id] = lock, users - 1
 
     async def _store(self, sent: Submission, traceparent: str | None) -> PublishAck:
         if not self._quota.has_room(sent.job.agent, len(sent.payload)):
             reason = f"the jobs of agent {sent.job.agent!r} that wait take its whole share of the queue"
             raise unavailable("refused", f"the job was not accepted: {reason}; send it again when some are done")
-        headers = {Header.MSG_ID.value: subjects.message_id(sent.job.agent, sent.job_id)}
+        headers = {
+            Header.MSG_ID.value: subjects.message_id(sent.job.agent, sent.execution_id),
+            Header.EXECUTION_ID.value: subjects.encode_token(sent.execution_id),
+        }
+        if sent.job_id not in (sent.execution_id, sent.job.job_id):
+            headers[Header.JOB_ID.value] = subjects.encode_token(sent.job_id)
+        if sent.scope is not None:
+            headers[Header.SCOPE.value] = sent.scope
         if traceparent is not None:
             headers[Header.TRACEPARENT.value] = traceparent
         if sent.id_generated:
             headers[Header.UNIQUE_ID.value] = "1"
-        # Without this header, the worker mistakes a sender with the name of a program for that program.
-        if sent.submitted_by is None or sent.submitted_by.startswith(PROGRAM) or has_scoped_ids(sent.job):
-            headers[Header.SCOPED_IDS.value] = "1"
         if sent.owner is not None:
             headers[Header.OWNER.value] = subjects.encode_token(sent.owner)
         if sent.submitted_by is not None:

@@ -13,12 +13,12 @@ from breakwater.identity.auth import caller_of
 from breakwater.identity.operations import TOO_MANY, operation
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.api.intake import JobIntake, accepted_response
-from breakwater.jobs.api.results import JobLookup, job_is_of, shown_result, status_of, unknown_job
+from breakwater.jobs.api.results import JobLookup, job_is_of, status_of, unknown_job
 from breakwater.jobs.api.submission_trace import traced_submission
 from breakwater.jobs.contract.execution import Result
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.contract.submission import AcceptedJob, SubmitQuery, UndecidedJob
-from breakwater.jobs.rules.ownership import names_of
+from breakwater.jobs.rules.ids import possible_executions
 from breakwater.jobs.rules.record import without_figures
 from breakwater.kernel.http.bodies import read_body
 from breakwater.kernel.http.parsing import read_job, wait_s_of
@@ -28,7 +28,7 @@ from breakwater.kernel.ids import new_id
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.redis.connection import StateUnavailableError
-from breakwater.kernel.types import is_full_id
+from breakwater.kernel.types import is_identifier
 
 _JSON = "application/json"
 
@@ -78,7 +78,7 @@ class JobRoutes:
             idempotency_key = request.headers.get("idempotency-key")
             sent = self.intake.authorize(caller, read_job(body, Job, "job"), body, idempotency_key, new_id())
             sent = await self.intake.compare(sent)
-            trace.set_job(sent.job.agent, sent.job_id)
+            trace.set_job(sent.job.agent, sent.execution_id)
             await self.intake.admit(sent)
             if wait_s is None:
                 response = accepted_response(sent, duplicate=await self.intake.store(sent, trace.traceparent))
@@ -90,7 +90,7 @@ class JobRoutes:
                 response = (
                     accepted_response(sent, duplicate=followed.duplicate)
                     if result is None
-                    else Response(shown_result(caller, result), media_type=_JSON)
+                    else Response(result, media_type=_JSON)
                 )
             trace.set_status(response.status_code)
         return response
@@ -113,37 +113,40 @@ class JobRoutes:
         """Responds with 200 and the result or the record, 202 while the job is undecided, or 404."""
         requested_id = str(request.path_params["job_id"])
         caller = caller_of(request)
-        if not is_full_id(requested_id):
+        if not is_identifier(requested_id):
             raise unknown_job(None)
         wait_s = wait_s_of(request.scope["query_string"])
         try:
-            found_job = await self.lookup.find(caller, requested_id)
-            if (
-                found_job is None
-                and (dry_run := await self.lookup.accepted.dry_run(names_of(caller, requested_id))) is not None
-            ):
-                found_job = await self.lookup.find(caller, dry_run)
-            if found_job is None:
+            job = await self.lookup.find(caller, requested_id)
+            if job is None:
+                dry_run = await self.lookup.accepted.dry_run(possible_executions(caller, requested_id))
+                job = None if dry_run is None else await self.lookup.find(caller, dry_run)
+            if job is None:
                 raise unknown_job(requested_id)
-            job_id, decided = found_job
+            execution_id = job.execution_id
+            decided = job.decided
             if decided is None and wait_s is not None:
-                decided = await self._wait_for_result(request, caller, job_id, time.monotonic() + wait_s)
+                decided = await self._wait_for_result(request, caller, execution_id, time.monotonic() + wait_s)
             if decided is not None:
                 decided = await self.lookup.explained(caller, decided)
-                return Response(shown_result(caller, decided), media_type=_JSON)
-            attempts = tuple(map(without_figures, await self.lookup.results.attempts(job_id)))
+                return Response(decided, media_type=_JSON)
+            attempts = tuple(map(without_figures, await self.lookup.results.attempts(execution_id)))
         except (BusError, StateUnavailableError) as error:
             raise unavailable("unavailable", f"the job's status cannot be read now: {error}") from error
-        body = UndecidedJob(job_id=job_id, execution_id=job_id, attempts=attempts).json_bytes()
-        return Response(shown_result(caller, body), 202, media_type=_JSON)
+        body = UndecidedJob(job_id=job.job_id, execution_id=execution_id, attempts=attempts).json_bytes()
+        return Response(body, 202, media_type=_JSON)
 
-    async def _wait_for_result(self, request: Request, caller: Caller, job_id: str, deadline: float) -> bytes | None:
+    async def _wait_for_result(
+        self, request: Request, caller: Caller, execution_id: str, deadline: float
+    ) -> bytes | None:
         disconnection = asyncio.ensure_future(disconnected(request.receive))
         try:
-            async with self.lookup.waiters.listening(subjects.result(job_id)) as received:
-                decided = await self.lookup.results.wait(job_id, received, disconnection, deadline, check_first=True)
+            async with self.lookup.waiters.listening(subjects.result(execution_id)) as received:
+                decided = await self.lookup.results.wait(
+                    execution_id, received, disconnection, deadline, check_first=True
+                )
         finally:
             disconnection.cancel()
         if decided is not None and not job_is_of(caller, status_of(decided)):
-            raise unknown_job(job_id)
+            raise unknown_job(str(request.path_params["job_id"]))
         return decided

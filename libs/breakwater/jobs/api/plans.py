@@ -21,8 +21,9 @@ from breakwater.jobs.api.intake import JobIntake
 from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.api.submission_trace import traced_submission
 from breakwater.jobs.contract.submission import AcceptedPlan, PlanJob, PlanList, PlanQuery, PlanRequest, PlanStatus
-from breakwater.jobs.plan_changes import PlanLog, PlanSource
-from breakwater.jobs.rules.ownership import may_see, names_of, shown, shown_to
+from breakwater.jobs.plan_changes import PlanLog, PlanName, PlanSource
+from breakwater.jobs.rules.ids import key_of, possible_keys
+from breakwater.jobs.rules.ownership import may_see
 from breakwater.jobs.rules.plans import circle_among, plan_of
 from breakwater.jobs.store.plans import MAX_ANNOUNCED, KnownPlan, NotedJob, TooManyPlansError
 from breakwater.kernel.clickhouse.client import Analytics
@@ -85,14 +86,16 @@ class PlanRoutes:
             caller = caller_of(request)
             body = await read_body(request, self.max_body_bytes, _TOO_LARGE)
             plan_id, submissions = self._prepare(caller, read_command(body, PlanRequest))
+            # If the key is bound to several tenants, each of them has a part of the plan.
+            plan_key = possible_keys(caller, plan_id)[0] if not submissions else str(submissions[0].ids.plan_key)
             # A plan has a correlation id even if its jobs are part of no trace.
             correlation_id = tracing.trace_id_of(trace.traceparent or tracing.new_traceparent())
             try:
                 if submissions:
                     await self._accept(caller, submissions, trace.traceparent, correlation_id)
                 else:
-                    name = names_of(caller, plan_id, generated_first=False)[0]
-                    await self.plans.announce(name, caller.name, PlanSource(None, caller.name, correlation_id))
+                    source = PlanSource(None, caller.name, correlation_id)
+                    await self.plans.announce(PlanName(plan_key, plan_id), caller.name, source)
             except RequestError as problem:
                 problem.facts = {"plan_id": plan_id, "correlation_id": correlation_id}
                 raise
@@ -105,7 +108,7 @@ class PlanRoutes:
             except (BusError, StateUnavailableError) as error:
                 raise not_done(error) from error
             trace.set_status(202)
-        accepted = AcceptedPlan(plan_id=plan_id, job_ids=tuple(sent.shown_id for sent in submissions))
+        accepted = AcceptedPlan(plan_id=plan_id, plan_key=plan_key, job_ids=tuple(sent.job_id for sent in submissions))
         headers = {"Location": f"/api/v1/plans/{quote(plan_id, safe='')}"}
         return Response(accepted.json_bytes(), 202, headers, "application/json")
 
@@ -123,9 +126,9 @@ class PlanRoutes:
         """Lists the newest plans."""
         limit = request.input.limit
         latest = dict(await self.plans.plans.newest(limit))
-        for plan_id, ended_at in (await ask_clickhouse(newest_plans(self.analytics, limit))).items():
-            latest[plan_id] = max(ended_at, latest.get(plan_id, ended_at))
-        newest = sorted(latest, key=lambda plan_id: latest[plan_id], reverse=True)[:limit]
+        for plan_key, ended_at in (await ask_clickhouse(newest_plans(self.analytics, limit))).items():
+            latest[plan_key] = max(ended_at, latest.get(plan_key, ended_at))
+        newest = sorted(latest, key=lambda plan_key: latest[plan_key], reverse=True)[:limit]
         return PlanList(plans=tuple(await self._read(request.caller, newest)))
 
     @operation(
@@ -143,14 +146,17 @@ class PlanRoutes:
     async def show_plan(self, request: ApiRequest[Message]) -> PlanStatus:
         """Shows one plan, with its jobs. Raises RequestError: 404."""
         plan_id = request.path["plan_id"]
-        *full_ids, id_as_written = names_of(request.caller, plan_id, generated_first=False)
+        *own_keys, key_as_written = possible_keys(request.caller, plan_id)
         # If the key is bound to several tenants, each of them has a part of the plan.
-        for names in filter(None, (full_ids, [id_as_written])):
-            if parts := await self._read(request.caller, names, with_jobs=True):
+        for keys in filter(None, (own_keys, [key_as_written])):
+            if parts := await self._read(request.caller, keys, with_jobs=True):
                 jobs = [job for part in parts for job in part.jobs]
                 refusal = next((part.refusal for part in parts if part.refusal is not None), None)
                 changes = [change for part in parts for change in part.changes]
-                return plan_of(parts[0].plan_id, jobs, None if jobs else refusal, changes, with_jobs=True)
+                plan_refusal = None if jobs else refusal
+                return plan_of(
+                    parts[0].plan_id, jobs, plan_refusal, changes, plan_key=parts[0].plan_key, with_jobs=True
+                )
         raise RequestError(404, "unknown_plan", f"there is no plan {plan_id!r}, or none that this key may see")
 
     def _prepare(self, caller: Caller, plan: PlanRequest) -> tuple[str, list[Submission]]:
@@ -171,11 +177,13 @@ class PlanRoutes:
                 )
             except RequestError as problem:
                 raise _as_problem_of_plan(number, problem) from None
-        depends_on = {submission.job_id: submission.job.depends_on for submission in submissions}
+        depends_on = {submission.execution_id: submission.ids.dependencies for submission in submissions}
         if len(depends_on) < len(submissions):
             raise invalid_job([FieldError(path="jobs", message="two jobs have the same job_id")])
         if circle := circle_among(depends_on):
-            message = f"they depend on each other in a circle: {' on '.join(repr(shown(job_id)) for job_id in circle)}"
+            job_ids = {submission.execution_id: submission.job_id for submission in submissions}
+            names = " on ".join(repr(job_ids[execution_id]) for execution_id in circle)
+            message = f"they depend on each other in a circle: {names}"
             raise invalid_job([FieldError(path="jobs", message=message)])
         return plan_id, submissions
 
@@ -196,32 +204,34 @@ class PlanRoutes:
         # All jobs are noted before one of them can end, so that the plan never seems to have fewer. If the key is
         # bound to several tenants, each of them has a part of the plan.
         at = datetime.now(UTC)
-        before = await self.plans.plans.known({str(sent.job.plan_id) for sent in compared})
-        new_jobs: dict[str, dict[str, NotedJob]] = {plan_id: {} for plan_id in before}
+        plan_names = {sent.execution_id: _plan_of(sent) for sent in compared}
+        before = await self.plans.plans.known({plan.key for plan in plan_names.values()})
+        new_jobs: dict[PlanName, dict[str, NotedJob]] = {plan: {} for plan in plan_names.values()}
         for sent in compared:
-            plan_id = str(sent.job.plan_id)
-            if sent.job_id not in before[plan_id].jobs and not sent.job.dry_run:
-                new_jobs[plan_id][sent.job_id] = NotedJob(at, sent.job.agent, sent.job.tenant, sent.owner)
-        missing = {job_id: plan_id for plan_id, jobs in new_jobs.items() for job_id in jobs}
+            plan = plan_names[sent.execution_id]
+            if sent.execution_id not in before[plan.key].jobs and not sent.job.dry_run:
+                noted_job = NotedJob(at, sent.job.agent, sent.job.tenant, sent.owner, sent.job_id)
+                new_jobs[plan][sent.execution_id] = noted_job
+        missing = {execution_id: plan.key for plan, jobs in new_jobs.items() for execution_id in jobs}
         try:
-            for plan_id, jobs in new_jobs.items():
+            for plan, jobs in new_jobs.items():
                 source = PlanSource(next((job.tenant for job in jobs.values()), None), caller.name, correlation_id)
                 reason = f"{len(jobs):,} {'job was' if len(jobs) == 1 else 'jobs were'} accepted"
-                await self.plans.change(plan_id, "pending", jobs, reason, source, caller.name)
+                await self.plans.change(plan, "pending", jobs, reason, source, caller.name)
             for start in range(0, len(compared), AT_ONCE):
                 batch = compared[start : start + AT_ONCE]
                 storing = (self.intake.store(sent, traceparent, is_planned=True) for sent in batch)
                 outcomes = await asyncio.gather(*storing, return_exceptions=True)
                 for sent, outcome in zip(batch, outcomes, strict=True):
                     if not isinstance(outcome, BaseException):
-                        missing.pop(sent.job_id, None)
+                        missing.pop(sent.execution_id, None)
                 for outcome in outcomes:
                     if isinstance(outcome, BaseException):
                         raise outcome
         finally:
-            for plan_id in set(missing.values()):
+            for plan_key in set(missing.values()):
                 await self.plans.withdraw(
-                    plan_id, [job_id for job_id, its_plan_id in missing.items() if its_plan_id == plan_id]
+                    plan_key, [execution_id for execution_id, key in missing.items() if key == plan_key]
                 )
 
     async def _admit(self, caller: Caller, submissions: Sequence[Submission], correlation_id: str | None) -> None:
@@ -234,41 +244,47 @@ class PlanRoutes:
             if chain not in refusals:
                 refusals[chain] = await self.availability.refusal(sent, of_plan=True)
             if (refusal := refusals[chain]) is not None and not await self.intake.is_known_now(sent):
-                plan_id = str(sent.job.plan_id)
+                plan = _plan_of(sent)
                 source = PlanSource(sent.job.tenant, caller.name, correlation_id)
                 with suppress(TooManyPlansError):
-                    await self.plans.announce(plan_id, caller.name, source, refusal.message)
-                refusal.message += f": no job was accepted for the plan {shown(plan_id)!r}, failed if it has no others"
+                    await self.plans.announce(plan, caller.name, source, refusal.message)
+                refusal.message += f": no job was accepted for the plan {plan.plan_id!r}, failed if it has no others"
                 raise refusal
 
-    async def _read(self, caller: Caller, plan_ids: Sequence[str], *, with_jobs: bool = False) -> list[PlanStatus]:
+    async def _read(self, caller: Caller, plan_keys: Sequence[str], *, with_jobs: bool = False) -> list[PlanStatus]:
         """Returns those of the plans that a caller may see, in the same order."""
-        known_plans = await self.plans.plans.known(plan_ids)
-        ended = await ask_clickhouse(ended_jobs(self.analytics, plan_ids))
-        changes = await ask_clickhouse(plan_changes(self.analytics, plan_ids))
-        recorded = {job.job_id for jobs in ended.values() for job in jobs}
+        known_plans = await self.plans.plans.known(plan_keys)
+        ended = await ask_clickhouse(ended_jobs(self.analytics, plan_keys))
+        changes = await ask_clickhouse(plan_changes(self.analytics, plan_keys))
+        recorded = {job.execution_id for plan in ended.values() for job in plan.jobs}
         undecided = {
-            job_id: (plan_id, job) for plan_id, plan in known_plans.items() for job_id, job in plan.jobs.items()
+            execution_id: (plan_key, job)
+            for plan_key, plan in known_plans.items()
+            for execution_id, job in plan.jobs.items()
+            if execution_id not in recorded
         }
-        decided = await self._decided(
-            {job_id: noted_job for job_id, noted_job in undecided.items() if job_id not in recorded}
-        )
+        decided = await self._decided(undecided)
         plans: list[PlanStatus] = []
-        for plan_id in plan_ids:
-            visible = _visible(caller, known_plans[plan_id])
-            jobs = {job.job_id: job for job in ended[plan_id] if visible is None or job.job_id in visible.jobs}
-            for job_id, job in (visible or known_plans[plan_id]).jobs.items():
-                if job_id not in jobs:
-                    jobs[job_id] = decided.get(job_id) or PlanJob(
-                        job_id=job_id,
+        for plan_key in plan_keys:
+            known_plan = known_plans[plan_key]
+            visible = _visible(caller, known_plan)
+            ended_plan = ended[plan_key]
+            jobs = {
+                job.execution_id: job for job in ended_plan.jobs if visible is None or job.execution_id in visible.jobs
+            }
+            for execution_id, job in (visible or known_plan).jobs.items():
+                if execution_id not in jobs:
+                    jobs[execution_id] = decided.get(execution_id) or PlanJob(
+                        job_id=job.job_id,
+                        execution_id=execution_id,
                         agent=job.agent,
-                        status="running" if job_id in known_plans[plan_id].begun else "pending",
+                        status="running" if execution_id in known_plan.begun else "pending",
                         queued_at=job.accepted_at,
                     )
-            announced = (visible or known_plans[plan_id]).announced
+            announced = (visible or known_plan).announced
             plan_changes_seen = [
                 change
-                for change in changes[plan_id]
+                for change in changes[plan_key]
                 if visible is None or change.execution_id in jobs or change.owner == caller.name
             ]
             refusals = [
@@ -277,8 +293,12 @@ class PlanRoutes:
             ]
             if jobs or announced or any(change.to_state in ("draft", "failed") for change in plan_changes_seen):
                 refusal = None if jobs else next(filter(None, refusals), None)
-                plan = plan_of(plan_id, jobs.values(), refusal, plan_changes_seen, with_jobs=with_jobs)
-                plans.append(_shown(caller, plan))
+                named_by = (known_plan.plan_id, ended_plan.plan_id, *(change.plan_id for change in plan_changes_seen))
+                plan_id = next(filter(None, named_by), plan_key)
+                plan_jobs = jobs.values()
+                plans.append(
+                    plan_of(plan_id, plan_jobs, refusal, plan_changes_seen, plan_key=plan_key, with_jobs=with_jobs)
+                )
         return plans
 
     async def _decided(self, undecided: Mapping[str, tuple[str, NotedJob]]) -> dict[str, PlanJob]:
@@ -288,32 +308,22 @@ class PlanRoutes:
             Lookup(self.connection).last_on(Stream.RESULTS, list(map(subjects.result, undecided)))
         ) as messages:
             async for message in messages:
-                if (job := message.read(PlanJob)) is not None and job.job_id in undecided:
-                    plan_id, noted_job = undecided[job.job_id]
+                if (job := message.read(PlanJob)) is not None and job.execution_id in undecided:
+                    plan_key, noted_job = undecided[job.execution_id]
                     result: dict[str, object] = orjson.loads(message.data)
-                    if (result.get("plan_id"), result.get("tenant"), result.get("owner")) == (
-                        plan_id,
+                    if (result.get("plan_key"), result.get("tenant"), result.get("owner")) == (
+                        plan_key,
                         noted_job.tenant,
                         noted_job.owner,
                     ):
-                        decided[job.job_id] = job
+                        decided[job.execution_id] = job
         return decided
 
 
-def _shown(caller: Caller, plan: PlanStatus) -> PlanStatus:
-    """Returns a plan with its ids as the caller writes them."""
-    jobs = tuple(job.model_copy(update={"job_id": shown_to(caller, job.job_id)}) for job in plan.jobs)
-    plan_id = shown_to(caller, plan.plan_id)
-    changes = tuple(
-        change.model_copy(
-            update={
-                "plan_id": plan_id,
-                "execution_id": change.execution_id and shown_to(caller, change.execution_id),
-            }
-        )
-        for change in plan.changes
-    )
-    return plan.model_copy(update={"plan_id": plan_id, "jobs": jobs, "changes": changes})
+def _plan_of(sent: Submission) -> PlanName:
+    """Returns the plan that a job is part of."""
+    plan_id = str(sent.job.plan_id)
+    return PlanName(key_of(sent.scope, plan_id), plan_id)
 
 
 def _visible(caller: Caller, plan: KnownPlan) -> KnownPlan | None:
@@ -321,8 +331,8 @@ def _visible(caller: Caller, plan: KnownPlan) -> KnownPlan | None:
     if caller.may(("read", "operate")):
         return None
     jobs = {
-        job_id: job
-        for job_id, job in plan.jobs.items()
+        execution_id: job
+        for execution_id, job in plan.jobs.items()
         if may_see(caller, agent=job.agent, tenant=job.tenant, owner=job.owner)
     }
     return KnownPlan(jobs, {by: why for by, why in plan.announced.items() if by == caller.name})

@@ -21,15 +21,15 @@ from starlette.responses import Response
 from breakwater.identity.auth import caller_of
 from breakwater.identity.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment, end, server_sent
 from breakwater.identity.operations import operation
-from breakwater.jobs.api.results import JobLookup, job_is_of, shown_result, status_of, unknown_job
+from breakwater.jobs.api.results import JobLookup, job_is_of, status_of, unknown_job
 from breakwater.jobs.contract.execution import Attempt, Progress
-from breakwater.jobs.rules.ownership import names_of
-from breakwater.jobs.rules.record import PROGRESS_IDS, steps_of
+from breakwater.jobs.rules.ids import possible_executions
+from breakwater.jobs.rules.record import ATTEMPT_IDS, PROGRESS_IDS, steps_of
 from breakwater.jobs.store.accepted import JobStatus
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import hearing
 from breakwater.kernel.nats.errors import BusError
-from breakwater.kernel.types import Event, Timestamp, is_full_id
+from breakwater.kernel.types import Event, Timestamp, is_identifier
 
 LOOK_S = 5.0
 """Interval at which the record is read for a decision or attempts that the subscription missed."""
@@ -83,10 +83,10 @@ class ProgressRoutes:
         tag="jobs",
         summary="Follow a job live",
         description="Server-sent events. The data of each `progress` is a `Progress`. The stream starts with what is "
-        "recorded: `queued`, the attempts so far, and the current step. The last event is `decided`, "
-        "with `execution_id`, `status` and `reason`, and the stream ends. It contains neither outputs nor prompts. A "
-        "stream that ends without `decided` was interrupted: connect again. Each stream starts over; `Last-Event-ID` "
-        "is ignored. Comments keep an idle stream open.",
+        "recorded: `queued`, the attempts so far, and the current step. The last event is `decided`, with "
+        "`execution_id`, `job_id`, `status` and `reason`, and the stream ends. It contains neither outputs nor "
+        "prompts. A stream that ends without `decided` was interrupted: connect again. Each stream starts over; "
+        "`Last-Event-ID` is ignored. Comments keep an idle stream open.",
         results={200: ("The stream.", str)},
         content_type="text/event-stream",
         errors={
@@ -99,7 +99,7 @@ class ProgressRoutes:
     async def follow_job(self, request: Request) -> Response:
         """Streams the progress of a job. Raises RequestError: 404, 429 or 503."""
         job_id: str = request.path_params["job_id"]
-        if not is_full_id(job_id):
+        if not is_identifier(job_id):
             raise unknown_job(None)
         return _ProgressFollower(self.streams, self.lookup, job_id, request)
 
@@ -109,7 +109,7 @@ class _ProgressFollower(FollowedStream):
         super().__init__(streams, request)
         self._lookup = lookup
         self._results = lookup.results
-        self._requested_id = self._job_id = job_id
+        self._requested_id = self._execution_id = job_id
         self._caller = caller_of(request)
         self._sent = SentSteps()
         self._number = 0
@@ -119,31 +119,31 @@ class _ProgressFollower(FollowedStream):
         """Subscribes to the progress of the job, and reads the steps so far. Raises RequestError: 404."""
         inbox = StepInbox(ending)
         await self._resolve()
-        subject = f"bw.progress.*.{subjects.encode_token(self._job_id)}"
+        subject = f"bw.progress.*.{subjects.encode_token(self._execution_id)}"
         async with hearing(self._results.connection, subject, inbox.put):
             steps, decided = await self._read_steps()
             yield partial(self._write, inbox, steps, decided)
 
     async def _resolve(self) -> None:
-        """Finds the full id of a job that its owner names by the id that it chose."""
-        if names_of(self._caller, self._requested_id) != (self._requested_id,):
-            found_job = await self._lookup.find(self._caller, self._requested_id)
-            if found_job is not None:
-                self._job_id = found_job[0]
+        """Finds the execution of a job that its owner names by its own id."""
+        if possible_executions(self._caller, self._requested_id) != (self._requested_id,):
+            job = await self._lookup.find(self._caller, self._requested_id)
+            if job is not None:
+                self._execution_id = job.execution_id
 
     async def _read_steps(self) -> tuple[list[Progress], bytes | None]:
         """Returns the steps so far, and the decision. Raises RequestError: 404, the job is unknown."""
         # The decision is read first: once a job is decided, all its attempts are recorded.
-        decided = await self._results.decided(self._job_id)
-        attempts = await self._results.attempts(self._job_id)
+        decided = await self._results.decided(self._execution_id)
+        attempts = await self._results.attempts(self._execution_id)
         if decided is not None:
             status = status_of(decided)
             steps = steps_of_decided(decided, attempts)
         else:
-            status = await self._lookup.accepted.status(self._job_id)
+            status = await self._lookup.accepted.status(self._execution_id)
             if status is None and not attempts:
                 raise unknown_job(self._requested_id)
-            steps = steps_of_undecided(self._job_id, status, attempts, datetime.now(UTC))
+            steps = steps_of_undecided(self._execution_id, status, attempts, datetime.now(UTC))
         if not self._caller.may(("read",)) and not job_is_of(self._caller, status):
             raise unknown_job(self._requested_id)
         return steps, decided
@@ -183,20 +183,19 @@ class _ProgressFollower(FollowedStream):
                 await sender.send_due_comment()
         if last_step is not None:
             await self._send_step(sender, last_step)
-        await sender.send(self._event("decided", decision(self._requested_id, decided)), more=False)
+        await sender.send(self._event("decided", decision(decided)), more=False)
 
     async def _read_record(self, sender: Sender) -> bytes | None:
         """Sends the recorded attempts that the subscription missed, and returns the decision."""
-        decided = await self._results.decided(self._job_id)
-        for attempt in await self._results.attempts(self._job_id, self._sent.complete_to):
+        decided = await self._results.decided(self._execution_id)
+        for attempt in await self._results.attempts(self._execution_id, self._sent.complete_to):
             for step in steps_of(attempt):
                 await self._send_step(sender, step)
         return decided
 
     async def _send_step(self, sender: Sender, step: Progress, *, while_looking: bool = False) -> None:
         if self._sent.take(step, while_looking=while_looking):
-            document = shown_result(self._caller, step.json_bytes())
-            await sender.send(self._event("progress", document))
+            await sender.send(self._event("progress", step.json_bytes()))
 
     def _event(self, event: str, data: bytes) -> bytes:
         self._number += 1
@@ -270,11 +269,15 @@ class _Decided(Event):
     """The fields of a result or a record that its first step needs."""
 
     execution_id: str
+    job_id: str
     agent: str
     tenant: str | None = None
     task_id: str | None = None
+    task_key: str | None = None
     parent_execution_id: str | None = None
+    parent_job_id: str | None = None
     plan_id: str | None = None
+    plan_key: str | None = None
     run_id: str | None = None
     queued_at: Timestamp
 
@@ -302,11 +305,14 @@ def steps_of_undecided(
     agent = status.agent if last is None else last.agent
     if agent is None:
         return []
-    belongs_to = {"tenant": status.tenant, "task_id": None} if last is None else vars(last)
+    job_id = status.job_id or execution_id
+    belongs_to = {"job_id": job_id, "tenant": status.tenant}
+    if last is not None:
+        belongs_to = {name: getattr(last, name) for name in ATTEMPT_IDS}
 
     def step(state: str, at: datetime, **more: object) -> Progress:
-        fields = {"execution_id": execution_id, "agent": agent, "state": state, "at": at, **more}
-        return Progress.model_validate(fields | {name: belongs_to[name] for name in ("tenant", "task_id")})
+        fields = {"execution_id": execution_id, "agent": agent, **belongs_to, "state": state, "at": at, **more}
+        return Progress.model_validate(fields)
 
     begun = [*recorded, *_current_steps(step, status, last, now)]
     if status.accepted_at is None:
@@ -339,7 +345,7 @@ def _current_steps(
         yield step("waiting", now, delay_ms=round(left_s * 1000), detail=f"trying again in {left_s:.0f} s")
 
 
-def decision(job_id: str, record: bytes) -> bytes:
+def decision(record: bytes) -> bytes:
     """Returns the last event, from a result or a record, without output, error or figures."""
     fields = orjson.loads(record)
-    return orjson.dumps({"execution_id": job_id, "status": fields["status"], "reason": fields.get("reason")})
+    return orjson.dumps({name: fields.get(name) for name in ("execution_id", "job_id", "status", "reason")})

@@ -14,11 +14,11 @@ import orjson
 
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.contract.execution import Attempt
-from breakwater.jobs.rules.ownership import document_as_chosen, may_see, names_of, shown_to
+from breakwater.jobs.rules.ids import possible_executions
+from breakwater.jobs.rules.ownership import may_see
 from breakwater.jobs.store.accepted import LINGER_S, Accepted, JobStatus
 from breakwater.jobs.store.records import is_result_of, read_record
 from breakwater.kernel.http.problems import RequestError
-from breakwater.kernel.json_values import with_field
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import hearing
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
@@ -103,23 +103,21 @@ class ResultReader:
         self.reconnects = reconnects
         self._lookup = Lookup(connection, cipher)
 
-    async def decided(self, job_id: str) -> bytes | None:
+    async def decided(self, execution_id: str) -> bytes | None:
         """Returns a job's result, else its redacted record, which is kept longer; None while it is undecided.
 
         Raises:
             BusUnavailableError: NATS does not answer.
         """
-        result = await self._lookup.last(Stream.RESULTS, subjects.result(job_id))
-        if result is not None and is_result_of(result.data, job_id):
+        result = await self._lookup.last(Stream.RESULTS, subjects.result(execution_id))
+        if result is not None and is_result_of(result.data, execution_id):
             return result.data
-        record = await self._lookup.last(Stream.EVENTS, f"bw.executions.*.{subjects.encode_token(job_id)}")
-        if record is None or not is_result_of(record.data, job_id):
-            return None
-        return with_field(record.data, "job_id", job_id)
+        record = await self._lookup.last(Stream.EVENTS, f"bw.executions.*.{subjects.encode_token(execution_id)}")
+        return None if record is None or not is_result_of(record.data, execution_id) else record.data
 
-    async def attempts(self, job_id: str, beyond: int = 0) -> list[Attempt]:
+    async def attempts(self, execution_id: str, beyond: int = 0) -> list[Attempt]:
         """Returns the recorded attempts with numbers above `beyond`, in order. Raises BusError."""
-        subject = f"bw.attempts.*.{subjects.encode_token(job_id)}.*"
+        subject = f"bw.attempts.*.{subjects.encode_token(execution_id)}.*"
         newest = await self._lookup.last(Stream.EVENTS, subject)
         if newest is None or int(newest.subject.rpartition(".")[2]) <= beyond:
             return []
@@ -133,7 +131,7 @@ class ResultReader:
 
     async def wait(
         self,
-        job_id: str,
+        execution_id: str,
         received: ReceivedResult,
         disconnection: asyncio.Future[Any],
         deadline: float,
@@ -145,7 +143,7 @@ class ResultReader:
         The subscription delivers it as `received`. A result that it missed during a reconnect is looked up.
 
         Args:
-            job_id: the job's full id.
+            execution_id: the job's execution.
             received: the result, once the subscription has it.
             disconnection: done when the client has disconnected.
             deadline: the end of the wait, on the monotonic clock.
@@ -160,8 +158,8 @@ class ResultReader:
                 # An outage does not end the wait: the job is accepted, and the look-up is tried again.
                 with suppress(BusUnavailableError, TimeoutError):
                     async with asyncio.timeout(deadline - now):
-                        result = await self._lookup.last(Stream.RESULTS, subjects.result(job_id))
-                    if result is not None and is_result_of(result.data, job_id):
+                        result = await self._lookup.last(Stream.RESULTS, subjects.result(execution_id))
+                    if result is not None and is_result_of(result.data, execution_id):
                         return result.data
                     reconnects = connection
                     next_check = now + pause
@@ -172,6 +170,16 @@ class ResultReader:
 
 
 @dataclass(frozen=True, slots=True)
+class LocatedJob:
+    """A job that a caller may see."""
+
+    execution_id: str
+    job_id: str
+    decided: bytes | None
+    """Its result or record; None while it is undecided."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobLookup:
     """Looks up jobs, whether they are decided or not."""
 
@@ -179,25 +187,25 @@ class JobLookup:
     waiters: Waiters
     accepted: Accepted
 
-    async def find(self, caller: Caller, requested_id: str) -> tuple[str, bytes | None] | None:
-        """Finds a job of a caller by the id that it chose, or by its full id.
+    async def find(self, caller: Caller, requested_id: str) -> LocatedJob | None:
+        """Finds a job of a caller by its own id or by that of its execution.
 
         Returns:
-            The full id, and the result or record if the job is decided; None if there is no such job.
+            The job; None if there is none that the caller may see.
 
         Raises:
             BusUnavailableError: NATS can't be read.
             StateUnavailableError: Redis can't be read.
         """
-        names = names_of(caller, requested_id)
+        execution_ids = possible_executions(caller, requested_id)
         # Another process may have accepted the job and not have saved it yet, so there is a second look.
         for wait_s in (0.0, 2 * LINGER_S):
             if wait_s:
                 await asyncio.sleep(wait_s)
-            for name in names:
-                decided, status = await self.status(name)
-                if job_is_of(caller, status):
-                    return name, decided
+            for execution_id in execution_ids:
+                decided, status = await self.status(execution_id)
+                if status is not None and job_is_of(caller, status):
+                    return LocatedJob(execution_id, status.job_id or requested_id, decided)
         return None
 
     async def explained(self, caller: Caller, document: bytes) -> bytes:
@@ -219,16 +227,16 @@ class JobLookup:
                 return orjson.dumps(result)
         return document
 
-    async def status(self, job_id: str, *, just_now: bool = False) -> tuple[bytes | None, JobStatus | None]:
+    async def status(self, execution_id: str, *, just_now: bool = False) -> tuple[bytes | None, JobStatus | None]:
         """Returns the result or record of a job, and its status; (None, None) for an unknown job.
 
         Args:
-            job_id: its full id.
+            execution_id: its execution.
             just_now: another process may have accepted it at this moment.
         """
-        decided = await self.results.decided(job_id)
+        decided = await self.results.decided(execution_id)
         if decided is None:
-            return None, await self.accepted.status(job_id, just_now=just_now)
+            return None, await self.accepted.status(execution_id, just_now=just_now)
         return decided, status_of(decided)
 
 
@@ -236,7 +244,14 @@ def status_of(decided: bytes) -> JobStatus:
     """The status of a job that is decided, from its result or record."""
     fields = orjson.loads(decided)
     return JobStatus(
-        fields["agent"], None, False, None, fields.get("tenant"), fields.get("owner"), fields.get("job_digest")
+        fields["agent"],
+        None,
+        False,
+        None,
+        fields.get("tenant"),
+        fields.get("owner"),
+        fields.get("job_digest"),
+        fields.get("job_id"),
     )
 
 
@@ -245,11 +260,6 @@ def job_is_of(caller: Caller, status: JobStatus | None) -> bool:
     return status is not None and (
         caller.may(("operate",)) or may_see(caller, agent=status.agent, tenant=status.tenant, owner=status.owner)
     )
-
-
-def shown_result(caller: Caller, document: bytes) -> bytes:
-    """Returns a result, a record or a step with its ids as a caller writes them."""
-    return document_as_chosen(document, partial(shown_to, caller))
 
 
 def unknown_job(job_id: str | None) -> RequestError:

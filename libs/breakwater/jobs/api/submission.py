@@ -1,4 +1,4 @@
-"""A job before it is published, with the ids that the plane uses for it."""
+"""A job before it is published, and its ids."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from breakwater.jobs.contract.job import Job
-from breakwater.jobs.rules.ownership import job_digest, scope_references, scoped, scoped_execution, shown
+from breakwater.jobs.rules.ids import JobIds, execution_of, ids_of, key_of
+from breakwater.jobs.rules.ownership import job_digest
 from breakwater.jobs.store.accepted import JobStatus
 from breakwater.kernel.http.parsing import invalid_job
-from breakwater.kernel.json_values import with_field
 from breakwater.kernel.validation import FieldError
 from breakwater.redaction.rules.redact import id_objection
 from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
@@ -25,10 +25,12 @@ class Submission:
 
     job: Job
     job_id: str
+    """The job's own id: its body's, its Idempotency-Key, or a generated one."""
+    execution_id: str
     id_generated: bool
-    """True if the plane generated the id, which no other job has."""
+    """True if the plane generated the execution id, which no other job has."""
     payload: bytes
-    """The job as its sender wrote it, with the plane's ids."""
+    """The job as its sender wrote it."""
     owner: str | None = None
     """The name of the API key that the job belongs to."""
     submitted_by: str | None = None
@@ -38,20 +40,18 @@ class Submission:
     scope: str | None = None
     """The scope of the job's ids."""
     earlier: JobStatus | None = None
-    """The status of an earlier job with this id."""
+    """The status of an earlier job with this execution id."""
     received_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     """Taken before the job is queued, so that no step of the job has an earlier time."""
 
     @property
-    def shown_id(self) -> str:
-        """The job's id as its sender chose it."""
-        return shown(self.job_id)
+    def ids(self) -> JobIds:
+        """The ids of the job and of those that it refers to."""
+        return ids_of(self.job, self.scope, job_id=self.job_id, execution_id=self.execution_id)
 
-    def with_scoped_id(self) -> Submission:
-        """Returns the job with its id in the sender's scope, for a generated id that another owner's job has."""
-        job_id = scoped(self.job_id, self.scope)
-        job = self.job.model_copy(update={"job_id": job_id})
-        return replace(self, job=job, job_id=job_id, payload=job.model_dump_json(exclude_unset=True).encode())
+    def with_hashed_id(self) -> Submission:
+        """Returns the job as another execution, for a generated id that another owner's job has."""
+        return replace(self, execution_id=key_of(self.scope, self.job_id))
 
     @cached_property
     def digest(self) -> str:
@@ -69,7 +69,7 @@ def submission(
     scope: str | None = None,
     redaction: RedactionRules = DEFAULT_REDACTION,
 ) -> Submission:
-    """Returns a job with its id: its own, else the Idempotency-Key header, else the generated one.
+    """Returns a job with its ids: its own, else the Idempotency-Key header, else the generated one.
 
     A dry run reserves no id: a later job with the same id still runs.
 
@@ -93,13 +93,6 @@ def submission(
             raise invalid_job([FieldError(path="Idempotency-Key", message=message)])
         if (why := id_objection(redaction, chosen_id)) is not None:
             raise invalid_job([FieldError(path="Idempotency-Key", message=why)])
-    execution_id = f"{chosen_id}@{generated_id}" if job.dry_run else scoped_execution(chosen_id or "", scope)
-    job_id = generated_id if chosen_id is None else execution_id
-    referring = scope_references(job, scope)
-    published = referring if job_id == job.job_id else referring.model_copy(update={"job_id": job_id})
-    if referring is not job or ("job_id" in job.model_fields_set and published is not job):
-        body = published.model_dump_json(exclude_unset=True).encode()
-    elif published is not job:
-        # The sender's own bytes are kept, so that no number and no escape sequence is written differently.
-        body = with_field(body, "job_id", job_id)
-    return Submission(published, job_id, chosen_id is None or job.dry_run, body, owner, scope=scope)
+    id_generated = chosen_id is None or job.dry_run
+    execution_id = generated_id if id_generated else execution_of(scope, str(chosen_id))
+    return Submission(job, chosen_id or generated_id, execution_id, id_generated, body, owner, scope=scope)

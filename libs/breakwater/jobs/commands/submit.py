@@ -268,7 +268,7 @@ def note_if_recorded(result: dict[str, Any], submitted_at: datetime) -> None:
     """
     queued_at = datetime.fromisoformat(result["queued_at"])
     if queued_at < submitted_at - MAX_CLOCK_LAG:
-        output.note(f"answered from the record: {result['execution_id']} was submitted at {result['queued_at']}")
+        output.note(f"answered from the record: {result['job_id']} was submitted at {result['queued_at']}")
 
 
 def _summary(result: dict[str, Any]) -> str:
@@ -282,7 +282,7 @@ def _summary(result: dict[str, Any]) -> str:
         "estimated" if result["cost_basis"] == "estimated" else "",
         formats.duration(result["duration_ms"]),
         "truncated by the output limit" if result.get("finish_reason") == "length" else "",
-        result["execution_id"],
+        result["job_id"],
     ]
     return " · ".join(part for part in parts if part)
 

@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 from pydantic import ValidationError
 
 from breakwater.jobs.contract.job import Job
-from breakwater.jobs.rules.ownership import scoped_execution
+from breakwater.jobs.rules.ids import execution_of
 from breakwater.kernel.commands import connect
 from breakwater.kernel.commands.errors import CliError, ExitCode, unreachable
 from breakwater.kernel.errors import ConfigError
@@ -43,7 +43,7 @@ async def send(plane: PlaneLocation, job: dict[str, Any], *, wait_s: float) -> d
     except ValidationError as error:
         # Fails here, where the job can still be corrected; the worker would dead-letter it.
         raise CliError("invalid_job", explain(error, Job), exit_code=ExitCode.USAGE) from None
-    execution_id = scoped_execution(job["job_id"], None)
+    execution_id = execution_of(None, job["job_id"])
     result_subject = subjects.result(execution_id)
     try:
         cipher = plane.cipher()

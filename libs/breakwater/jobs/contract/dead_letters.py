@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue, StringConstraints, model_validator
 
 from breakwater.jobs.contract.execution import Status
 from breakwater.kernel.http.contract import ActionRequest, Limit, Moment, ReasonText
-from breakwater.kernel.types import NO_CONTROLS, Count, Event, FullId, Identifier, Message, Timestamp
+from breakwater.kernel.types import NO_CONTROLS, Count, Event, Identifier, Message, Timestamp
 
 MAX_DEAD_LETTERS = 1_000
 """The most dead letters that one request lists or replays, so that it is answered within seconds."""
@@ -40,7 +40,7 @@ class DeadLetterQuery(Message):
 
     reason: ReasonFilter = None
     agent: AgentFilter = None
-    execution_id: FullId | None = Field(default=None, description="Filter by execution.")
+    execution_id: Identifier | None = Field(default=None, description="Filter by execution, or by the id of its job.")
     since: Since = None
     limit: Limit = 100
 
@@ -53,11 +53,12 @@ class ListedDeadLetter(Event):
     reason: str = Field(description="Reason code why it was given up.")
     agent: str | None = Field(description="Null if unknown, or if it belongs to no agent.")
     execution_id: str | None
+    job_id: str | None = Field(default=None, description="Id of its job, as the caller chose it.")
     error: str = Field(description="Reason why it was given up, in words; redacted.")
     at: Timestamp = Field(description="When it was given up.")
     replayable: bool = Field(description="True if it can be replayed.")
     why_not: str | None = Field(default=None, description="Why it can't be replayed, and what to do instead.")
-    replayed_as: FullId | None = Field(default=None, description="Execution id of its replay, if it was replayed.")
+    replayed_as: Identifier | None = Field(default=None, description="Execution id of its replay, if it was replayed.")
     replay_status: ReplayStatus | None = Field(
         default=None,
         description="Status of its replay: `accepted` until it has ended. Null if there was none, or if "
@@ -147,7 +148,7 @@ class ReplayedDeadLetter(Event):
     """A dead letter whose job runs again."""
 
     dead_letter_id: Count
-    execution_id: FullId = Field(description="Id of the new execution; its `metadata.replay_of` names the old one.")
+    execution_id: Identifier = Field(description="Id of the new execution; its `metadata.replay_of` names the old one.")
 
 
 class SkippedDeadLetter(Event):
@@ -176,7 +177,7 @@ class ReplayNote(Event):
     """Record of a replay, kept with its dead letter."""
 
     dead_letter_id: Count
-    execution_id: FullId = Field(description="Id of the new execution.")
+    execution_id: Identifier = Field(description="Id of the new execution.")
     agent: Identifier
     by: str
     why: str | None = Field(default=None, description="Redacted.")

@@ -15,7 +15,6 @@ from breakwater.kernel.types import (
     Count,
     Encrypted,
     Event,
-    FullId,
     Identifier,
     Message,
     ModelId,
@@ -135,10 +134,14 @@ class Attempt(Event):
     """An attempt: one call of one model, or its refusal. Recorded once, on its own subject."""
 
     attempt_id: str = Field(description="`<execution_id>:<number>`, numbered from 1.")
-    execution_id: FullId
+    execution_id: Identifier
+    job_id: Identifier = Field(description="Id of the job, as its caller chose it, or generated.")
     agent: Identifier
     tenant: Identifier | None = None
-    task_id: FullId | None = None
+    task_id: Identifier | None = Field(default=None, description="Task, as the caller named it.")
+    task_key: Identifier | None = Field(
+        default=None, description="The same task as the plane knows it: unique among all callers of a tenant."
+    )
     submitted_by: Identifier | None = Field(
         default=None,
         description="Name of the API key that the job was submitted with. Null over NATS, which does not say who its "
@@ -250,7 +253,7 @@ class Cancellation(Event):
 class PendingCancel(Event):
     """A request to cancel a job, which is sent to all workers, and kept in Redis until the job ends."""
 
-    execution_id: FullId
+    execution_id: Identifier
     cancellation: Cancellation
     agents: tuple[Identifier, ...] = Field(default=(), description="Cancel only jobs of these agents; empty: any.")
     tenants: tuple[Identifier, ...] = Field(default=(), description="Cancel only jobs of these tenants; empty: any.")
@@ -258,17 +261,23 @@ class PendingCancel(Event):
 
 
 class Execution(Event):
-    """The terminal record of a job, exactly one for each execution id. It is stored redacted."""
+    """The terminal record of a job, exactly one for each execution. It is stored redacted."""
 
     holds_texts = True
 
-    execution_id: FullId
+    execution_id: Identifier
+    job_id: Identifier = Field(description="Id of the job, as its caller chose it, or generated.")
     agent: Identifier
     api: CallApi = Field(default="chat", description="The API that the job's request is written for.")
     tenant: Identifier | None = None
-    task_id: FullId | None = None
-    parent_execution_id: FullId | None = None
-    plan_id: FullId | None = None
+    task_id: Identifier | None = Field(default=None, description="Task, as the caller named it.")
+    task_key: Identifier | None = Field(
+        default=None, description="The same task as the plane knows it: unique among all callers of a tenant."
+    )
+    parent_execution_id: Identifier | None = Field(default=None, description="Execution that it is part of.")
+    parent_job_id: Identifier | None = Field(default=None, description="The same as the job named it.")
+    plan_id: Identifier | None = Field(default=None, description="Plan, as the caller named it.")
+    plan_key: Identifier | None = Field(default=None, description="The same plan as the plane knows it.")
     run_id: RunId | None = Field(
         default=None,
         description="Run that this execution is a step of: its task, else its session, else the run of its parent, "
@@ -312,7 +321,7 @@ class Execution(Event):
     completed_at: Timestamp
     duration_ms: Count
     cache_hit: bool = Field(default=False, description="Answered from the cache: no call, no cost.")
-    cached_from: FullId | None = Field(default=None, description="Execution that a cached answer comes from.")
+    cached_from: Identifier | None = Field(default=None, description="Execution that a cached answer comes from.")
     dry_run: bool = False
     owner: Identifier | None = Field(default=None, description="Name of the API key that the job belongs to, if any.")
     job_digest: str | None = Field(
@@ -347,7 +356,6 @@ class Result(Execution):
     is_sent_to_programs = True
 
     type: Literal["result"] = Field(default="result", description="Distinguishes it from `AnswerChunks` at `reply_to`.")
-    job_id: FullId
     choices: tuple[Choice, ...] = Field(
         default=(),
         description="All choices of a response with several, as with `n` in `params`, as the model "
@@ -365,7 +373,8 @@ class AnswerChunks(Event):
     """A part of an answer while it is produced: unredacted, not stored, and delivered at most once."""
 
     type: Literal["chunks"] = Field(default="chunks", description="Distinguishes them from the `Result` at `reply_to`.")
-    execution_id: FullId
+    execution_id: Identifier
+    job_id: Identifier = Field(description="Id of the job, as its caller chose it, or generated.")
     agent: Identifier
     number: int = Field(
         ge=1, description="From 1, without gaps. If one is missing, read the whole answer from the result."
@@ -398,7 +407,8 @@ class Progress(Event):
     The first step is `queued`, the last is the end; `at` is read on the worker's clock and does not go back.
     """
 
-    execution_id: FullId
+    execution_id: Identifier
+    job_id: Identifier = Field(description="Id of the job, as its caller chose it, or generated.")
     agent: Identifier
     state: Literal[
         "queued", "dispatched", "in_progress", "retried", "waiting", "succeeded", "dead_lettered", "cancelled"
@@ -408,9 +418,14 @@ class Progress(Event):
     attempt: int | None = Field(default=None, description="The attempt's number, from 1.")
     model: ModelId | None = None
     tenant: Identifier | None = None
-    task_id: FullId | None = None
-    parent_execution_id: FullId | None = None
-    plan_id: FullId | None = None
+    task_id: Identifier | None = Field(default=None, description="Task, as the caller named it.")
+    task_key: Identifier | None = Field(
+        default=None, description="The same task as the plane knows it: unique among all callers of a tenant."
+    )
+    parent_execution_id: Identifier | None = Field(default=None, description="Execution that it is part of.")
+    parent_job_id: Identifier | None = Field(default=None, description="The same as the job named it.")
+    plan_id: Identifier | None = Field(default=None, description="Plan, as the caller named it.")
+    plan_key: Identifier | None = Field(default=None, description="The same plan as the plane knows it.")
     run_id: RunId | None = None
     duration_ms: Count | None = None
     input_tokens: Count | None = None
@@ -445,9 +460,9 @@ class ExecutionQuery(Message):
         default=None, description="Filter by model: the one that answered, or else the requested one."
     )
     tenant: Identifier | None = Field(default=None, description="Filter by tenant.")
-    task_id: FullId | None = Field(default=None, description="Filter by task.")
+    task_id: Identifier | None = Field(default=None, description="Filter by task: its `task_id` or `task_key`.")
     run_id: RunId | None = Field(default=None, description="Filter by run.")
-    plan_id: FullId | None = Field(default=None, description="Filter by plan.")
+    plan_id: Identifier | None = Field(default=None, description="Filter by plan: its `plan_id` or `plan_key`.")
     error_kind: ErrorKind | None = Field(default=None, description="Filter by kind of error.")
     text: Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=NO_CONTROLS)] | None = Field(
         default=None,
@@ -477,12 +492,18 @@ class ExecutionQuery(Message):
 class ExecutionSummary(Event):
     """An execution without its texts and attempts, for lists and for the stream of events."""
 
-    execution_id: FullId
+    execution_id: Identifier
+    job_id: Identifier = Field(description="Id of the job, as its caller chose it, or generated.")
     agent: Identifier
     tenant: Identifier | None = None
-    task_id: FullId | None = None
-    parent_execution_id: FullId | None = None
-    plan_id: FullId | None = None
+    task_id: Identifier | None = Field(default=None, description="Task, as the caller named it.")
+    task_key: Identifier | None = Field(
+        default=None, description="The same task as the plane knows it: unique among all callers of a tenant."
+    )
+    parent_execution_id: Identifier | None = Field(default=None, description="Execution that it is part of.")
+    parent_job_id: Identifier | None = Field(default=None, description="The same as the job named it.")
+    plan_id: Identifier | None = Field(default=None, description="Plan, as the caller named it.")
+    plan_key: Identifier | None = Field(default=None, description="The same plan as the plane knows it.")
     run_id: RunId | None = None
     status: Status
     reason: Reason | None = None
@@ -528,7 +549,8 @@ class RunSummary(Event):
 
     run_id: RunId
     tenant: Identifier | None = None
-    execution_id: FullId = Field(description="The first step.")
+    execution_id: Identifier = Field(description="The first step.")
+    job_id: Identifier = Field(description="Id of its job.")
     agents: tuple[Identifier, ...]
     models: tuple[ModelId, ...] = Field(description="Models that answered, or else were requested.")
     steps: Count = Field(description="Number of completed executions, including dry runs.")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, StringConstraints, field_validator, model_validator
 
 from breakwater.kernel.nats.subjects import is_reply_subject
-from breakwater.kernel.types import NO_CONTROLS, FullId, Identifier, Message, ModelId
+from breakwater.kernel.types import NO_CONTROLS, Identifier, Message, ModelId
 
 MAX_DEPENDENCIES = 100
 MAX_FALLBACK_MODELS = 16
@@ -92,7 +92,7 @@ class Job(Message):
     """Run an agent on a prompt, on messages, on any JSON input, or on a request of another API.
 
     `agent` alone is required, with exactly one of `prompt`, `messages`, `input` and `api_request`. `job_id` is the
-    idempotency key and becomes the execution's id: the same id again is the same execution, answered from its record.
+    idempotency key: the same id of the same caller again is the same execution, answered from its record.
     """
 
     agent: Identifier = Field(description="Configured agent to run; over NATS it must match the subject.")
@@ -242,14 +242,3 @@ class Job(Message):
         if self.messages is not None:
             return [message.model_dump(mode="json", exclude_unset=True) for message in self.messages]
         return [] if self.prompt is None else [{"role": "user", "content": self.prompt}]
-
-
-class ScopedJob(Job):
-    """A job from `request`, with the full ids of the plane."""
-
-    job_id: FullId | None = None
-    task_id: FullId | None = None
-    session_id: FullId | None = None
-    parent_execution_id: FullId | None = None
-    plan_id: FullId | None = None
-    depends_on: tuple[FullId, ...] = ()

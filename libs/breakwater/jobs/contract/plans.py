@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from breakwater.kernel.types import Count, Event, FullId, Identifier, Timestamp
+from breakwater.kernel.types import Count, Event, Identifier, Timestamp
 
 PlanState = Literal["draft", "pending", "running", "succeeded", "failed", "partial"]
 
@@ -14,12 +14,14 @@ PlanState = Literal["draft", "pending", "running", "succeeded", "failed", "parti
 class PlanChange(Event):
     """A plan changed its state. `version` grows with each change of the plan or its jobs."""
 
-    change_id: str = Field(description="Unique: `<plan_id>#<version>`.")
-    plan_id: FullId
+    change_id: str = Field(description="Unique: `<plan_key>#<version>`.")
+    plan_id: Identifier = Field(description="Plan, as the caller named it.")
+    plan_key: Identifier = Field(description="The same plan as the plane knows it.")
     from_state: PlanState | None = Field(default=None, description="Null for a new plan.")
     to_state: PlanState
     reason: str = Field(description="Reason in words: why it was refused, or the job that changed it.")
-    execution_id: FullId | None = Field(default=None, description="Job that changed it; null for a request.")
+    execution_id: Identifier | None = Field(default=None, description="Job that changed it; null for a request.")
+    job_id: Identifier | None = Field(default=None, description="Id of that job, as its caller chose it.")
     tenant: Identifier | None = None
     owner: Identifier | None = Field(
         default=None, description="Name of the API key that sent the request, or that the job belongs to."

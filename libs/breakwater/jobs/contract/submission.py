@@ -10,7 +10,7 @@ from breakwater.jobs.contract.execution import Attempt, Cancellation, CostBasis,
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.contract.plans import PlanChange, PlanState
 from breakwater.kernel.http.contract import ReasonText
-from breakwater.kernel.types import Count, Event, FullId, Identifier, Message, ModelId, Money, Timestamp
+from breakwater.kernel.types import Count, Event, Identifier, Message, ModelId, Money, Timestamp
 
 
 class SubmitQuery(Message):
@@ -25,8 +25,8 @@ class SubmitQuery(Message):
 class AcceptedJob(Event):
     """A job that is stored, and will be decided even if processes crash."""
 
-    job_id: FullId
-    execution_id: FullId = Field(description="Same as `job_id`.")
+    job_id: Identifier
+    execution_id: Identifier = Field(description="Id of its execution inside the plane.")
     status: Literal["accepted"] = "accepted"
     duplicate: bool = Field(
         default=False,
@@ -37,8 +37,8 @@ class AcceptedJob(Event):
 class UndecidedJob(Event):
     """A job that was accepted and has not ended yet."""
 
-    job_id: FullId
-    execution_id: FullId = Field(description="Same as `job_id`.")
+    job_id: Identifier
+    execution_id: Identifier = Field(description="Id of its execution inside the plane.")
     status: Literal["accepted"] = "accepted"
     attempts: tuple[Attempt, ...] = Field(description="Attempts that have ended, in order.")
 
@@ -66,8 +66,8 @@ class CallableAgents(Event):
 class CancelledJob(Event):
     """The state of a job after a request to cancel it."""
 
-    job_id: FullId
-    execution_id: FullId = Field(description="Same as `job_id`.")
+    job_id: Identifier
+    execution_id: Identifier = Field(description="Id of its execution inside the plane.")
     status: Literal["cancelling"] | Status = Field(
         description="`cancelling`: it will end as `cancelled` and make no further call, unless its "
         "answer is just being stored. Otherwise the job's final status; if that is not "
@@ -100,8 +100,9 @@ class PlanRequest(Message):
 class AcceptedPlan(Event):
     """A plan that was accepted, with all its jobs, or with none yet."""
 
-    plan_id: FullId
-    job_ids: tuple[FullId, ...] = Field(description="In the order of the request.")
+    plan_id: Identifier
+    plan_key: Identifier = Field(description="The plan as the plane knows it.")
+    job_ids: tuple[Identifier, ...] = Field(description="In the order of the request.")
 
 
 class PlanQuery(Message):
@@ -113,7 +114,8 @@ class PlanQuery(Message):
 class PlanJob(Event):
     """A job of a plan."""
 
-    job_id: FullId
+    job_id: Identifier
+    execution_id: Identifier = Field(description="Id of its execution inside the plane.")
     agent: Identifier
     status: PlanJobStatus
     reason: Reason | None = None
@@ -127,7 +129,8 @@ class PlanJob(Event):
 class PlanStatus(Event):
     """A plan. Its state follows from its jobs; dry runs do not count."""
 
-    plan_id: FullId
+    plan_id: Identifier
+    plan_key: Identifier = Field(description="The plan as the plane knows it, unique among all callers.")
     state: PlanState = Field(
         description="`draft`: no job accepted; `pending`: none started; `running`: some have not ended; "
         "`succeeded`: all succeeded; `partial`: all ended, some succeeded; `failed`: none "

@@ -1,31 +1,22 @@
-"""The owners of jobs, the identities of questions, and the names of ids inside the plane.
-
-Callers choose ids independently of one another, so each caller has its own scope: `order-1` of the key `shop` is the
-execution `order-1@shop`, wherever it is stored or published. Its owner reads and writes `order-1`.
-"""
+"""The owners of jobs, and the identities of questions."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Literal, Protocol, cast
+from typing import Literal, Protocol
 
 from pydantic import JsonValue
-from pydantic_core import from_json, to_json
 
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats.subjects import PROGRAM, REPLIES, encode_token
-from breakwater.kernel.types import MAX_SCOPE
 
 _DIGEST_BYTES = 16
 _NOT_THE_QUESTION = {"job_id", "reply_to", "session_id"}
-_GENERATED = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(\.[0-9]+)?")
-_IDS = ("job_id", "execution_id", "task_id", "parent_execution_id", "plan_id", "run_id", "cached_from")
 
 
 def job_digest(job: Job | bytes, owner: str | None) -> str:
@@ -141,119 +132,9 @@ def may_see(caller: Caller, *, agent: str | None, tenant: str | None, owner: str
     return bool(caller.tenants) or owner == caller.name
 
 
-def scope_of(caller: Caller, tenant: str | None) -> str | None:
-    """Scope of the ids of a job; None for those of operators, who have theirs in common.
-
-    Args:
-        caller: who sends it.
-        tenant: of the job. Keys that are bound to a tenant have their names in common with its other keys.
-    """
-    if caller.kind == "person" or caller.may(("operate",)) or not caller.may(("submit",)):
-        return None
-    return scope_in(caller.name, tenant if caller.tenants else None)
-
-
-def scope_in(name: str, tenant: str | None) -> str:
-    """The scope of the names of a key or a program, or of the tenant that it is bound to. Long ones are hashed."""
-    scope = name if tenant is None else tenant
-    for mark in "%@:":
-        scope = scope.replace(mark, f"%{ord(mark):X}")
-    scope = scope if tenant is None else f"tenant:{scope}"
-    if len(scope.encode()) <= MAX_SCOPE:
-        return scope
-    return blake2b(scope.encode(), digest_size=_DIGEST_BYTES).hexdigest()
-
-
-def scoped(chosen: str, scope: str | None) -> str:
-    """An id as it is called inside the plane: no two pairs of an id and a scope have a name in common."""
-    if scope is not None:
-        return f"{chosen}@{scope}"
-    return f"{chosen}@" if "@" in chosen else chosen
-
-
-def scoped_execution(chosen: str, scope: str | None) -> str:
-    """The same of an execution. An id with the form of those made here, which can't be guessed, stays as it is."""
-    return chosen if is_generated_id(chosen) else scoped(chosen, scope)
-
-
-def is_generated_id(execution_id: str) -> bool:
-    """True if an id has the form of those made for jobs without one: of `new_id`, or a plan's job."""
-    return _GENERATED.fullmatch(execution_id) is not None
-
-
-def shown(full: str) -> str:
-    """An id as its owner chose it."""
-    return full.rpartition("@")[0] or full
-
-
-def shown_to(caller: Caller, full: str) -> str:
-    """An id as a caller writes it: another's has its scope in it."""
-    scope = full.rpartition("@")[2]
-    own_scopes = {scope_of(caller, tenant) or "" for tenant in caller.tenants or (None,)}
-    return shown(full) if scope in own_scopes or is_generated_id(scope) else full
-
-
-def names_of(caller: Caller, written_id: str, *, generated_first: bool = True) -> tuple[str, ...]:
-    """Possible names of an execution or a plan that a caller names by the id it chose, or by the full one."""
-    if scope_of(caller, None) is None:
-        names = [scoped(written_id, None)]
-    else:
-        names = [scoped(written_id, scope_of(caller, tenant)) for tenant in caller.tenants or (None,)]
-    if generated_first and is_generated_id(written_id):
-        return tuple(dict.fromkeys((written_id, *names)))
-    return tuple(dict.fromkeys((*names, written_id)))
-
-
-def longest_job(limit: int, *, scoped_ids: bool) -> int:
-    """Bytes that a job may have inside the plane.
-
-    Args:
-        limit: of the body that `request` accepts, in bytes. It then puts the job's id in, or all of its ids.
-        scoped_ids: whether the ids are those that the plane has for them.
-    """
-    return limit + (32_768 if scoped_ids else 1024)
-
-
-def has_scoped_ids(job: Job) -> bool:
-    """True if an id of a job is not called as it was chosen."""
-    ids = (job.job_id, job.task_id, job.session_id, job.parent_execution_id, job.plan_id, *job.depends_on)
-    return any("@" in job_id for job_id in ids if job_id)
-
-
-def scope_references(job: Job, scope: str | None, named: Callable[[str, str | None], str] = scoped_execution) -> Job:
-    """A job with the ids that it refers to as they are called inside the plane; itself where that changes none.
-
-    Args:
-        job: the job.
-        scope: whose names they are.
-        named: what executions are called. Programs hear the made ids of others, so theirs are `scoped` all the same.
-    """
-    ids = {
-        "task_id": job.task_id and scoped(job.task_id, scope),
-        "session_id": job.session_id and scoped(job.session_id, scope),
-        "plan_id": job.plan_id and scoped(job.plan_id, scope),
-        "parent_execution_id": job.parent_execution_id and named(job.parent_execution_id, scope),
-        "depends_on": tuple(named(dependency, scope) for dependency in job.depends_on),
-    }
-    changed = {name: value for name, value in ids.items() if value != getattr(job, name)}
-    return job.model_copy(update=changed) if changed else job
-
-
-def as_chosen(document: Mapping[str, Any], show: Callable[[str], str] = shown) -> dict[str, Any]:
-    """A result, a record, an attempt or a step, as JSON, with its ids as they were chosen, or as `show` says."""
-    renamed = {**document, **{name: show(document[name]) for name in _IDS if document.get(name)}}
-    if "attempt_id" in document:
-        renamed["attempt_id"] = f"{renamed['execution_id']}:{document['number']}"
-    if attempts := cast("list[Mapping[str, Any]] | None", document.get("attempts")):
-        renamed["attempts"] = [as_chosen(attempt, show) for attempt in attempts]
-    return renamed
-
-
-def document_as_chosen(document: bytes, show: Callable[[str], str] = shown) -> bytes:
-    """The same of bytes: with each number as it was, however large; themselves where they hold no such id."""
-    if b"@" not in document:
-        return document
-    return to_json(as_chosen(from_json(document), show))
+def longest_job(limit: int) -> int:
+    """Returns the most bytes of a job on JOBS: `request` may have added its tenant to a body of `limit` bytes."""
+    return limit + 1024
 
 
 VERSION = "v1"

@@ -65,20 +65,23 @@ def plan_of(
     refusal: str | None = None,
     changes: Collection[PlanChange] = (),
     *,
+    plan_key: str,
     with_jobs: bool = False,
 ) -> PlanStatus:
     """Return the status of a plan, from its jobs.
 
     Args:
-        plan_id: the plan's id.
+        plan_id: the plan's id, as its caller chose it.
         jobs: its accepted jobs.
         refusal: the reason why it was refused as a whole; None if it was not.
         changes: its recorded changes.
+        plan_key: the plan, as the plane knows it.
         with_jobs: True to list the jobs.
     """
     ended = [job for job in jobs if job.completed_at is not None]
     return PlanStatus(
         plan_id=plan_id,
+        plan_key=plan_key,
         state=plan_state([job.status for job in jobs], refused=refusal is not None),
         refusal=refusal,
         jobs_by_status=dict(Counter(job.status for job in jobs)),

@@ -173,8 +173,22 @@ _REFUSALS: Mapping[Reason | None, Notification] = {
 }
 
 
-PROGRESS_IDS = ("tenant", "task_id", "parent_execution_id", "plan_id", "run_id")
+PROGRESS_IDS = (
+    "job_id",
+    "tenant",
+    "task_id",
+    "task_key",
+    "parent_execution_id",
+    "parent_job_id",
+    "plan_id",
+    "plan_key",
+    "run_id",
+)
 """The fields of a step that name what its execution belongs to."""
+
+
+ATTEMPT_IDS = ("job_id", "tenant", "task_id", "task_key")
+"""Those of them that an attempt has."""
 
 
 def steps_of(attempt: Attempt, belongs_to: Mapping[str, str | None] | None = None) -> tuple[Progress, ...]:
@@ -191,7 +205,7 @@ def steps_of(attempt: Attempt, belongs_to: Mapping[str, str | None] | None = Non
         {
             "execution_id": attempt.execution_id,
             "agent": attempt.agent,
-            **(belongs_to or {"tenant": attempt.tenant, "task_id": attempt.task_id}),
+            **(belongs_to or {name: getattr(attempt, name) for name in ATTEMPT_IDS}),
             "state": "in_progress",
             "event": "agent.attempt.finish" if success else "agent.attempt.error",
             "at": attempt.completed_at,

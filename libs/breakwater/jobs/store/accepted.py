@@ -63,6 +63,8 @@ class JobStatus:
     """The name of the API key that it belongs to."""
     digest: str | None = None
     """The digest of its content."""
+    job_id: str | None = None
+    """Its own id; None if that is its execution's or unknown."""
 
 
 class Accepted:
@@ -79,13 +81,17 @@ class Accepted:
         execution_id: str,
         agent: str,
         *,
+        job_id: str | None = None,
         at: datetime | None = None,
         tenant: str | None = None,
         owner: str | None = None,
         digest: str | None = None,
     ) -> None:
         """Records that a job was accepted, at a time or now. Never waits or fails: it is saved in the background."""
-        self._unsaved[execution_id] = json.dumps([ms_from_time(at or datetime.now(UTC)), agent, tenant, owner, digest])
+        note = [ms_from_time(at or datetime.now(UTC)), agent, tenant, owner, digest]
+        if job_id not in (None, execution_id):
+            note.append(job_id)
+        self._unsaved[execution_id] = json.dumps(note)
         if len(self._unsaved) > _MAX_UNSAVED:
             del self._unsaved[next(iter(self._unsaved))]
         if self._saving is None or self._saving.done():

@@ -64,7 +64,7 @@ end
 if lost then -- kept for the next claim, in case this one saves no checkpoint
   fields[#fields + 1], fields[#fields + 2] = 'lost', 1
 end
-for name, value in pairs({tenant = tenant, task = task, owner = owner, run = run}) do
+for name, value in pairs({tenant = tenant, task = task, owner = owner, run = run, task_id = ARGV[13]}) do
   if value ~= '' then
     fields[#fields + 1], fields[#fields + 2] = name, value
   end
@@ -119,7 +119,7 @@ return #notices > 0 and notices or 1
 -- Writes all that the holder of a claim knows of an execution that Redis has lost, if no other handling has it by now.
 -- Returns 0 where one has.
 local token, lease_ms, keep_ms, checkpoint = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] -- a lease of 0 releases the claim
-local partial, messages, digest, names = ARGV[5], ARGV[6], ARGV[7], {'tenant', 'task', 'owner', 'run'}
+local partial, messages, digest, names = ARGV[5], ARGV[6], ARGV[7], {'tenant', 'task', 'owner', 'run', 'task_id'}
 local known = redis.call('HMGET', KEYS[1], 'token', 'digest')
 if known[1] ~= token and (known[1] or known[2]) then
   return 0
@@ -225,22 +225,22 @@ return redis.call('HGET', KEYS[1], who)
 -- Looks at a job of the tenant for a child of it. One that has no task but its own learns that it has children there, also
 -- where it is not begun yet.
 -- KEYS: execution and notices of the parent
--- Returns {its task or '', its checkpoint or '', its run or ''}: three times '' where nothing is known of such a job;
--- {others, '', ''} where it is of another owner.
+-- Returns {its task's key or '', its checkpoint or '', its run or '', its task's id or '' where that is the key}: four times ''
+-- where nothing is known of such a job; {others, '', '', ''} where it is of another owner.
 local tenant, dry_run, keep_ms = ARGV[1], ARGV[2], ARGV[3] -- tenant '' for none; dry_run '1': it learns nothing
 local owner, others = ARGV[4], ARGV[5] -- owner '' for any
-local known = redis.call('HMGET', KEYS[1], 'tenant', 'task', 'checkpoint', 'owner', 'run')
+local known = redis.call('HMGET', KEYS[1], 'tenant', 'task', 'checkpoint', 'owner', 'run', 'task_id')
 if owner ~= '' and (known[4] or '') ~= owner and redis.call('EXISTS', KEYS[1]) == 1 then
-  return {others, '', ''}
+  return {others, '', '', ''}
 end
 if (known[1] or '') ~= tenant and redis.call('EXISTS', KEYS[1]) == 1 then
-  return {'', '', ''}
+  return {'', '', '', ''}
 end
 if not known[2] and dry_run == '0' then
   redis.call('HSET', KEYS[2], 'children', '')
   redis.call('PEXPIRE', KEYS[2], keep_ms)
 end
-return {known[2] or '', known[3] or '', known[5] or ''}
+return {known[2] or '', known[3] or '', known[5] or '', known[6] or ''}
 
 --- unseen
 -- Counts a request to cancel a job of which nothing is known, by the user that gave it; each job once.

@@ -126,7 +126,7 @@ class ClaimEnded:
     """The jobs that wait for it, which are returned only once."""
     tenant: str | None = None
     """The tenant of the job; None if it has none or is unknown."""
-    task_id: str | None = None
+    task_key: str | None = None
     """The task that it belongs to: its own where it was given none and has children; None where it has none either."""
 
 
@@ -150,6 +150,7 @@ class Executions:
         digest: str = "",
         *,
         tenant: str | None = None,
+        task_key: str | None = None,
         task_id: str | None = None,
         owner: str | None = None,
         run_id: str | None = None,
@@ -163,7 +164,8 @@ class Executions:
             claim: which.
             digest: of the job's content; a job with the same id and another one is a conflict. Empty: any.
             tenant: of the job, for its children.
-            task_id: the task that they belong to; None: that of the job, whose id is the execution's.
+            task_key: the task that they belong to; None: that of the job, whose key is the execution's id.
+            task_id: the same as its caller named it; None where that is its key.
             owner: the key or the program that the job belongs to.
             run_id: the run of the job, for its children.
             accepted_s: when it was accepted, since the epoch; its note (`jobs.store.accepted`) goes to the claim.
@@ -179,11 +181,11 @@ class Executions:
             KEEP_MS,
             digest,
             tenant or "",
-            task_id or "",
+            task_key or "",
             owner or "",
         ]
         arguments += [claim.execution_id, run_id or "", int(redelivered)]
-        arguments.append(round(accepted_s * 1000) if delivered_before else "")
+        arguments += [round(accepted_s * 1000) if delivered_before else "", task_id or ""]
         call = ScriptCall(_LUA["claim"], [*claim.keys, accepted_key(accepted_s), KEPT_SINCE], arguments)
         [(verdict, detail, *cancels)] = await self._redis.run([call])
         match verdict:
@@ -246,6 +248,7 @@ class Executions:
         digest: str = "",
         *,
         tenant: str | None = None,
+        task_key: str | None = None,
         task_id: str | None = None,
         owner: str | None = None,
         run_id: str | None = None,
@@ -261,7 +264,7 @@ class Executions:
         line = self._cipher.encrypt_line(progress.partial)
         lease_ms = 0 if release else self._lease_ms
         arguments = [claim.token, lease_ms, KEEP_MS, checkpoint, line, progress.messages, digest]
-        arguments += [tenant or "", task_id or "", owner or "", run_id or ""]
+        arguments += [tenant or "", task_key or "", owner or "", run_id or "", task_id or ""]
         [restored] = await self._redis.run([ScriptCall(_LUA["restore"], [claim.key], arguments)])
         return bool(restored)
 
@@ -291,8 +294,8 @@ class Executions:
         )
         if not isinstance(answer, list):
             return ClaimEnded()
-        tenant, task_id, *notices = cast(list[str], answer)
-        return ClaimEnded(_waiting(notices), tenant or None, task_id or None)
+        tenant, task_key, *notices = cast(list[str], answer)
+        return ClaimEnded(_waiting(notices), tenant or None, task_key or None)
 
     async def crashed(self, message: str, by: int = 1) -> int:
         """Counts the crashes of a message's handling, over all workers. Raises StateUnavailableError."""
@@ -305,10 +308,11 @@ class Executions:
 
     async def parent(
         self, execution_id: str, tenant: str | None, *, dry_run: bool, owner: str | None = None, others: str = ""
-    ) -> tuple[str, str, str]:
-        """The task, the checkpoint and the run of a job, for a child of the same tenant; each empty for none.
+    ) -> tuple[str, str, str, str]:
+        """The key of a job's task, its checkpoint, its run, and its task as the caller named it where that differs.
 
-        The checkpoint is as Redis has it: without the texts where they are encrypted.
+        For a child of the same tenant; each empty for none. The checkpoint is as Redis has it: without the texts where
+        they are encrypted.
 
         Args:
             execution_id: the parent.
@@ -323,8 +327,8 @@ class Executions:
         call = ScriptCall(
             _LUA["parent"], Claim(execution_id, "").keys, [tenant or "", int(dry_run), KEEP_MS, owner or "", others]
         )
-        [(task_id, checkpoint, run_id)] = await self._redis.run([call])
-        return task_id, checkpoint, run_id
+        [(task_key, checkpoint, run_id, task_id)] = await self._redis.run([call])
+        return task_key, checkpoint, run_id, task_id
 
     async def free(self, worker: str, execution_ids: Sequence[str]) -> list[Literal["freed", "unclaimed", "held"]]:
         """Ends the claims that a dead worker holds on some jobs, and returns the state of each job.

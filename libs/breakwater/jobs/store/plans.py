@@ -28,6 +28,8 @@ _ANNOUNCED = "\0"
 _STAGE = "\1"
 """The first character of the fields of stages."""
 _OTHERS = ("\2", "\3")
+_NAME = "\4"
+"""The field of the plan as its caller named it."""
 
 Stage = Literal["pending", "running", "succeeded", "dead_lettered", "cancelled"]
 _STAGES: Mapping[str, str] = {"pending": "p", "running": "r", "succeeded": "s"}
@@ -44,6 +46,8 @@ class NotedJob:
     tenant: str | None
     owner: str | None
     """The name of the API key that it belongs to."""
+    job_id: str
+    """Its own id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +55,13 @@ class KnownPlan:
     """Notes of a plan; the results of its jobs are elsewhere."""
 
     jobs: Mapping[str, NotedJob] = field(default_factory=dict[str, NotedJob])
-    """The accepted jobs, by id."""
+    """The accepted jobs, by execution id."""
     announced: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     """Reason of the refusal, if it was refused, by the announcer, that has had no job of it accepted since."""
     begun: frozenset[str] = frozenset()
     """The jobs that a worker has dispatched."""
+    plan_id: str | None = None
+    """The plan as its caller named it; None if that is its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +85,12 @@ class Plans:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
-    async def announce(self, plan_id: str, by: str, refusal: str | None = None) -> PlanMove | None:
+    async def announce(
+        self, plan_key: str, by: str, refusal: str | None = None, *, plan_id: str | None = None
+    ) -> PlanMove | None:
         """Notes a plan of which nothing was accepted: a draft, or one that was refused.
+
+        `plan_id` is the plan as its caller named it; None if that is its key.
 
         Returns:
             The change of its state; None where it stays the same.
@@ -88,8 +98,8 @@ class Plans:
         Raises:
             TooManyPlansError: the caller has announced too many. It is not noted.
         """
-        arguments = [plan_id, by, json.dumps(refusal), MAX_ANNOUNCED, KEEP_S, _now_ms()]
-        [answer] = await self._redis.run([ScriptCall(_LUA["announce"], self._keys(plan_id, by), arguments)])
+        arguments = [plan_key, by, json.dumps(refusal), MAX_ANNOUNCED, KEEP_S, _now_ms(), _named(plan_key, plan_id)]
+        [answer] = await self._redis.run([ScriptCall(_LUA["announce"], self._keys(plan_key, by), arguments)])
         is_noted, *state_fields = answer
         if not int(is_noted):
             raise TooManyPlansError
@@ -98,47 +108,55 @@ class Plans:
         return _move(version, _before(announced, map(int, stages)), after)
 
     async def change(
-        self, plan_id: str, stage: Stage, jobs: Mapping[str, NotedJob | None], by: str | None = None
+        self,
+        plan_key: str,
+        stage: Stage,
+        jobs: Mapping[str, NotedJob | None],
+        by: str | None = None,
+        *,
+        plan_id: str | None = None,
     ) -> PlanMove | None:
         """Brings jobs of a plan to a stage, if they have not reached a later one. Repeating it is safe.
 
         Args:
-            plan_id: of the plan.
+            plan_key: of the plan.
             stage: of all of these jobs from now on.
-            jobs: by id; None for one that changes only if it is noted.
+            jobs: by execution id; None for one that changes only if it is noted.
             by: the caller whose draft it no longer is.
+            plan_id: the plan as its caller named it; None if that is its key.
 
         Returns:
             The change of the plan's state that this makes; None where it stays the same.
         """
-        arguments: list[str | int] = [plan_id, by or "", _STAGES.get(stage, "f"), KEEP_S, _now_ms()]
-        for job_id, job in jobs.items():
-            arguments += [job_id, "" if job is None else _note(job)]
-        [answer] = await self._redis.run([ScriptCall(_LUA["change"], self._keys(plan_id, by), arguments)])
+        arguments: list[str | int] = [plan_key, by or "", _STAGES.get(stage, "f"), KEEP_S, _now_ms()]
+        arguments.append(_named(plan_key, plan_id))
+        for execution_id, job in jobs.items():
+            arguments += [execution_id, "" if job is None else _note(job)]
+        [answer] = await self._redis.run([ScriptCall(_LUA["change"], self._keys(plan_key, by), arguments)])
         if not answer:
             return None
         version, announced, *stages = answer
         numbers = list(map(int, stages))
         return _move(version, _before(announced, numbers[:4]), state_by_stages(numbers[4:]))
 
-    async def withdraw(self, plan_id: str, job_ids: Collection[str]) -> None:
+    async def withdraw(self, plan_key: str, execution_ids: Collection[str]) -> None:
         """Forgets jobs that were noted, but not accepted."""
-        await self._redis.run([ScriptCall(_LUA["withdraw"], [_key(plan_id)], list(job_ids))])
+        await self._redis.run([ScriptCall(_LUA["withdraw"], [_key(plan_key)], list(execution_ids))])
 
-    async def known(self, plan_ids: Iterable[str]) -> dict[str, KnownPlan]:
-        """The notes of plans, by id."""
-        wanted = list(plan_ids)
+    async def known(self, plan_keys: Iterable[str]) -> dict[str, KnownPlan]:
+        """The notes of plans, by key."""
+        wanted = list(plan_keys)
         hashes = await read_hashes(self._redis.client, list(map(_key, wanted)))
         return dict(zip(wanted, map(_known, hashes), strict=True))
 
     async def newest(self, limit: int) -> dict[str, datetime]:
-        """The plans with the latest notes, each with the time of its last one, the latest first."""
-        scored_ids: Any = await self._redis.client.zrevrange(_NEWEST, 0, limit - 1, withscores=True)
-        return {plan_id: time_from_ms(int(at_ms)) for plan_id, at_ms in scored_ids}
+        """The keys of the plans with the latest notes, each with the time of its last one, the latest first."""
+        scored_keys: Any = await self._redis.client.zrevrange(_NEWEST, 0, limit - 1, withscores=True)
+        return {plan_key: time_from_ms(int(at_ms)) for plan_key, at_ms in scored_keys}
 
     @staticmethod
-    def _keys(plan_id: str, by: str | None) -> list[str]:
-        return [_key(plan_id), _NEWEST, f"bw:announced-plans:{by or ''}"]
+    def _keys(plan_key: str, by: str | None) -> list[str]:
+        return [_key(plan_key), _NEWEST, f"bw:announced-plans:{by or ''}"]
 
 
 def _move(version: object, before: PlanState | None, after: PlanState) -> PlanMove | None:
@@ -156,24 +174,31 @@ def _known(notes: Mapping[str, str]) -> KnownPlan:
     jobs: dict[str, NotedJob] = {}
     announced: dict[str, str | None] = {}
     begun: set[str] = set()
+    plan_id: str | None = None
     for name, text in notes.items():
         if name.startswith(_ANNOUNCED):
             announced[name[1:]] = json.loads(text)
         elif name.startswith(_STAGE):
             if text != "p":
                 begun.add(name[1:])
+        elif name == _NAME:
+            plan_id = text
         elif not name.startswith(_OTHERS):
-            epoch_ms, agent, tenant, owner, *_ = json.loads(text)
-            jobs[name] = NotedJob(time_from_ms(epoch_ms), agent, tenant, owner)
-    return KnownPlan(jobs, announced, frozenset(begun))
+            epoch_ms, agent, tenant, owner, *job_id = json.loads(text)
+            jobs[name] = NotedJob(time_from_ms(epoch_ms), agent, tenant, owner, *(job_id or [name]))
+    return KnownPlan(jobs, announced, frozenset(begun), plan_id)
 
 
 def _note(job: NotedJob) -> str:
-    return json.dumps([ms_from_time(job.accepted_at), job.agent, job.tenant, job.owner])
+    return json.dumps([ms_from_time(job.accepted_at), job.agent, job.tenant, job.owner, job.job_id])
 
 
-def _key(plan_id: str) -> str:
-    return f"bw:plan:{plan_id}"
+def _key(plan_key: str) -> str:
+    return f"bw:plan:{plan_key}"
+
+
+def _named(plan_key: str, plan_id: str | None) -> str:
+    return "" if plan_id in (None, plan_key) else str(plan_id)
 
 
 def _now_ms() -> int:

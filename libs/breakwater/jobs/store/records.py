@@ -68,7 +68,7 @@ async def decided(lookup: Lookup, execution_id: str, of_agent: str | None = "*")
     agent = of_agent if of_agent == "*" else subjects.encode_token(of_agent)
     record = await lookup.last(Stream.EVENTS, f"bw.executions.{agent}.{subjects.encode_token(execution_id)}")
     execution = None if record is None else read_record(record, Execution)
-    return None if execution is None else Result(job_id=execution_id, **vars(execution))
+    return None if execution is None else Result(**vars(execution))
 
 
 def is_result_of(data: bytes, job_id: str) -> bool:

@@ -15,12 +15,12 @@ class TaskKey:
     """Identity of a task. Tenants do not share tasks, even under the same name."""
 
     tenant: str | None
-    task_id: str
+    task_key: str
 
     @property
     def name(self) -> str:
         """The task's name: `<tenant>/<task>`, each encoded as a subject token; the tenant is empty for none."""
-        return f"{'' if self.tenant is None else encode_token(self.tenant)}/{encode_token(self.task_id)}"
+        return f"{'' if self.tenant is None else encode_token(self.tenant)}/{encode_token(self.task_key)}"
 
     @property
     def short_name(self) -> str:

@@ -30,4 +30,5 @@ class DeadLetter(Event):
         default=False, description="True if the original must not be shown, because its agent keeps no prompts."
     )
     execution_id: str | None = None
+    job_id: str | None = Field(default=None, description="Id of its job, as the caller chose it.")
     at: Timestamp

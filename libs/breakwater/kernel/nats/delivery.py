@@ -33,7 +33,7 @@ from breakwater.kernel.nats.subjects import OURS, PROGRAM, Header, Stream, decod
 from breakwater.kernel.nats.topology import ACK_WAIT_S
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
-from breakwater.kernel.types import format_time, is_full_id, ms_from_time
+from breakwater.kernel.types import format_time, is_identifier, ms_from_time
 
 ACK_TIMEOUT_S = 5.0
 
@@ -63,12 +63,14 @@ class Delivery(Generic[MessageT_co]):
         self.sequence: int = metadata.sequence.stream
         self.deliveries: int = metadata.num_delivered or 1
         """1 for the first delivery."""
-        self.is_first: bool = self.deliveries == 1 and Header.EXECUTION_ID.value not in self.headers
+        self.was_parked: bool = Header.QUEUED_AT.value in self.headers
+        """True if the job returns to its queue after a long wait."""
+        self.is_first: bool = self.deliveries == 1 and not self.was_parked
         """True if no worker can have begun the job: it was never delivered or parked before."""
         self.published_at: datetime = metadata.timestamp
         self.queued_at: datetime = self.published_at
         """When the job was first accepted: when this message was stored, unless the job was parked."""
-        if Header.QUEUED_AT.value in self.headers:
+        if self.was_parked:
             self.queued_at = queued_at(self.headers, self.published_at)
         self.waiting: int = metadata.num_pending or 0
         """The number of messages that the consumer still had to deliver when it sent this one."""
@@ -172,6 +174,7 @@ async def dead_letter(
     agent: str | None,
     at: datetime,
     execution_id: str | None = None,
+    job_id: str | None = None,
     consumer: str | None = None,
     withheld: bool = False,
     private: bool = False,
@@ -200,6 +203,7 @@ async def dead_letter(
         payload_base64=base64.b64encode(delivery.data).decode(),
         withheld=withheld,
         execution_id=execution_id,
+        job_id=job_id,
         at=at,
     )
     original = f"dlq/{delivery.stream}/{delivery.sequence}"
@@ -275,7 +279,9 @@ _SHORTEST_S = 0.001
 _SENDABLE = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
-async def park(publisher: Publisher, delivery: Delivery, *, agent: str, execution_id: str, due: datetime) -> None:
+async def park(
+    publisher: Publisher, delivery: Delivery, *, agent: str, execution_id: str, job_id: str, due: datetime
+) -> None:
     """Stores a job on PARKED until it is due. The caller then acknowledges the delivery.
 
     Parking the same message twice until the same time stores one message.
@@ -285,6 +291,7 @@ async def park(publisher: Publisher, delivery: Delivery, *, agent: str, executio
         delivery: the job, from JOBS.
         agent: the agent to whose queue it returns.
         execution_id: the job's execution.
+        job_id: the job's own id.
         due: when it returns.
 
     Raises:
@@ -299,6 +306,8 @@ async def park(publisher: Publisher, delivery: Delivery, *, agent: str, executio
         Header.EXECUTION_ID.value: token,
         Header.QUEUED_AT.value: format_time(delivery.queued_at),
     }
+    if Header.EXECUTION_ID.value not in delivery.headers:
+        headers[Header.JOB_ID.value] = encode_token(job_id)  # it may come from the message, whose id changes
     try:
         await publisher.job(subjects.parked(agent, execution_id), delivery.data, headers)
     except NoStreamError as error:
@@ -329,7 +338,7 @@ class DelayedQueue:
         if due > now:
             await delivery.retry_in(max((due - now).total_seconds(), _SHORTEST_S))
             return
-        agent, execution_id = subjects.names_of_parked(delivery.subject)
+        agent, execution_id = subjects.parts_of_parked(delivery.subject)
         outage = self._outages.setdefault(agent, Outage(subjects.job(agent)))
         try:
             await self._wake(delivery, agent, execution_id, due)
@@ -359,6 +368,7 @@ class DelayedQueue:
                 agent=agent,
                 at=self._now(),
                 execution_id=execution_id,
+                job_id=name_in(delivery.headers, Header.JOB_ID),
                 # Whether its agent kept texts is no longer known: encrypt them if possible.
                 private=self._publisher.has_key,
             )
@@ -389,7 +399,7 @@ async def wake_early(
     if parked is None:
         return False
     due = _time(parked.headers.get(Header.DUE.value)) or parked.stored_at
-    agent, _ = subjects.names_of_parked(parked.subject)
+    agent, _ = subjects.parts_of_parked(parked.subject)
     if agents and agent not in agents:
         return False
     if owner is not None and parked.headers.get(Header.OWNER.value) != encode_token(owner):
@@ -410,28 +420,29 @@ def _requeued(headers: Mapping[str, str], execution_id: str, sequence: int, due:
 def trusted_headers(subject: str, headers: Mapping[str, str]) -> Mapping[str, str]:
     """Returns the headers of a message that can be trusted.
 
-    From a program's job, it removes the headers that only the plane may set, and sets the owner if the program has its
-    own NATS user.
+    From a program's job, it removes the headers that only the plane may set. It sets the owner and the scope of the ids
+    if the program has its own NATS user.
     """
     user = subjects.user_of_job(subject)
     if user is None:
         return headers
     trusted = {name: value for name, value in headers.items() if not name.lower().startswith(OURS)}
     if user.startswith(PROGRAM):
-        trusted[Header.OWNER.value] = trusted[Header.SUBMITTED_BY.value] = encode_token(user)
+        token = encode_token(user)
+        trusted |= {Header.OWNER.value: token, Header.SUBMITTED_BY.value: token, Header.SCOPE.value: token}
     return trusted
 
 
-def parked_execution(headers: Mapping[str, str]) -> str | None:
-    """Returns the execution id of a job that was parked; None for any other message."""
-    token = headers.get(Header.EXECUTION_ID.value)
+def name_in(headers: Mapping[str, str], header: Header) -> str | None:
+    """Returns the id or the name that a header holds as a token; None if it is missing or invalid."""
+    token = headers.get(header.value)
     if token is None:
         return None
     try:
-        execution_id = decode_token(token)
+        name = decode_token(token)
     except UnicodeDecodeError:
         return None
-    return execution_id if is_full_id(execution_id) else None
+    return name if is_identifier(name) else None
 
 
 CLOCKS_DIFFER = timedelta(minutes=1)

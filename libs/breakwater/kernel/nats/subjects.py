@@ -67,14 +67,16 @@ class Header(StrEnum):
     """The name of the API key that a job was submitted with, encoded as a token; set by `request`."""
     OPERATOR = "Breakwater-Operator"
     """Set by `request` on a dry run whose API key may operate the plane, and so may see what is left of the budgets."""
-    SCOPED_IDS = "Breakwater-Scoped-Ids"
-    """Set by `request` on a job whose ids are called already what they are inside the plane."""
+    SCOPE = "Breakwater-Scope"
+    """The scope of a job's ids (`jobs.rules.ids`); set by `request`. A named program's is its NATS user."""
     DUE = "Breakwater-Due"
     """When a parked job returns to its queue: RFC 3339, UTC, milliseconds."""
     EXECUTION_ID = "Breakwater-Execution-Id"
-    """The execution id of a parked job, encoded as a token."""
+    """The execution id of a job, encoded as a token; set by `request`, and where a job is parked."""
+    JOB_ID = "Breakwater-Job-Id"
+    """The job's own id if that is not in its body, encoded as a token; set where the execution id is."""
     QUEUED_AT = "Breakwater-Queued-At"
-    """When a parked job was first accepted: RFC 3339, UTC, milliseconds."""
+    """When a parked job was first accepted: RFC 3339, UTC, milliseconds. No other job has it."""
 
 
 OURS = "breakwater-"
@@ -277,7 +279,7 @@ def user_of_job(subject: str) -> str | None:
             return None
 
 
-def names_of_parked(subject: str) -> tuple[str, str]:
+def parts_of_parked(subject: str) -> tuple[str, str]:
     """The agent and the execution that a parked job's subject names.
 
     Raises:
@@ -295,6 +297,6 @@ def is_reply_subject(subject: str) -> bool:
     return subject.startswith(("_INBOX.", REPLIES)) and _CONCRETE.fullmatch(subject) is not None
 
 
-def message_id(agent: str, job_id: str) -> str:
+def message_id(agent: str, execution_id: str) -> str:
     """The `Nats-Msg-Id` by which repeated submissions become one message. Encoded, as headers can't hold every id."""
-    return f"{encode_token(agent)}/{encode_token(job_id)}"
+    return f"{encode_token(agent)}/{encode_token(execution_id)}"

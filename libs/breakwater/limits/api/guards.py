@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from breakwater.identity.operations import REDIS_UNAVAILABLE, ApiRequest, operation
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.http.parsing import suggestion
-from breakwater.kernel.http.problems import RequestError, unknown
+from breakwater.kernel.http.problems import unknown
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.types import Message, ms_from_time, time_from_ms
@@ -42,7 +42,8 @@ class GuardRoutes:
         """Lists the stopped tasks."""
         stopped = (
             StoppedTask(
-                task_id=key.task_id,
+                task_id=tripped.task_id or key.task_key,
+                task_key=key.task_key,
                 tenant=key.tenant,
                 agent=tripped.agent,
                 execution_id=tripped.execution_id or None,
@@ -81,13 +82,14 @@ class GuardRoutes:
             # The response may have been lost, so for a minute a repeated reset gets the same answer.
             task, tripped = await self.tasks.reset(key)
         if (task, tripped) == (Task(), None):
-            raise await self._unknown(key)
+            key, tripped = await self._stopped(key)
+            task, _ = await self.tasks.load(key)
         while True:
             event = self._event(key, request, task, tripped)
             await self.publisher.event(subjects.guard(event.agent), event, id=event.event_id, at=event.at)
             task, stopped = await self.tasks.reset(key)
             if stopped is None or (tripped is not None and stopped.at_ms == tripped.at_ms):
-                request.log("guard_reset", task_id=key.task_id, tenant=key.tenant, agent=event.agent, rule=event.rule)
+                request.log("guard_reset", task_id=event.task_id, tenant=key.tenant, agent=event.agent, rule=event.rule)
                 return event
             tripped = stopped  # the task has tripped again in between
 
@@ -102,7 +104,8 @@ class GuardRoutes:
             kind="reset",
             agent=NO_AGENT if tripped is None else tripped.agent,
             tenant=key.tenant,
-            task_id=key.task_id,
+            task_id=key.task_key if tripped is None else tripped.task_id or key.task_key,
+            task_key=key.task_key,
             execution_id=(tripped.execution_id or None) if tripped is not None else None,
             rule=None if tripped is None else tripped.trip.rule,
             reason=request.reason("reset"),
@@ -111,14 +114,21 @@ class GuardRoutes:
             **task.counts,
         )
 
-    async def _unknown(self, key: TaskKey) -> RequestError:
-        stopped_keys = [stopped_key for stopped_key, _ in await self.tasks.tripped()]
-        of_tenant = "" if key.tenant is None else f" of tenant {key.tenant!r}"
-        message = f"nothing is known of a task {key.task_id!r}{of_tenant}"
-        tenants = [stopped_key.tenant for stopped_key in stopped_keys if stopped_key.task_id == key.task_id]
-        if tenants:
-            owners = ", ".join("no tenant" if tenant is None else f"tenant {tenant!r}" for tenant in tenants)
-            return unknown("task", message, "tenant", f"one of that id is stopped, of {owners}")
-        ids = {stopped_key.task_id for stopped_key in stopped_keys if stopped_key.tenant == key.tenant}
-        hint = suggestion(key.task_id, ids).removeprefix("; ") if ids else "no task is stopped"
-        return unknown("task", message, "task_id", hint)
+    async def _stopped(self, key: TaskKey) -> tuple[TaskKey, Tripped]:
+        """Finds a stopped task by the name that its caller gave it. Raises RequestError: 404."""
+        stopped = await self.tasks.tripped()
+        named = [(task, trip) for task, trip in stopped if key.task_key in (task.task_key, trip.task_id)]
+        of_tenant = [(task, trip) for task, trip in named if task.tenant == key.tenant]
+        if len(of_tenant) == 1:
+            return of_tenant[0]
+        tenant_words = "" if key.tenant is None else f" of tenant {key.tenant!r}"
+        message = f"nothing is known of a task {key.task_key!r}{tenant_words}"
+        if of_tenant:
+            keys = ", ".join(task.task_key for task, _ in of_tenant)
+            raise unknown("task", message, "task_id", f"several callers have stopped tasks of that name: {keys}")
+        if named:
+            owners = ", ".join("no tenant" if task.tenant is None else f"tenant {task.tenant!r}" for task, _ in named)
+            raise unknown("task", message, "tenant", f"one of that id is stopped, of {owners}")
+        names = {trip.task_id or task.task_key for task, trip in stopped if task.tenant == key.tenant}
+        hint = suggestion(key.task_key, names).removeprefix("; ") if names else "no task is stopped"
+        raise unknown("task", message, "task_id", hint)

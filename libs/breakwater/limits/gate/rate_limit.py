@@ -57,7 +57,7 @@ class RateLimitGate(Gate):
         rule = None if job.agent.guard is None else job.agent.guard.rate_limit
         if rule is not None:
             tenant = "" if job.job.tenant is None else encode_token(job.job.tenant)
-            task = f"task:{tenant}/{job.job.task_id or job.execution_id}"
+            task = f"task:{tenant}/{job.ids.own_task_key}"
             self._limits = *self._limits, *Limited.all_of(task, rule)
 
     def ask(self) -> ScriptCall | None:
@@ -96,7 +96,8 @@ class RateLimitGate(Gate):
     def _over_limit(self, over: OverLimit) -> Refused | WaitForCapacity:
         wait_s = None if over.wait_ms is None else over.wait_ms / 1000
         limited = next(limited for limited in self._limits if limited.name == over.name)
-        error = over_rate_limit(over.name, over.quantity, limited.rule, wait_s, self.admission.job.agent_name)
+        job = self.admission.job
+        error = over_rate_limit(over.name, over.quantity, limited.rule, wait_s, job.agent_name, job.ids.own_task_id)
         refused = Refused("rate_limited", error, refused_by=over.name)
         if limited.rule.on_exceeded == "fail" or wait_s is None:
             return refused

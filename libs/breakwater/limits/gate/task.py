@@ -129,9 +129,15 @@ class TaskGate(Gate):
             if isinstance(why, Trip)
             else (why.trip, why.agent, why.execution_id)
         )
-        tenant = job.job.tenant
-        task_id = job.job.task_id or job.execution_id
-        error = task_stopped(trip.rule, trip.reason, agent=agent, task_id=task_id, tenant=tenant, execution_id=by)
+        error = task_stopped(
+            trip.rule,
+            trip.reason,
+            agent=agent,
+            task_id=job.ids.own_task_id,
+            task_key=job.ids.own_task_key,
+            tenant=job.job.tenant,
+            execution_id=by,
+        )
         return Refused("guard_tripped", error, ends_chain=True, statistics=task_statistics(task, trip))
 
     def release(self) -> ScriptCall | None:
@@ -154,6 +160,6 @@ class TaskGate(Gate):
         key = TaskKey(job.job.tenant, job.execution_id) if shared is None else shared[1]
         if isinstance(self._stopped.why, Trip):
             by = job.agent_name, job.execution_id
-            await self.guards.trip(key, self._stopped.why, self._stopped.task, *by)
+            await self.guards.trip(key, self._stopped.why, self._stopped.task, *by, task_id=job.ids.own_task_id)
         else:
             await self.guards.publish(key, self._stopped.why, self._stopped.task)

@@ -8,7 +8,6 @@ from typing import cast
 from breakwater.breakers.settings import GUARD_PRESETS
 from breakwater.calls.rules.refusals import command, refusal
 from breakwater.jobs.contract.execution import ErrorInfo
-from breakwater.jobs.rules.ownership import shown
 from breakwater.kernel.formats import beyond, moment, moneys
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardRule
@@ -161,7 +160,14 @@ _AGENT_RUN = f" (`preset: agent-run` allows {GUARD_PRESETS['agent-run']['max_ite
 
 
 def task_stopped(
-    rule: GuardRule, reason: str, *, agent: str, task_id: str, tenant: str | None, execution_id: str | None
+    rule: GuardRule,
+    reason: str,
+    *,
+    agent: str,
+    task_id: str,
+    task_key: str,
+    tenant: str | None,
+    execution_id: str | None,
 ) -> ErrorInfo:
     """Build the error of a call whose task was stopped by a guard.
 
@@ -169,19 +175,20 @@ def task_stopped(
         rule: the rule that tripped.
         reason: the reason, with figures.
         agent: the agent of the job that tripped the guard.
-        task_id: the task.
+        task_id: the task, as its caller named it.
+        task_key: the task, as the plane knows it.
         tenant: the task's tenant.
-        execution_id: the job that tripped the guard; its id is also the task's if the job names no task.
+        execution_id: the job that tripped the guard; its id is also the task's key if the job names no task.
     """
     of_tenant = "" if tenant is None else f" of tenant {tenant}"
     setting = _guard_setting(agent, rule)
-    reset = command("guards", "reset", task_id, tenant=tenant)
-    if task_id == execution_id:
+    reset = command("guards", "reset", task_key, tenant=tenant)
+    if task_key == execution_id:
         message = f"the guard of agent {agent} admits no further call of this job ({rule}: {_TASK_RULES[rule]})"
         to_do = f"make the job smaller, or raise {setting}, and replay its dead letter; `{reset}` resolves the alert"
     else:
         message = (
-            f"task {shown(task_id)}{of_tenant} is stopped by the guard of agent {agent} ({rule}: {_TASK_RULES[rule]}) "
+            f"task {task_id}{of_tenant} is stopped by the guard of agent {agent} ({rule}: {_TASK_RULES[rule]}) "
             "until an operator resets it; other work needs another task_id"
         )
         to_do = f"look at its last executions; `{reset}` resumes it, and {setting} sets the limit"
@@ -245,7 +252,9 @@ def retry_budget_spent(model: str) -> ErrorInfo:
 # Rate limits
 
 
-def over_rate_limit(name: str, measure: str, rule: RateLimit, wait_s: float | None, agent: str) -> ErrorInfo:
+def over_rate_limit(
+    name: str, measure: str, rule: RateLimit, wait_s: float | None, agent: str, task_id: str = ""
+) -> ErrorInfo:
     """Build the error of a call that a configured rate limit has no room for.
 
     Args:
@@ -254,12 +263,13 @@ def over_rate_limit(name: str, measure: str, rule: RateLimit, wait_s: float | No
         rule: the limits.
         wait_s: the seconds until there is room at the latest; None if the call alone exceeds the limit.
         agent: the call's agent.
+        task_id: the call's task, as its caller named it.
     """
     kind, _, owner_name = name.partition(":")
     owner = f"{kind}s.{owner_name}"
     if kind == "task":
         owner = f"agents.{agent}.guard"
-        owner_name = shown(owner_name.partition("/")[2])
+        owner_name = task_id
     setting = measure if measure in RateLimit.model_fields else measure.partition("_per_")[0]
     measure_words = measure.replace("_", " ")
     limit = cast(int, getattr(rule, setting))

@@ -5,7 +5,8 @@
 local task = KEYS[1]
 local function read(from)
   return redis.call('HMGET', from, 'iterations', 'tokens', 'cost', 'consecutive_failures', 'total_failures',
-    'errors', 'confidences', 'rule', 'reason', 'agent', 'execution', 'at_ms', 'published', 'life', 'warned')
+    'errors', 'confidences', 'rule', 'reason', 'agent', 'execution', 'at_ms', 'published', 'task_id', 'life',
+    'warned')
 end
 local function marked(marker)
   return string.match(redis.call('GET', marker) or '', '^([^:]+):(%d+):(%a+)$')
@@ -145,6 +146,7 @@ return read(task)
 -- Returns the fields.
 local keep_ms, rule, reason, agent, execution = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local at_ms, published = ARGV[6], ARGV[7] -- at_ms '': now; published: 1 where its event is published already, else 0
+local task_id = ARGV[8] -- '' where it is the key
 if redis.call('HEXISTS', task, 'rule') == 0 then
   if at_ms == '' then
     local time = redis.call('TIME')
@@ -152,6 +154,9 @@ if redis.call('HEXISTS', task, 'rule') == 0 then
   end
   redis.call('HSET', task, 'rule', rule, 'reason', reason, 'agent', agent, 'execution', execution,
     'at_ms', at_ms, 'published', published)
+  if task_id ~= '' then
+    redis.call('HSET', task, 'task_id', task_id)
+  end
 end
 redis.call('PEXPIRE', task, keep_ms)
 return read(task)

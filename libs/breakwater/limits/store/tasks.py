@@ -61,6 +61,7 @@ _FIELDS = (
     "execution",
     "at_ms",
     "published",
+    "task_id",
     "life",
     "warned",
 )
@@ -77,6 +78,8 @@ class Tripped:
     at_ms: int
     published: bool
     """True if its event has been published."""
+    task_id: str | None = None
+    """The task as its caller named it; None if that is its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +190,20 @@ class Tasks:
         failed = "" if outcome.failed is None else int(outcome.failed)
         counted = [outcome.tokens, outcome.cost, failed, int(outcome.called), error, confidence]
         # The first job of its own task is counted again by children that come late.
-        keep_done_ms = KEEP_MS if execution_id == key.task_id else KEEP_DONE_MS
+        keep_done_ms = KEEP_MS if execution_id == key.task_key else KEEP_DONE_MS
         arguments = [KEEP_MS, keep_done_ms, *counted, MAX_KEPT, short_name(execution_id), int(outcome.is_step)]
         call = ScriptCall(_LUA["record"], [key.redis_key, _marker(key, execution_id)], arguments)
         [values] = await self._redis.run([call])
         return _read(values)[0]
 
-    async def trip(self, key: TaskKey, trip: Trip, *, agent: str, execution_id: str) -> Tripped:
-        """Stops a task, unless it is stopped already. Returns the trip that counts, which is the first one."""
-        return await self._trip(key, trip, agent, execution_id, at_ms=None, published=False)
+    async def trip(
+        self, key: TaskKey, trip: Trip, *, agent: str, execution_id: str, task_id: str | None = None
+    ) -> Tripped:
+        """Stops a task, unless it is stopped already. Returns the trip that counts, which is the first one.
+
+        `task_id` is the task as its caller named it; None if that is its key.
+        """
+        return await self._trip(key, trip, agent, execution_id, task_id, at_ms=None, published=False)
 
     async def restore(self, key: TaskKey, tripped: Tripped) -> None:
         """Puts a trip back that Redis has lost, unless the task has tripped again."""
@@ -204,15 +212,25 @@ class Tasks:
             tripped.trip,
             tripped.agent,
             tripped.execution_id,
+            tripped.task_id,
             at_ms=tripped.at_ms,
             published=tripped.published,
         )
 
     async def _trip(
-        self, key: TaskKey, trip: Trip, agent: str, execution_id: str, *, at_ms: int | None, published: bool
+        self,
+        key: TaskKey,
+        trip: Trip,
+        agent: str,
+        execution_id: str,
+        task_id: str | None,
+        *,
+        at_ms: int | None,
+        published: bool,
     ) -> Tripped:
         at = "" if at_ms is None else at_ms
-        arguments = [KEEP_MS, trip.rule, trip.reason, agent, execution_id, at, int(published)]
+        stored_task_id = "" if task_id in (None, key.task_key) else task_id
+        arguments = [KEEP_MS, trip.rule, trip.reason, agent, execution_id, at, int(published), stored_task_id]
         [values] = await self._redis.run([ScriptCall(_LUA["trip"], [key.redis_key], arguments)])
         tripped = _read(values)[1]
         assert tripped is not None
@@ -281,8 +299,8 @@ def _marker(key: TaskKey, execution_id: str) -> str:
 
 
 def _key(name: str) -> TaskKey:
-    tenant, _, task_id = name.partition("/")
-    return TaskKey(decode_token(tenant) if tenant else None, decode_token(task_id))
+    tenant, _, task_key = name.partition("/")
+    return TaskKey(decode_token(tenant) if tenant else None, decode_token(task_key))
 
 
 def _read(values: Sequence[str | None]) -> tuple[Task, Tripped | None]:
@@ -296,4 +314,4 @@ def _read(values: Sequence[str | None]) -> tuple[Task, Tripped | None]:
     # A trip's fields are always written together.
     trip = Trip(cast(GuardRule, fields["rule"]), cast(str, fields["reason"]))
     agent, execution_id, at_ms = (cast(str, fields[name]) for name in ("agent", "execution", "at_ms"))
-    return task, Tripped(trip, agent, execution_id, int(at_ms), fields["published"] == "1")
+    return task, Tripped(trip, agent, execution_id, int(at_ms), fields["published"] == "1", fields["task_id"] or None)

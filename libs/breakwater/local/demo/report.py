@@ -167,7 +167,7 @@ def checks(run: DemoRun, stored: StoredRows, cap: int) -> tuple[DemoCheck, ...]:
 
 def _each_job_once(run: DemoRun, stored: StoredRows) -> DemoCheck:
     jobs = [job for _, job in run.planned]
-    counts = Counter(record.execution_id for record in stored.executions)
+    counts = Counter(record.job_id for record in stored.executions)
     problems = [f"{job}: {reason}" for job, reason in sorted(run.failed.items())]
     if missing := sorted({str(job.job_id) for job in jobs} - counts.keys()):
         problems.append(f"{len(missing)} without an execution: {', '.join(missing[:5])}")

@@ -52,7 +52,7 @@ app = typer.Typer(
 @app.command("list")
 def executions(
     execution_id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="Show this one, with its attempts.")
+        str | None, typer.Argument(metavar="[ID]", help="Show this one, by its id or its job's, with its attempts.")
     ] = None,
     agent: Annotated[str | None, typer.Option("--agent", help="Filter by agent.")] = None,
     status: Annotated[Status | None, typer.Option("--status", help="Filter by status.")] = None,
@@ -175,7 +175,7 @@ def _show_execution(execution: Execution, *, as_json: bool) -> None:
     if as_json:
         output.json_document(execution)
         return
-    output.facts([(execution.execution_id, "bold")], FACTS, execution)
+    output.facts([(execution.job_id, "bold")], FACTS, execution)
     if execution.attempts:
         output.write("")
         output.table(ATTEMPTS, execution.attempts)
@@ -217,8 +217,9 @@ def _draw(node: TreeNode, requested_id: str) -> RichTree:
 def _line(node: TreeNode, requested_id: str) -> Text:
     from rich.text import Text
 
-    title = (node.execution_id, "bold" if node.execution_id == requested_id else "")
     execution = node.execution
+    job_id = node.execution_id if execution is None else execution.job_id
+    title = (job_id, "bold" if node.execution_id == requested_id else "")
     cells: list[output.Cell]
     if execution is None:
         cells = [title, ("not recorded (yet)", "dim")]

@@ -250,7 +250,7 @@ def _execution(event: Mapping[str, Any]) -> _Parts:
             _cost(event.get("total_cost"), event),
             str(event["reason"]) if event.get("reason") and not error.startswith(str(event["reason"])) else "",
             error,
-            event["execution_id"],
+            event["job_id"],
         ],
     )
 
@@ -310,7 +310,7 @@ def _progress(event: Mapping[str, Any]) -> _Parts:
         f"attempt {attempt}" if attempt else "",
         event.get("event") or "",
         event.get("detail") or "",
-        event["execution_id"],
+        event["job_id"],
     ]
     return _Parts(str(event["state"]), details)
 

@@ -305,12 +305,14 @@ def _branches(tree: Tree | None) -> list[Branch]:
     return branches
 
 
-def _ancestors(tree: Tree | None) -> list[str]:
-    """The ids of the ancestors of the tree's requested execution, from the root down."""
-    path: list[str] = []
+def _ancestors(tree: Tree | None) -> list[tuple[str, str]]:
+    """The ancestors of the tree's requested execution, from the root down: the id of the job, and its execution's."""
+    path: list[tuple[str, str]] = []
     for branch in _branches(tree):
-        path = [*path[: branch.depth], branch.node.execution_id]
-        if tree is not None and path[-1] == tree.execution_id:
+        node = branch.node
+        job_id = node.execution_id if node.execution is None else node.execution.job_id
+        path = [*path[: branch.depth], (job_id, node.execution_id)]
+        if tree is not None and node.execution_id == tree.execution_id:
             return path[:-1]
     return []
 

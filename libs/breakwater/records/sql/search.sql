@@ -7,6 +7,13 @@ WHERE execution_id = {execution_id:String}
 ORDER BY completed_at DESC
 LIMIT 1
 
+-- name: one_of_job
+SELECT * EXCEPT (event_sequence)
+FROM executions FINAL
+WHERE job_id = {execution_id:String}
+ORDER BY completed_at DESC
+LIMIT 1
+
 -- name: its_attempts
 SELECT * EXCEPT (event_sequence)
 FROM attempts FINAL
@@ -18,10 +25,14 @@ SELECT max(completed_at), count()
 FROM executions
 PREWHERE completed_at >= {from:DateTime64(3, 'UTC')} AND completed_at < {to:DateTime64(3, 'UTC')} AND %s
 
+-- Both ids have an index, which an OR of the two would not use.
 -- name: keys_of_id
-SELECT agent, completed_at, execution_id
-FROM executions FINAL
-WHERE execution_id = {text:String} AND %s
+SELECT DISTINCT agent, completed_at, execution_id
+FROM (
+    SELECT agent, completed_at, execution_id FROM executions FINAL WHERE execution_id = {text:String} AND %s
+    UNION ALL
+    SELECT agent, completed_at, execution_id FROM executions FINAL WHERE job_id = {text:String} AND %s
+)
 ORDER BY completed_at DESC
 LIMIT {limit:UInt32}
 
@@ -43,8 +54,13 @@ LIMIT {limit:UInt32}
 
 -- name: runs_of_id
 SELECT run_id, (max((completed_at, execution_id)) AS last).1, last.2
-FROM executions FINAL
-WHERE (execution_id = {text:String} OR run_id = {text:String}) AND %s
+FROM (
+    SELECT run_id, completed_at, execution_id FROM executions FINAL WHERE execution_id = {text:String} AND %s
+    UNION ALL
+    SELECT run_id, completed_at, execution_id FROM executions FINAL WHERE job_id = {text:String} AND %s
+    UNION ALL
+    SELECT run_id, completed_at, execution_id FROM executions FINAL WHERE run_id = {text:String} AND %s
+)
 GROUP BY run_id
 ORDER BY last DESC
 LIMIT {limit:UInt32}
@@ -90,6 +106,7 @@ SELECT
     run_id,
     any(executions.tenant) AS tenant,
     argMin(executions.execution_id, (queued_at, executions.execution_id)) AS execution_id,
+    argMin(executions.job_id, (queued_at, executions.execution_id)) AS job_id,
     arraySort(groupUniqArray(agent)) AS agents,
     arraySort(groupUniqArray(ifNull(chosen_model, requested_model))) AS models,
     count() AS steps,
@@ -170,6 +187,13 @@ WHERE execution_id = {execution_id:String}
 ORDER BY completed_at DESC
 LIMIT 1
 
+-- name: tree_node_of_job
+SELECT %s
+FROM executions FINAL
+WHERE job_id = {execution_id:String}
+ORDER BY completed_at DESC
+LIMIT 1
+
 -- name: tree_children
 SELECT %s
 FROM executions FINAL
@@ -179,27 +203,30 @@ LIMIT {limit:UInt32}
 
 -- name: plan_jobs
 SELECT
-    plan_id, execution_id AS job_id, agent, status, reason, total_cost, wasted_cost, cost_basis, queued_at, completed_at
+    plan_key, plan_id, execution_id, job_id, agent, status, reason, total_cost, wasted_cost, cost_basis, queued_at,
+    completed_at
 FROM executions FINAL
-WHERE plan_id IN {plans:Array(String)} AND NOT dry_run
+WHERE plan_key IN {plans:Array(String)} AND NOT dry_run
 ORDER BY completed_at
 
 -- name: plan_changes
-SELECT change_id, plan_id, from_state, to_state, reason, execution_id, tenant, owner, correlation_id, version, at
+SELECT
+    change_id, plan_id, plan_key, from_state, to_state, reason, execution_id, job_id, tenant, owner, correlation_id,
+    version, at
 FROM plan_changes FINAL
-WHERE plan_id IN {plans:Array(String)}
+WHERE plan_key IN {plans:Array(String)}
 ORDER BY version
 
 -- name: newest_plans
-SELECT plan_id, max(at) AS ended
+SELECT plan_key, max(at) AS ended
 FROM (
-    SELECT assumeNotNull(plan_id) AS plan_id, completed_at AS at
+    SELECT assumeNotNull(plan_key) AS plan_key, completed_at AS at
     FROM executions FINAL
     PREWHERE completed_at >= now() - INTERVAL 30 DAY
-    WHERE plan_id IS NOT NULL AND NOT dry_run
+    WHERE plan_key IS NOT NULL AND NOT dry_run
     UNION ALL
-    SELECT plan_id, at FROM plan_changes WHERE at >= now() - INTERVAL 30 DAY AND to_state IN ('draft', 'failed')
+    SELECT plan_key, at FROM plan_changes WHERE at >= now() - INTERVAL 30 DAY AND to_state IN ('draft', 'failed')
 )
-GROUP BY plan_id
+GROUP BY plan_key
 ORDER BY ended DESC
 LIMIT {limit:UInt32}

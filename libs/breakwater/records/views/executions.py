@@ -26,7 +26,14 @@ def _remarks(summary: ExecutionSummary | RunSummary) -> str:
 
 COLUMNS: tuple[Column[ExecutionSummary], ...] = (
     Column("ended", lambda execution: execution.completed_at, "time", drop=3, sortable=False),
-    Column("id", lambda execution: execution.execution_id, "execution", sortable=False),
+    Column(
+        "id",
+        lambda execution: execution.execution_id,
+        "execution",
+        display=lambda execution: execution.job_id,
+        sortable=False,
+    ),
+    Column("job", lambda execution: execution.job_id, name="job_id", terminal=False, page=False),
     Column("agent", lambda execution: execution.agent, "agent", sortable=False),
     Column("status", lambda execution: execution.status, "state", sortable=False),
     Column("model", lambda execution: execution.model, drop=2, sortable=False),
@@ -76,7 +83,7 @@ def as_tree(steps: Sequence[ExecutionSummary]) -> list[Step]:
 
 
 def _indented(step: Step) -> str:
-    return "  " * step.depth + step.execution.execution_id
+    return "  " * step.depth + step.execution.job_id
 
 
 def _remarks_on_step(step: Step) -> str:
@@ -195,6 +202,10 @@ def _usage_problems(execution: Execution) -> str:
 
 
 FACTS: tuple[Column[Execution], ...] = (
+    Column(
+        "execution",
+        lambda execution: None if execution.execution_id == execution.job_id else execution.execution_id,
+    ),
     Column("agent", lambda execution: execution.agent),
     Column("status", lambda execution: execution.status, "state"),
     Column("reason", lambda execution: execution.reason, "words"),
@@ -230,7 +241,7 @@ FACTS: tuple[Column[Execution], ...] = (
     Column("tokens/s", lambda execution: _rate(answering_attempt(execution)), terminal=False),
     Column("tenant", lambda execution: execution.tenant),
     Column("task", lambda execution: execution.task_id),
-    Column("parent", lambda execution: execution.parent_execution_id, page=False),
+    Column("parent", lambda execution: execution.parent_job_id or execution.parent_execution_id, page=False),
     Column("plan", lambda execution: execution.plan_id, page=False),
     Column("dry run", lambda execution: "yes" if execution.dry_run else None, page=False),
     Column("config", lambda execution: execution.config_version),

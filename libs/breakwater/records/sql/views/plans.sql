@@ -1,6 +1,7 @@
 -- Of the jobs that have ended: the `outcome` of a plan that still runs may change. The HTTP API has its state.
 SELECT
-    plan_id,
+    plan_key,
+    any(executions.plan_id) AS plan_id,
     if(succeeded = jobs, 'succeeded', if(succeeded = 0, 'failed', 'partial')) AS outcome,
     count() AS jobs,
     countIf(status = 'succeeded') AS succeeded,
@@ -15,5 +16,5 @@ SELECT
     min(queued_at) AS first_queued_at,
     max(completed_at) AS last_completed_at
 FROM executions FINAL
-WHERE plan_id IS NOT NULL AND NOT dry_run
-GROUP BY plan_id
+WHERE plan_key IS NOT NULL AND NOT dry_run
+GROUP BY plan_key
