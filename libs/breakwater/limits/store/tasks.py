@@ -67,6 +67,8 @@ _FIELDS = (
 )
 """The fields of a task in the order in which the scripts return them."""
 
+_LIFE = _FIELDS.index("life")
+
 
 @dataclass(frozen=True, slots=True)
 class Tripped:
@@ -175,7 +177,7 @@ class Tasks:
         """Reads the answer to `enter_call`."""
         number, other_holds, over_cap, values = answer
         task, tripped = _read(values)
-        life, warned = values[-2:]
+        life, warned = values[_LIFE : _LIFE + 2]
         return Entered(int(number), task, tripped, int(other_holds), bool(over_cap), None if warned else life)
 
     @staticmethod
