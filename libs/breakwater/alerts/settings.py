@@ -117,7 +117,7 @@ class Route(Message):
     )
 
 
-Demanding = Literal["guard_tripped", "budget_hard_cap"]
+PendingEvent = Literal["guard_tripped", "budget_hard_cap"]
 """The events that can stay pending until an operator acts."""
 
 ALERT_FIELDS = (
@@ -133,7 +133,7 @@ ALERT_FIELDS = (
     "incident_id",
     "reason",
 )
-"""Those that are fields of an alert. Fields that an alert lacks are empty."""
+"""The placeholders that are fields of an alert."""
 
 PLACEHOLDERS = (*ALERT_FIELDS, "count", "opened_at", "last_at", "by", "link")
 """The names for `${…}` in a template. Fields that an alert lacks are empty."""
@@ -248,7 +248,7 @@ class Alerts(Message):
         "that cannot update a message are notified of a recovery once it has lasted this long, and incidents of "
         "failures resolve once none has occurred for this long.",
     )
-    escalate: tuple[Demanding, ...] = Field(
+    escalate: tuple[PendingEvent, ...] = Field(
         default=("guard_tripped",),
         description="Events whose incidents stay pending until an operator acknowledges or resolves them.",
     )
