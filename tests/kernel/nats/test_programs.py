@@ -220,10 +220,23 @@ async def test_who_asks_for_the_agents_stands_in_the_subject(tmp_path: Path) -> 
 
 
 async def test_whose_job_it_is_stands_in_the_subject_and_in_no_header_of_the_program(tmp_path: Path) -> None:
-    forged = {"Breakwater-Owner": "writer", "breakwater-submitted-by": "writer", "Breakwater-Unique-Id": "1", "x": "y"}
+    forged = {
+        "Breakwater-Owner": "writer",
+        "breakwater-submitted-by": "writer",
+        "Breakwater-Unique-Id": "1",
+        "Breakwater-Execution-Id": "x-0123456789abcdef0123456789abcdef",
+        "breakwater-scope": "key:writer",
+        "Breakwater-Job-Id": "order-1",
+        "x": "y",
+    }
     expected = {
         "client": {"x": "y"},
-        "program-billing": {"x": "y", "Breakwater-Owner": OWN, "Breakwater-Submitted-By": OWN},
+        "program-billing": {
+            "x": "y",
+            "Breakwater-Owner": OWN,
+            "Breakwater-Submitted-By": OWN,
+            "Breakwater-Scope": "program-billing",
+        },
         "worker": forged,
     }
     async with running(tmp_path) as users:

@@ -251,7 +251,10 @@ async def test_an_interface_that_is_away_is_no_missing_job(console: Console):
 
 async def test_a_replay_leads_to_the_new_execution(console: Console):
     await store(console, refused())
-    console.interface.answers["GET dlq"] = (200, ONE_DEAD_LETTER)
+    [own_letter] = ONE_DEAD_LETTER["dead_letters"]
+    later_letter_of_a_key = {**own_letter, "dead_letter_id": 8, "execution_id": f"x-{'0' * 32}", "job_id": "e1"}
+    listed = {**ONE_DEAD_LETTER, "dead_letters": [later_letter_of_a_key, own_letter]}
+    console.interface.answers["GET dlq"] = (200, listed)
     answer = {
         "replayed": [{"dead_letter_id": 7, "execution_id": "rpl_1"}],
         "already": 0,

@@ -183,9 +183,11 @@ class ExecutionPage:
             return None
         # The worker writes a dead letter just before the record.
         since = (record.completed_at - timedelta(minutes=1)).isoformat()
-        query = {"execution_id": execution_id, "agent": record.agent, "since": since, "limit": 1}
+        query = {"execution_id": record.execution_id, "agent": record.agent, "since": since}
         dead_letters = (await session.api.read(DeadLetterList, "dlq", query)).dead_letters
-        return dead_letters[0].dead_letter_id if dead_letters else None
+        # The list also has jobs of other callers whose own id is this execution's.
+        own_dead_letters = (letter for letter in dead_letters if letter.execution_id == record.execution_id)
+        return next((letter.dead_letter_id for letter in own_dead_letters), None)
 
     async def _not_recorded(
         self, request: Request, execution_id: str, fetched_execution: Fetched[Execution | None]
