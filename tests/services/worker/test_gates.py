@@ -1,4 +1,4 @@
-"""The gates before a call: one round trip, what precedes what, what is given back, and a seventh gate."""
+"""The gates before a call: one round trip, what precedes what, what is given back, and an eighth gate."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ async def test_a_job_that_has_got_its_first_child_is_asked_about_again(redis_ser
         assert await bench.admit(request) is None
 
 
-# The seventh gate of CONTRIBUTING: this is the file, and `partial(DailyCallsGate, now=now),` the line in `gates_of`.
+# The eighth gate of CONTRIBUTING: this is the file, and `partial(DailyCallsGate, now=now),` the line in `gates_of`.
 
 _COUNT = Script.of("""
 local most, dry_run = tonumber(ARGV[1]), ARGV[2] == '1'
@@ -341,7 +341,7 @@ async def test_an_agent_without_limits_asks_nothing_of_them(redis_server: Runnin
         assert rate_limits.settle(attempt) is None
 
 
-async def test_a_seventh_gate_is_one_file_and_one_line(redis_server: RunningServer) -> None:
+async def test_an_eighth_gate_is_one_file_and_one_line(redis_server: RunningServer) -> None:
     async with bench_on(redis_server.url) as bench:
         worker, calls = bench.worker, f"bw:calls:writer:{datetime.now(UTC):%Y-%m-%d}"
         gates = (*gates_of(worker), partial(DailyCallsGate, now=worker.now))
