@@ -114,6 +114,19 @@ async def test_a_task_is_reset_by_the_name_that_its_caller_gave_it(governed: Htt
     assert await tasks.tripped() == []
 
 
+async def test_a_reset_by_name_prefers_the_stopped_task_to_one_that_goes_on(governed: HttpApi, redis: Redis) -> None:
+    tasks = Tasks(redis)
+    running = TaskKey("acme", "nightly")
+    outcome = JobOutcome(tokens=40, cost=1, failed=False, called=True, error_hash=None, confidence=None)
+    await redis.run([tasks.enter_call(running, "x")])
+    counted = await tasks.record(running, "x", outcome)
+    trip = Trip("max_iterations", "1 iteration (limit: 1)")
+    await tasks.trip(TaskKey("acme", "x-1"), trip, agent="writer", execution_id="x", task_id="nightly")
+    answer = await governed.act("guards/reset", task_id="nightly", tenant="acme")
+    assert (answer.json["task_id"], answer.json["task_key"]) == ("nightly", "x-1")
+    assert (await tasks.tripped(), await tasks.load(running)) == ([], (counted, None))
+
+
 async def test_a_reset_whose_answer_was_lost_is_answered_again_and_published_once(
     governed: HttpApi, redis: Redis
 ) -> None:

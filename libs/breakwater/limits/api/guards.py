@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from breakwater.identity.operations import REDIS_UNAVAILABLE, ApiRequest, operation
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.http.parsing import suggestion
-from breakwater.kernel.http.problems import unknown
+from breakwater.kernel.http.problems import RequestError, unknown
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.types import Message, ms_from_time, time_from_ms
@@ -78,12 +78,15 @@ class GuardRoutes:
         """
         key = TaskKey(request.input.tenant, request.input.task_id)
         task, tripped = await self.tasks.load(key)
+        if tripped is None and (stopped_task := await self._only_stopped(key)) is not None:
+            # A task with this very key goes on, and another caller's of this name is stopped.
+            key, tripped = stopped_task
+            task, _ = await self.tasks.load(key)
         if (task, tripped) == (Task(), None):
             # The response may have been lost, so for a minute a repeated reset gets the same answer.
             task, tripped = await self.tasks.reset(key)
         if (task, tripped) == (Task(), None):
-            key, tripped = await self._stopped(key)
-            task, _ = await self.tasks.load(key)
+            raise await self._not_stopped(key)
         while True:
             event = self._event(key, request, task, tripped)
             await self.publisher.event(subjects.guard(event.agent), event, id=event.event_id, at=event.at)
@@ -114,21 +117,25 @@ class GuardRoutes:
             **task.counts,
         )
 
-    async def _stopped(self, key: TaskKey) -> tuple[TaskKey, Tripped]:
-        """Finds a stopped task by the name that its caller gave it. Raises RequestError: 404."""
+    async def _only_stopped(self, key: TaskKey) -> tuple[TaskKey, Tripped] | None:
+        """Returns the stopped task of a tenant that its caller gave this name; None unless there is exactly one."""
+        stopped = await self.tasks.tripped()
+        named = [(task, trip) for task, trip in stopped if (task.tenant, trip.task_id) == (key.tenant, key.task_key)]
+        return named[0] if len(named) == 1 else None
+
+    async def _not_stopped(self, key: TaskKey) -> RequestError:
+        """Returns a 404 that says which stopped tasks may be meant."""
         stopped = await self.tasks.tripped()
         named = [(task, trip) for task, trip in stopped if key.task_key in (task.task_key, trip.task_id)]
-        of_tenant = [(task, trip) for task, trip in named if task.tenant == key.tenant]
-        if len(of_tenant) == 1:
-            return of_tenant[0]
+        of_tenant = [task for task, _ in named if task.tenant == key.tenant]
         tenant_words = "" if key.tenant is None else f" of tenant {key.tenant!r}"
         message = f"nothing is known of a task {key.task_key!r}{tenant_words}"
         if of_tenant:
-            keys = ", ".join(task.task_key for task, _ in of_tenant)
-            raise unknown("task", message, "task_id", f"several callers have stopped tasks of that name: {keys}")
+            keys = ", ".join(task.task_key for task in of_tenant)
+            return unknown("task", message, "task_id", f"several callers have stopped tasks of that name: {keys}")
         if named:
             owners = ", ".join("no tenant" if task.tenant is None else f"tenant {task.tenant!r}" for task, _ in named)
-            raise unknown("task", message, "tenant", f"one of that id is stopped, of {owners}")
+            return unknown("task", message, "tenant", f"one of that id is stopped, of {owners}")
         names = {trip.task_id or task.task_key for task, trip in stopped if task.tenant == key.tenant}
         hint = suggestion(key.task_key, names).removeprefix("; ") if names else "no task is stopped"
-        raise unknown("task", message, "task_id", hint)
+        return unknown("task", message, "task_id", hint)
