@@ -75,6 +75,51 @@ async def test_a_view_of_a_later_step_may_need_a_column_that_an_earlier_version_
     assert await migrate(analytics) == ()
 
 
+async def test_a_database_from_before_opaque_ids_becomes_like_a_new_one(
+    analytics: Analytics, clickhouse_server: RunningServer
+) -> None:
+    before = (
+        "ALTER TABLE executions DROP INDEX by_job_id, DROP INDEX by_plan_key, DROP COLUMN job_id, DROP COLUMN task_key,"
+        " DROP COLUMN parent_job_id, DROP COLUMN plan_key,"
+        " ADD INDEX by_plan_id plan_id TYPE bloom_filter(0.01) GRANULARITY 1",
+        "ALTER TABLE attempts DROP COLUMN job_id, DROP COLUMN task_key",
+        "ALTER TABLE guard_events DROP COLUMN task_key",
+        "ALTER TABLE plan_changes DROP INDEX IF EXISTS by_plan_key, DROP COLUMN plan_key, DROP COLUMN job_id",
+        "CREATE OR REPLACE VIEW plans AS SELECT plan_id, count() AS jobs FROM executions FINAL"
+        " WHERE plan_id IS NOT NULL GROUP BY plan_id",
+        "INSERT INTO executions (execution_id, agent, plan_id, completed_at)"
+        " VALUES ('e0', 'writer', 'report-47', now())",
+        "TRUNCATE TABLE schema_migrations",
+        "INSERT INTO schema_migrations (version, name) SELECT 20, 'tables and views'",
+    )
+    for statement in before:
+        await analytics.execute(statement)
+    assert "applied ClickHouse migration 21 (opaque ids beside the callers' own)" in await migrate(analytics)
+    assert await migrate(analytics) == ()
+
+    plans = [samples.execution(key, plan_id="report-47", plan_key=key) for key in ("k1", "k2")]
+    await analytics.insert(schema.EXECUTIONS, [rows.execution_row(one, n) for n, one in enumerate(plans)])
+    found = await analytics.query("SELECT plan_key, plan_id, jobs FROM plans ORDER BY plan_key")
+    assert found.rows == (("k1", "report-47", 1), ("k2", "report-47", 1), ("report-47", "report-47", 1))
+
+    async with samples.new_database(clickhouse_server.url, brand_new=True) as new:
+        assert await _schema(analytics) == await _schema(new)
+
+
+async def _schema(analytics: Analytics) -> dict[str, object]:
+    """Returns the columns and indexes of all tables, and the views' statements without the database's name."""
+    queries = {
+        "columns": "SELECT table, name, type, default_expression, compression_codec FROM system.columns"
+        " WHERE database = {database:String} ORDER BY table, position",
+        "indexes": "SELECT table, name, expr, type_full, granularity FROM system.data_skipping_indices"
+        " WHERE database = {database:String} ORDER BY table, name",
+        "views": "SELECT name, replaceAll(as_select, {database:String}, '') FROM system.tables"
+        " WHERE database = {database:String} AND engine = 'View' ORDER BY name",
+    }
+    database = {"database": analytics.database}
+    return {kind: (await analytics.query(query, database)).rows for kind, query in queries.items()}
+
+
 async def test_changed_retention_is_applied_and_reported_once(analytics: Analytics) -> None:
     await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.full_attempt(), 1)])
     shorter = Layout(retention_days={"attempts": 90, "alerts": 1})

@@ -21,7 +21,7 @@ from breakwater.kernel.clickhouse.client import Analytics, database_ddl, quoted,
 from breakwater.kernel.clickhouse.errors import SchemaMismatchError
 from breakwater.kernel.clickhouse.table import PLAIN, Layout
 from breakwater.records.log_comparison import LOG_COMPARISONS
-from breakwater.records.schema import TABLES
+from breakwater.records.schema import ATTEMPTS, EXECUTIONS, GUARD_EVENTS, PLAN_CHANGES, TABLES
 
 VIEWS = {
     file.name.removesuffix(".sql"): without_comments(file.read_text("utf-8"))
@@ -53,9 +53,29 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
     that come with that step.
     """
     tables = (table.ddl(layout) for table in TABLES)
-    views = (create_view(name, layout) for name in VIEWS)
+    views = (create_view(name, layout) for name in VIEWS if name != "plans")
     # The first release's. Those of development versions have lower numbers; from 16 on they lack what `missing` finds.
-    return (Migration(20, "tables and views", (*tables, *views)),)
+    return (
+        Migration(20, "tables and views", (*tables, *views)),
+        Migration(21, "opaque ids beside the callers' own", tuple(_opaque_ids(layout))),
+    )
+
+
+def _opaque_ids(layout: Layout) -> Iterator[str]:
+    """Adds the columns of both kinds of ids and their indexes, and tells plans apart by the opaque one."""
+    added = (
+        (EXECUTIONS, ("job_id", "task_key", "parent_job_id", "plan_key")),
+        (ATTEMPTS, ("job_id", "task_key")),
+        (GUARD_EVENTS, ("task_key",)),
+        (PLAN_CHANGES, ("plan_key", "job_id")),
+    )
+    for table, columns in added:
+        yield from (table.add_column(column, layout) for column in columns)
+        for column in columns:
+            if column in table.find_by:
+                yield from table.add_index(column, layout)
+    yield f"ALTER TABLE {EXECUTIONS.name}{layout.on_cluster} DROP INDEX IF EXISTS by_plan_id"
+    yield create_view("plans", layout)
 
 
 MIGRATIONS = migrations(PLAIN)

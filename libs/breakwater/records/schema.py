@@ -276,6 +276,7 @@ PLAN_CHANGES = Table(
     defaults={"plan_key": "plan_id", "job_id": "execution_id"},
     order_by=("plan_id", "change_id"),
     time="at",
+    find_by=("plan_key",),
 )
 
 ALERTS = Table(

@@ -78,7 +78,7 @@ class Table:
     def ddl(self, layout: Layout = PLAIN) -> str:
         """The statement that creates the table where it is missing."""
         lines = [*map(self._column, (*self.columns, *self.computed))]
-        lines += [f"INDEX by_{name} {name} TYPE bloom_filter(0.01) GRANULARITY 1" for name in self.find_by]
+        lines += [f"INDEX {self._index(name)}" for name in self.find_by]
         lines += [f"INDEX by_{name} {sql} TYPE minmax GRANULARITY 1" for name, sql in self.ranges.items()]
         partition = f"PARTITION BY toYYYYMM({self.time}) " if self.monthly else ""
         settings = f" SETTINGS {_MONTHLY}" if self.monthly else ""
@@ -97,6 +97,11 @@ class Table:
         before = list(self.columns)[: list(self.columns).index(name)]
         return f"{added} {f'AFTER {before[-1]}' if before else 'FIRST'}"
 
+    def add_index(self, name: str, layout: Layout = PLAIN) -> tuple[str, str]:
+        """Returns the statements that add the index of a column where it is missing, and build it for all rows."""
+        table = f"ALTER TABLE {self.name}{layout.on_cluster}"
+        return f"{table} ADD INDEX IF NOT EXISTS {self._index(name)}", f"{table} MATERIALIZE INDEX by_{name}"
+
     def modify_ttl(self, layout: Layout) -> str:
         """The statement that makes the table keep its rows for as long as the layout says."""
         return f"ALTER TABLE {self.name}{layout.on_cluster} MODIFY TTL {self._ttl(layout)}"
@@ -107,6 +112,9 @@ class Table:
 
     def _ttl(self, layout: Layout) -> str:
         return f"toDateTime({self.time}) + INTERVAL {self.days(layout)} DAY"
+
+    def _index(self, name: str) -> str:
+        return f"by_{name} {name} TYPE bloom_filter(0.01) GRANULARITY 1"
 
     def _column(self, name: str) -> str:
         if name in self.computed:
