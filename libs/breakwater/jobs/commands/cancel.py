@@ -25,7 +25,7 @@ MAX_CONCURRENT_REQUESTS = 16
 @api_command
 def cancel(
     api: Api,
-    jobs: Annotated[list[str], typer.Argument(metavar="ID…", help="Job ids, which are also their execution ids.")],
+    jobs: Annotated[list[str], typer.Argument(metavar="ID…", help="Job ids; of other callers' jobs, execution ids.")],
     reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Reason; it is recorded.")] = None,
     wait_s: Annotated[
         float, typer.Option("--wait-s", metavar="SECONDS", help="Seconds to wait for each job to end; 0: not at all.")
