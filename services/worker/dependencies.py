@@ -87,10 +87,10 @@ class Dependencies:
             return result.status if self._is_ours(result.tenant, result.owner) and not result.dry_run else "unknown"
         status = await Accepted(self._worker.redis).status(execution_id, just_now=False)
         is_visible = status is not None and self._is_ours(
-            # Of a job that came over NATS, only its id is known. A hash was made with the scope of this job.
-            self._job.job.tenant if status.agent is None else status.tenant,
+            # Of a job that Redis has lost, only its id is known. A hash was made with the scope of this job.
+            status.tenant if status.is_owner_known else self._job.job.tenant,
             self._received.owner
-            if status.agent is None and self._written_ids[execution_id] != execution_id
+            if not status.is_owner_known and self._written_ids[execution_id] != execution_id
             else status.owner,
         )
         return "undecided" if is_visible else "unknown"

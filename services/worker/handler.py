@@ -242,7 +242,9 @@ class JobHandler:
         referred = await decided(self._worker.lookup.as_stored(), execution_id)
         if referred is None:
             referred = await Accepted(self._worker.redis).status(execution_id, just_now=False)
-        if referred is None or referred.agent is None or referred.tenant != tenant:
+            if referred is None or not referred.is_owner_known:
+                return False
+        if referred.tenant != tenant:
             return False
         is_of_tenants_program = received.owner is None and (received.scope or "").startswith(PROGRAM)
         return is_of_tenants_program or referred.owner == received.owner

@@ -207,6 +207,35 @@ async def test_a_tenants_program_is_told_how_a_job_of_its_tenant_has_ended(start
             assert json.loads(answer.data)["status"] == status
 
 
+async def test_a_running_job_that_came_over_nats_is_cancelled_by_its_execution_id(start_api: Any, redis: Redis) -> None:
+    bounds = "{desk: {agents: [writer]}, other: {agents: [writer]}, acme: {agents: [writer], tenants: [acme]}}"
+    async with start_api(f"{CONFIG}\nprograms: {bounds}\n") as api:
+        for owner, tenant, users in (
+            ("program-desk", None, ("program-desk", "client")),
+            (None, "acme", ("program-acme", "client")),
+        ):
+            for user in ("program-desk", "program-other", "program-acme", "client"):
+                execution_id = key_of(owner or "program-acme", new_id())
+                claim = Claim.new(execution_id)
+                await Executions(redis).claim(claim, "digest", tenant=tenant, owner=owner)
+                await Executions(redis).release(claim)
+                prefix = "bw.cancel." if user == "client" else subjects.cancels_by(user).removesuffix("*")
+                answer = json.loads((await api.bus.request(f"{prefix}{execution_id}", b"", timeout=60)).data)
+                assert answer["status"] == "cancelling"
+                kept = await cancels_kept(redis, execution_id)
+                assert [one.cancellation.name for one in kept] == ([user] if user in users else [])
+                assert (answer["execution_id"] == execution_id) == (user in users)
+
+
+async def test_no_program_cancels_a_job_whose_owner_redis_has_lost(start_api: Any, redis: Redis) -> None:
+    async with start_api(f"{CONFIG}\nprograms: {{desk: {{agents: [writer]}}}}\n") as api:
+        execution_id = key_of("program-desk", new_id())
+        await redis.client.hset(Claim.new(execution_id).key, "checkpoint", "{}")
+        subject = subjects.cancels_by("program-desk").removesuffix("*") + execution_id
+        answer = json.loads((await api.bus.request(subject, b"", timeout=60)).data)
+        assert answer["execution_id"] == key_of("program-desk", execution_id)
+
+
 def test_who_asks_is_read_from_the_subject() -> None:
     assert _user_and_job("bw.cancel.a%2Fb") == ("client", "a/b")
     assert _user_and_job("bw.cancel-by.program-desk.j1") == ("program-desk", "j1")

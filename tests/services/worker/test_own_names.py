@@ -84,3 +84,22 @@ async def test_an_id_that_looks_like_an_execution_of_another_is_hashed(start_wor
         done = await ask(plane, "client", job_id=owned["execution_id"], prompt="mine")
         assert (done["status"], done["job_id"]) == ("succeeded", owned["execution_id"])
         assert done["execution_id"] == key_of(None, owned["execution_id"]) != owned["execution_id"]
+
+
+async def test_a_running_job_is_referred_to_by_its_execution_id_by_its_program_alone(
+    start_worker: StartWorker,
+) -> None:
+    models = {"sim/slow": model(latency_ms=6000), "sim/fast": model(answer="Done.")}
+    agents = {"writer": {"model": "sim/fast"}, "slow": {"model": "sim/slow"}}
+    programs = {name: {"agents": ["writer", "slow"]} for name in ("one", "other")}
+    parent = key_of("program-one", "p")
+    async with start_worker(models, agents, programs=programs) as plane:
+        job = {"agent": "slow", "job_id": "p", "prompt": "x"}
+        await plane.jetstream.publish(subjects.job_by("slow", "program-one"), json.dumps(job).encode())
+        await until(lambda: plane.sim.ledger.calls, "the call of the parent")
+        for user, task_key in (("program-one", parent), ("program-other", key_of("program-other", parent))):
+            child = await ask(plane, user, job_id="child", parent_execution_id=parent)
+            assert (child["status"], child["task_key"]) == ("succeeded", task_key)
+        assert await plane.last("RESULTS", subjects.result(parent)) is None, "the parent still runs"
+        done = await ask(plane, "program-one", job_id="after", depends_on=[parent], total_timeout_s=40)
+        assert done["status"] == "succeeded"

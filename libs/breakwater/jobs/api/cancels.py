@@ -220,9 +220,9 @@ class CancelRequests:
             raise unknown_job(None)
         execution_id = key_of(None if user == CLIENT else user, requested_id)
         if is_made_here(requested_id) and execution_id != requested_id:
-            # This may be the execution of a job with another id, such as one that came over HTTP.
+            # This may be the execution of a job with another id.
             _, status = await self._cancels.lookup.status(requested_id)
-            if status is not None and status.agent is not None and (program is None or _may_see(user, program, status)):
+            if status is not None and status.is_owner_known and (program is None or _may_see(user, program, status)):
                 execution_id = requested_id
         decided = await self._cancels.lookup.results.decided(execution_id)
         if decided is not None:
@@ -247,9 +247,12 @@ class CancelRequests:
 
 def _may_see(user: str, program: NatsProgram, status: JobStatus) -> bool:
     """Returns True if a job belongs to a named program or to its tenant."""
-    if status.agent is None or forbidden_field(program, status.agent, status.tenant) is not None:
-        return False
-    return bool(program.tenants) or status.owner == user
+    if status.agent is None:
+        # The claim of a job names no agent; the worker compares it with those that the request names.
+        is_of_bounds = not program.tenants or status.tenant in program.tenants
+    else:
+        is_of_bounds = forbidden_field(program, status.agent, status.tenant) is None
+    return status.is_owner_known and is_of_bounds and (bool(program.tenants) or status.owner == user)
 
 
 def _refusal(problem: RequestError) -> bytes:

@@ -52,7 +52,7 @@ class JobStatus:
     """The state of a job that may not be decided yet."""
 
     agent: str | None
-    """None if it was not accepted over HTTP within a day."""
+    """None if it was not accepted over HTTP within a day. The claim then names its tenant and owner."""
     accepted_at: datetime | None
     taken: bool
     """True if a worker has it, or had it and another one will take it over."""
@@ -65,6 +65,11 @@ class JobStatus:
     """The digest of its content."""
     job_id: str | None = None
     """Its own id; None if that is its execution's or unknown."""
+
+    @property
+    def is_owner_known(self) -> bool:
+        """Returns False if no owner and tenant may also mean that Redis has lost them."""
+        return self.agent is not None or self.digest is not None
 
 
 class Accepted:
@@ -139,17 +144,21 @@ class Accepted:
         async with self._redis.client.pipeline(transaction=False) as pipe:
             key = Claim(execution_id, "").key
             pipe.exists(key)
-            pipe.hmget(key, "checkpoint", "digest", "note")
+            pipe.hmget(key, "checkpoint", "digest", "note", "tenant", "owner")
             for recent in recent_keys(time.time()):
                 pipe.hget(recent, execution_id)
             answers: list[Any] = await pipe.execute()
-        taken, (checkpoint, digest, taken_over), *saved = answers
+        taken, (checkpoint, digest, taken_over, tenant, owner), *saved = answers
         notes: list[str | None] = [self._unsaved.get(execution_id), taken_over, *saved]
         note = next((note for note in notes if note is not None), None)
         if note is None and not taken:
             return None
         status = _status(note, taken=bool(taken), checkpoint=checkpoint)
-        return status if digest is None else replace(status, digest=digest)
+        if digest is None:
+            return status
+        if note is None:
+            status = replace(status, tenant=tenant, owner=owner)
+        return replace(status, digest=digest)
 
     async def _save_all(self) -> None:
         await asyncio.sleep(LINGER_S)
