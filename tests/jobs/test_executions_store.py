@@ -63,14 +63,17 @@ async def test_of_many_messages_with_one_id_one_gets_the_job(redis: Redis) -> No
 
 async def test_a_holder_that_renews_keeps_the_job_however_long_and_whoever_asks(redis: Redis) -> None:
     executions, holder = Executions(redis), Claim.new("j")
-    await executions.claim(holder)
-    for _ in range(5):
+    await executions.claim(holder, "digest")
+    for number in range(6):
         # Redis stood still, or its clock jumped: the lease has ended though the holder lives.
         await pass_time(redis, holder, 10 * LIVENESS.claim_lease_ms)
-        asked = await executions.claim(Claim.new("j"))
+        asked = await executions.claim(Claim.new("j"), "digest")
         assert isinstance(asked, Taken)
         assert asked.for_ms == LIVENESS.grace_ms
-        assert await executions.renew([holder]) == [ClaimKept()]
+        if number % 2:
+            assert await executions.restore(holder, SavedProgress("so far"), "digest")
+        else:
+            assert await executions.renew([holder]) == [ClaimKept()]
 
 
 async def test_a_holder_that_is_gone_is_followed_by_who_asks_twice_and_then_fenced_off(redis: Redis) -> None:

@@ -142,6 +142,7 @@ if lease_ms == 0 then
 else
   fields[#fields + 1], fields[#fields + 2] = 'token', token
   fields[#fields + 1], fields[#fields + 2] = 'lease_until', now_ms() + lease_ms
+  redis.call('HDEL', KEYS[1], 'asked_at')
 end
 redis.call('HSET', KEYS[1], unpack(fields))
 redis.call('PEXPIRE', KEYS[1], keep_ms)
