@@ -156,7 +156,9 @@ async def test_rate_limits_open_no_breaker_unless_the_config_says_so(
 async def test_a_busy_model_that_answers_others_uses_up_no_tries(start_worker: StartWorker, answers: bool) -> None:
     models = {"sim/m": model({"requests": [1, 5], "status": 429, "retry_after_s": 0.2})}
     options: dict[str, Any] = {"retry_budget": {"ratio": 0, "floor": 1}, "fake_clock": True}
-    async with start_worker(models, {"writer": AGENT}, **options) as plane:
+    # Redis holds the model by its own clock, and meanwhile the job asks again and again by the faster one.
+    agent = {**AGENT, "total_timeout_s": 3600}
+    async with start_worker(models, {"writer": agent}, **options) as plane:
         if answers:
             plane.worker.outcomes.answered["sim/m"] = plane.worker.now() + timedelta(minutes=1)
         result = await plane.run({"agent": "writer", "job_id": "j1", "prompt": "x"})
