@@ -94,7 +94,7 @@ async def test_a_database_from_before_opaque_ids_becomes_like_a_new_one(
     )
     for statement in before:
         await analytics.execute(statement)
-    assert "applied ClickHouse migration 21 (opaque ids beside the callers' own)" in await migrate(analytics)
+    assert "applied ClickHouse migration 21 (opaque ids, and the callers' own)" in await migrate(analytics)
     assert await migrate(analytics) == ()
 
     plans = [samples.execution(key, plan_id="report-47", plan_key=key) for key in ("k1", "k2")]

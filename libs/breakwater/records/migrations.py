@@ -57,7 +57,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
     # The first release's. Those of development versions have lower numbers; from 16 on they lack what `missing` finds.
     return (
         Migration(20, "tables and views", (*tables, *views)),
-        Migration(21, "opaque ids beside the callers' own", tuple(_opaque_ids(layout))),
+        Migration(21, "opaque ids, and the callers' own", tuple(_opaque_ids(layout))),
     )
 
 
