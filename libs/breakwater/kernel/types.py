@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -119,6 +121,18 @@ NO_CONTROLS_OR_EMPTY = rf"^[^{_CONTROLS}]*$"
 
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=NO_CONTROLS)]
 """A name chosen by people or programs: any text without control characters. Subjects contain it encoded."""
+
+
+def _check_zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError(f"{name!r} is not a time zone; write it like 'Europe/Berlin' or 'UTC'") from error
+    return name
+
+
+ZoneName = Annotated[str, AfterValidator(_check_zone)]
+"""The name of a time zone in the config, such as `Europe/Berlin`."""
 
 NO_SPACES = rf"^[^\s{_CONTROLS}]+$"
 

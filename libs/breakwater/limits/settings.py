@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from breakwater.breakers.settings import Preset, take_preset
-from breakwater.kernel.types import NO_CONTROLS, Message, Name, Off, UsdAmount
+from breakwater.kernel.types import NO_CONTROLS, Message, Name, Off, UsdAmount, ZoneName
 from breakwater.limits.contract import Enforcement, Window
 
 LimitPeriod = Literal["minute", "hour", "day"]
@@ -184,7 +184,7 @@ class GuardRules(Message):
 class BudgetSettings(Message):
     """Caps over all agents, and the calendar of every budget."""
 
-    timezone: str = Field(default="UTC", description="The time zone of days and months, such as `Europe/Berlin`.")
+    timezone: ZoneName = Field(default="UTC", description="The time zone of days and months, such as `Europe/Berlin`.")
     total: Caps = Field(default=Caps(), alias="global")
     compare_every_s: float = Field(
         default=600,
@@ -195,15 +195,6 @@ class BudgetSettings(Message):
     tenants: dict[Name, Caps] = Field(
         default_factory=dict, description="Caps per tenant; `*` applies to each tenant that is not listed."
     )
-
-    @field_validator("timezone")
-    @classmethod
-    def _known_zone(cls, name: str) -> str:
-        try:
-            ZoneInfo(name)
-        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-            raise ValueError(f"{name!r} is not a time zone; write it like 'Europe/Berlin' or 'UTC'") from error
-        return name
 
     @property
     def zone(self) -> ZoneInfo:
