@@ -88,6 +88,16 @@ Reason = Literal[
 ]
 
 RunId = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=NO_CONTROLS)]
+# The fields that name a job in all records of it: the caller's own ids, and those by which the plane knows the same.
+OwnJobId = Annotated[Identifier, Field(description="Id of the job, as its caller chose it, or generated.")]
+OwnTaskId = Annotated[Identifier | None, Field(description="Task, as the caller named it.")]
+OpaqueTaskKey = Annotated[
+    Identifier | None, Field(description="The same task as the plane knows it: unique among all callers of a tenant.")
+]
+ParentExecutionId = Annotated[Identifier | None, Field(description="Execution that it is part of.")]
+ParentJobId = Annotated[Identifier | None, Field(description="The same as the job named it.")]
+OwnPlanId = Annotated[Identifier | None, Field(description="Plan, as the caller named it.")]
+OpaquePlanKey = Annotated[Identifier | None, Field(description="The same plan as the plane knows it.")]
 
 
 class ErrorInfo(Event):
@@ -135,13 +145,11 @@ class Attempt(Event):
 
     attempt_id: str = Field(description="`<execution_id>:<number>`, numbered from 1.")
     execution_id: Identifier
-    job_id: Identifier = Field(description="Id of the job, as its caller chose it, or generated.")
+    job_id: OwnJobId
     agent: Identifier
     tenant: Identifier | None = None
-    task_id: Identifier | None = Field(default=None, description="Task, as the caller named it.")
-    task_key: Identifier | None = Field(
-        default=None, description="The same task as the plane knows it: unique among all callers of a tenant."
-    )
+    task_id: OwnTaskId = None
+    task_key: OpaqueTaskKey = None
     submitted_by: Identifier | None = Field(
         default=None,
         description="Name of the API key that the job was submitted with. Null over NATS, which does not say who its "
@@ -266,18 +274,16 @@ class Execution(Event):
     holds_texts = True
 
     execution_id: Identifier
-    job_id: Identifier = Field(description="Id of the job, as its caller chose it, or generated.")
+    job_id: OwnJobId
     agent: Identifier
     api: CallApi = Field(default="chat", description="The API that the job's request is written for.")
     tenant: Identifier | None = None
-    task_id: Identifier | None = Field(default=None, description="Task, as the caller named it.")
-    task_key: Identifier | None = Field(
-        default=None, description="The same task as the plane knows it: unique among all callers of a tenant."
-    )
-    parent_execution_id: Identifier | None = Field(default=None, description="Execution that it is part of.")
-    parent_job_id: Identifier | None = Field(default=None, description="The same as the job named it.")
-    plan_id: Identifier | None = Field(default=None, description="Plan, as the caller named it.")
-    plan_key: Identifier | None = Field(default=None, description="The same plan as the plane knows it.")
+    task_id: OwnTaskId = None
+    task_key: OpaqueTaskKey = None
+    parent_execution_id: ParentExecutionId = None
+    parent_job_id: ParentJobId = None
+    plan_id: OwnPlanId = None
+    plan_key: OpaquePlanKey = None
     run_id: RunId | None = Field(
         default=None,
         description="Run that this execution is a step of: its task, else its session, else the run of its parent, "
@@ -374,7 +380,7 @@ class AnswerChunks(Event):
 
     type: Literal["chunks"] = Field(default="chunks", description="Distinguishes them from the `Result` at `reply_to`.")
     execution_id: Identifier
-    job_id: Identifier = Field(description="Id of the job, as its caller chose it, or generated.")
+    job_id: OwnJobId
     agent: Identifier
     number: int = Field(
         ge=1, description="From 1, without gaps. If one is missing, read the whole answer from the result."
@@ -408,7 +414,7 @@ class Progress(Event):
     """
 
     execution_id: Identifier
-    job_id: Identifier = Field(description="Id of the job, as its caller chose it, or generated.")
+    job_id: OwnJobId
     agent: Identifier
     state: Literal[
         "queued", "dispatched", "in_progress", "retried", "waiting", "succeeded", "dead_lettered", "cancelled"
@@ -418,14 +424,12 @@ class Progress(Event):
     attempt: int | None = Field(default=None, description="The attempt's number, from 1.")
     model: ModelId | None = None
     tenant: Identifier | None = None
-    task_id: Identifier | None = Field(default=None, description="Task, as the caller named it.")
-    task_key: Identifier | None = Field(
-        default=None, description="The same task as the plane knows it: unique among all callers of a tenant."
-    )
-    parent_execution_id: Identifier | None = Field(default=None, description="Execution that it is part of.")
-    parent_job_id: Identifier | None = Field(default=None, description="The same as the job named it.")
-    plan_id: Identifier | None = Field(default=None, description="Plan, as the caller named it.")
-    plan_key: Identifier | None = Field(default=None, description="The same plan as the plane knows it.")
+    task_id: OwnTaskId = None
+    task_key: OpaqueTaskKey = None
+    parent_execution_id: ParentExecutionId = None
+    parent_job_id: ParentJobId = None
+    plan_id: OwnPlanId = None
+    plan_key: OpaquePlanKey = None
     run_id: RunId | None = None
     duration_ms: Count | None = None
     input_tokens: Count | None = None
@@ -493,17 +497,15 @@ class ExecutionSummary(Event):
     """An execution without its texts and attempts, for lists and for the stream of events."""
 
     execution_id: Identifier
-    job_id: Identifier = Field(description="Id of the job, as its caller chose it, or generated.")
+    job_id: OwnJobId
     agent: Identifier
     tenant: Identifier | None = None
-    task_id: Identifier | None = Field(default=None, description="Task, as the caller named it.")
-    task_key: Identifier | None = Field(
-        default=None, description="The same task as the plane knows it: unique among all callers of a tenant."
-    )
-    parent_execution_id: Identifier | None = Field(default=None, description="Execution that it is part of.")
-    parent_job_id: Identifier | None = Field(default=None, description="The same as the job named it.")
-    plan_id: Identifier | None = Field(default=None, description="Plan, as the caller named it.")
-    plan_key: Identifier | None = Field(default=None, description="The same plan as the plane knows it.")
+    task_id: OwnTaskId = None
+    task_key: OpaqueTaskKey = None
+    parent_execution_id: ParentExecutionId = None
+    parent_job_id: ParentJobId = None
+    plan_id: OwnPlanId = None
+    plan_key: OpaquePlanKey = None
     run_id: RunId | None = None
     status: Status
     reason: Reason | None = None
