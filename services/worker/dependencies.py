@@ -11,7 +11,7 @@ import structlog
 from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, JobEnd
 from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.jobs.rules.plans import Dependency, dependency_failure, look_again_in
-from breakwater.jobs.store.accepted import Accepted
+from breakwater.jobs.store.accepted import Accepted, JobStatus
 from breakwater.jobs.store.records import decided
 from breakwater.kernel.nats.delivery import wake_early
 from breakwater.kernel.nats.errors import BusUnavailableError, PublishRefusedError
@@ -86,14 +86,14 @@ class Dependencies:
             # The outcome of another owner's job is not disclosed.
             return result.status if self._is_ours(result.tenant, result.owner) and not result.dry_run else "unknown"
         status = await Accepted(self._worker.redis).status(execution_id, just_now=False)
-        is_visible = status is not None and self._is_ours(
-            # Of a job that Redis has lost, only its id is known. A hash was made with the scope of this job.
-            status.tenant if status.is_owner_known else self._job.job.tenant,
-            self._received.owner
-            if not status.is_owner_known and self._written_ids[execution_id] != execution_id
-            else status.owner,
-        )
-        return "undecided" if is_visible else "unknown"
+        return "undecided" if status is not None and self._is_visible(execution_id, status) else "unknown"
+
+    def _is_visible(self, execution_id: str, status: JobStatus) -> bool:
+        if status.is_owner_known:
+            return self._is_ours(status.tenant, status.owner)
+        # Of a job that Redis has lost, only its id is known. A hash was made with the scope of this job.
+        is_hashed = self._written_ids[execution_id] != execution_id
+        return is_hashed or status.owner == self._received.owner
 
     def _is_ours(self, tenant: str | None, owner: str | None) -> bool:
         return (tenant, owner) == self._tenant_and_owner
