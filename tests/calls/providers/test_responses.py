@@ -12,7 +12,10 @@ from aiohttp import web
 
 from breakwater.calls.providers.base import Answer, Call, CallError
 from breakwater.calls.providers.openai import ChatCompletions, OpenAISettings
-from breakwater.calls.providers.responses import ResponsesWire
+from breakwater.calls.providers.responses import (
+    ResponsesWire,
+    _ResponseReader,  # pyright: ignore[reportPrivateUsage]
+)
 from breakwater.calls.rules.classify import BrokenAnswer, HttpFailure, classify
 from breakwater.dialects.rules import chat_form
 from breakwater.dialects.rules.chat_chunks import Assembly
@@ -171,6 +174,14 @@ async def test_a_broken_stream_is_the_failure_that_it_is(fault: dict[str, Any], 
             await asked(sim, Streamed(**native()).call)
 
     assert classify(caught.value.failure, datetime.now(UTC)).kind == kind
+
+
+def test_a_stream_ends_with_a_response_whatever_its_object_says(subtests: pytest.Subtests) -> None:
+    for written in (None, "chat.completion", 7):
+        with subtests.test(written):
+            reader = _ResponseReader(Assembly())
+            [chunk] = reader.read({"type": "response.completed", "response": {"object": written, "output": [{}]}})
+            assert (chunk["object"], reader.answer()["object"]) == ("chat.completion.chunk", "response")
 
 
 async def test_a_whole_response_that_failed_is_a_failure() -> None:

@@ -12,6 +12,7 @@ from breakwater.calls.providers.base import Call, StreamReader, UnusableAnswerEr
 from breakwater.calls.providers.embeddings import ProviderEndpoint
 from breakwater.dialects.rules.chat_chunks import OBJECT, Assembly, Chunk
 from breakwater.dialects.rules.responses import chat_form, input_of, text_format
+from breakwater.dialects.rules.responses_answer import OBJECT as RESPONSE
 from breakwater.jobs.contract.execution import Choice
 from breakwater.jobs.rules.chat_messages import OTHERS, THOUGHT, arguments_text, fields, objects
 from breakwater.prices.rules.usage import Usage, of_completion, of_response
@@ -179,7 +180,8 @@ class _ResponseReader:
         self.ended = True
         if not response.get("output"):
             response["output"] = [item for _, item in sorted(self._items.items())]
-        self._response |= response
+        # Whatever a provider writes there: its stream and its stored answer are read in the same way.
+        self._response |= {**response, "object": RESPONSE}
         limit_reason = _FINISHED.get(str(fields(response.get("incomplete_details")).get("reason")))
         yield self._chunk({}, finish_reason=limit_reason or ("tool_calls" if self._calls else "stop"))
         usage = of_completion(response)
