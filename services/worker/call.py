@@ -42,7 +42,7 @@ async def call(
     `timeout_s` is the time limit of the answer, or of the beginning of a streamed one. `repairs` change the parameters.
     """
     attempt_call = _AttemptCall(worker, job, flight, stream)
-    target = worker.targets.of(job.agent_name, flight.model)
+    target = attempt_call.target
     span = tracing.begin(
         f"{operation_of(job)} {target.name}",
         parent=job.traceparent,
@@ -56,6 +56,7 @@ async def call(
         messages,
         timeout_s,
         repairs,
+        author=attempt_call.author,
         traceparent=span.traceparent,
         streaming=None if stream is None else stream.streaming,
     )
@@ -76,6 +77,8 @@ class _AttemptCall:
     """The call of one attempt.
 
     Attributes:
+        target: the called model.
+        author: the signature of its answer; see `author_of_answer`.
         answer: the answer, complete if it was streamed; None before it arrives, and if the call fails.
     """
 
@@ -83,12 +86,12 @@ class _AttemptCall:
         self._worker = worker
         self._job = job
         self._flight = flight
-        self._target = worker.targets.of(job.agent_name, flight.model)
-        self._author = author_of_answer(worker, job, self._target)
+        self.target = worker.targets.of(job.agent_name, flight.model)
+        self.author = author_of_answer(worker, job, self.target)
         self._stream = stream
         self._started_at = job.now()
         if stream is not None:
-            stream.author = self._author
+            stream.author = self.author
             stream.called()  # after `started_at`: otherwise the first token could seem to arrive after the call's end
         self.answer: Answer | None = None
 
@@ -101,8 +104,8 @@ class _AttemptCall:
                 self.answer = await _performed(self._worker, self._job, self._flight, request)
             if self._stream is not None:
                 self.answer = await self._stream.whole(self.answer)
-            if self._author is not None and self.answer.response is not None:
-                self.answer = replace(self.answer, response={**self.answer.response, AUTHOR: self._author})
+            if self.author is not None and self.answer.response is not None:
+                self.answer = replace(self.answer, response={**self.answer.response, AUTHOR: self.author})
             return answered(self._worker, self._job, self._flight_at_end(), self._started_at, self.answer)
         except CallError as error:
             flight = self._flight_at_end()
@@ -128,7 +131,7 @@ class _AttemptCall:
         if self._stream is None or not self._stream.begun:
             return None
         generated = self._stream.streaming.answer.messages().values()
-        return usage_of_part(flight, self._target, generated, reported)
+        return usage_of_part(flight, self.target, generated, reported)
 
 
 async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, request: Call) -> Answer:

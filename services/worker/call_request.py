@@ -33,10 +33,14 @@ def call_request(
     timeout_s: float,
     repairs: Repairs,
     *,
+    author: str | None,
     traceparent: str | None,
     streaming: Streaming | None,
 ) -> Call:
-    """Builds the request of an attempt. `repairs` change its parameters and messages."""
+    """Builds the request of an attempt. `repairs` change its parameters and messages.
+
+    `author` is that of the answer; see `author_of_answer`.
+    """
     target = worker.targets.of(job.agent_name, flight.model)
     guard = job.output_guard
     state_repairs = {*repairs.state, *worker.state_repairs.get(flight.model, ())}
@@ -49,7 +53,6 @@ def call_request(
     sent_params = params
     if not speaks:
         sent_messages, sent_params = job.chat_request(messages, params)
-    author = author_of_answer(worker, job, target)
     if author is not None or state_repairs or (is_repaired and body is not None):
         sent_messages = for_author(sent_messages, author or "", state_repairs)
     native_schema = guard is not None and guard.rules.native and "response_format" not in left_out
