@@ -111,8 +111,8 @@ def option_headers(values: Mapping[str, str | None], dropped: Iterable[str]) -> 
     return {f"{OPTION_PREFIX}{name}": value for name, value in values.items() if value is not None}
 
 
-def stopping_error(job_id: str) -> RequestError:
+def stopping_error(execution_id: str) -> RequestError:
     """Returns 503 for a client whose process stops. If its SDK repeats the request, it attaches to the job."""
     problem = unavailable("unavailable", "this process stops, and the job goes on; send the same request again")
-    problem.headers["x-breakwater-execution-id"] = job_id
+    problem.headers["x-breakwater-execution-id"] = execution_id
     return problem
