@@ -96,10 +96,10 @@ class Bench:
 
     async def _reserve(self, number: int) -> None:
         now, attempt_id = datetime.now(UTC), f"job-{number}:1"
-        call = self._budgets.reserve_call(
+        command = self._budgets.reserve_command(
             attempt_id, "writer", self._tenant, HELD, self._counters, now=now, lease_ms=60_000
         )
-        [raw] = await self._redis.run([call])
+        [raw] = await self._redis.run([command])
         answer = self._budgets.reserved(raw, self._counters, HELD, now=now)
         assert isinstance(answer, Reserved)
         figures = AttemptSums(spent=COST, calls=1, gauged=1, foreseen=HELD, measured=COST)

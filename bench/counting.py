@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from breakwater.kernel.redis.connection import Redis, ScriptCall
+from breakwater.kernel.redis.connection import Redis, ScriptCommand
 
 
 class CountingRedis(Redis):
@@ -13,6 +13,6 @@ class CountingRedis(Redis):
 
     round_trips = 0
 
-    async def run(self, calls: Sequence[ScriptCall]) -> list[Any]:
+    async def run(self, commands: Sequence[ScriptCommand]) -> list[Any]:
         self.round_trips += 1
-        return await super().run(calls)
+        return await super().run(commands)

@@ -106,7 +106,7 @@ class BreakerHandler:
             StateUnavailableError, BusUnavailableError: the batch may be repeated.
         """
         waiting: dict[BreakerKey, list[Seen]] = batch.breakers
-        notes = [self._healths.note_call(agent, models) for agent, models in batch.health.items()]
+        notes = [self._healths.note_command(agent, models) for agent, models in batch.health.items()]
         while waiting or notes:
             log, breakers = await self._breakers.load_with_log(list(waiting))
             if not await is_log(log):

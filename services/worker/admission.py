@@ -14,7 +14,7 @@ from breakwater.calls.claim_gate import ClaimGate
 from breakwater.calls.gate import LEASE_MARGIN_S, Admission, AskAgain, Gate, GateVerdict, Refused, WaitForCapacity
 from breakwater.jobs.held_claims import JobCancelledError
 from breakwater.jobs.store.executions import ClaimLostError
-from breakwater.kernel.redis.connection import ScriptCall
+from breakwater.kernel.redis.connection import ScriptCommand
 from breakwater.limits.gate.budget import BudgetGate, LiveReservations
 from breakwater.limits.gate.deployment import DeploymentGate
 from breakwater.limits.gate.rate_limit import RateLimitGate, configured_limits
@@ -86,7 +86,7 @@ async def admit(
     asked_gates, verdict = await _ask(worker, admission, gates)
     if asked_gates and verdict is not None and not isinstance(verdict, ClaimLostError):
         # Not after a lost claim: the job's new holder may hold the same grants, for the same attempt.
-        await worker.redis.run([call for gate in asked_gates if (call := gate.release()) is not None])
+        await worker.redis.run([command for gate in asked_gates if (command := gate.release()) is not None])
     # In reverse, so that the breaker announces before the task. Only the admission that made it half-open announces
     # that; no repetition does.
     for gate in reversed(asked_gates):
@@ -123,18 +123,18 @@ _FINAL = Refused | ClaimLostError | JobCancelledError
 async def _ask(worker: WorkerContext, admission: Admission, gates: Gates) -> tuple[list[Gate], GateVerdict | None]:
     """Asks all gates in one round trip, or none if one refuses locally. Returns the asked gates and the verdict."""
     asked_gates: list[Gate] = []
-    calls: list[ScriptCall] = []
+    commands: list[ScriptCommand] = []
     for make in gates:
         gate = make(admission=admission)
         match gate.ask():
             case Refused() as refused:
                 return [gate], refused
-            case ScriptCall() as call:
+            case ScriptCommand() as command:
                 asked_gates.append(gate)
-                calls.append(call)
+                commands.append(command)
             case None:
                 pass
-    answers = await worker.redis.run(calls) if calls else []
+    answers = await worker.redis.run(commands) if commands else []
     verdicts = [
         verdict for gate, answer in zip(asked_gates, answers, strict=True) if (verdict := gate.read(answer)) is not None
     ]

@@ -25,7 +25,7 @@ from breakwater.calls.assignment import Assignment
 from breakwater.calls.targets import Target
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.process.outage import Outages, StoppedWaitingError
-from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError
+from breakwater.kernel.redis.connection import Redis, ScriptCommand, StateUnavailableError
 from breakwater.prices.rules.price import MAX_OBSERVED
 
 RECORD_TIMEOUT_S = 1.0
@@ -51,23 +51,23 @@ class Outcomes:
         """Returns the output tokens of an agent's latest calls, if it reserves by observation."""
         return self._outputs.get((agent, model), ())
 
-    def settle(self, calls: Sequence[tuple[bool, ScriptCall]]) -> asyncio.Task[None] | None:
+    def settle(self, settlements: Sequence[tuple[bool, ScriptCommand]]) -> asyncio.Task[None] | None:
         """Starts to settle the grants of the gates for a call that has ended.
 
         Grants that a service also settles from the log need no round trip of their own: they join the next one.
 
         Args:
-            calls: the scripts, each with True if no service settles the grant.
+            settlements: the commands, each with True if no service settles the grant.
 
         Returns:
             The task to wait for, if any grant must be settled here.
         """
-        scripts = [call for _, call in calls]
-        if not any(must_settle for must_settle, _ in calls):
-            if scripts:
-                self._redis.run_with_next(scripts)
+        commands = [command for _, command in settlements]
+        if not any(must_settle for must_settle, _ in settlements):
+            if commands:
+                self._redis.run_with_next(commands)
             return None
-        return self._begin(partial(self._outages.retry_while_unavailable, partial(self._redis.run, scripts)))
+        return self._begin(partial(self._outages.retry_while_unavailable, partial(self._redis.run, commands)))
 
     async def record(
         self, settling: asyncio.Task[None] | None, job: Assignment, target: Target, attempt: Attempt, sequence: int
@@ -98,7 +98,7 @@ class Outcomes:
             elif attempt.outcome == "success" and attempt.breaker_version is not None:
                 # The breaker service applies the rest of a success.
                 caller = caller_of(job.caller, attempt.tenant)
-                success = self._breakers.succeeded_call(key, attempt.breaker_version, sequence, caller)
+                success = self._breakers.succeeded_command(key, attempt.breaker_version, sequence, caller)
                 self._redis.run_with_next([success])
         task_breaker = breaker_of_task(job, attempt.model)
         if task_breaker is not None and job.breaker is not None and not attempt.short_circuited:

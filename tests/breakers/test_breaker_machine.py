@@ -179,7 +179,7 @@ class Fleet(RedisMachine):
 
     def ask(self, attempt: str, *, answer_is_lost: bool = False) -> BreakerAdmitted | BreakerRefused:
         # The breaker may have been read some time ago, and Redis' clock goes on.
-        [answer] = self.run(self.redis.run([Breakers.admit_call(KEY, attempt, LEASE_MS)]))
+        [answer] = self.run(self.redis.run([Breakers.admit_command(KEY, attempt, LEASE_MS)]))
         verdict, asked, after = Breakers.admission(answer), self.last.now_ms, self.load()
         self.may = OF_ADMISSIONS
         self.calls[attempt] = Call()
@@ -248,7 +248,7 @@ class Fleet(RedisMachine):
         self.release(list(self.calls)[-1 - which % len(self.calls)])
 
     def release(self, attempt: str) -> None:
-        self.run(self.redis.run([Breakers.return_probe_call(KEY, attempt)]))
+        self.run(self.redis.run([Breakers.return_probe_command(KEY, attempt)]))
         self.calls[attempt] = Call()
         if self.model.probe == attempt:
             self.model = replace(self.model, probe=None, probe_until_ms=0)
@@ -460,7 +460,7 @@ class Callers(RedisMachine):
     def call(self, name: str) -> None:
         self.sequence += 1
         attempt, breakers = f"j{self.sequence}:1", Breakers(self.redis)
-        [answer] = self.run(self.redis.run([Breakers.admit_call(KEY, attempt, LEASE_MS, CALLERS[name])]))
+        [answer] = self.run(self.redis.run([Breakers.admit_command(KEY, attempt, LEASE_MS, CALLERS[name])]))
         verdict = Breakers.admission(answer)
         if isinstance(verdict, BreakerRefused):
             # It is stopped by failures of its own, or by those of two; never by those of one other.
@@ -484,7 +484,7 @@ class Callers(RedisMachine):
         now, caller = before.now_ms, CALLERS[name]
         outcome = Observation(self.sequence, attempt, now, not works, "e", verdict.version, False, attempt, caller)
         if works and not verdict.probe:
-            self.run(self.redis.run([Breakers.succeeded_call(KEY, verdict.version, self.sequence, caller)]))
+            self.run(self.redis.run([Breakers.succeeded_command(KEY, verdict.version, self.sequence, caller)]))
             [before] = self.run(breakers.load([KEY]))
         after, _ = observe(before.breaker, outcome, RULES, before.now_ms)
         assert self.run(breakers.save([Saving(KEY, before, after, None)])) == [True]

@@ -54,7 +54,7 @@ FULL = Breaker(
 async def admit(
     redis: Redis, attempt: str, lease_ms: int | None = 60_000, caller: str = ""
 ) -> BreakerAdmitted | BreakerRefused:
-    [answer] = await redis.run([Breakers.admit_call(KEY, attempt, lease_ms, caller)])
+    [answer] = await redis.run([Breakers.admit_command(KEY, attempt, lease_ms, caller)])
     return Breakers.admission(answer)
 
 
@@ -73,7 +73,7 @@ async def put(redis: Redis, breaker: Breaker) -> None:
 
 
 async def release(redis: Redis, attempt: str) -> None:
-    await redis.run([Breakers.return_probe_call(KEY, attempt)])
+    await redis.run([Breakers.return_probe_command(KEY, attempt)])
 
 
 async def test_a_breaker_that_nobody_knows_is_closed(redis: Redis) -> None:
@@ -295,7 +295,7 @@ async def test_a_task_with_a_breaker_of_its_own_is_not_stopped_by_what_it_has_op
     await put(redis, replace(OPEN, task="0badc0de", open_until_ms=later))
 
     async def asked(task: str) -> BreakerAdmitted | BreakerRefused:
-        [answer] = await redis.run([Breakers.admit_call(KEY, "t:1", 1000, "kA t", task)])
+        [answer] = await redis.run([Breakers.admit_command(KEY, "t:1", 1000, "kA t", task)])
         return Breakers.admission(answer)
 
     assert await asked("0badc0de") == BreakerAdmitted(probe=False, version=1, became_half_open=False)
@@ -309,13 +309,13 @@ async def test_the_success_of_a_caller_is_noted_where_it_has_failed(redis: Redis
     failure = CountedFailure(3, 1, "e", "j", "kA tA")
     await put(redis, Breaker(failures=(failure,), version=2, counts_from=2))
     await redis.run(
-        [Breakers.succeeded_call(KEY, 2, sequence, caller) for sequence, caller in ((5, "kA tB"), (4, "kA"))]
+        [Breakers.succeeded_command(KEY, 2, sequence, caller) for sequence, caller in ((5, "kA tB"), (4, "kA"))]
     )
     assert (await load(redis)).breaker.successes == (("kA", 5),)
     # One that was admitted before the latest transition for all says nothing, and one before that for one does.
     await put(redis, Breaker(state="open", alone="kB", failures=(failure,), version=4, counts_from=2))
     for version, caller, successes in ((1, "kA", ()), (4, "kB", ()), (3, "kA", (("kA", 9),))):
-        await redis.run([Breakers.succeeded_call(KEY, version, 9, caller)])
+        await redis.run([Breakers.succeeded_command(KEY, version, 9, caller)])
         assert (await load(redis)).breaker.successes == successes
 
 
@@ -338,7 +338,7 @@ async def test_a_success_says_who_called_until_two_are_known(redis: Redis) -> No
         return [name for name, _ in loaded.breaker.callers]
 
     async def succeeded(sequence: int, caller: str) -> list[str]:
-        await redis.run([Breakers.succeeded_call(KEY, 0, sequence, caller)])
+        await redis.run([Breakers.succeeded_command(KEY, 0, sequence, caller)])
         return names(await load(redis))
 
     assert await succeeded(1, "k1 ta") == ["k1", "ta"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from breakwater.breakers.rules.health import LAST_CALLS, CallHealth
 from breakwater.health.store import KEEP_MS, EndedCall, Healths
-from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError
+from breakwater.kernel.redis.connection import Redis, ScriptCommand, StateUnavailableError
 
 AGENT, MODEL, OTHER = "support/triage {1}", "openai/gpt-4.1:mini", "org/model"
 
@@ -21,7 +21,7 @@ def calls(*outcomes: bool, first: int = 1) -> list[EndedCall]:
 
 async def note(redis: Redis, by_model: Mapping[str, Sequence[EndedCall]], agent: str = AGENT) -> None:
     healths = Healths(redis)
-    await healths.note([healths.note_call(agent, by_model)])
+    await healths.note([healths.note_command(agent, by_model)])
 
 
 async def lately(redis: Redis, agent: str = AGENT) -> dict[str, CallHealth]:
@@ -108,9 +108,9 @@ async def test_however_calls_are_batched_and_shuffled_within_a_batch_the_figures
 
 
 async def test_of_a_long_batch_only_what_leaves_a_trace_is_sent() -> None:
-    call = Healths.note_call(AGENT, {MODEL: calls(*[True, False] * 500, True)})
-    assert isinstance(call, ScriptCall)
-    assert len(call.arguments) == 2 + 2 * (2 + 3 * LAST_CALLS)
+    command = Healths.note_command(AGENT, {MODEL: calls(*[True, False] * 500, True)})
+    assert isinstance(command, ScriptCommand)
+    assert len(command.arguments) == 2 + 2 * (2 + 3 * LAST_CALLS)
 
 
 async def test_agents_are_distinguished_and_forgotten_by_name_or_when_nothing_was_heard_for_long(redis: Redis) -> None:

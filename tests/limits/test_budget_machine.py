@@ -208,7 +208,7 @@ class Money(RedisMachine):
         more = amount - (0 if known is None else known.amount)
         expected = None if same else self.refusal(call, amount, more, waits=waits)
         whose, waits_ms = (call.attempt_id, call.agent, call.tenant), 3_600_000 if waits else 0
-        asked = self.budgets.reserve_call(
+        asked = self.budgets.reserve_command(
             *whose, amount, counters, now=now, lease_ms=3_600_000, caller=call.caller, waits_ms=waits_ms
         )
         [raw] = self.run(self.redis.run([asked]))
@@ -282,7 +282,7 @@ class Money(RedisMachine):
         call = held.call
         for _ in range(times):
             self.run(
-                self.redis.run([self.budgets.release_call(call.attempt_id, call.agent, call.tenant, held.at)])
+                self.redis.run([self.budgets.release_command(call.attempt_id, call.agent, call.tenant, held.at)])
             )  # fmt: skip
         if not held.charged:
             del self.held[call.attempt_id]
@@ -316,7 +316,7 @@ class Money(RedisMachine):
         call, cost = held.call, held.amount * percent // 100
         for _ in range(times):
             self.run(
-                self.redis.run([self.budgets.release_call(call.attempt_id, call.agent, call.tenant, held.at, cost)])
+                self.redis.run([self.budgets.release_command(call.attempt_id, call.agent, call.tenant, held.at, cost)])
             )  # fmt: skip
         if not held.charged:
             self.held[call.attempt_id] = replace(held, amount=cost, charged=True)
@@ -445,7 +445,7 @@ class Money(RedisMachine):
         for held in {place % len(lost): lost[place % len(lost)] for place in which}.values():
             call, counters = held.call, self.counters(held.call)
             for _ in range(2):
-                again = self.budgets.reserve_call(
+                again = self.budgets.reserve_command(
                     *(call.attempt_id, call.agent, call.tenant, held.amount, counters),
                     now=self.now(),
                     lease_ms=3_600_000,

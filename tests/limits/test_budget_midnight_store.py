@@ -73,10 +73,10 @@ def expected(amounts: list[int]) -> dict[BudgetPlace, int]:
 
 
 async def hold(redis: Redis, attempt_id: str, amount: int, at: datetime) -> None:
-    call = Budgets(redis, BERLIN).reserve_call(
+    command = Budgets(redis, BERLIN).reserve_command(
         attempt_id, "a", "t", amount, against(), now=datetime.now(UTC), lease_ms=60_000, at=at
     )
-    assert await redis.run([call]) == [[1, str(ms_from_time(at))]]
+    assert await redis.run([command]) == [[1, str(ms_from_time(at))]]
 
 
 @pytest.mark.usefixtures("kept")
@@ -106,7 +106,7 @@ async def test_what_is_released_after_midnight_is_given_back_where_it_was_held(r
     for step, moment in enumerate(moments):
         await hold(redis, f"j{step}:1", 3**step, moment)
     releases = [
-        Budgets(redis, BERLIN).release_call(f"j{step}:1", "a", "t", moment)
+        Budgets(redis, BERLIN).release_command(f"j{step}:1", "a", "t", moment)
         for step, moment in enumerate(moments)
         if step % 2
     ]
@@ -170,9 +170,9 @@ async def test_a_day_and_a_month_that_end_while_calls_are_made_have_each_what_is
         while not (refused and refused[-1].resets_at_ms == new.day.end_ms):
             now = datetime.now(UTC) - behind
             attempt_id = f"{name}{number}:1"
-            call = one.reserve_call(attempt_id, "a", "t", 1, counters, now=now, lease_ms=60_000)
+            command = one.reserve_command(attempt_id, "a", "t", 1, counters, now=now, lease_ms=60_000)
             # Sent twice, as if the first answer were lost.
-            answers = [one.reserved(answer, counters, 1, now=now) for answer in await redis.run([call, call])]
+            answers = [one.reserved(answer, counters, 1, now=now) for answer in await redis.run([command, command])]
             elsewhen += PeriodChanged() in answers
             refused.extend(answer for answer in answers if isinstance(answer, OverBudget))
             granted.update((attempt_id, ms_from_time(answer.at)) for answer in answers if isinstance(answer, Reserved))

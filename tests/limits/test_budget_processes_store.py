@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from breakwater.kernel.process.background import stop
-from breakwater.kernel.redis.connection import Redis, ScriptCall
+from breakwater.kernel.redis.connection import Redis, ScriptCommand
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.rules.budget import WINDOWS, CapTable, Counter
 from breakwater.limits.rules.ledger import AttemptSums, ledger
@@ -80,8 +80,10 @@ class Worker:
 
         async def reserve() -> datetime | None:
             now = datetime.now(UTC)
-            call = self._budgets.reserve_call(attempt_id, agent, tenant, amount, counters, now=now, lease_ms=LEASE_MS)
-            answer = self._budgets.reserved(await self._watched(call, counters), counters, amount, now=now)
+            command = self._budgets.reserve_command(
+                attempt_id, agent, tenant, amount, counters, now=now, lease_ms=LEASE_MS
+            )
+            answer = self._budgets.reserved(await self._watched(command, counters), counters, amount, now=now)
             if isinstance(answer, PeriodChanged):
                 return await reserve()
             return answer.at if isinstance(answer, Reserved) else None
@@ -99,7 +101,9 @@ class Worker:
                 if self._random.random() < 0.1:
                     await reserve()  # sent long ago, it arrives only now
             case "release" | "release, asked late" as end:
-                await self._sent(lambda: self._redis.run([self._budgets.release_call(attempt_id, agent, tenant, at)]))
+                await self._sent(
+                    lambda: self._redis.run([self._budgets.release_command(attempt_id, agent, tenant, at)])
+                )
                 await self._tell("released")
                 if end == "release, asked late":
                     await reserve()
@@ -113,11 +117,11 @@ class Worker:
             return (await asyncio.gather(*(ask() for _ in range(times))))[-1]
         return [await ask() for _ in range(times)][-1]
 
-    async def _watched(self, call: ScriptCall, counters: tuple[Counter, ...]) -> list[Any]:
+    async def _watched(self, command: ScriptCommand, counters: tuple[Counter, ...]) -> list[Any]:
         """Runs the script, and looks in the same transaction whether all caps hold."""
-        places = dict(zip(WINDOWS, call.keys[-2:], strict=True))
+        places = dict(zip(WINDOWS, command.keys[-2:], strict=True))
         async with self._redis.client.pipeline(transaction=True) as pipe:
-            pipe.eval(call.script.text, len(call.keys), *call.keys, *call.arguments)
+            pipe.eval(command.script.text, len(command.keys), *command.keys, *command.arguments)
             for counter in counters:
                 pipe.hmget(places[counter.window], [f"spent:{counter.key}", f"reserved:{counter.key}"])
             answer, *found = await pipe.execute()

@@ -86,8 +86,8 @@ async def ask(
 ) -> Answer:
     """Asks for a reservation as a worker does; `clock` is what that believes the time to be."""
     budgets, clock = budgets or Budgets(redis, ZONE), clock or now()
-    call = budgets.reserve_call(attempt_id, agent, tenant, amount, counters, now=clock, lease_ms=lease_ms, at=at)
-    [answer] = await redis.run([call])
+    command = budgets.reserve_command(attempt_id, agent, tenant, amount, counters, now=clock, lease_ms=lease_ms, at=at)
+    [answer] = await redis.run([command])
     return budgets.reserved(answer, counters, amount, now=clock)
 
 
@@ -331,7 +331,7 @@ async def test_what_redis_has_lost_is_held_again_where_it_was_and_whatever_the_c
 async def test_a_released_reservation_leaves_no_trace(redis: Redis) -> None:
     budgets, at = Budgets(redis, ZONE), await granted(redis, "j:1", 7)
     for _ in range(2):
-        await redis.run([budgets.release_call("j:1", "a", "t", at)])
+        await redis.run([budgets.release_command("j:1", "a", "t", at)])
         assert await same_in_both_windows(redis) == {}
     assert await budgets.reservations(["j:1"]) == [None]
     assert await budgets.lapsed(now() + timedelta(days=1)) == []
@@ -339,14 +339,14 @@ async def test_a_released_reservation_leaves_no_trace(redis: Redis) -> None:
 
 async def test_a_reservation_of_another_day_is_not_released(redis: Redis) -> None:
     budgets, at = Budgets(redis, ZONE), await granted(redis, "j:1", 7)
-    await redis.run([budgets.release_call("j:1", "a", "t", at - timedelta(days=1))])
+    await redis.run([budgets.release_command("j:1", "a", "t", at - timedelta(days=1))])
     assert await same_in_both_windows(redis) == in_all("reserved", 7)
 
 
 async def test_a_reservation_that_was_charged_is_not_released_any_more(redis: Redis) -> None:
     budgets, at = Budgets(redis, ZONE), await granted(redis, "j:1", 7, lease_ms=1)
     await charge(redis, "j:1")
-    await redis.run([budgets.release_call("j:1", "a", "t", at)])
+    await redis.run([budgets.release_command("j:1", "a", "t", at)])
     assert await same_in_both_windows(redis) == in_all("spent", 7)
 
 
@@ -511,7 +511,7 @@ async def test_counters_of_a_period_that_is_long_over_do_not_come_back(redis: Re
     await granted(redis, "j:1", 7, at=long_ago, lease_ms=1)
     match end:
         case "release":
-            await redis.run([Budgets(redis, ZONE).release_call("j:1", "a", "t", long_ago)])
+            await redis.run([Budgets(redis, ZONE).release_command("j:1", "a", "t", long_ago)])
         case "charge":
             await charge(redis, "j:1")
         case _:
@@ -557,7 +557,7 @@ async def test_reservations_of_nothing_are_settled_charged_and_released_too(redi
         if attempt_id == "k:1":
             await charge(redis, attempt_id)
         await budgets.settle([settlement(attempt_id, sequence, 3, at=at)], LOG)
-    await redis.run([budgets.release_call("l:1", "a", "t", await granted(redis, "l:1", 0))])
+    await redis.run([budgets.release_command("l:1", "a", "t", await granted(redis, "l:1", 0))])
     assert await same_in_both_windows(redis) == {**in_all("spent", 6), **in_all("calls", 2)}
     assert await redis.client.hlen(RESERVATIONS) == 0
 
@@ -609,7 +609,7 @@ async def test_any_name_is_kept_apart_and_comes_back_as_it_was(redis: Redis, nam
     assert held[2] is not None
     await budgets.settle([settlement(attempts[0], 1, 2, at=held[0].at, **who)], LOG)
     await charge(redis, attempts[1])
-    await redis.run([budgets.release_call(attempts[2], name, name, held[2].at)])
+    await redis.run([budgets.release_command(attempts[2], name, name, held[2].at)])
     expected = {
         f"{what}:{key}": value
         for what, value in (("spent", 5), ("calls", 1))

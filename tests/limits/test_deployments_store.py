@@ -14,7 +14,7 @@ MODEL = "openai/gpt-4.1{mini}"
 
 
 async def first_tries(redis: Redis, deployments: Deployments, count: int, model: str = MODEL) -> None:
-    await redis.run([deployments.admit_call(model, first_try=True)] * count)
+    await redis.run([deployments.admit_command(model, first_try=True)] * count)
 
 
 async def granted(deployments: Deployments, asks: int, name: str = "e", model: str = MODEL) -> int:
@@ -106,25 +106,25 @@ async def test_memory_stays_the_same_as_time_passes_and_an_idle_model_leaves_not
 
 
 async def slices_of(redis: Redis, deployments: Deployments, model: str) -> list[str]:
-    counts = deployments.admit_call(model, first_try=True).keys[1]
+    counts = deployments.admit_command(model, first_try=True).keys[1]
     return [key for key in map(str, await redis.client.keys(f"{counts}:*")) if ":answer:" not in key]
 
 
 async def test_without_rules_every_retry_is_granted_and_nothing_is_counted(redis: Redis) -> None:
     deployments = Deployments(redis, None)
-    assert await redis.run([deployments.admit_call(MODEL, first_try=True)]) == [0]
-    assert await redis.run([deployments.take_back_call(MODEL, first_try=True)]) == [1]
+    assert await redis.run([deployments.admit_command(MODEL, first_try=True)]) == [0]
+    assert await redis.run([deployments.take_back_command(MODEL, first_try=True)]) == [1]
     assert await deployments.may_retry(MODEL, "e:2")
     assert await redis.client.dbsize() == 0
 
 
 async def test_a_held_deployment_admits_and_counts_nothing_until_the_hold_is_over(redis: Redis) -> None:
     deployments = Deployments(redis, RetryBudgetRules())
-    ask, other = deployments.admit_call(MODEL, first_try=True), deployments.admit_call("other", first_try=False)
+    ask, other = deployments.admit_command(MODEL, first_try=True), deployments.admit_command("other", first_try=False)
     begun = await clock_ms(redis)
     hold_ms, shorter_ms = 20_000, 10_000
     for ms in (hold_ms, shorter_ms):
-        await redis.run([deployments.hold_call(MODEL, ms / 1000)])
+        await redis.run([deployments.hold_command(MODEL, ms / 1000)])
     left_ms, free = await redis.run([ask, other])
     assert hold_ms - (await clock_ms(redis) - begun) <= left_ms <= hold_ms
     assert free == 0
@@ -132,7 +132,7 @@ async def test_a_held_deployment_admits_and_counts_nothing_until_the_hold_is_ove
     assert await slices_of(redis, deployments, MODEL) == []
     await redis.client.delete(hold_key(MODEL))
     begun = await clock_ms(redis)
-    await redis.run([deployments.hold_call(MODEL, 0.2)])
+    await redis.run([deployments.hold_command(MODEL, 0.2)])
     async with asyncio.timeout(60):
         while (await redis.run([ask]))[0]:
             await asyncio.sleep(0.01)
@@ -142,7 +142,7 @@ async def test_a_held_deployment_admits_and_counts_nothing_until_the_hold_is_ove
 
 
 def hold_key(name: str) -> str:
-    [key] = Deployments.hold_call(name, 1).keys
+    [key] = Deployments.hold_command(name, 1).keys
     return key
 
 
@@ -150,11 +150,11 @@ async def test_a_first_try_is_taken_back_from_a_held_deployment_too_and_a_person
     redis: Redis,
 ) -> None:
     deployments = Deployments(redis, RetryBudgetRules())
-    ask = deployments.admit_call(MODEL, first_try=True)
-    back = deployments.take_back_call(MODEL, first_try=True)
+    ask = deployments.admit_command(MODEL, first_try=True)
+    back = deployments.take_back_command(MODEL, first_try=True)
     begun = await clock_ms(redis)
     # One after the other: scripts of one round trip that Redis does not know yet run after those that it knows.
-    [_], _, [held_ms], _ = [await redis.run([call]) for call in (ask, deployments.hold_call(MODEL, 60), ask, back)]
+    [_], _, [held_ms], _ = [await redis.run([call]) for call in (ask, deployments.hold_command(MODEL, 60), ask, back)]
     assert 60_000 - (await clock_ms(redis) - begun) <= held_ms <= 60_000
     # Time may have gone on to the next slice in between.
     slices = [await redis.client.hgetall(counts) for counts in await slices_of(redis, deployments, MODEL)]
@@ -171,17 +171,17 @@ class Callers:
         self.redis, self.deployments = redis, Deployments(redis, RetryBudgetRules())
 
     async def ask(self, caller: str, attempt_id: str = "", *, lease_ms: int | None = 60_000) -> HoldProbe | int:
-        asked = self.deployments.admit_call(
+        asked = self.deployments.admit_command(
             MODEL, first_try=False, caller=caller, attempt_id=attempt_id or f"{caller}:1", lease_ms=lease_ms
         )
         [answer] = await self.redis.run([asked])
         return self.deployments.admission(answer)
 
     async def limited(self, caller: str, hold_s: float, attempt_id: str = "") -> None:
-        await self.redis.run([self.deployments.hold_call(MODEL, hold_s, caller, attempt_id or f"{caller}:1")])
+        await self.redis.run([self.deployments.hold_command(MODEL, hold_s, caller, attempt_id or f"{caller}:1")])
 
     async def ended(self, attempt_id: str, *, succeeded: bool) -> None:
-        await self.redis.run([self.deployments.end_probe_call(MODEL, attempt_id, succeeded=succeeded)])
+        await self.redis.run([self.deployments.end_probe_command(MODEL, attempt_id, succeeded=succeeded)])
 
 
 async def test_a_long_hold_is_probed_by_one_call_of_another_caller_whose_success_ends_it_for_all_but_who_was_limited(
@@ -234,7 +234,7 @@ async def test_a_probe_that_says_nothing_of_the_limit_or_is_never_made_lets_the_
     assert await calls.ask("b") == HoldProbe()
     await calls.ended("b:1", succeeded=False)
     assert await calls.ask("c") == HoldProbe()
-    await redis.run([calls.deployments.take_back_call(MODEL, first_try=False, attempt_id="c:1")])
+    await redis.run([calls.deployments.take_back_command(MODEL, first_try=False, attempt_id="c:1")])
     # One whose worker has died, too.
     assert await calls.ask("d", lease_ms=1) == HoldProbe()
     async with asyncio.timeout(60):
@@ -245,9 +245,9 @@ async def test_a_probe_that_says_nothing_of_the_limit_or_is_never_made_lets_the_
 async def test_a_hold_of_a_worker_of_the_version_before_stops_no_newer_one(redis: Redis) -> None:
     await redis.client.set("bw:hold:openai%2Fgpt-4%2E1%7Bmini%7D", "", px=60_000)
     deployments = Deployments(redis, None)
-    assert await redis.run([deployments.admit_call(MODEL, first_try=True)]) == [0]
-    await redis.run([deployments.hold_call(MODEL, 5)])
-    assert 0 < (await redis.run([deployments.admit_call(MODEL, first_try=True)]))[0] <= 5000
+    assert await redis.run([deployments.admit_command(MODEL, first_try=True)]) == [0]
+    await redis.run([deployments.hold_command(MODEL, 5)])
+    assert 0 < (await redis.run([deployments.admit_command(MODEL, first_try=True)]))[0] <= 5000
 
 
 async def test_a_short_hold_is_one_for_all_callers(redis: Redis) -> None:
@@ -308,4 +308,4 @@ async def test_a_key_that_makes_up_tenants_leaves_some_retries_to_other_keys(red
     assert await granted("k1", 40) == 15
     assert await granted("k2", 40) == 3
     # A first try cleans old fields away, and reads them all.
-    await redis.run([deployments.admit_call("sim/shared", first_try=True)])
+    await redis.run([deployments.admit_command("sim/shared", first_try=True)])

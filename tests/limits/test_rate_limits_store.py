@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from redis.exceptions import ConnectionError as Away
 
-from breakwater.kernel.redis.connection import Redis, Script, ScriptCall, StateUnavailableError
+from breakwater.kernel.redis.connection import Redis, Script, ScriptCommand, StateUnavailableError
 from breakwater.limits.rules.rate_limit import WINDOW_MS
 from breakwater.limits.settings import RateLimit
 from breakwater.limits.store.rate_limits import SLICES, Limited, OverLimit, RateLimits
@@ -45,16 +45,16 @@ async def admit(
     lease_ms: int = LEASE_MS,
     window_ms: int = WINDOW_MS,
 ) -> OverLimit | None:
-    [answer] = await redis.run([RateLimits(window_ms).admit_call(attempt, limits, tokens, lease_ms)])
+    [answer] = await redis.run([RateLimits(window_ms).admit_command(attempt, limits, tokens, lease_ms)])
     return RateLimits.admitted(answer, limits)
 
 
 async def settle(redis: Redis, attempt: str, limits: Sequence[Limited], tokens: int | None) -> None:
-    await redis.run([RateLimits.settle_call(attempt, limits, [tokens] * len(limits))])
+    await redis.run([RateLimits.settle_command(attempt, limits, [tokens] * len(limits))])
 
 
 async def release(redis: Redis, attempt: str, limits: Sequence[Limited]) -> None:
-    await redis.run([RateLimits.release_call(attempt, limits)])
+    await redis.run([RateLimits.release_command(attempt, limits)])
 
 
 USAGE = Script.of("""
@@ -80,8 +80,8 @@ return {sums.r, sums.t, redis.call('ZCOUNT', KEYS[2], '(' .. now, '+inf')}
 async def used(redis: Redis, *names: str) -> list[tuple[int, int, int]]:
     """Requests, tokens and calls of each name."""
     slice_ms = WINDOW_MS // SLICES
-    calls = [ScriptCall(USAGE, keys_of(name), [slice_ms, SLICES]) for name in names]
-    return [(int(requests), int(tokens), int(under_way)) for requests, tokens, under_way in await redis.run(calls)]
+    commands = [ScriptCommand(USAGE, keys_of(name), [slice_ms, SLICES]) for name in names]
+    return [(int(requests), int(tokens), int(under_way)) for requests, tokens, under_way in await redis.run(commands)]
 
 
 async def clock_ms(redis: Redis) -> int:
@@ -442,7 +442,7 @@ async def test_a_clock_set_back_stays_strict_and_one_set_back_by_more_than_a_win
 
 def keys_of(name: str) -> Sequence[str]:
     """The keys of its counts and of its calls."""
-    return RateLimits().admit_call("j", [rpm(1, name)], 0, 0).keys[1:]
+    return RateLimits().admit_command("j", [rpm(1, name)], 0, 0).keys[1:]
 
 
 @dataclass(slots=True)

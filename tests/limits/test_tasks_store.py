@@ -34,12 +34,12 @@ async def enter(
     cap: int | None = None,
     only_first: bool = False,
 ) -> Entered:
-    [answer] = await redis.run([Tasks.enter_call(key, execution_id, hold=hold, cap=cap, only_first=only_first)])
+    [answer] = await redis.run([Tasks.enter_command(key, execution_id, hold=hold, cap=cap, only_first=only_first)])
     return Tasks.entered(answer)
 
 
 async def shrink(redis: Redis, execution_id: str, spent: int) -> None:
-    await redis.run([Tasks.shrink_call(KEY, execution_id, spent=spent)])
+    await redis.run([Tasks.shrink_command(KEY, execution_id, spent=spent)])
 
 
 async def holds(redis: Redis) -> dict[str, int]:
@@ -570,14 +570,14 @@ async def test_a_job_that_was_refused_without_a_call_is_neither_an_iteration_nor
     tasks, key = Tasks(redis), TaskKey(None, "outage")
     await tasks.record(key, "failed", FAILED)
     for number in range(3):
-        await redis.run([Tasks.enter_call(key, f"refused{number}")])
+        await redis.run([Tasks.enter_command(key, f"refused{number}")])
         await tasks.record(key, f"refused{number}", REFUSED)
         await tasks.record(key, f"refused{number}", REFUSED)
     await tasks.record(key, "never entered", REFUSED)
     task, _ = await tasks.load(key)
     assert (task.iterations, task.consecutive_failures, task.total_failures) == (1, 1, 1)
     # Refused in the middle, after paid calls: it has used something, and says nothing of the task all the same.
-    [answer] = await redis.run([Tasks.enter_call(key, "half")])
+    [answer] = await redis.run([Tasks.enter_command(key, "half")])
     assert Tasks.entered(answer).number == 2
     task = await tasks.record(key, "half", replace(REFUSED, tokens=50, cost=7, called=True))
     assert (task.iterations, task.consecutive_failures, task.tokens) == (2, 1, FAILED.tokens + 50)

@@ -24,7 +24,7 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage, Outages
-from breakwater.kernel.redis.connection import ScriptCall, StateUnavailableError
+from breakwater.kernel.redis.connection import ScriptCommand, StateUnavailableError
 from breakwater.kernel.types import time_from_ms
 
 CHECK_EVERY_S = ALIVE_MS / 5000
@@ -73,7 +73,7 @@ class BreakerGate(Gate):
     _key: BreakerKey | None = None
     _admitted: BreakerAdmitted | None = None
 
-    def ask(self) -> ScriptCall | None:
+    def ask(self) -> ScriptCommand | None:
         """Returns None if the agent's breakers are switched off."""
         admission = self.admission
         self._key = breaker_of_agent(admission.job, admission.target)
@@ -84,7 +84,7 @@ class BreakerGate(Gate):
         # A task with a breaker of its own is not stopped by what its own failures have opened.
         has_own = admission.job.breaker is not None
         task = task_of(job.tenant, admission.job.ids.own_task_key) if has_own else ""
-        return self.breakers.admit_call(self._key, admission.attempt_id, admission.lease_ms, caller, task)
+        return self.breakers.admit_command(self._key, admission.attempt_id, admission.lease_ms, caller, task)
 
     def _rules(self) -> BreakerRules | None:
         return self.admission.job.agent.breaker
@@ -111,11 +111,11 @@ class BreakerGate(Gate):
                     self.flight_fields["cause"] = "probe"
                 return None
 
-    def release(self) -> ScriptCall | None:
+    def release(self) -> ScriptCommand | None:
         """Releases the probe, so that the next call can be it."""
         if self._key is None or self._admitted is None or not self._admitted.probe:
             return None
-        return self.breakers.return_probe_call(self._key, self.admission.attempt_id)
+        return self.breakers.return_probe_command(self._key, self.admission.attempt_id)
 
     async def announce(self, verdict: GateVerdict | None) -> None:
         """Publishes that the breaker is half-open, even if the call is refused."""
@@ -170,12 +170,12 @@ class TaskBreakerGate(BreakerGate):
     """Lists a breaker, by its key in Redis, among those of a caller: too many are deleted."""
     subject = "task"
 
-    def ask(self) -> ScriptCall | None:
+    def ask(self) -> ScriptCommand | None:
         """Returns None if the job sets no breaker."""
         self._key = breaker_of_task(self.admission.job, self.admission.flight.model)
         if self._key is None:
             return None
-        admit = self.breakers.admit_call(self._key, self.admission.attempt_id, self.admission.lease_ms, "")
+        admit = self.breakers.admit_command(self._key, self.admission.attempt_id, self.admission.lease_ms, "")
         if self.admission.lease_ms is not None:
             self.bound(admit.keys[0], self.admission.job.caller)
         return admit

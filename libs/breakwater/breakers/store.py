@@ -14,7 +14,7 @@ from breakwater.breakers.rules import Breaker, BreakerKey, CountedFailure, Slice
 from breakwater.breakers.rules.failure_statistics import breaker_statistics
 from breakwater.jobs.contract.execution import FailureStatistics
 from breakwater.kernel.nats.subjects import decode_token
-from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError, scripts_of
+from breakwater.kernel.redis.connection import Redis, ScriptCommand, StateUnavailableError, scripts_of
 
 KEEP_MS = 7 * 24 * 3_600_000
 """A breaker that sees no call for a week expires, which closes it; not one that was isolated."""
@@ -95,9 +95,9 @@ class Breakers:
         self._redis = redis
 
     @staticmethod
-    def admit_call(
+    def admit_command(
         key: BreakerKey, attempt_id: str, probe_lease_ms: int | None, caller: str = "", task: str = ""
-    ) -> ScriptCall:
+    ) -> ScriptCommand:
         """Asks for an admission; read its answer with `admission`.
 
         Args:
@@ -108,11 +108,11 @@ class Breakers:
             task: as `breakers.rules.task_of` names it, where it has a breaker of its own.
         """
         lease = "" if probe_lease_ms is None else probe_lease_ms
-        return ScriptCall(_LUA["admit"], [_redis_key(key)], [attempt_id, lease, caller, task])
+        return ScriptCommand(_LUA["admit"], [_redis_key(key)], [attempt_id, lease, caller, task])
 
     @staticmethod
     def admission(answer: Sequence[object]) -> BreakerAdmitted | BreakerRefused:
-        """Reads the answer to `admit_call`."""
+        """Reads the answer to `admit_command`."""
         verdict, until_ms, version, changed, wait_ms, *why = answer
         if verdict in {"refused", "probing"}:
             reason, in_a_row, total, errors = (text or "" for text in cast(list[str | None], why[0]))
@@ -127,22 +127,22 @@ class Breakers:
         return BreakerAdmitted(verdict == "probe", int(cast(int, version)), bool(changed))
 
     @staticmethod
-    def return_probe_call(key: BreakerKey, attempt_id: str) -> ScriptCall:
+    def return_probe_command(key: BreakerKey, attempt_id: str) -> ScriptCommand:
         """Releases the probe if this attempt holds it; answers nothing."""
-        return ScriptCall(_LUA["return_probe"], [_redis_key(key)], [attempt_id])
+        return ScriptCommand(_LUA["return_probe"], [_redis_key(key)], [attempt_id])
 
     @staticmethod
-    def succeeded_call(key: BreakerKey, version: int, sequence: int, caller: str = "") -> ScriptCall:
+    def succeeded_command(key: BreakerKey, version: int, sequence: int, caller: str = "") -> ScriptCommand:
         """Notes the success of a call that a version of a breaker let pass, by the sequence of its event."""
-        return ScriptCall(_LUA["succeeded"], [_redis_key(key)], [version, sequence, caller, KEEP_MS])
+        return ScriptCommand(_LUA["succeeded"], [_redis_key(key)], [version, sequence, caller, KEEP_MS])
 
     async def load(self, keys: Sequence[BreakerKey]) -> list[Loaded]:
         """Reads breakers in one round trip. Raises StateUnavailableError."""
-        return [_loaded(*answer) for answer in await self._redis.run([_load_call(key) for key in keys])]
+        return [_loaded(*answer) for answer in await self._redis.run([_load_command(key) for key in keys])]
 
     async def load_with_log(self, keys: Sequence[BreakerKey]) -> tuple[str | None, list[Loaded]]:
         """The answers of `filled_from` and `load`, in one round trip. Raises StateUnavailableError."""
-        log, *answers = await self._redis.run([ScriptCall(_LUA["log"], [_FILLED], []), *map(_load_call, keys)])
+        log, *answers = await self._redis.run([ScriptCommand(_LUA["log"], [_FILLED], []), *map(_load_command, keys)])
         return cast(str | None, log), [_loaded(*answer) for answer in answers]
 
     async def save(self, changes: Sequence[Saving]) -> list[bool]:
@@ -153,16 +153,18 @@ class Breakers:
         """
         if not changes:
             return []
-        calls: list[ScriptCall] = []
+        commands: list[ScriptCommand] = []
         for change in changes:
             fields = _fields(change.after) | {"unpublished": change.unpublished or ""}
             flat = [part for pair in fields.items() for part in pair]
             keep_ms = 0 if change.after.state == "isolated" else KEEP_MS if change.key.task is None else KEEP_OF_TASK_MS
-            calls.append(ScriptCall(_LUA["save"], [_redis_key(change.key)], [change.before.revision, keep_ms, *flat]))
+            commands.append(
+                ScriptCommand(_LUA["save"], [_redis_key(change.key)], [change.before.revision, keep_ms, *flat])
+            )
         # Listed before the save, each time: the list may name too many breakers, but after a crash it must lack none.
         of_fleet = [change for change in changes if change.key.task is None]
-        listed = [ScriptCall(_LUA["list"], [INDEX], [change.key.name for change in of_fleet])] if of_fleet else []
-        saved = [bool(answer) for answer in (await self._redis.run([*listed, *calls]))[len(listed) :]]
+        listed = [ScriptCommand(_LUA["list"], [INDEX], [change.key.name for change in of_fleet])] if of_fleet else []
+        saved = [bool(answer) for answer in (await self._redis.run([*listed, *commands]))[len(listed) :]]
         new_names = [change.key.name for change in of_fleet if change.before.revision == UNSAVED]
         if new_names:
             # Listed again: a reader that did not find the breaker yet may have removed it from the list.
@@ -198,7 +200,7 @@ class Breakers:
 
     async def begin_filling(self) -> str:
         """A mark for `mark_filled`, lost with all that is filled after it. Raises StateUnavailableError."""
-        [filling] = await self._redis.run([ScriptCall(_LUA["begin_filling"], [_FILLING], [secrets.token_hex(8)])])
+        [filling] = await self._redis.run([ScriptCommand(_LUA["begin_filling"], [_FILLING], [secrets.token_hex(8)])])
         return str(filling)
 
     async def mark_filled(self, log: str, filling: str | None = None) -> None:
@@ -212,7 +214,7 @@ class Breakers:
             StateUnavailableError: Redis does not answer, or has lost the filling: fill again.
         """
         filling = filling or await self.begin_filling()
-        [marked] = await self._redis.run([ScriptCall(_LUA["mark_filled"], [_FILLED, _FILLING], [log, filling])])
+        [marked] = await self._redis.run([ScriptCommand(_LUA["mark_filled"], [_FILLED, _FILLING], [log, filling])])
         if not marked:
             raise StateUnavailableError("Redis was emptied while the breakers were filled")
 
@@ -230,7 +232,7 @@ class Breakers:
         Raises:
             StateUnavailableError: it may be published once more, which changes nothing.
         """
-        await self._redis.run([ScriptCall(_LUA["published"], [_redis_key(key)], [transition])])
+        await self._redis.run([ScriptCommand(_LUA["published"], [_redis_key(key)], [transition])])
 
 
 @lru_cache(maxsize=4096)
@@ -295,12 +297,12 @@ def _read_failure(sequence: int, at_ms: int, error: str = "", job: str = "", cal
     return CountedFailure(sequence, at_ms, error, job, caller, task)
 
 
-def _load_call(key: BreakerKey) -> ScriptCall:
-    return ScriptCall(_LUA["load"], [_redis_key(key)], [])
+def _load_command(key: BreakerKey) -> ScriptCommand:
+    return ScriptCommand(_LUA["load"], [_redis_key(key)], [])
 
 
 def _loaded(now_ms: int, flat: Sequence[str]) -> Loaded:
-    """Reads the answer of a `_load_call`."""
+    """Reads the answer of a `_load_command`."""
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     errors_seen = fields.get("errors_seen")
     callers, successes = (

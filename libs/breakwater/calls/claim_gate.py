@@ -9,7 +9,7 @@ from breakwater.calls.assignment import Checkpoint
 from breakwater.calls.gate import AskAgain, Gate
 from breakwater.jobs.held_claims import JobCancelledError
 from breakwater.jobs.store.executions import ClaimLostError, Executions
-from breakwater.kernel.redis.connection import ScriptCall
+from breakwater.kernel.redis.connection import ScriptCommand
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class ClaimGate(Gate):
 
     executions: Executions
 
-    def ask(self) -> ScriptCall | None:
+    def ask(self) -> ScriptCommand | None:
         """Saves a checkpoint with the call in flight."""
         flight = self.admission.flight
         return self._save(self.admission.checkpoint.model_copy(update={"in_flight": flight, "model": flight.model}))
@@ -40,11 +40,11 @@ class ClaimGate(Gate):
         job.lease.has_children = True
         return AskAgain()
 
-    def release(self) -> ScriptCall | None:
+    def release(self) -> ScriptCommand | None:
         """Restores the checkpoint: after a crash, the call must not count as made."""
         return self._save(self.admission.checkpoint)
 
-    def _save(self, at: Checkpoint) -> ScriptCall | None:
+    def _save(self, at: Checkpoint) -> ScriptCommand | None:
         if self.admission.lease_ms is None:
             return None
-        return self.executions.checkpoint_call(self.admission.job.claim, at.text())
+        return self.executions.checkpoint_command(self.admission.job.claim, at.text())

@@ -12,7 +12,7 @@ from breakwater.calls.targets import Target
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, FailureStatistics, Reason
 from breakwater.jobs.held_claims import JobCancelledError
 from breakwater.jobs.store.executions import ClaimLostError
-from breakwater.kernel.redis.connection import ScriptCall
+from breakwater.kernel.redis.connection import ScriptCommand
 
 LEASE_MARGIN_S = 120.0
 """The time for which a grant outlives its call: enough for a redelivery to record a lost attempt."""
@@ -115,7 +115,7 @@ class Gate:
     def __init_subclass__(cls) -> None:
         cls.settles = cls.settle is not Gate.settle
 
-    def ask(self) -> ScriptCall | Refused | None:
+    def ask(self) -> ScriptCommand | Refused | None:
         """Returns the script that asks Redis, a refusal that needs no question, or None if the gate does not apply.
 
         The script must take nothing if `admission.lease_ms` is None.
@@ -126,7 +126,7 @@ class Gate:
         """Reads the answer of the script into a verdict; None admits the call."""
         raise NotImplementedError
 
-    def release(self) -> ScriptCall | None:
+    def release(self) -> ScriptCommand | None:
         """Returns the script that releases the grants of a call that is not made; None without grants."""
         return None
 
@@ -139,7 +139,7 @@ class Gate:
             verdict: the verdict of all gates; None admits the call.
         """
 
-    def settle(self, attempt: Attempt) -> ScriptCall | None:
+    def settle(self, attempt: Attempt) -> ScriptCommand | None:
         """Returns the script that ends the grants of a finished call. After a crash, a new gate settles it."""
         del attempt
         return None

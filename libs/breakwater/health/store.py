@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from breakwater.breakers.rules.health import LAST_CALLS, CallHealth
 from breakwater.kernel.nats.subjects import encode_token
-from breakwater.kernel.redis.connection import Redis, Script, ScriptCall, read_hashes
+from breakwater.kernel.redis.connection import Redis, Script, ScriptCommand, read_hashes
 
 KEEP_MS = 30 * 24 * 3_600_000
 
@@ -66,7 +66,7 @@ class Healths:
         self._redis = redis
 
     @staticmethod
-    def note_call(agent: str, by_model: Mapping[str, Sequence[EndedCall]]) -> ScriptCall:
+    def note_command(agent: str, by_model: Mapping[str, Sequence[EndedCall]]) -> ScriptCommand:
         """Takes an agent's calls into account, each once; those under `""` count for no model."""
         together = [call for calls in by_model.values() for call in calls]
         arguments: list[str | int] = [KEEP_MS, LAST_CALLS]
@@ -77,12 +77,12 @@ class Healths:
             counted = in_order[max(0, min(success, len(in_order) - LAST_CALLS)) :]
             arguments += [model, len(counted)]
             arguments += [part for call in counted for part in (call.sequence, call.at_ms, int(call.failed))]
-        return ScriptCall(_NOTE, [_key(agent)], arguments)
+        return ScriptCommand(_NOTE, [_key(agent)], arguments)
 
-    async def note(self, calls: Sequence[ScriptCall]) -> None:
+    async def note(self, commands: Sequence[ScriptCommand]) -> None:
         """Records the calls of several agents in one round trip. Raises StateUnavailableError; may be repeated."""
-        if calls:
-            await self._redis.run(calls)
+        if commands:
+            await self._redis.run(commands)
 
     async def forget(self, agents: Sequence[str]) -> None:
         """Deletes everything, as for a new log, whose sequences begin at 1 again. Raises StateUnavailableError."""

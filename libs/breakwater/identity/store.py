@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from breakwater.identity.rules.callers import LINK_PREFIX, SESSION_PREFIX
-from breakwater.kernel.redis.connection import Redis, Script, ScriptCall, read_hashes
+from breakwater.kernel.redis.connection import Redis, Script, ScriptCommand, read_hashes
 
 LASTS_MS = 12 * 3600 * 1000
 """The duration of a session: a working day."""
@@ -116,8 +116,8 @@ class Sessions:
         stored = json.dumps({"sha256": _digest(secret), **fields})
         if isinstance(session, PersonSession) and session.sid is not None:
             await self._redis.client.set(_of_sid(session.issuer, session.sid), holder, px=LASTS_MS)
-        call = ScriptCall(_BEGIN, [_key(holder)], [session_id, stored, LASTS_MS, MAX_OF_A_HOLDER])
-        [ends_ms] = await self._redis.run([call])
+        command = ScriptCommand(_BEGIN, [_key(holder)], [session_id, stored, LASTS_MS, MAX_OF_A_HOLDER])
+        [ends_ms] = await self._redis.run([command])
         return Begun(session_id, f"{SESSION_PREFIX}_{holder}_{session_id}_{secret}", int(ends_ms))
 
     async def find(self, token: str) -> Known | None:

@@ -25,7 +25,7 @@ from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage, Outages
-from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError
+from breakwater.kernel.redis.connection import Redis, ScriptCommand, StateUnavailableError
 from breakwater.kernel.security.encryption import DecryptionError
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardEvent
@@ -108,16 +108,16 @@ class TaskGuards:
         elif checkpoint and not job.dry_run:
             at = Checkpoint.model_validate_json(checkpoint)
             hold = spent_by(at.attempts) + (0 if at.in_flight is None else at.in_flight.reserved or 0)
-            enter = self.tasks.enter_call(key, parent, hold=hold, only_first=True)
+            enter = self.tasks.enter_command(key, parent, hold=hold, only_first=True)
             await until_available(lambda: self._redis.run([enter]))
         return ParentsTask(parent, run_id=run_id or (ended and ended.run_id))
 
-    def release_hold(self, job: Assignment, at: Checkpoint) -> ScriptCall | None:
+    def release_hold(self, job: Assignment, at: Checkpoint) -> ScriptCommand | None:
         """Reduces the job's hold on the task's cap to its cost, as the job makes no call now."""
         shared = shared_task(job)
         if shared is None:
             return None
-        return self.tasks.shrink_call(shared[1], job.execution_id, spent=spent_by(at.attempts))
+        return self.tasks.shrink_command(shared[1], job.execution_id, spent=spent_by(at.attempts))
 
     async def count_job(self, job: Assignment, result: Result) -> Result:
         """Counts a job in its task before it is decided, and stops the task if a rule says so.

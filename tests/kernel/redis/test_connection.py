@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis.exceptions import DataError, ResponseError
 
-from breakwater.kernel.redis.connection import Redis, Script, ScriptCall, StateUnavailableError, unavailable
+from breakwater.kernel.redis.connection import Redis, Script, ScriptCommand, StateUnavailableError, unavailable
 from breakwater.local.ports import free_port
 from tests.helpers import until
 from tests.servers import RunningServer
@@ -41,51 +41,51 @@ async def redis(redis_server: RunningServer) -> AsyncGenerator[RoundTrips]:
     await redis.close()
 
 
-def call(script: Script, amount: int = 1) -> ScriptCall:
-    return ScriptCall(script, ["counter"], [amount])
+def command(script: Script, amount: int = 1) -> ScriptCommand:
+    return ScriptCommand(script, ["counter"], [amount])
 
 
 async def test_what_several_ask_for_at_the_same_time_is_one_round_trip(redis: RoundTrips) -> None:
-    asked = [redis.run([call(_ADD)]), redis.run([call(_ADD), call(_TWICE)]), redis.run([])]
+    asked = [redis.run([command(_ADD)]), redis.run([command(_ADD), command(_TWICE)]), redis.run([])]
     assert await asyncio.gather(*asked) == [[1], [2, 4], []]
     assert redis.sizes == [3]
-    assert await redis.run([call(_ADD)]) == [5]
+    assert await redis.run([command(_ADD)]) == [5]
     assert redis.sizes == [3, 1]
 
 
 async def test_what_is_asked_for_during_a_round_trip_shares_the_next_one(redis: RoundTrips) -> None:
-    first = asyncio.create_task(redis.run([call(_ADD)]))
+    first = asyncio.create_task(redis.run([command(_ADD)]))
     await until(lambda: redis.sizes)
-    later = [asyncio.create_task(redis.run([call(_ADD)])) for _ in range(3)]
+    later = [asyncio.create_task(redis.run([command(_ADD)])) for _ in range(3)]
     await asyncio.gather(first, *later)
     assert redis.sizes == [1, 3]
 
 
 async def test_a_script_that_fails_is_the_error_of_the_one_who_asked_for_it(redis: RoundTrips) -> None:
     first, wrong, last = await asyncio.gather(
-        redis.run([call(_ADD)]),
-        redis.run([call(_ADD), call(_WRONG)]),
-        redis.run([call(_ADD)]),
+        redis.run([command(_ADD)]),
+        redis.run([command(_ADD), command(_WRONG)]),
+        redis.run([command(_ADD)]),
         return_exceptions=True,
     )
     assert (first, last) == ([1], [3])
     assert isinstance(wrong, ResponseError)
     with pytest.raises(ResponseError):
-        await redis.run([call(_WRONG)])
+        await redis.run([command(_WRONG)])
 
 
 @pytest.mark.parametrize("wrong", [None, True, object(), "\ud800"])
 async def test_an_argument_that_is_none_is_the_error_of_the_one_who_gave_it(redis: RoundTrips, wrong: Any) -> None:
     first, failed, last = await asyncio.gather(
-        redis.run([call(_ADD)]),
-        redis.run([call(_ADD), call(_ADD, wrong)]),
-        redis.run([call(_ADD)]),
+        redis.run([command(_ADD)]),
+        redis.run([command(_ADD), command(_ADD, wrong)]),
+        redis.run([command(_ADD)]),
         return_exceptions=True,
     )
     assert (first, last) == ([1], [2])
     assert isinstance(failed, TypeError | ValueError)
     with pytest.raises((TypeError, ValueError)):
-        redis.run_with_next([call(_ADD, wrong)])
+        redis.run_with_next([command(_ADD, wrong)])
     with pytest.raises((TypeError, ValueError)):
         await redis.client.set("key", wrong)
     with pytest.raises(DataError):
@@ -97,7 +97,7 @@ async def test_a_server_that_can_not_write_is_an_outage(redis: RoundTrips) -> No
     await redis.client.config_set("maxmemory", "1")
     try:
         with pytest.raises(StateUnavailableError, match="OOM"):
-            await redis.run([call(_ADD)])
+            await redis.run([command(_ADD)])
         with pytest.raises(StateUnavailableError, match="OOM"):
             await redis.client.set("key", 1)
     finally:
@@ -115,21 +115,21 @@ def test_what_a_command_of_a_script_is_told_is_an_outage_in_the_words_of_redis_6
 async def test_only_the_scripts_that_the_server_did_not_know_run_again(redis: RoundTrips) -> None:
     await redis.client.script_flush()
     await redis.client.script_load(_ADD.text)
-    assert await redis.run([call(_TWICE), call(_ADD), call(_TWICE)]) == [3, 1, 5]
+    assert await redis.run([command(_TWICE), command(_ADD), command(_TWICE)]) == [3, 1, 5]
     assert redis.sizes == [3, 2]
     await redis.client.script_flush()
-    assert await redis.run([call(_ADD)]) == [6]
+    assert await redis.run([command(_ADD)]) == [6]
 
 
 async def test_a_connection_that_redis_closes_is_opened_again_at_once(redis: RoundTrips) -> None:
-    assert await redis.run([call(_ADD)]) == [1]
+    assert await redis.run([command(_ADD)]) == [1]
     killed: Any = redis.client.client_kill_filter(_type="normal", skipme=True)
     assert await killed > 0
-    assert await redis.run([call(_ADD), call(_ADD)]) == [2, 3]
+    assert await redis.run([command(_ADD), command(_ADD)]) == [2, 3]
 
 
 async def test_one_who_is_cancelled_takes_nobody_along(redis: RoundTrips) -> None:
-    cancelled, other = asyncio.create_task(redis.run([call(_ADD)])), asyncio.create_task(redis.run([call(_ADD)]))
+    cancelled, other = asyncio.create_task(redis.run([command(_ADD)])), asyncio.create_task(redis.run([command(_ADD)]))
     await asyncio.sleep(0)
     cancelled.cancel()
     assert (await other)[0] in {1, 2}
@@ -139,6 +139,6 @@ async def test_one_who_is_cancelled_takes_nobody_along(redis: RoundTrips) -> Non
 
 async def test_all_who_ask_learn_that_redis_does_not_answer() -> None:
     redis = Redis(f"redis://127.0.0.1:{free_port()}/0")
-    found = await asyncio.gather(*(redis.run([call(_ADD)]) for _ in range(3)), return_exceptions=True)
+    found = await asyncio.gather(*(redis.run([command(_ADD)]) for _ in range(3)), return_exceptions=True)
     assert [type(error) for error in found] == [StateUnavailableError] * 3
     await redis.close()

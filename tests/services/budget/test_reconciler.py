@@ -324,8 +324,8 @@ async def test_a_reservation_in_a_day_that_is_not_compared_is_no_leak(plane: Bud
     await plane.fill()
     await plane.spend(*COSTS)
     tomorrow, counters = now() + timedelta(days=1), CAPS.counters("writer", None)
-    call = plane.budgets.reserve_call("n:1", "writer", None, 9, counters, now=now(), lease_ms=60_000, at=tomorrow)
-    assert isinstance(plane.budgets.reserved((await plane.redis.run([call]))[0], counters, 9, now=now()), Reserved)
+    command = plane.budgets.reserve_command("n:1", "writer", None, 9, counters, now=now(), lease_ms=60_000, at=tomorrow)
+    assert isinstance(plane.budgets.reserved((await plane.redis.run([command]))[0], counters, 9, now=now()), Reserved)
     found = await plane.reconciler().reconcile()
     assert found is not None
     assert found.snapshot.held(charged=False)[tomorrow.astimezone(ZONE).date().isoformat(), "global"] == 9
@@ -422,8 +422,8 @@ async def sweeper(plane: BudgetPlane, reconciler: Reconciler, lookup: Lookup) ->
     """A budget service, and a call whose lease has ended though the log reports it."""
     await plane.publish_attempt(40)
     publisher, counters = Publisher(lambda: plane.client, "budget"), CAPS.counters("writer", None)
-    call = plane.budgets.reserve_call("j1:1", "writer", None, 90, counters, now=now(), lease_ms=1)
-    await plane.redis.run([call])
+    command = plane.budgets.reserve_command("j1:1", "writer", None, 90, counters, now=now(), lease_ms=1)
+    await plane.redis.run([command])
 
     async def lapsed() -> bool:
         return await plane.budgets.lapsed(now()) == ["j1:1"]

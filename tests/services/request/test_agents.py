@@ -13,7 +13,7 @@ async def test_every_agent_is_reported_with_its_health_in_a_bare_array(governed:
     now = await redis_ms(redis)
     await put_breaker(redis, "reader", "m", Breaker(state="open", open_until_ms=now + 60_000, version=1))
     calls = [EndedCall(1, now - 2000, False), EndedCall(2, now - 1000, True)]
-    await Healths(redis).note([Healths.note_call("writer", {"m": calls})])
+    await Healths(redis).note([Healths.note_command("writer", {"m": calls})])
     answer = await governed.ask("GET", "/api/v1/agents")
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
     by_id = {agent["agent_id"]: agent for agent in answer.json}

@@ -53,7 +53,7 @@ async def test_a_breaker_is_forced_open_before_it_ever_failed(governed: HttpApi,
     assert await governed.events(SUBJECT) == [answer.json]
     loaded = await load(redis)
     assert (loaded.breaker.state, loaded.unpublished) == ("isolated", None)
-    [admission] = await redis.run([Breakers.admit_call(BreakerKey("writer", "m"), "x:1", 1000)])
+    [admission] = await redis.run([Breakers.admit_command(BreakerKey("writer", "m"), "x:1", 1000)])
     assert isinstance(Breakers.admission(admission), BreakerRefused)
     listed = (await governed.ask("GET", "/api/v1/breakers")).json["breakers"]
     assert [one["reason"] for one in listed if one["state"] == "isolated"] == [published.reason]
@@ -94,7 +94,7 @@ async def test_a_reset_of_what_counted_nothing_is_no_event(governed: HttpApi, re
 
 
 async def test_a_reset_ends_the_hold_of_its_model(governed: HttpApi, redis: Redis) -> None:
-    await redis.run([Deployments.hold_call("local/m", 3600)])
+    await redis.run([Deployments.hold_command("local/m", 3600)])
     [held] = {
         one["held_until"]
         for one in (await governed.ask("GET", "/api/v1/breakers")).json["breakers"]
@@ -109,11 +109,11 @@ async def test_the_hold_of_a_model_without_a_breaker_ends_too(governed: HttpApi,
     # Its agent has none, shares it, or has one of other models only.
     for agent, model in (("unguarded", "m"), ("by-model", "shared"), ("by-provider", "any"), ("reader", "elsewhere")):
         deployments, deployment = Deployments(redis, None), f"local/{model}"
-        await redis.run([deployments.hold_call(deployment, 3600, "a caller")])
+        await redis.run([deployments.hold_command(deployment, 3600, "a caller")])
         answer = await governed.act("breakers/reset", agent=agent, model=model)
         assert (answer.status, answer.json["unchanged"], answer.json["reason"]) == (200, True, "its hold has ended")
         assert (answer.json["agent"], answer.json["model"], answer.json["state"]) == (agent, model, "closed")
-        assert await redis.run([deployments.admit_call(deployment, first_try=False, caller="a caller")]) == [0]
+        assert await redis.run([deployments.admit_command(deployment, first_try=False, caller="a caller")]) == [0]
         # Nothing is held any more, and there is no breaker.
         assert (await governed.act("breakers/reset", agent=agent, model=model)).status == 404
     assert await governed.events("bw.breakers.>") == []

@@ -103,8 +103,8 @@ async def test_what_is_held_and_spent_is_taken_from_what_remains_and_never_below
         "agent:writer/daily"
     ].remaining == NANO_PER_USD
     held, counters = NANO_PER_USD // 4, CAPS.counters("writer", None)
-    call = Budgets(redis, ZONE).reserve_call("x:1", "writer", None, held, counters, now=now, lease_ms=60_000)
-    await redis.run([call])
+    command = Budgets(redis, ZONE).reserve_command("x:1", "writer", None, held, counters, now=now, lease_ms=60_000)
+    await redis.run([command])
     [writer] = [
         one for one in await statuses_of(CAPS, BudgetCounters(redis, ZONE), now) if one.budget == "agent:writer/daily"
     ]

@@ -22,7 +22,7 @@ OF_ACME = {"task_id": "research 4711", "tenant": "acme"}
 
 async def trip(redis: Redis, key: TaskKey = KEY, agent: str = "writer") -> Tripped:
     tasks = Tasks(redis)
-    await redis.run([tasks.enter_call(key, "x")])
+    await redis.run([tasks.enter_command(key, "x")])
     await tasks.record(
         key, "x", JobOutcome(tokens=40, cost=1_500_000, failed=True, called=True, error_hash="aa", confidence=None)
     )
@@ -118,7 +118,7 @@ async def test_a_reset_by_name_prefers_the_stopped_task_to_one_that_goes_on(gove
     tasks = Tasks(redis)
     running = TaskKey("acme", "nightly")
     outcome = JobOutcome(tokens=40, cost=1, failed=False, called=True, error_hash=None, confidence=None)
-    await redis.run([tasks.enter_call(running, "x")])
+    await redis.run([tasks.enter_command(running, "x")])
     counted = await tasks.record(running, "x", outcome)
     trip = Trip("max_iterations", "1 iteration (limit: 1)")
     await tasks.trip(TaskKey("acme", "x-1"), trip, agent="writer", execution_id="x", task_id="nightly")
@@ -163,7 +163,7 @@ async def test_a_task_that_trips_again_can_be_reset_again(governed: HttpApi, red
 
 
 async def test_a_task_that_is_not_stopped_may_be_given_a_fresh_start(governed: HttpApi, redis: Redis) -> None:
-    await redis.run([Tasks(redis).enter_call(TaskKey(None, "t"), "x")])
+    await redis.run([Tasks(redis).enter_command(TaskKey(None, "t"), "x")])
     answer = await governed.act("guards/reset", task_id="t", reason="wants more turns")
     assert (answer.status, answer.json["agent"], answer.json["rule"]) == (200, "*", None)
     assert (answer.json["execution_id"], answer.json["iterations"]) == (None, 1)
@@ -207,7 +207,7 @@ async def test_one_that_is_published_but_not_done_is_published_once_when_it_is_d
 async def test_a_trip_that_a_reset_meets_on_its_way_is_reported_as_reset_too(
     governed: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await redis.run([Tasks(redis).enter_call(KEY, "x")])
+    await redis.run([Tasks(redis).enter_command(KEY, "x")])
     resetting, tripped = Tasks.reset, list[Tripped]()
 
     async def tripping_before(tasks: Tasks, key: TaskKey) -> tuple[Task, Tripped | None]:

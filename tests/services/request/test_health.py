@@ -44,7 +44,7 @@ async def put(redis: Redis, agent: str, model: str, breaker: Breaker) -> None:
 
 async def note(redis: Redis, agent: str, **calls: list[EndedCall]) -> None:
     await Healths(redis).note(
-        [Healths.note_call(agent, {name.replace("_", "/"): health_of_all for name, health_of_all in calls.items()})]
+        [Healths.note_command(agent, {name.replace("_", "/"): health_of_all for name, health_of_all in calls.items()})]
     )
 
 
@@ -237,7 +237,7 @@ async def test_a_breakers_health_is_that_of_its_agents_on_its_model(redis: Redis
 
 async def test_a_held_model_is_shown_with_its_end_wherever_it_is_called_and_is_no_failure(redis: Redis) -> None:
     deployments = Deployments(redis, None)
-    await redis.run([deployments.hold_call("local/m", 60)])
+    await redis.run([deployments.hold_command("local/m", 60)])
     ends = time_from_ms(await now_ms(redis) + 60_000)
     statuses = await breaker_statuses(CONFIG, Breakers(redis), Healths(redis), deployments)
     held = {(one.agent, one.model): one.held_until for one in statuses if one.held_until is not None}

@@ -155,7 +155,7 @@ async def test_sleeping_jobs_hold_no_slot(start_worker: StartWorker, monkeypatch
     models = {"sim/limited": model(), "sim/m": model()}
     agents = {"writer": {**AGENT, "model": "sim/limited", "allowed_models": ["sim/m"], "concurrency": 2}}
     async with start_worker(models, agents) as plane:
-        await plane.worker.redis.run([plane.worker.deployments.hold_call("sim/limited", wait_s)])
+        await plane.worker.redis.run([plane.worker.deployments.hold_command("sim/limited", wait_s)])
         for index in range(4):
             await plane.publish({"agent": "writer", "job_id": f"sleeper-{index}", "prompt": "hello"})
 

@@ -29,7 +29,7 @@ from breakwater.jobs.metrics import WorkerMetrics
 from breakwater.jobs.rules.ids import JobIds
 from breakwater.jobs.store.executions import Claim
 from breakwater.jobs.store.task_keys import TaskKey
-from breakwater.kernel.redis.connection import Script, ScriptCall, StateUnavailableError, scripts_of
+from breakwater.kernel.redis.connection import Script, ScriptCommand, StateUnavailableError, scripts_of
 from breakwater.limits.gate.budget import BudgetGate
 from breakwater.limits.gate.deployment import DeploymentGate
 from breakwater.limits.gate.rate_limit import RateLimitGate
@@ -117,8 +117,8 @@ class Bench:
     async def fill_rate_limit(self) -> None:
         rule = self.worker.config.agents["writer"].rate_limit
         assert rule is not None
-        call = self.worker.rate_limits.admit_call("other:1", [Limited("agent:writer", rule)], 1, 60_000)
-        assert await self.redis.run([call]) == [[1]]
+        command = self.worker.rate_limits.admit_command("other:1", [Limited("agent:writer", rule)], 1, 60_000)
+        assert await self.redis.run([command]) == [[1]]
 
     async def stop_task(self) -> None:
         await self.worker.guards.tasks.trip(
@@ -311,9 +311,9 @@ class DailyCallsGate(Gate):
     now: Callable[[], datetime]
     _counted: bool = False
 
-    def ask(self) -> ScriptCall:
+    def ask(self) -> ScriptCommand:
         """Counts the call, unless the day's calls are used up."""
-        return ScriptCall(_COUNT, [self._key()], [MAX_CALLS, int(self.admission.lease_ms is None)])
+        return ScriptCommand(_COUNT, [self._key()], [MAX_CALLS, int(self.admission.lease_ms is None)])
 
     def read(self, answer: Any) -> Refused | None:
         """Refused where they are."""
@@ -322,9 +322,9 @@ class DailyCallsGate(Gate):
         error = ErrorInfo(kind="rate_limit", class_="DailyCallsExceededError", message=text)
         return None if answer else Refused("rate_limited", error, "calls", ends_chain=True)
 
-    def release(self) -> ScriptCall | None:
+    def release(self) -> ScriptCommand | None:
         """A call that was not made does not count."""
-        return ScriptCall(_UNDO, [self._key()], []) if self._counted else None
+        return ScriptCommand(_UNDO, [self._key()], []) if self._counted else None
 
     def _key(self) -> str:
         return f"bw:calls:{self.admission.job.agent_name}:{self.now():%Y-%m-%d}"

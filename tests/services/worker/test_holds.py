@@ -52,7 +52,7 @@ async def test_a_job_with_another_model_waits_for_a_short_hold_and_not_for_a_lon
     models = {"sim/m": model({**LIMITED_ONCE, "retry_after_s": hold_s}), "sim/n": model()}
     async with start_worker(models, {"writer": {**AGENT, "fallback_models": ["sim/n"]}}) as plane:
         first = await plane.run({"agent": "writer", "job_id": "a", "prompt": "x"})
-        await plane.worker.redis.run([plane.worker.deployments.hold_call("sim/m", hold_s)])
+        await plane.worker.redis.run([plane.worker.deployments.hold_command("sim/m", hold_s)])
         second = await plane.run({"agent": "writer", "job_id": "b", "prompt": "x"})
         assert plane.sim.ledger.by_model["sim/m"].calls == (3 if chosen == "sim/m" else 1)
     assert (first["chosen_model"], second["chosen_model"]) == (chosen, chosen)
@@ -82,7 +82,7 @@ async def test_a_long_hold_parks_a_job_that_has_no_other_model(
 ) -> None:
     monkeypatch.setattr("services.worker.attempts.LONG_WAIT_S", 0.5)
     async with start_worker({"sim/m": model()}, {"writer": AGENT}) as plane:
-        await plane.worker.redis.run([plane.worker.deployments.hold_call("sim/m", 2)])
+        await plane.worker.redis.run([plane.worker.deployments.hold_command("sim/m", 2)])
         await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "x"})
 
         async def parked() -> bool:

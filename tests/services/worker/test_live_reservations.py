@@ -38,8 +38,8 @@ class Worker:
 
     async def reserve(self, attempt_id: str, amount: int) -> LiveReservation:
         counters, asked_at = CAPS.counters("a", "t"), now()
-        call = self.budgets.reserve_call(attempt_id, "a", "t", amount, counters, now=asked_at, lease_ms=60_000)
-        [answer] = await self.redis.run([call])
+        command = self.budgets.reserve_command(attempt_id, "a", "t", amount, counters, now=asked_at, lease_ms=60_000)
+        [answer] = await self.redis.run([command])
         granted = self.budgets.reserved(answer, counters, amount, now=asked_at)
         assert isinstance(granted, Reserved)
         return LiveReservation(attempt_id, "a", "t", amount, granted.at, granted.at + timedelta(minutes=1))
@@ -59,7 +59,7 @@ class Worker:
 
     async def forget(self, call: LiveReservation) -> None:
         """Redis comes back with what it knew before the reservation."""
-        release = self.budgets.release_call(call.attempt_id, call.agent, call.tenant, call.at)
+        release = self.budgets.release_command(call.attempt_id, call.agent, call.tenant, call.at)
         await self.redis.run([release])
         assert not await self.redis.client.hexists(RESERVATIONS, call.attempt_id)
 

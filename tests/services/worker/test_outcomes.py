@@ -289,7 +289,7 @@ async def test_a_call_whose_worker_died_after_it_was_charged_is_recorded_at_that
         await fill(plane)
         await plane.run_until("services.worker.attempts.record", "j")
         await plane.worker.redis.run([])
-        await plane.worker.redis.run([plane.worker.executions.checkpoint_call(Claim("none", "t"), "")])
+        await plane.worker.redis.run([plane.worker.executions.checkpoint_command(Claim("none", "t"), "")])
         plane.begin()
         [lost, *_] = (await plane.result("j"))["attempts"]
         assert (lost["outcome"], lost["cost"], lost["cost_basis"]) == ("worker_lost", "0.000042000", "estimated")
@@ -305,7 +305,7 @@ async def test_a_success_does_not_hide_failures_that_came_after_it(start_worker:
         [before] = await breakers.load([key])
         # Of a call on another worker, which ended before these two and notes that only now.
         earlier = before.breaker.failures[0].sequence - 1
-        await plane.worker.redis.run([breakers.succeeded_call(key, before.breaker.version, earlier)])
+        await plane.worker.redis.run([breakers.succeeded_command(key, before.breaker.version, earlier)])
         await plane.run({"agent": "writer", "job_id": "j2", "prompt": "x"})
         [after] = await breakers.load([key])
         assert after.breaker.state == "open"

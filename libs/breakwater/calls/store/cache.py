@@ -12,7 +12,7 @@ from typing import cast
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from breakwater.jobs.contract.execution import Choice
-from breakwater.kernel.redis.connection import Redis, Script, ScriptCall
+from breakwater.kernel.redis.connection import Redis, Script, ScriptCommand
 from breakwater.kernel.security.encryption import OFF, Cipher, DecryptionError
 from breakwater.kernel.types import Timestamp
 
@@ -91,7 +91,7 @@ class AnswerCache:
         if holder is None:
             return await self.get(key)
         [(verdict, detail)] = await self._redis.run(
-            [ScriptCall(_ASK, [_answer(key), _flight(key)], [holder, lease_ms])]
+            [ScriptCommand(_ASK, [_answer(key), _flight(key)], [holder, lease_ms])]
         )
         match verdict:
             case "answer":
@@ -135,8 +135,8 @@ class AnswerCache:
                 await self.leave(key, flight)
             return False
         text = self._cipher.encrypt_line(value.decode())
-        call = ScriptCall(_LEAVE, [_flight(key), _answer(key)], [flight or "", text, ttl_s * 1000])
-        await self._redis.run([call])
+        command = ScriptCommand(_LEAVE, [_flight(key), _answer(key)], [flight or "", text, ttl_s * 1000])
+        await self._redis.run([command])
         return True
 
     async def leave(self, key: str, holder: str) -> None:
@@ -145,7 +145,7 @@ class AnswerCache:
         Raises:
             StateUnavailableError: call again, or let the lease end.
         """
-        await self._redis.run([ScriptCall(_LEAVE, [_flight(key)], [holder])])
+        await self._redis.run([ScriptCommand(_LEAVE, [_flight(key)], [holder])])
 
     def _read(self, text: str) -> Cached | None:
         try:

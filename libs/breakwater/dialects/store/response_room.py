@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from breakwater.kernel.redis.connection import Redis, ScriptCall, scripts_of
+from breakwater.kernel.redis.connection import Redis, ScriptCommand, scripts_of
 
 SHARE = 1 / 4
 """Of the stream: what one owner may store within ten minutes, and while any response is under way."""
@@ -55,31 +55,31 @@ class ResponseRoom:
             None if there was room.
         """
         limits = [int(max_bytes * SHARE), int(max_bytes * WINDOW)]
-        call = ScriptCall(_LUA["take"], [_STORED, _of(owner), _UNDER_WAY], [size, *limits])
-        [(verdict, oldest)] = await self._redis.run([call])
+        command = ScriptCommand(_LUA["take"], [_STORED, _of(owner), _UNDER_WAY], [size, *limits])
+        [(verdict, oldest)] = await self._redis.run([command])
         return None if verdict == "taken" else NoRoom(verdict, oldest or None)
 
     async def begin(self, execution_id: str) -> None:
         """Notes that a response is under way. Raises StateUnavailableError."""
-        await self._redis.run([ScriptCall(_LUA["begin"], [_UNDER_WAY], [execution_id])])
+        await self._redis.run([ScriptCommand(_LUA["begin"], [_UNDER_WAY], [execution_id])])
 
     async def finish(self, execution_id: str) -> None:
         """Notes that a response has ended. Raises StateUnavailableError."""
-        await self._redis.run([ScriptCall(_LUA["finish"], [_UNDER_WAY], [execution_id])])
+        await self._redis.run([ScriptCommand(_LUA["finish"], [_UNDER_WAY], [execution_id])])
 
     # Of the worker, which needs no round trip for them: all of it joins its next one.
 
     def begin_soon(self, execution_id: str) -> None:
         """Notes that a response is under way."""
-        self._redis.run_with_next([ScriptCall(_LUA["begin"], [_UNDER_WAY], [execution_id])])
+        self._redis.run_with_next([ScriptCommand(_LUA["begin"], [_UNDER_WAY], [execution_id])])
 
     def count_soon(self, owner: str, size: int) -> None:
         """Counts chunks that were stored."""
-        self._redis.run_with_next([ScriptCall(_LUA["count"], [_STORED, _of(owner)], [size])])
+        self._redis.run_with_next([ScriptCommand(_LUA["count"], [_STORED, _of(owner)], [size])])
 
     def finish_soon(self, execution_id: str) -> None:
         """Notes that a response has ended."""
-        self._redis.run_with_next([ScriptCall(_LUA["finish"], [_UNDER_WAY], [execution_id])])
+        self._redis.run_with_next([ScriptCommand(_LUA["finish"], [_UNDER_WAY], [execution_id])])
 
 
 def _of(owner: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any, cast
 from breakwater.jobs.store.executions import SPAN_S, Claim, accepted_key
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
-from breakwater.kernel.redis.connection import Redis, Script, ScriptCall, StateUnavailableError
+from breakwater.kernel.redis.connection import Redis, Script, ScriptCommand, StateUnavailableError
 from breakwater.kernel.types import ms_from_time, time_from_ms
 
 KEEP_S = 24 * 3600
@@ -177,7 +177,7 @@ class Accepted:
     async def _save(self, notes: Mapping[str, str]) -> None:
         keys = [accepted_key(time.time()), *(Claim(execution_id, "").key for execution_id in notes)]
         flat = [part for note in notes.items() for part in note]
-        await self._redis.run([ScriptCall(_NOTE, keys, [KEEP_S + SPAN_S, *flat])])
+        await self._redis.run([ScriptCommand(_NOTE, keys, [KEEP_S + SPAN_S, *flat])])
 
 
 @dataclass(frozen=True, slots=True)

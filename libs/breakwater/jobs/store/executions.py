@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 from breakwater.jobs.contract.execution import PendingCancel
 from breakwater.jobs.rules.workers import LIVENESS, Liveness
 from breakwater.kernel.errors import BreakwaterError
-from breakwater.kernel.redis.connection import Redis, ScriptCall, scripts_of
+from breakwater.kernel.redis.connection import Redis, ScriptCommand, scripts_of
 from breakwater.kernel.security.encryption import OFF, Cipher
 
 LINGER_MS = 60_000
@@ -186,8 +186,8 @@ class Executions:
         ]
         arguments += [claim.execution_id, run_id or "", int(redelivered)]
         arguments += [round(accepted_s * 1000) if delivered_before else "", task_id or ""]
-        call = ScriptCall(_LUA["claim"], [*claim.keys, accepted_key(accepted_s), KEPT_SINCE], arguments)
-        [(verdict, detail, *cancels)] = await self._redis.run([call])
+        command = ScriptCommand(_LUA["claim"], [*claim.keys, accepted_key(accepted_s), KEPT_SINCE], arguments)
+        [(verdict, detail, *cancels)] = await self._redis.run([command])
         match verdict:
             case "yours":
                 checkpoint = self._cipher.decrypt_document(detail.encode()).decode() if detail else None
@@ -207,17 +207,17 @@ class Executions:
         checkpoint = await cast(Any, self._redis.client.hget(Claim(execution_id, "").key, "checkpoint"))
         return checkpoint or None
 
-    def checkpoint_call(self, claim: Claim, checkpoint: str, *, release: bool = False) -> ScriptCall:
+    def checkpoint_command(self, claim: Claim, checkpoint: str, *, release: bool = False) -> ScriptCommand:
         """Saves a checkpoint, unless it is empty, and renews the lease or ends it; read its answer with `kept`."""
         if self._cipher.on and checkpoint:
             checkpoint = self._cipher.encrypt_document(checkpoint.encode()).decode()
-        return ScriptCall(
+        return ScriptCommand(
             _LUA["checkpoint"], claim.keys, [claim.token, 0 if release else self._lease_ms, KEEP_MS, checkpoint]
         )
 
     @staticmethod
     def kept(answer: Any) -> ClaimKept | None:
-        """Reads the answer to `checkpoint_call`; None means that the claim is lost."""
+        """Reads the answer to `checkpoint_command`; None means that the claim is lost."""
         if not answer:
             return None
         if not isinstance(answer, list):
@@ -227,7 +227,7 @@ class Executions:
 
     async def checkpoint(self, claim: Claim, checkpoint: str) -> ClaimKept | None:
         """Saves a checkpoint. None when the claim is lost. Raises StateUnavailableError."""
-        [answer] = await self._redis.run([self.checkpoint_call(claim, checkpoint)])
+        [answer] = await self._redis.run([self.checkpoint_command(claim, checkpoint)])
         return self.kept(answer)
 
     async def append_partial(self, claim: Claim, text: str, messages: int) -> ClaimKept | None:
@@ -237,7 +237,7 @@ class Executions:
         """
         line = self._cipher.encrypt_line(text)
         [answer] = await self._redis.run(
-            [ScriptCall(_LUA["append_partial"], [claim.key], [claim.token, line, messages, KEEP_MS])]
+            [ScriptCommand(_LUA["append_partial"], [claim.key], [claim.token, line, messages, KEEP_MS])]
         )
         return self.kept(answer)
 
@@ -265,22 +265,22 @@ class Executions:
         lease_ms = 0 if release else self._lease_ms
         arguments = [claim.token, lease_ms, KEEP_MS, checkpoint, line, progress.messages, digest]
         arguments += [tenant or "", task_key or "", owner or "", run_id or "", task_id or ""]
-        [restored] = await self._redis.run([ScriptCall(_LUA["restore"], [claim.key], arguments)])
+        [restored] = await self._redis.run([ScriptCommand(_LUA["restore"], [claim.key], arguments)])
         return bool(restored)
 
     async def partial_output(self, claim: Claim) -> tuple[str, int]:
         """Reads what `append_partial` has saved. Raises StateUnavailableError, DecryptionError."""
-        [(text, messages)] = await self._redis.run([ScriptCall(_LUA["partial"], [claim.key], [])])
+        [(text, messages)] = await self._redis.run([ScriptCommand(_LUA["partial"], [claim.key], [])])
         return self._cipher.decrypt_lines(text or ""), int(messages or 0)
 
     async def renew(self, claims: Iterable[Claim]) -> list[ClaimKept | None]:
         """Renews the leases of claims in one round trip; None for one that is lost. Raises StateUnavailableError."""
-        answers = await self._redis.run([self.checkpoint_call(claim, "") for claim in claims])
+        answers = await self._redis.run([self.checkpoint_command(claim, "") for claim in claims])
         return [self.kept(answer) for answer in answers]
 
     async def release(self, claim: Claim) -> ClaimKept | None:
         """Releases a job before its end: the next claim has it, with its checkpoint. Raises StateUnavailableError."""
-        [answer] = await self._redis.run([self.checkpoint_call(claim, "", release=True)])
+        [answer] = await self._redis.run([self.checkpoint_command(claim, "", release=True)])
         return self.kept(answer)
 
     async def finish(self, claim: Claim) -> ClaimEnded:
@@ -290,7 +290,7 @@ class Executions:
             claim: which; one without a token means that of any holder.
         """
         [answer] = await self._redis.run(
-            [ScriptCall(_LUA["finish"], claim.keys, [claim.token, LINGER_MS, claim.execution_id])]
+            [ScriptCommand(_LUA["finish"], claim.keys, [claim.token, LINGER_MS, claim.execution_id])]
         )
         if not isinstance(answer, list):
             return ClaimEnded()
@@ -324,10 +324,10 @@ class Executions:
         Raises:
             StateUnavailableError: ask again.
         """
-        call = ScriptCall(
+        command = ScriptCommand(
             _LUA["parent"], Claim(execution_id, "").keys, [tenant or "", int(dry_run), KEEP_MS, owner or "", others]
         )
-        [(task_key, checkpoint, run_id, task_id)] = await self._redis.run([call])
+        [(task_key, checkpoint, run_id, task_id)] = await self._redis.run([command])
         return task_key, checkpoint, run_id, task_id
 
     async def free(self, worker: str, execution_ids: Sequence[str]) -> list[Literal["freed", "unclaimed", "held"]]:
@@ -335,10 +335,10 @@ class Executions:
 
         The holder of an `unclaimed` one writes its claim again, if Redis has lost it. Raises StateUnavailableError.
         """
-        calls = [
-            ScriptCall(_LUA["free"], [Claim(execution_id, "").key], [f"{worker}/"]) for execution_id in execution_ids
+        commands = [
+            ScriptCommand(_LUA["free"], [Claim(execution_id, "").key], [f"{worker}/"]) for execution_id in execution_ids
         ]
-        return await self._redis.run(calls)
+        return await self._redis.run(commands)
 
     async def wait_for(
         self, execution_ids: Iterable[str], waiting: str, *, unknown: Mapping[str, int], owner: str
@@ -351,19 +351,19 @@ class Executions:
             unknown: those of which nothing is known, and for how many milliseconds the job waits for them.
             owner: whose jobs share the room for unknown ones.
         """
-        calls = [
-            ScriptCall(_LUA["wait"], Claim(execution_id, "").keys[1:], [waiting, KEEP_MS, MAX_WAITING])
+        commands = [
+            ScriptCommand(_LUA["wait"], Claim(execution_id, "").keys[1:], [waiting, KEEP_MS, MAX_WAITING])
             for execution_id in execution_ids
         ]
         for unknown_id, keep_ms in unknown.items():
             keys = [*Claim(unknown_id, "").keys[1:], f"bw:unknown-dependencies:{owner}"]
-            calls.append(ScriptCall(_LUA["wait"], keys, [waiting, keep_ms, MAX_WAITING, unknown_id, MAX_UNKNOWN]))
-        await self._redis.run(calls)
+            commands.append(ScriptCommand(_LUA["wait"], keys, [waiting, keep_ms, MAX_WAITING, unknown_id, MAX_UNKNOWN]))
+        await self._redis.run(commands)
 
     async def waiting_for(self, execution_ids: Iterable[str]) -> set[str]:
         """The jobs that wait for one of the executions. Raises StateUnavailableError."""
         keys = (Claim(execution_id, "").keys[1:] for execution_id in execution_ids)
-        notices: list[list[str]] = await self._redis.run([ScriptCall(_LUA["notices"], key, []) for key in keys])
+        notices: list[list[str]] = await self._redis.run([ScriptCommand(_LUA["notices"], key, []) for key in keys])
         return {job_id for texts in notices for job_id in _waiting(texts)}
 
     async def cancel(self, request: PendingCancel) -> PendingCancel:
@@ -379,7 +379,7 @@ class Executions:
         sender = f"{by.by}/{by.key_id or by.name or ''}/{','.join(sorted(request.agents))}"
         keys = Claim(request.execution_id, "").keys[1:]
         [counts] = await self._redis.run(
-            [ScriptCall(_LUA["cancel"], keys, [sender, request.model_dump_json(), KEEP_MS])]
+            [ScriptCommand(_LUA["cancel"], keys, [sender, request.model_dump_json(), KEEP_MS])]
         )
         return PendingCancel.model_validate_json(counts)
 
@@ -389,8 +389,8 @@ class Executions:
         Those whose job has ended, or whose time is over, count no more. Raises StateUnavailableError.
         """
         key = f"bw:unseen-cancels:{user}"
-        call = ScriptCall(_LUA["unseen"], [key], [execution_id, MAX_UNSEEN, KEEP_MS])
-        [counted] = await self._redis.run([call])
+        command = ScriptCommand(_LUA["unseen"], [key], [execution_id, MAX_UNSEEN, KEEP_MS])
+        [counted] = await self._redis.run([command])
         if counted:
             return True
         for begin in range(0, MAX_UNSEEN, _BATCH):
@@ -406,7 +406,7 @@ class Executions:
                 if over:
                     await cast(Any, self._redis.client.zrem(key, *over))
                     break
-        return bool((await self._redis.run([call]))[0])
+        return bool((await self._redis.run([command]))[0])
 
 
 _KEPT = ClaimKept()

@@ -6,7 +6,7 @@ call is cancelled with its client only where no other request waits for it, at a
 
 from __future__ import annotations
 
-from breakwater.kernel.redis.connection import Redis, Script, ScriptCall
+from breakwater.kernel.redis.connection import Redis, Script, ScriptCommand
 
 KEEP_S = 900
 """Longer than clients wait before they try again: OpenAI's give up after ten minutes."""
@@ -70,8 +70,8 @@ class InFlightRequests:
             StateUnavailableError: that can't be known now.
         """
         keep_s = KEEP_S + round(longest_s)
-        call = ScriptCall(_BEGIN, [_key(question), _of_request(request)], [job_id, int(attaches), keep_s])
-        [waits_for] = await self._redis.run([call])
+        command = ScriptCommand(_BEGIN, [_key(question), _of_request(request)], [job_id, int(attaches), keep_s])
+        [waits_for] = await self._redis.run([command])
         return waits_for
 
     async def leave(self, question: str, request: str, job_id: str, *, cancels: bool) -> bool:
@@ -89,8 +89,8 @@ class InFlightRequests:
         Raises:
             StateUnavailableError: it keeps its place.
         """
-        call = ScriptCall(_LEAVE, [_key(question), _of_request(request)], [job_id, int(cancels), KEEP_S])
-        return bool((await self._redis.run([call]))[0])
+        command = ScriptCommand(_LEAVE, [_key(question), _of_request(request)], [job_id, int(cancels), KEEP_S])
+        return bool((await self._redis.run([command]))[0])
 
     async def end(self, question: str, job_id: str) -> None:
         """Forgets a call: its response is sent. Raises StateUnavailableError."""

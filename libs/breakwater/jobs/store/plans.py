@@ -16,7 +16,7 @@ from typing import Any, Literal
 from breakwater.jobs.contract.plans import PlanState
 from breakwater.jobs.rules.plans import state_by_stages
 from breakwater.kernel.errors import BreakwaterError
-from breakwater.kernel.redis.connection import Redis, ScriptCall, read_hashes, scripts_of
+from breakwater.kernel.redis.connection import Redis, ScriptCommand, read_hashes, scripts_of
 from breakwater.kernel.types import ms_from_time, time_from_ms
 
 KEEP_S = 72 * 3600
@@ -99,7 +99,7 @@ class Plans:
             TooManyPlansError: the caller has announced too many. It is not noted.
         """
         arguments = [plan_key, by, json.dumps(refusal), MAX_ANNOUNCED, KEEP_S, _now_ms(), _named(plan_key, plan_id)]
-        [answer] = await self._redis.run([ScriptCall(_LUA["announce"], self._keys(plan_key, by), arguments)])
+        [answer] = await self._redis.run([ScriptCommand(_LUA["announce"], self._keys(plan_key, by), arguments)])
         is_noted, *state_fields = answer
         if not int(is_noted):
             raise TooManyPlansError
@@ -132,7 +132,7 @@ class Plans:
         arguments.append(_named(plan_key, plan_id))
         for execution_id, job in jobs.items():
             arguments += [execution_id, "" if job is None else _note(job)]
-        [answer] = await self._redis.run([ScriptCall(_LUA["change"], self._keys(plan_key, by), arguments)])
+        [answer] = await self._redis.run([ScriptCommand(_LUA["change"], self._keys(plan_key, by), arguments)])
         if not answer:
             return None
         version, announced, *stages = answer
@@ -141,7 +141,7 @@ class Plans:
 
     async def withdraw(self, plan_key: str, execution_ids: Collection[str]) -> None:
         """Forgets jobs that were noted, but not accepted."""
-        await self._redis.run([ScriptCall(_LUA["withdraw"], [_key(plan_key)], list(execution_ids))])
+        await self._redis.run([ScriptCommand(_LUA["withdraw"], [_key(plan_key)], list(execution_ids))])
 
     async def known(self, plan_keys: Iterable[str]) -> dict[str, KnownPlan]:
         """The notes of plans, by key."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from breakwater.jobs.rules.workers import LIVENESS, Liveness
 from breakwater.jobs.store.executions import KEPT_SINCE
-from breakwater.kernel.redis.connection import Redis, Script, ScriptCall, read_hashes
+from breakwater.kernel.redis.connection import Redis, Script, ScriptCommand, read_hashes
 
 FORGET_MS = 600_000
 """A worker that is silent for this long is forgotten: its claims have ended long ago."""
@@ -72,7 +72,7 @@ class Workers:
             StateUnavailableError: Redis does not answer.
         """
         [(running, late, kept_since)] = await self._redis.run(
-            [ScriptCall(_BEAT, _KEYS, [worker, heard_on, self._late_ms, FORGET_MS])]
+            [ScriptCommand(_BEAT, _KEYS, [worker, heard_on, self._late_ms, FORGET_MS])]
         )
         self.was_emptied = self._kept_since not in {None, kept_since}
         self._kept_since = kept_since

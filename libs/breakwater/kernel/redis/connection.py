@@ -61,17 +61,17 @@ def scripts_of(module: str) -> dict[str, Script]:
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptCall:
-    """A script with its keys and arguments."""
+class ScriptCommand:
+    """The command that runs a script with its keys and arguments."""
 
     script: Script
     keys: Sequence[str]
     arguments: Sequence[Argument]
 
-    def packed(self) -> bytes:
-        """Its command. Raises TypeError, ValueError: a key or an argument is none."""
-        command = ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.arguments)
-        return hiredis.pack_command(cast(Any, command))
+    def pack(self) -> bytes:
+        """Returns the bytes to send. Raises TypeError, ValueError: a key or an argument is none."""
+        words = ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.arguments)
+        return hiredis.pack_command(cast(Any, words))
 
 
 class _PacksInC(aioredis.Connection):
@@ -115,9 +115,9 @@ class _TlsConnection(_PacksInC, aioredis.SSLConnection):
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Scripts that were asked for together, and where their answers go."""
+    """Commands of one caller, and where their answers go."""
 
-    calls: Sequence[ScriptCall]
+    commands: Sequence[ScriptCommand]
     packed: Sequence[bytes]
     answers: asyncio.Future[list[Any]]
 
@@ -160,34 +160,36 @@ class Redis:
         self._waiting: list[_Request] = []
         self._sending: asyncio.Task[None] | None = None
 
-    async def run(self, calls: Sequence[ScriptCall]) -> list[Any]:
+    async def run(self, commands: Sequence[ScriptCommand]) -> list[Any]:
         """Runs scripts in one round trip, each atomic by itself: in order, but for those the server has yet to learn.
 
-        Calls that come while another round trip is under way share the next one, and nothing else: an error of a script
-        is raised to its own caller.
+        Commands that come while a round trip is under way share the next one, and nothing else: an error of a script is
+        raised to its own caller.
 
         Raises:
             StateUnavailableError: nothing is known of what ran; call again.
             TypeError, ValueError: a key or an argument is none; nothing was sent.
         """
-        if not calls:
+        if not commands:
             return []
-        answers = self._add(calls)
+        answers = self._add(commands)
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send())
         return await answers
 
-    def run_with_next(self, calls: Sequence[ScriptCall]) -> None:
+    def run_with_next(self, commands: Sequence[ScriptCommand]) -> None:
         """Adds scripts to the next round trip, before all that is asked for later.
 
         They may be lost: if Redis does not answer, they are not repeated.
         """
         # The error of one that nothing waits for is not logged.
-        self._add(calls).add_done_callback(lambda future: None if future.cancelled() else future.exception())
+        self._add(commands).add_done_callback(lambda future: None if future.cancelled() else future.exception())
 
-    def _add(self, calls: Sequence[ScriptCall]) -> asyncio.Future[list[Any]]:
-        """Packs calls, so that one that can't be packed is an error of its own caller alone."""
-        request = _Request(calls, [call.packed() for call in calls], asyncio.get_running_loop().create_future())
+    def _add(self, commands: Sequence[ScriptCommand]) -> asyncio.Future[list[Any]]:
+        """Packs commands, so that one that can't be packed is an error of its own caller alone."""
+        request = _Request(
+            commands, [command.pack() for command in commands], asyncio.get_running_loop().create_future()
+        )
         self._waiting.append(request)
         return request.answers
 
@@ -211,7 +213,7 @@ class Redis:
                 raise
             begin = 0
             for request in requests:
-                own_answers = answers[begin : (begin := begin + len(request.calls))]
+                own_answers = answers[begin : (begin := begin + len(request.commands))]
                 failed = next((answer for answer in own_answers if isinstance(answer, Exception)), None)
                 if request.answers.done():
                     continue
@@ -227,8 +229,8 @@ class Redis:
         unknown = [index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         if unknown:
             # A fresh or flushed server: it learns the scripts once. Those that it knew have run.
-            calls = [call for request in requests for call in request.calls]
-            for script in {calls[index].script.sha: calls[index].script for index in unknown}.values():
+            commands = [command for request in requests for command in request.commands]
+            for script in {commands[index].script.sha: commands[index].script for index in unknown}.values():
                 await self.client.script_load(script.text)
             for index, answer in zip(unknown, await self._pipeline([packed[index] for index in unknown]), strict=True):
                 answers[index] = answer

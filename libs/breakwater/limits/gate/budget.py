@@ -18,7 +18,7 @@ from breakwater.calls.gate import POLL_S, AskAgain, Gate, Refused, WaitForCapaci
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
-from breakwater.kernel.redis.connection import Redis, ScriptCall, StateUnavailableError
+from breakwater.kernel.redis.connection import Redis, ScriptCommand, StateUnavailableError
 from breakwater.limits.rules import refusals
 from breakwater.limits.rules.budget import MAX_TENANTS, OWN_CAP, CapTable, Counter, OverBudget, fits, spent_by
 from breakwater.limits.rules.ledger import figures_of
@@ -60,7 +60,7 @@ class BudgetGate(Gate):
     _asked_at: datetime | None = None
     _reserved_at: datetime | None = None
 
-    def ask(self) -> ScriptCall | Refused:
+    def ask(self) -> ScriptCommand | Refused:
         """Refuses locally if the job's own cap has no room, or a hard cap applies to a model without a price."""
         own_cap = self.admission.job.agent.max_cost_usd
         if own_cap is not None and (refused := self._over_own_cap(own_cap)) is not None:
@@ -74,7 +74,7 @@ class BudgetGate(Gate):
         self._asked_at = self.now()
         if worst_case is None and any(counter.hard_limit is not None for counter in self._counters):
             return self._unpriced("a hard budget")
-        return self.budgets.reserve_call(
+        return self.budgets.reserve_command(
             admission.attempt_id,
             agent,
             tenant,
@@ -113,14 +113,16 @@ class BudgetGate(Gate):
             case PeriodChanged():
                 return AskAgain()  # midnight: the new day is known now
 
-    def release(self) -> ScriptCall | None:
+    def release(self) -> ScriptCommand | None:
         """Releases the reservation."""
         if self._reserved_at is None:
             return None
         job = self.admission.job
-        return self.budgets.release_call(self.admission.attempt_id, job.agent_name, job.job.tenant, self._reserved_at)
+        return self.budgets.release_command(
+            self.admission.attempt_id, job.agent_name, job.job.tenant, self._reserved_at
+        )
 
-    def settle(self, attempt: Attempt) -> ScriptCall | None:
+    def settle(self, attempt: Attempt) -> ScriptCommand | None:
         """Replaces the reservation by the cost of the call, until the budget service settles its event.
 
         Does nothing without a hard cap: then no call waits for the rest of a budget.
@@ -130,7 +132,7 @@ class BudgetGate(Gate):
         if at is None or all(counter.hard_limit is None for counter in counters):
             return None
         spent = figures_of(attempt).spent
-        return self.budgets.release_call(attempt.attempt_id, attempt.agent, attempt.tenant, at, spent)
+        return self.budgets.release_command(attempt.attempt_id, attempt.agent, attempt.tenant, at, spent)
 
     @contextmanager
     def _live(self, at: datetime) -> Generator[None]:
@@ -229,13 +231,15 @@ class LiveReservations:
             if self._caps().any_hard:
                 self._lost.failed("they are lost, or not made yet; until they are no call is made under a hard cap")
             wanted = set(self._live)
-        if calls := [self._call(self._live[attempt_id]) for attempt_id in wanted if attempt_id in self._live]:
-            await self._redis.run(calls)
+        if commands := [
+            self._reserve_command(self._live[attempt_id]) for attempt_id in wanted if attempt_id in self._live
+        ]:
+            await self._redis.run(commands)
 
-    def _call(self, live: LiveReservation) -> ScriptCall:
+    def _reserve_command(self, live: LiveReservation) -> ScriptCommand:
         now = self._now()
         lease = max(timedelta(seconds=1), live.until - now)
-        return self._budgets.reserve_call(
+        return self._budgets.reserve_command(
             live.attempt_id,
             live.agent,
             live.tenant,

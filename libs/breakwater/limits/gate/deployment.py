@@ -16,7 +16,7 @@ from breakwater.calls.rules.holds import after_hold_s, waits_for_hold
 from breakwater.calls.rules.retry import failures_on, hold_s
 from breakwater.config import Agent
 from breakwater.jobs.contract.execution import Attempt
-from breakwater.kernel.redis.connection import ScriptCall
+from breakwater.kernel.redis.connection import ScriptCommand
 from breakwater.limits.rules.refusals import model_held
 from breakwater.limits.store.deployments import Deployments, HoldProbe
 
@@ -33,11 +33,11 @@ class DeploymentGate(Gate):
     _probes: bool = False
     must_settle = True
 
-    def ask(self) -> ScriptCall:
+    def ask(self) -> ScriptCommand:
         """Counts the call if it is the job's first on this model."""
         admission = self.admission
         self._counted = admission.lease_ms is not None and not admission.checkpoint.tried(admission.flight.model)
-        return self.deployments.admit_call(
+        return self.deployments.admit_command(
             admission.target.deployment,
             first_try=self._counted,
             caller=self._caller(),
@@ -67,16 +67,16 @@ class DeploymentGate(Gate):
             return refused
         return WaitForCapacity(after_hold_s(rest_s, self.jitter()), refused)
 
-    def release(self) -> ScriptCall | None:
+    def release(self) -> ScriptCommand | None:
         """Takes back the first try and the probe, as the call was not made."""
         if not (self._counted or self._probes):
             return None
         admission = self.admission
-        return self.deployments.take_back_call(
+        return self.deployments.take_back_command(
             admission.target.deployment, first_try=self._counted, attempt_id=admission.attempt_id
         )
 
-    def settle(self, attempt: Attempt) -> ScriptCall | None:
+    def settle(self, attempt: Attempt) -> ScriptCommand | None:
         """Holds the model if it has answered with a rate limit, and ends its hold if a probe has succeeded."""
         deployments = self.deployments
         name = self.admission.target.deployment
@@ -87,10 +87,10 @@ class DeploymentGate(Gate):
             # By the agent's policy: the longer waits that a job wants are its own.
             policy = self.agents[self.admission.job.agent_name].retry
             if (wait_s := hold_s(error.retry_after_s, policy, failures)) > 0:
-                return deployments.hold_call(name, wait_s, self._caller(), attempt_id)
+                return deployments.hold_command(name, wait_s, self._caller(), attempt_id)
         if not self._probes:
             return None
-        return deployments.end_probe_call(name, attempt_id, succeeded=attempt.outcome == "success")
+        return deployments.end_probe_command(name, attempt_id, succeeded=attempt.outcome == "success")
 
     def _caller(self) -> str:
         return caller_of(self.admission.job.caller, self.admission.job.job.tenant)

@@ -14,7 +14,7 @@ from breakwater.calls.gate import POLL_S, Gate, Refused, WaitForCapacity
 from breakwater.config import Config
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats.subjects import encode_token
-from breakwater.kernel.redis.connection import ScriptCall
+from breakwater.kernel.redis.connection import ScriptCommand
 from breakwater.limits.rules.refusals import over_rate_limit
 from breakwater.limits.store.rate_limits import Limited, OverLimit, RateLimits
 
@@ -60,12 +60,12 @@ class RateLimitGate(Gate):
             task = f"task:{tenant}/{job.ids.own_task_key}"
             self._limits = *self._limits, *Limited.all_of(task, rule)
 
-    def ask(self) -> ScriptCall | None:
+    def ask(self) -> ScriptCommand | None:
         """Returns None if neither the agent, the task nor the model has a limit."""
         if not self._limits:
             return None
         admission = self.admission
-        return self.rate_limits.admit_call(
+        return self.rate_limits.admit_command(
             admission.attempt_id, self._limits, admission.worst_tokens, admission.lease_ms
         )
 
@@ -75,13 +75,13 @@ class RateLimitGate(Gate):
         self._admitted = over is None
         return None if over is None else self._over_limit(over)
 
-    def release(self) -> ScriptCall | None:
+    def release(self) -> ScriptCommand | None:
         """Removes the call from the counts."""
         if not self._admitted:
             return None
-        return self.rate_limits.release_call(self.admission.attempt_id, self._limits)
+        return self.rate_limits.release_command(self.admission.attempt_id, self._limits)
 
-    def settle(self, attempt: Attempt) -> ScriptCall | None:
+    def settle(self, attempt: Attempt) -> ScriptCommand | None:
         """Replaces the worst-case tokens of the call by the tokens it used."""
         if not self._limits:
             return None
@@ -91,7 +91,7 @@ class RateLimitGate(Gate):
             tokens if tokens is None or limited.rule.count_cached else max(0, tokens - cached_tokens)
             for limited in self._limits
         ]
-        return self.rate_limits.settle_call(attempt.attempt_id, self._limits, counted)
+        return self.rate_limits.settle_command(attempt.attempt_id, self._limits, counted)
 
     def _over_limit(self, over: OverLimit) -> Refused | WaitForCapacity:
         wait_s = None if over.wait_ms is None else over.wait_ms / 1000

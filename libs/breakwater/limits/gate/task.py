@@ -10,7 +10,7 @@ from typing import Any
 from breakwater.calls.gate import POLL_S, Gate, GateVerdict, Refused, WaitForCapacity
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.jobs.store.task_keys import TaskKey
-from breakwater.kernel.redis.connection import ScriptCall
+from breakwater.kernel.redis.connection import ScriptCommand
 from breakwater.limits.rules.budget import spent_by
 from breakwater.limits.rules.failure_statistics import task_statistics
 from breakwater.limits.rules.guard import Task, TaskBudgetHeld, Trip, before_call, near_cap
@@ -40,7 +40,7 @@ class TaskGate(Gate):
     _near: tuple[str, Trip, Task] | None = None
     """The life of a task that is near a cap, the cap, and the task."""
 
-    def ask(self) -> ScriptCall | Refused | None:
+    def ask(self) -> ScriptCommand | Refused | None:
         """Judges locally if the job is alone in its task. Returns None if it may call, or its agent has no guard."""
         admission = self.admission
         if admission.job.agent.guard is None:
@@ -57,7 +57,7 @@ class TaskGate(Gate):
             return replace(alone, ends_chain=not tries_next)
         rules, key = shared
         hold = spent_by(admission.checkpoint.attempts) + (admission.flight.reserved or 0)
-        return self.guards.tasks.enter_call(
+        return self.guards.tasks.enter_command(
             key,
             admission.job.execution_id,
             hold=hold,
@@ -140,7 +140,7 @@ class TaskGate(Gate):
         )
         return Refused("guard_tripped", error, ends_chain=True, statistics=task_statistics(task, trip))
 
-    def release(self) -> ScriptCall | None:
+    def release(self) -> ScriptCommand | None:
         """Reduces the hold to the cost of the job."""
         return self.guards.release_hold(self.admission.job, self.admission.checkpoint)
 

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 from redis.exceptions import ResponseError
 
-from breakwater.kernel.redis.connection import Argument, Redis, ScriptCall, StateUnavailableError, read_hashes
+from breakwater.kernel.redis.connection import Argument, Redis, ScriptCommand, StateUnavailableError, read_hashes
 from breakwater.limits.contract import CapRaise
 from breakwater.limits.rules.budget import Counter, Period, effective_limit, periods_since, scope_keys
 from breakwater.limits.rules.ledger import FIGURES, AttemptSums, BudgetPlace, Ledger
@@ -177,7 +177,7 @@ class BudgetCounters:
         copies = [f"bw:budget:copy:{name}:{number}" for number in range(len(hashes))]
         pairs = [key for pair in zip(hashes, copies, strict=True) for key in pair]
         keys = [FILLED, *(block_key(log, block) for block in blocks), *pairs]
-        [answer] = await self._redis.run([ScriptCall(LUA["snapshot"], keys, [len(blocks), KEEP_COPIES_MS])])
+        [answer] = await self._redis.run([ScriptCommand(LUA["snapshot"], keys, [len(blocks), KEEP_COPIES_MS])])
         filled, copied, *bits = answer
         reservations, *counted = await read_hashes(self._redis.client, copies)
         if await self._redis.client.unlink(*copies) < copied:
@@ -224,7 +224,7 @@ class BudgetCounters:
             fields += _fields_of(notes.get(period.name, Notes()))
             arguments += [period.name, period.end_ms + KEEP_MS, len(fields) // 2, *fields]
         keys = [FILLED, RESERVATIONS, HELD, *(period_key(period.window, period.name) for period in periods)]
-        [was_filled] = await self._redis.run([ScriptCall(LUA["fill"], keys, arguments)])
+        [was_filled] = await self._redis.run([ScriptCommand(LUA["fill"], keys, arguments)])
         return bool(was_filled)
 
     async def repair(self, source: Filled, repairs: Sequence[Repair], upto: int) -> bool:
@@ -238,7 +238,7 @@ class BudgetCounters:
         for repair in repairs:
             arguments += [periods.index(repair.period) + 1, repair.period.end_ms + KEEP_MS, repair.field, repair.add]
         keys = [FILLED, *(period_key(period.window, period.name) for period in periods)]
-        [was_repaired] = await self._redis.run([ScriptCall(LUA["repair"], keys, arguments)])
+        [was_repaired] = await self._redis.run([ScriptCommand(LUA["repair"], keys, arguments)])
         return bool(was_repaired)
 
     async def note_raise(self, period: Period, key: str, raised: CapRaise | None) -> None:

@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.errors import BreakwaterError
-from breakwater.kernel.redis.connection import Argument, Redis, ScriptCall, scripts_of
+from breakwater.kernel.redis.connection import Argument, Redis, ScriptCommand, scripts_of
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import Window
 from breakwater.limits.rules.budget import WINDOWS, Counter, OverBudget, Period, Periods, period, periods_at, scope_keys
@@ -155,7 +155,7 @@ class Budgets:
         self._behind = timedelta(0)
         self._known: Periods | None = None
 
-    def reserve_call(
+    def reserve_command(
         self,
         attempt_id: str,
         agent: str,
@@ -169,7 +169,7 @@ class Budgets:
         caller: str | None = None,
         most_tenants: int | None = None,
         waits_ms: int = WAITS_MS,
-    ) -> ScriptCall:
+    ) -> ScriptCommand:
         """Holds an attempt's worst case against all its budgets; read its answer with `reserved`.
 
         Args:
@@ -210,12 +210,12 @@ class Budgets:
             caps = (None, None) if at is not None else (daily.hard_limit, monthly.hard_limit)
             arguments += [daily.key, *("" if cap is None else cap for cap in caps)]
         keys = [RESERVATIONS, LEASES, FILLED, period_key("daily", day.name), period_key("monthly", month.name), HELD]
-        return ScriptCall(LUA["reserve"], keys, arguments)
+        return ScriptCommand(LUA["reserve"], keys, arguments)
 
     def reserved(
         self, answer: Sequence[Any], counters: Sequence[Counter], amount: int, *, now: datetime
     ) -> Reserved | OverBudget | PeriodChanged | CountersLost | TooManyTenants:
-        """Reads the answer to `reserve_call`, asked with the same arguments."""
+        """Reads the answer to `reserve_command`, asked with the same arguments."""
         match answer[0]:
             case 1:
                 return Reserved(time_from_ms(int(answer[1])))
@@ -232,9 +232,9 @@ class Budgets:
                 ends = self._current(now).of(counter.window).end_ms
                 return OverBudget(counter, ends, int(limit), int(spent), int(reserved), amount, bool(by_share))
 
-    def release_call(
+    def release_command(
         self, attempt_id: str, agent: str, tenant: str | None, at: datetime, cost: int | None = None
-    ) -> ScriptCall:
+    ) -> ScriptCommand:
         """Ends the reservation of a call. The script answers nothing, and may be repeated.
 
         Args:
@@ -247,7 +247,7 @@ class Budgets:
         periods = self._periods(at)
         keys = [RESERVATIONS, LEASES, *(period_key(window, periods.of(window).name) for window in WINDOWS), HELD]
         arguments = [attempt_id, periods.day.name, periods.month.name, "" if cost is None else cost]
-        return ScriptCall(LUA["release"], keys, [*arguments, *scope_keys(agent, tenant)])
+        return ScriptCommand(LUA["release"], keys, [*arguments, *scope_keys(agent, tenant)])
 
     async def settle(self, settlements: Sequence[Settlement], log: str) -> list[list[Totals]]:
         """Replaces reservations by the costs of the calls, in one round trip. Each event counts once, ever.
@@ -279,12 +279,12 @@ class Budgets:
 
     async def _settled(self, pairs: Sequence[tuple[Settlement, Periods]], log: str) -> list[Any]:
         parts = [pairs[begin : begin + SETTLED_TOGETHER] for begin in range(0, len(pairs), SETTLED_TOGETHER)]
-        answers = await self._redis.run([self._settle_call(part, log) for part in parts])
+        answers = await self._redis.run([self._settle_command(part, log) for part in parts])
         if [3] in answers:
             raise NotFilledError
         return [answer for answers_of_part in answers for answer in answers_of_part]
 
-    def _settle_call(self, pairs: Sequence[tuple[Settlement, Periods]], log: str) -> ScriptCall:
+    def _settle_command(self, pairs: Sequence[tuple[Settlement, Periods]], log: str) -> ScriptCommand:
         blocks = list(dict.fromkeys(settlement.sequence // BLOCK for settlement, _ in pairs))
         periods = list(
             dict.fromkeys(budget_period for _, places in pairs for budget_period in (places.day, places.month))
@@ -310,7 +310,7 @@ class Budgets:
                 *(part for figure in figures for part in figure),
                 *(len(scopes), *scopes),
             ]
-        return ScriptCall(LUA["settle"], keys, arguments)
+        return ScriptCommand(LUA["settle"], keys, arguments)
 
     def _named(self, day: str, month: str) -> Periods:
         """The periods with these names."""
@@ -340,7 +340,7 @@ class Budgets:
         keys = [RESERVATIONS, LEASES, period_key("daily", lapsed.day), period_key("monthly", lapsed.month), HELD]
         forget_at = period("monthly", lapsed.at, self._zone).end_ms + KEEP_MS
         arguments = [lapsed.attempt_id, forget_at, *scope_keys(lapsed.agent, lapsed.tenant)]
-        await self._redis.run([ScriptCall(LUA["lapse"], keys, arguments)])
+        await self._redis.run([ScriptCommand(LUA["lapse"], keys, arguments)])
 
     async def forget_lease(self, attempt_id: str) -> None:
         """Removes an attempt's lease, because there is nothing left to charge. Raises StateUnavailableError."""

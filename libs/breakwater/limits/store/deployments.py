@@ -21,7 +21,7 @@ from functools import lru_cache
 from breakwater.calls.rules.holds import LONG_HOLD_S
 from breakwater.calls.settings import RetryBudgetRules
 from breakwater.kernel.nats.subjects import encode_token
-from breakwater.kernel.redis.connection import Redis, ScriptCall, scripts_of
+from breakwater.kernel.redis.connection import Redis, ScriptCommand, scripts_of
 
 SLICES = 20
 """The slices of a window. The window has whole seconds, so each slice has whole milliseconds."""
@@ -36,7 +36,7 @@ _LUA = scripts_of(__file__)
 
 @dataclass(frozen=True, slots=True)
 class HoldProbe:
-    """The call is admitted in spite of a hold: its end must be reported by `hold_call` or `end_probe_call`."""
+    """The call is admitted in spite of a hold: its end must be reported by `hold_command` or `end_probe_command`."""
 
 
 class Deployments:
@@ -48,9 +48,9 @@ class Deployments:
         self._rules = rules
         self._slice_ms = 0 if rules is None else rules.window_s * 1000 // SLICES
 
-    def admit_call(
+    def admit_command(
         self, name: str, *, first_try: bool, caller: str = "", attempt_id: str = "", lease_ms: int | None = None
-    ) -> ScriptCall:
+    ) -> ScriptCommand:
         """Asks for an admission; read its answer with `admission`.
 
         Made again, it counts a first try again: that allows `ratio` of a retry more, and a key for each job would cost
@@ -64,17 +64,17 @@ class Deployments:
             lease_ms: of a probe; None only looks, and takes none.
         """
         keys, slices = self._keys(name, counts=first_try)
-        return ScriptCall(_LUA["admit"], keys, [*slices, caller, attempt_id, "" if lease_ms is None else lease_ms])
+        return ScriptCommand(_LUA["admit"], keys, [*slices, caller, attempt_id, "" if lease_ms is None else lease_ms])
 
     @staticmethod
     def admission(answer: int) -> HoldProbe | int:
-        """Reads the answer to `admit_call`: the ms after which to ask again, 0 if the call is admitted, or a probe."""
+        """Reads the answer to `admit_command`: the ms until the next try, 0 if the call is admitted, or a probe."""
         return HoldProbe() if answer < 0 else answer
 
-    def take_back_call(self, name: str, *, first_try: bool, attempt_id: str = "") -> ScriptCall:
+    def take_back_command(self, name: str, *, first_try: bool, attempt_id: str = "") -> ScriptCommand:
         """Takes back an admission, as the call was not made: a first try, if one was counted, and a probe."""
         keys, slices = self._keys(name, counts=first_try)
-        return ScriptCall(_LUA["take_back"], keys, [*slices, attempt_id])
+        return ScriptCommand(_LUA["take_back"], keys, [*slices, attempt_id])
 
     def _keys(self, name: str, *, counts: bool) -> tuple[list[str], list[int]]:
         if not counts or self._rules is None:
@@ -82,7 +82,7 @@ class Deployments:
         return [_hold(name), _counts(name, self._rules)], [self._slice_ms, SLICES]
 
     @staticmethod
-    def hold_call(name: str, hold_s: float, caller: str = "", attempt_id: str = "") -> ScriptCall:
+    def hold_command(name: str, hold_s: float, caller: str = "", attempt_id: str = "") -> ScriptCommand:
         """Holds a deployment from now on, unless it is held for longer already. The script answers nothing.
 
         Args:
@@ -92,17 +92,17 @@ class Deployments:
             attempt_id: that call's attempt, perhaps a probe, which has ended.
         """
         arguments = [math.ceil(hold_s * 1000), round(LONG_HOLD_S * 1000), caller, attempt_id]
-        return ScriptCall(_LUA["hold"], [_hold(name)], arguments)
+        return ScriptCommand(_LUA["hold"], [_hold(name)], arguments)
 
     @staticmethod
-    def end_probe_call(name: str, attempt_id: str, *, succeeded: bool) -> ScriptCall:
+    def end_probe_command(name: str, attempt_id: str, *, succeeded: bool) -> ScriptCommand:
         """Ends a probe, and also the hold if the probe has succeeded. The script answers nothing."""
-        return ScriptCall(_LUA["end_probe"], [_hold(name)], [attempt_id, int(succeeded)])
+        return ScriptCommand(_LUA["end_probe"], [_hold(name)], [attempt_id, int(succeeded)])
 
     async def held_until(self, names: Iterable[str]) -> dict[str, int]:
         """The end of each present hold, in ms since the epoch by this process's clock. Raises StateUnavailableError."""
         unique = list(dict.fromkeys(names))
-        remaining_ms = await self._redis.run([ScriptCall(_LUA["held"], [_hold(name)], []) for name in unique])
+        remaining_ms = await self._redis.run([ScriptCommand(_LUA["held"], [_hold(name)], []) for name in unique])
         now_ms = time.time_ns() // 1_000_000
         return {name: now_ms + left_ms for name, left_ms in zip(unique, remaining_ms, strict=True) if left_ms}
 
@@ -127,7 +127,7 @@ class Deployments:
         counts = _counts(name, rules)
         arguments = [self._slice_ms, SLICES, rules.floor, round(rules.ratio * _PER_MILLION), REMEMBER_MS, caller]
         [granted] = await self._redis.run(
-            [ScriptCall(_LUA["ask_retry"], [counts, f"{counts}:answer:{attempt_id}"], arguments)]
+            [ScriptCommand(_LUA["ask_retry"], [counts, f"{counts}:answer:{attempt_id}"], arguments)]
         )
         return bool(granted)
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from breakwater.kernel.nats.subjects import encode_token
-from breakwater.kernel.redis.connection import ScriptCall, scripts_of
+from breakwater.kernel.redis.connection import ScriptCommand, scripts_of
 from breakwater.limits.rules.rate_limit import MINUTES, WINDOW_MS
 from breakwater.limits.settings import LimitPeriod, RateLimit
 
@@ -67,7 +67,9 @@ class RateLimits:
         """Takes the length of a minute: a multiple of `SLICES`, and the same for all that share a Redis."""
         self._slice_ms = {period: minutes * window_ms // SLICES for period, minutes in MINUTES.items()}
 
-    def admit_call(self, attempt_id: str, limits: Sequence[Limited], tokens: int, lease_ms: int | None) -> ScriptCall:
+    def admit_command(
+        self, attempt_id: str, limits: Sequence[Limited], tokens: int, lease_ms: int | None
+    ) -> ScriptCommand:
         """Counts a call if it fits all its limits; read its answer with `admitted`.
 
         While its lease lasts, the same attempt gets the same answer. After that it asks for another call.
@@ -83,7 +85,7 @@ class RateLimits:
             for limited in limits
             for value in (self._slice_ms[limited.period], *limited.maxima)
         ]
-        return ScriptCall(
+        return ScriptCommand(
             _LUA["admit"],
             _keys(attempt_id, limits),
             [attempt_id, tokens, "" if lease_ms is None else lease_ms, SLICES, *rules],
@@ -91,7 +93,7 @@ class RateLimits:
 
     @staticmethod
     def admitted(answer: Sequence[Any], limits: Sequence[Limited]) -> OverLimit | None:
-        """Reads the answer to `admit_call`: None when the call may be made.
+        """Reads the answer to `admit_command`: None when the call may be made.
 
         Of several limits that refuse, it names the one that does so the longest, and concurrent calls last.
         """
@@ -104,7 +106,7 @@ class RateLimits:
         return OverLimit(limited.name, quantity, None if wait_ms < 0 else int(wait_ms), int(under_way))
 
     @staticmethod
-    def settle_call(attempt_id: str, limits: Sequence[Limited], tokens: Sequence[int | None]) -> ScriptCall:
+    def settle_command(attempt_id: str, limits: Sequence[Limited], tokens: Sequence[int | None]) -> ScriptCommand:
         """Ends a call: it is under way no more, and counts towards each limit with the tokens it used.
 
         Unknown tokens (None) change nothing, nor does a limit that the call was not admitted to; limits that are left
@@ -116,12 +118,12 @@ class RateLimits:
             tokens: for each of `limits`, in the same order.
         """
         used = ["" if count is None else count for count in tokens]
-        return ScriptCall(_LUA["settle"], _keys(attempt_id, limits), [attempt_id, *used])
+        return ScriptCommand(_LUA["settle"], _keys(attempt_id, limits), [attempt_id, *used])
 
     @staticmethod
-    def release_call(attempt_id: str, limits: Sequence[Limited]) -> ScriptCall:
+    def release_command(attempt_id: str, limits: Sequence[Limited]) -> ScriptCommand:
         """The script that takes back a call that was never made: none of it counts. It returns nothing."""
-        return ScriptCall(_LUA["settle"], _keys(attempt_id, limits), [attempt_id, *("unmade" for _ in limits)])
+        return ScriptCommand(_LUA["settle"], _keys(attempt_id, limits), [attempt_id, *("unmade" for _ in limits)])
 
 
 def _keys(attempt_id: str, limits: Sequence[Limited]) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any, cast
 from breakwater.breakers.store import KEEP_OF_TASK_MS
 from breakwater.jobs.store.task_keys import TaskKey, short_name
 from breakwater.kernel.nats.subjects import decode_token
-from breakwater.kernel.redis.connection import Redis, ScriptCall, scripts_of
+from breakwater.kernel.redis.connection import Redis, ScriptCommand, scripts_of
 from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.guard import JobOutcome, Task, Trip
 
@@ -143,7 +143,7 @@ class Tasks:
         return [key for key, _ in cast(list[tuple[str, float]], popped)]
 
     @staticmethod
-    def enter_call(
+    def enter_command(
         key: TaskKey,
         execution_id: str,
         *,
@@ -152,7 +152,7 @@ class Tasks:
         dry_run: bool = False,
         only_first: bool = False,
         is_step: bool = True,
-    ) -> ScriptCall:
+    ) -> ScriptCommand:
         """Counts a job as an iteration, once for each execution, and holds its cost after the next call at most.
 
         Not while tripped, and the hold only where the cap has room for it. Read the answer with `entered`.
@@ -170,20 +170,20 @@ class Tasks:
         keys = [key.redis_key, _marker(key, execution_id)]
         flags = [int(only_first), int(is_step)]
         arguments = ["" if dry_run else KEEP_MS, KEEP_MS, short_name(execution_id), hold, limit, *flags]
-        return ScriptCall(_LUA["enter"], keys, arguments)
+        return ScriptCommand(_LUA["enter"], keys, arguments)
 
     @staticmethod
     def entered(answer: Sequence[Any]) -> Entered:
-        """Reads the answer to `enter_call`."""
+        """Reads the answer to `enter_command`."""
         number, other_holds, over_cap, values = answer
         task, tripped = _read(values)
         life, warned = values[_LIFE : _LIFE + 2]
         return Entered(int(number), task, tripped, int(other_holds), bool(over_cap), None if warned else life)
 
     @staticmethod
-    def shrink_call(key: TaskKey, execution_id: str, *, spent: int) -> ScriptCall:
+    def shrink_command(key: TaskKey, execution_id: str, *, spent: int) -> ScriptCommand:
         """Reduces a job's hold to what it has spent (nano-dollars), as it makes no call now. Answers nothing."""
-        return ScriptCall(_LUA["shrink"], [key.redis_key], [short_name(execution_id), spent])
+        return ScriptCommand(_LUA["shrink"], [key.redis_key], [short_name(execution_id), spent])
 
     async def record(self, key: TaskKey, execution_id: str, outcome: JobOutcome) -> Task:
         """Counts a concluded job once in place of its hold, even if it never entered; returns the task after it."""
@@ -194,8 +194,8 @@ class Tasks:
         # The first job of its own task is counted again by children that come late.
         keep_done_ms = KEEP_MS if execution_id == key.task_key else KEEP_DONE_MS
         arguments = [KEEP_MS, keep_done_ms, *counted, MAX_KEPT, short_name(execution_id), int(outcome.is_step)]
-        call = ScriptCall(_LUA["record"], [key.redis_key, _marker(key, execution_id)], arguments)
-        [values] = await self._redis.run([call])
+        command = ScriptCommand(_LUA["record"], [key.redis_key, _marker(key, execution_id)], arguments)
+        [values] = await self._redis.run([command])
         return _read(values)[0]
 
     async def trip(
@@ -233,7 +233,7 @@ class Tasks:
         at = "" if at_ms is None else at_ms
         stored_task_id = "" if task_id in (None, key.task_key) else task_id
         arguments = [KEEP_MS, trip.rule, trip.reason, agent, execution_id, at, int(published), stored_task_id]
-        [values] = await self._redis.run([ScriptCall(_LUA["trip"], [key.redis_key], arguments)])
+        [values] = await self._redis.run([ScriptCommand(_LUA["trip"], [key.redis_key], arguments)])
         tripped = _read(values)[1]
         assert tripped is not None
         await self._list(key, tripped.at_ms)
@@ -241,19 +241,19 @@ class Tasks:
 
     async def mark_published(self, key: TaskKey) -> None:
         """Records that a trip's event has been published."""
-        [at_ms] = await self._redis.run([ScriptCall(_LUA["published"], [key.redis_key], [])])
+        [at_ms] = await self._redis.run([ScriptCommand(_LUA["published"], [key.redis_key], [])])
         if at_ms:
             # Listed once more: the worker that tripped it may have died before it did so, and another one published it.
             await self._list(key, int(at_ms))
 
     async def mark_warned(self, key: TaskKey, life: str) -> None:
         """Records that people were notified of a task near a cap."""
-        await self._redis.run([ScriptCall(_LUA["warned"], [key.redis_key], [life])])
+        await self._redis.run([ScriptCommand(_LUA["warned"], [key.redis_key], [life])])
 
     async def reset(self, key: TaskKey) -> tuple[Task, Tripped | None]:
         """Forgets a task, so that it may go on, and returns its last state; so do repeated calls for a minute."""
-        call = ScriptCall(_LUA["reset"], [key.redis_key, f"{key.redis_key}:was"], [KEEP_COPY_MS])
-        [values] = await self._redis.run([call])
+        command = ScriptCommand(_LUA["reset"], [key.redis_key, f"{key.redis_key}:was"], [KEEP_COPY_MS])
+        [values] = await self._redis.run([command])
         task, tripped = _read(values)
         if tripped is not None:
             await self._redis.run([_unlist(key.name, tripped.at_ms)])
@@ -261,7 +261,7 @@ class Tasks:
 
     async def load(self, key: TaskKey) -> tuple[Task, Tripped | None]:
         """The present state of a task; an unknown task is empty."""
-        [values] = await self._redis.run([ScriptCall(_LUA["load"], [key.redis_key], [])])
+        [values] = await self._redis.run([ScriptCommand(_LUA["load"], [key.redis_key], [])])
         return _read(values)
 
     async def tripped(self) -> list[tuple[TaskKey, Tripped]]:
@@ -271,7 +271,7 @@ class Tasks:
         if not listed:
             return []
         keys = [_key(name) for name, _ in listed]
-        answers = await self._redis.run([ScriptCall(_LUA["load"], [key.redis_key], []) for key in keys])
+        answers = await self._redis.run([ScriptCommand(_LUA["load"], [key.redis_key], []) for key in keys])
         states = [_read(values)[1] for values in answers]
         unlisted = [
             _unlist(name, int(at_ms)) for (name, at_ms), tripped in zip(listed, states, strict=True) if tripped is None
@@ -287,13 +287,13 @@ class Tasks:
             await pipe.execute()
 
 
-def _forget(key: str) -> ScriptCall:
+def _forget(key: str) -> ScriptCommand:
     keep_ms = KEEP_MS if key.startswith("bw:task:") else KEEP_OF_TASK_MS
-    return ScriptCall(_LUA["forget"], [key], [keep_ms - IN_USE_MS])
+    return ScriptCommand(_LUA["forget"], [key], [keep_ms - IN_USE_MS])
 
 
-def _unlist(name: str, at_ms: int) -> ScriptCall:
-    return ScriptCall(_LUA["unlist"], [TRIPPED], [name, at_ms])
+def _unlist(name: str, at_ms: int) -> ScriptCommand:
+    return ScriptCommand(_LUA["unlist"], [TRIPPED], [name, at_ms])
 
 
 def _marker(key: TaskKey, execution_id: str) -> str:
