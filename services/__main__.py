@@ -41,7 +41,7 @@ class Service(Protocol):
     def run(self) -> Coroutine[Any, Any, None]: ...  # noqa: D102
 
     async def is_alive(self) -> bool:
-        """True if the service has subscribed and is connected."""
+        """Returns True if the service has subscribed and is connected."""
         ...
 
     @property

@@ -31,6 +31,10 @@ _QUESTION = re.compile(r'^ *"""(?:What|Whether|How|That|Who|Whose|Which|Where|Wh
 """The first line of a docstring that begins with a clause instead of a subject or a verb."""
 
 
+_FIRST_WORD = re.compile(r'^ *(?:async def|def|class) [^"]*?:\n +r?"""([A-Z][a-z]+)\b', re.MULTILINE)
+"""The first word of the docstring of a function or a class."""
+
+
 class Place(NamedTuple):
     """A line of a file, and what is wrong there."""
 
@@ -138,3 +142,21 @@ def test_no_public_class_name_is_in_two_modules() -> None:
 def test_a_docstring_begins_with_its_subject() -> None:
     questions = [f"{path}: {line.strip()}" for path, text in modules() for line in _QUESTION.findall(text)]
     assert not questions, "\n".join(questions)
+
+
+def third_person(verb: str) -> str:
+    """Returns the form of a verb after "it"."""
+    if verb.endswith("y") and verb[-2] not in "aeiou":
+        return f"{verb[:-1]}ies"
+    return f"{verb}es" if verb.endswith(("ch", "sh", "s", "x", "o")) else f"{verb}s"
+
+
+def test_a_docstring_is_in_the_third_person_or_begins_with_an_article() -> None:
+    # The docstrings of commands are their help, which is in the imperative.
+    paths_of: dict[str, list[str]] = defaultdict(list)
+    for path, text in modules():
+        for word in _FIRST_WORD.findall(text):
+            if "/commands" not in path and "/cli/" not in path and not path.endswith("/command.py"):
+                paths_of[word].append(path)
+    assert len(paths_of["Returns"]) > len(paths_of["The"]) > 0
+    assert not {word: paths for word, paths in paths_of.items() if third_person(word) in paths_of}

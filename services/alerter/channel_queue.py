@@ -28,7 +28,7 @@ _LONG_AGO = datetime.fromtimestamp(0, UTC)
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Times at which a failed send is repeated."""
+    """The times at which a failed send is repeated."""
 
     first_s: float = 0.5
     max_s: float = 60.0
@@ -130,7 +130,7 @@ class ChannelQueue:
 
     @property
     def has_replays(self) -> bool:
-        """True while an operator's replay waits."""
+        """Returns True while an operator's replay waits."""
         return any(composed.replay for composed in self._on_the_way)
 
     def deliveries(self) -> list[Delivery]:
@@ -139,7 +139,7 @@ class ChannelQueue:
         return [delivery for delivery, _ in self._waiting.values()] + on_the_way
 
     def may_have_message(self, alert: Alert) -> bool:
-        """True if an earlier leader may have sent a message that this alert updates."""
+        """Returns True if an earlier leader may have sent a message that this alert updates."""
         return self._channel.updates and alert.change != "opened" and alert.incident_id not in self._updatable
 
     def has_message(self, incident_id: str) -> None:

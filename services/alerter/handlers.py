@@ -219,7 +219,7 @@ class Grouping:
                     await event.delivery.ack()
 
     async def _inhibited(self, signal: Signal) -> bool:
-        """True if it only says that jobs of an agent fail whose breaker is open: that is an incident already."""
+        """Returns True if it says only that jobs of an agent fail while its breaker is open, which is an incident."""
         if (
             not isinstance(signal, Firing)
             or signal.event not in {"retries_exhausted", "job_dead_lettered"}

@@ -94,7 +94,7 @@ class ConsoleService:
             await self._server.serve(listening)
 
     async def is_alive(self) -> bool:
-        """True while the event loop runs; the console subscribes to nothing."""
+        """Returns True while the event loop runs; the console subscribes to nothing."""
         return True
 
     async def reload(self, config: Config) -> None:

@@ -24,7 +24,7 @@ RETAINED = 3
 
 
 class ProviderPool:
-    """Opened providers. Providers that a new config leaves unchanged keep their connections and their state."""
+    """The open providers. Those that a new config leaves unchanged keep their connections and their state."""
 
     def __init__(self) -> None:
         self._opened: dict[tuple[str, str], Provider] = {}

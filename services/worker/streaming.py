@@ -309,7 +309,7 @@ class AttemptStream:
 
     @property
     def begun(self) -> bool:
-        """True if a part of the answer is published."""
+        """Returns True if a part of the answer is published."""
         return self.flight.first_token_ms is not None
 
     async def whole(self, answer: Answer) -> Answer:

@@ -84,7 +84,7 @@ class QuietHours(Message):
 
 
 class MessageLimit(Message):
-    """Limit on the messages to a channel; further ones become one digest."""
+    """The limit on the messages to a channel; further ones become one digest."""
 
     messages: int = Field(default=10, ge=1, le=10_000)
     within_s: float = Field(default=300, gt=0, le=86_400)
@@ -184,7 +184,7 @@ class AlertChannel(Route):
 
 
 class AlertTemplate(Message):
-    """Your own wording of an event; `${name}` is replaced by a field of the alert."""
+    """An operator's wording of an event; `${name}` is replaced by a field of the alert."""
 
     title: str | None = Field(default=None, min_length=1, max_length=500)
     text: str | None = Field(default=None, min_length=1, max_length=5000)

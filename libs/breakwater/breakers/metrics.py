@@ -14,5 +14,5 @@ class BreakerMetrics:
         self._transitions = counter(registry, "breaker_transitions_total", help_text, "agent", "model", "to")
 
     def transition(self, agent: str, model: str, to: BreakerState) -> None:
-        """Count a breaker's transition; its labels are those of `BREAKER_STATE`."""
+        """Counts a breaker's transition; its labels are those of `BREAKER_STATE`."""
         self._transitions[agent, model, to].inc()

@@ -223,7 +223,7 @@ class Breakers:
         await self._redis.client.set(_ALIVE, 1, px=ALIVE_MS)
 
     async def alive(self) -> bool:
-        """True if a breaker service is alive and breakers are derived from the log. Raises StateUnavailableError."""
+        """Returns True if a breaker service runs, and derives breakers from the log. Raises StateUnavailableError."""
         return bool(await self._redis.client.exists(_ALIVE))
 
     async def mark_published(self, key: BreakerKey, transition: str) -> None:

@@ -116,7 +116,7 @@ class RetryPolicy(Message):
 
 
 class RetryBudgetRules(Message):
-    """Limit on the whole fleet's retries of a model, so that retries do not amplify an outage."""
+    """The limit on the whole fleet's retries of a model, so that retries do not amplify an outage."""
 
     ratio: float = Field(default=0.2, ge=0, le=10, description="Retries per first attempt, within the window.")
     floor: int = Field(default=10, ge=0, description="Retries within the window that are always allowed.")

@@ -46,7 +46,7 @@ _HOSTS = (
 
 
 def provider_attributes(kind: str, base_url: str | None, name: str) -> SpanAttributes:
-    """Return the attributes of the provider that serves a call.
+    """Returns the attributes of the provider that serves a call.
 
     Args:
         kind: the provider's kind in the config.
@@ -73,7 +73,7 @@ def provider_attributes(kind: str, base_url: str | None, name: str) -> SpanAttri
 def request_attributes(
     params: Mapping[str, JsonValue], stop_sequences: JsonValue, *, json_schema: bool
 ) -> SpanAttributes:
-    """Return the attributes of a job's request, without its conversation.
+    """Returns the attributes of a job's request, without its conversation.
 
     Args:
         params: the params as they go to the provider, in OpenAI's or Anthropic's form.

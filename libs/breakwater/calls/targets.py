@@ -111,7 +111,7 @@ class Targets:
 
 
 def token_rules(config: Config, provider: str, model: str) -> TokenRules:
-    """Rules that estimate the tokens of a call: by its provider, and by the model's name there."""
+    """Returns the rules that estimate the tokens of a call, by its provider, and by the model's name there."""
     serving = config.providers.get(provider)
     settings = config.models.get(model)
     return rules_for(

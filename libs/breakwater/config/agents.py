@@ -189,7 +189,7 @@ class Agent(AgentDefaults):
 
     @property
     def keeps_error_texts(self) -> bool:
-        """True if providers' error texts, which may quote prompts and responses, may be stored unencrypted."""
+        """Returns True if providers' error texts, which may quote prompts and responses, may be stored unencrypted."""
         return self.persist_prompts and self.persist_responses
 
     @property

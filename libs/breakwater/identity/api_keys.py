@@ -38,7 +38,7 @@ def create_key(
     tenants: tuple[str, ...] = (),
     agents: tuple[str, ...] = (),
 ) -> str:
-    """Create a key with some scopes, which may be limited to some tenants and agents.
+    """Creates a key with some scopes, which may be limited to some tenants and agents.
 
     Returns:
         The key itself, `bw_<id>_<secret>`, which is shown only this once.
@@ -69,7 +69,7 @@ def create_key(
 
 
 def list_keys(path: Path) -> tuple[ApiKey, ...]:
-    """Return all keys, oldest first; empty if there is no file yet.
+    """Returns all keys, oldest first; empty if there is no file yet.
 
     Raises:
         ApiKeysError: the file can't be read, or contains no valid keys.
@@ -89,7 +89,7 @@ def list_keys(path: Path) -> tuple[ApiKey, ...]:
 
 
 def revoke_key(path: Path, id_or_name: str) -> ApiKey:
-    """Remove a key. Running services refuse it from their next request on.
+    """Removes a key. Running services refuse it from their next request on.
 
     Args:
         path: the file.
@@ -126,7 +126,7 @@ class KeyRing:
         self._outage = Outage("api_keys_file")
 
     def holder(self, text: str) -> ApiKey | None:
-        """Return the key that was sent; None if it is unknown."""
+        """Returns the key that was sent; None if it is unknown."""
         self._refresh()
         parts = split(text)
         if parts is None:
@@ -136,7 +136,7 @@ class KeyRing:
         return key if key is not None and opens(key, secret) else None
 
     def of(self, key_id: str) -> ApiKey | None:
-        """Return the key with an id, for callers who have proved its secret before; None if it no longer exists."""
+        """Returns the key with an id, for callers who have proved its secret before; None if it no longer exists."""
         self._refresh()
         return self._keys.get(key_id)
 
@@ -176,7 +176,7 @@ def _save(path: Path, keys: tuple[ApiKey, ...]) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Generator[None]:
-    """Lock the file, so that two processes can't lose each other's change, above all a revocation."""
+    """Locks the file, so that two processes can't lose each other's change, above all a revocation."""
     lock = path.with_name(f".{path.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

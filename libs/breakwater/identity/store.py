@@ -193,7 +193,7 @@ class SignIns:
         return bytes.fromhex(key)
 
     async def is_used(self, token: str) -> bool:
-        """True if a token was used before."""
+        """Returns True if a token was used before."""
         return bool(await self._redis.client.exists(_used(token)))
 
     async def use(self, token: str, lasts_s: int) -> bool:
@@ -210,7 +210,7 @@ def _used(token: str) -> str:
 
 
 def _has(session: Known, sid: str | None) -> bool:
-    """True for a person's session that came from the provider's session `sid`, or may have; None is any."""
+    """Returns True for a person's session that came from the provider's session `sid`, or may have; None is any."""
     return isinstance(session.session, PersonSession) and (sid is None or session.session.sid in (None, sid))
 
 

@@ -27,7 +27,7 @@ class WorkerMetrics:
     """Metrics of a worker. They cost a few microseconds for each attempt."""
 
     def __init__(self, models: Collection[str], registry: CollectorRegistry = REGISTRY) -> None:
-        """Create the metrics in a registry; several workers of one process share its series.
+        """Creates the metrics in a registry; several workers of one process share its series.
 
         Args:
             models: the ids that the config names; any other model is counted as `other`.
@@ -69,7 +69,7 @@ class WorkerMetrics:
         )
 
     def attempt(self, attempt: Attempt, trace_id: str | None = None) -> None:
-        """Count a recorded attempt. A sampled trace becomes the exemplar of the attempt's buckets."""
+        """Counts a recorded attempt. A sampled trace becomes the exemplar of the attempt's buckets."""
         agent = attempt.agent
         exemplar = _exemplar(trace_id)
         model = attempt.model if attempt.model in self._models else OTHER
@@ -94,7 +94,7 @@ class WorkerMetrics:
             self._cost[agent, model].inc(attempt.cost / NANO_PER_USD)
 
     def job(self, result: Execution, trace_id: str | None = None) -> None:
-        """Count a decided job, with its trace as `attempt` does. Dry runs are not counted."""
+        """Counts a decided job, with its trace as `attempt` does. Dry runs are not counted."""
         if result.dry_run:
             return
         agent = result.agent
@@ -112,20 +112,20 @@ class WorkerMetrics:
                 self._retries[agent, model, kind].inc()
 
     def breaker_service_alive(self, alive: bool) -> None:
-        """Set whether a breaker service is running; there is no series before the first call."""
+        """Sets whether a breaker service is running; there is no series before the first call."""
         help_text = "1 while a breaker service is running. Without one, failures open no breaker."
         plain_gauge(self._registry, "breaker_service_alive", help_text).set(alive)
 
     def began(self, agent: str) -> None:
-        """Count a job in progress."""
+        """Counts a job in progress."""
         self._in_progress[(agent,)].inc()
 
     def ended(self, agent: str) -> None:
-        """Count a job that is no longer in progress: decided, parked, or lost to another worker."""
+        """Counts a job that is no longer in progress: decided, parked, or lost to another worker."""
         self._in_progress[(agent,)].dec()
 
     def parked(self, agent: str) -> None:
-        """Count a job that was parked until its next attempt."""
+        """Counts a job that was parked until its next attempt."""
         self._parked[(agent,)].inc()
 
 

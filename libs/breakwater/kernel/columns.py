@@ -85,12 +85,12 @@ class Column(Generic[Row]):
 
     @property
     def is_right_aligned(self) -> bool:
-        """True if the cells are aligned to the right."""
+        """Returns True if the cells are aligned to the right."""
         return self.align_right or self.kind in _NUMBERS
 
     @property
     def largest_first(self) -> bool:
-        """True if the first click on the heading puts the largest value on top."""
+        """Returns True if the first click on the heading puts the largest value on top."""
         return self.kind in (*_NUMBERS, "time", "ago") and not self.smallest_first
 
     def cell(self, row: Row) -> Cell:

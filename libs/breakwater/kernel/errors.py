@@ -21,7 +21,7 @@ class BreakwaterError(Exception):
 
 
 class ConfigError(BreakwaterError):
-    """Something in the config file, the environment or a secret can't be used. Says what, where and what to do."""
+    """The config file, the environment or a secret has an error. The message says what, where and what to do."""
 
     command_code = "config"
 

@@ -267,7 +267,7 @@ def is_object_schema(schema: Mapping[str, JsonValue]) -> bool:
 
 
 def with_field(document: bytes, name: str, value: str) -> bytes:
-    """Return a JSON object with a field in front of its other fields. It must have some, but not this one."""
+    """Returns a JSON object with a field in front of its other fields. It must have some, but not this one."""
     opening = document.index(b"{") + 1
     return b"%s%s:%s,%s" % (
         document[:opening],

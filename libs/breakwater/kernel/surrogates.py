@@ -183,7 +183,7 @@ class EventJoiner:
 
     @property
     def is_idle(self) -> bool:
-        """True if the event that was just read has no half, and no event waits."""
+        """Returns True if the event that was just read has no half, and no event waits."""
         return not self._has_halves and not self._waiting
 
     def read(self, document: bytes) -> Any:

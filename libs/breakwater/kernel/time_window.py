@@ -22,7 +22,7 @@ _MAX_EXACT = 800
 
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """From `start` to just before `end`, both aware, in buckets of `step_s` seconds.
+    """The time from `start` to just before `end`, both aware, in buckets of `step_s` seconds.
 
     Raises:
         ValueError: it is empty, a time has no offset from UTC, or its length is no multiple of the step.
@@ -82,12 +82,12 @@ class TimeWindow:
 
     @property
     def start_ms(self) -> int:
-        """Milliseconds since the epoch."""
+        """The start, in milliseconds since the epoch."""
         return ms_from_time(self.start)
 
     @property
     def end_ms(self) -> int:
-        """Milliseconds since the epoch, the first that is no part of it."""
+        """The end, in milliseconds since the epoch; it is not part of the window."""
         return ms_from_time(self.end)
 
     @property

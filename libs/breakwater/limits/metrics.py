@@ -23,21 +23,21 @@ class BudgetMetrics:
         self._compared = plain_gauge(registry, "budgets_compared_timestamp_seconds", help_text)
 
     def settled(self, calls: int) -> None:
-        """Count calls whose cost was settled."""
+        """Counts calls whose cost was settled."""
         self._settled.inc(calls)
 
     def threshold(self, reached: BudgetEvent) -> None:
-        """Count a threshold that was announced."""
+        """Counts a threshold that was announced."""
         self._thresholds[reached.scope, reached.window, reached.kind].inc()
 
     def filled(self, *, yes: bool) -> None:
-        """Set whether the counters are complete."""
+        """Sets whether the counters are complete."""
         self._filled.set(yes)
 
     def repaired(self) -> None:
-        """Count a counter that differed from the record."""
+        """Counts a counter that differed from the record."""
         self._repairs.inc()
 
     def compared(self, at: datetime) -> None:
-        """Set the time at which all counters were compared with the record."""
+        """Sets the time at which all counters were compared with the record."""
         self._compared.set(at.timestamp())

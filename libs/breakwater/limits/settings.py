@@ -99,7 +99,7 @@ class Caps(Message):
 
     @property
     def is_hard(self) -> bool:
-        """True if a cap refuses calls."""
+        """Returns True if a cap refuses calls."""
         return self.enforcement == "hard" and (self.daily_usd, self.monthly_usd) != (None, None)
 
     @property

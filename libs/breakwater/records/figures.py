@@ -246,7 +246,7 @@ async def waste(analytics: Analytics, window: TimeWindow, *, agent: str | None =
 
 @dataclass(frozen=True, slots=True)
 class RetryFigures:
-    """Success of retries and fallbacks, by executions that ended in the window."""
+    """The success of retries and fallbacks, by executions that ended in the window."""
 
     retried: int
     """Executions that called a model again after a failure."""
@@ -271,7 +271,7 @@ class RetryFigures:
 
 
 async def retries(analytics: Analytics, window: TimeWindow, *, agent: str | None = None) -> RetryFigures:
-    """Success and cost of retries and fallbacks."""
+    """The success and cost of retries and fallbacks."""
     (figures,) = await analytics.read(RetryFigures, SQL["retries"], within(window, agent))
     return figures
 
@@ -281,7 +281,7 @@ Spender = Literal["agent", "tenant", "model"]
 
 @dataclass(frozen=True, slots=True)
 class SpendLine:
-    """Cost of the calls of one agent, tenant or model."""
+    """The cost of the calls of one agent, tenant or model."""
 
     key: str | None
     """None for calls without a tenant."""
@@ -328,7 +328,7 @@ class AgentSummary:
 
     @property
     def success_rate(self) -> float | None:
-        """From 0 to 1; None without executions."""
+        """The share of executions that succeeded, from 0 to 1; None without executions."""
         return self.succeeded / self.executions if self.executions else None
 
 

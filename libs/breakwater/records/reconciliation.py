@@ -65,7 +65,7 @@ class StoredSpend:
     events: Sequence[BudgetEvent]
 
     def is_all_logged(self, period: Period, *, alone: bool) -> bool:
-        """True if EVENTS alone has all that was charged in a period, so that nothing depends on ClickHouse.
+        """Returns True if EVENTS alone has all that was charged in a period, so that nothing depends on ClickHouse.
 
         `alone`: counters that were filled from this log were filled from nothing else.
         """
@@ -129,7 +129,7 @@ class RecordedSpend:
         return StoredSpend(log, begins_at, acknowledged[1], upto, figures, events)
 
     async def is_alone(self, stored: StoredSpend, periods: Sequence[Period]) -> bool:
-        """True if no part of the record is older than this log. Raises as `stored` does."""
+        """Returns True if no part of the record is older than this log. Raises as `stored` does."""
         if stored.log.first > 1:
             return False
         if not stored.figures:

@@ -144,7 +144,7 @@ async def burn(analytics: Analytics, budget_period: Period, key: str, zone: Zone
 
 
 async def spent_since(analytics: Analytics, since: datetime, until: datetime) -> dict[str, int]:
-    """Spend from a moment to just before another, in nano-dollars by the keys of scopes that spent anything."""
+    """The spend from a moment to just before another, in nano-dollars by the keys of scopes that spent anything."""
     parameters = _within(ms_from_time(since), ms_from_time(until), _DRAWN_MARGIN_MS)
     sums: dict[str, int] = defaultdict(int)
     for row in await analytics.read(dict[str, Any], SQL["spent_since"], parameters):

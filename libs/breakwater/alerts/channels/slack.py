@@ -156,7 +156,7 @@ class SlackBot(HttpChannel):
             self._replied.pop(incident_id, None)
 
     def _worth_a_reply(self, alert: Alert) -> bool:
-        """True for a reminder, and for a recurrence if the count has doubled since the last reply."""
+        """Returns True for a reminder, and for a recurrence if the count has doubled since the last reply."""
         if alert.change == "reminded":
             return True
         # Another process may have replied before: an unknown count begins with the one of now.

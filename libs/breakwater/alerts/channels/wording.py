@@ -50,7 +50,7 @@ class MessageText:
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """Words for messages, with the operator's templates and links, if there are any."""
+    """The words of messages, with the operator's templates and links, if there are any."""
 
     templates: Mapping[AlertEvent, AlertTemplate] = field(default_factory=dict[AlertEvent, AlertTemplate])
     link: Link | None = None

@@ -94,7 +94,7 @@ class Baseline(NamedTuple):
         return max(self.spread, RELATIVE_FLOOR * self.value, FIGURES[measure].floor, chance)
 
     def is_far(self, minute: Minute, measure: str, deviations: float) -> bool:
-        """True if a minute is more than so many deviations above the baseline, and no habit."""
+        """Returns True if a minute is more than so many deviations above the baseline, and no habit."""
         limit = self.value + deviations * self.deviation(measure, minute.calls)
         return minute.value > max(limit, HABIT_MARGIN * (self.peak or 0.0))
 

@@ -188,12 +188,12 @@ class _Candidate:
 
     @property
     def unannounced(self) -> bool:
-        """True if nothing was sent about the incident yet."""
+        """Returns True if nothing was sent about the incident yet."""
         return "opened" in self._changes
 
     @property
     def news(self) -> bool:
-        """True if it is worth a message. An incident that was resolved and reopened before either was sent is not."""
+        """Returns True if it is worth a message. An incident that was resolved and reopened in the meantime is not."""
         came_back = {"resolved", "reopened"} <= self._changes and self.newest.status != "resolved"
         return self.unannounced or bool(self._changes & (_NEWS - {"resolved", "reopened"} if came_back else _NEWS))
 

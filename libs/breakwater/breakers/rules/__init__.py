@@ -49,7 +49,7 @@ class BreakerKey:
 
     @classmethod
     def of(cls, scope: BreakerScope, agent: str, model: str, provider: str) -> BreakerKey:
-        """Return the key of the breaker that a call belongs to."""
+        """Returns the key of the breaker that a call belongs to."""
         match scope:
             case "agent_model":
                 return cls(agent, model)
@@ -66,13 +66,13 @@ class BreakerKey:
 
 
 def short_hash(text: str) -> str:
-    """Hash a job or a caller to 8 hex digits, which distinguish it in a breaker and reveal nothing."""
+    """Hashes a job or a caller to 8 hex digits, which distinguish it in a breaker and reveal nothing."""
     return blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 @lru_cache(maxsize=4096)
 def caller_of(name: str | None, tenant: str | None) -> str:
-    """Return a caller's name in a breaker: the hash of its key or program, and of the tenant that it calls for.
+    """Returns a caller's name in a breaker: the hash of its key or program, and of the tenant that it calls for.
 
     Keys and tenants count separately, so a caller cannot pass for several, neither by making up tenants nor by using
     many keys for one tenant.
@@ -82,7 +82,7 @@ def caller_of(name: str | None, tenant: str | None) -> str:
 
 @lru_cache(maxsize=4096)
 def task_of(tenant: str | None, task_id: str) -> str:
-    """Return a task's name in a breaker. For a job without a task, pass the job's id as `task_id`."""
+    """Returns a task's name in a breaker. For a job without a task, pass the job's id as `task_id`."""
     return short_hash(f"{tenant or ''}\n{task_id}")
 
 
@@ -243,7 +243,7 @@ class BreakerChange:
 def observe(
     breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int, jitter: float = 0.0
 ) -> tuple[Breaker, BreakerChange | None]:
-    """Apply one outcome to a breaker.
+    """Applies one outcome to a breaker.
 
     Nothing changes while the breaker is open: calls that were in flight when it opened must not extend its cool-down.
     While it is half-open, only the probe's outcome counts. Once it is closed again, outcomes of calls admitted before
@@ -298,18 +298,18 @@ def observe(
 
 
 def concerns_caller(breaker: Breaker, caller: str) -> bool:
-    """Return False if a breaker is open only for another caller, so that this one may call; else True."""
+    """Returns False if a breaker is open only for another caller, so that this one may call; else True."""
     return not caller or set(breaker.alone.split()) <= set(caller.split())
 
 
 def _counts_from(breaker: Breaker, caller: str) -> int:
-    """Return the first version of the breaker whose admissions count for a caller."""
+    """Returns the first version of the breaker whose admissions count for a caller."""
     is_its_own = bool(breaker.closed_for) and set(breaker.closed_for.split()) <= set(caller.split())
     return max(breaker.counts_from, breaker.closed_version) if is_its_own else breaker.counts_from
 
 
 def is_open_for_one(breaker: Breaker) -> bool:
-    """Return True if a breaker stops one caller while others call."""
+    """Returns True if a breaker stops one caller while others call."""
     alone = breaker.alone.split()
     kinds = {name[0] for name in alone}
     since_ms = breaker.changed_ms - 60_000
@@ -326,7 +326,7 @@ def is_open_for_one(breaker: Breaker) -> bool:
 def isolate(
     breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: int
 ) -> tuple[Breaker, BreakerChange | None]:
-    """Force a breaker open until an operator resets it. Nothing changes if it is already isolated."""
+    """Forces a breaker open until an operator resets it. Nothing changes if it is already isolated."""
     if breaker.state == "isolated":
         return breaker, None
     reason = _operator_reason("isolated", by, why)
@@ -336,7 +336,7 @@ def isolate(
 
 
 def reset(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: int) -> tuple[Breaker, BreakerChange]:
-    """Close a breaker and forget all that it counted, also if it is already closed."""
+    """Closes a breaker and forgets all that it counted, also if it is already closed."""
     reason = _operator_reason("reset", by, why)
     after = Breaker(
         version=breaker.version + 1,
@@ -390,7 +390,7 @@ def _after_probe(
 
 
 def _closed_for_one(breaker: Breaker, observation: Observation, reason: str, now_ms: int) -> Breaker:
-    """Close a breaker that was open for one caller: forget that caller's calls and keep those of others."""
+    """Closes a breaker that was open for one caller: forgets that caller's calls and keeps those of others."""
     forgotten = [failure.sequence for failure in breaker.failures if concerns_caller(breaker, failure.caller)]
     return replace(
         breaker,
@@ -462,7 +462,7 @@ def _open_if_due(
 
 
 def _of_caller(breaker: Breaker, name: str) -> Breaker:
-    """Return the part of a breaker's state that concerns the calls of one key or one tenant."""
+    """Returns the part of a breaker's state that concerns the calls of one key or one tenant."""
     return replace(
         breaker,
         failures=tuple(failure for failure in breaker.failures if name in failure.caller),
@@ -474,32 +474,32 @@ def _of_caller(breaker: Breaker, name: str) -> Breaker:
 def _rule_for_one(
     caller_breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int
 ) -> tuple[BreakerRule, str, Sequence[CountedFailure]] | None:
-    """Return the rule that fires for one key or one tenant. Several tenants of a key count as several callers."""
+    """Returns the rule that fires for one key or one tenant. Several tenants of a key count as several callers."""
     names = {name for failure in caller_breaker.failures for name in failure.caller.split()}
     several = [kind for kind, number in Counter(name[0] for name in names).items() if number > 1]
     return _rule_that_fires(caller_breaker, observation.error, several, rules, now_ms)
 
 
 def _in_common(failures: Sequence[CountedFailure], observation: Observation) -> list[str]:
-    """Return the key, the tenant or both that the latest failure shares with all `failures`."""
+    """Returns the key, the tenant or both that the latest failure shares with all `failures`."""
     return [name for name in observation.caller.split() if all(name in failure.caller for failure in failures)]
 
 
 def _in_words(alone: Sequence[str], observation: Observation) -> str:
-    """Describe, for operators, the hashed key and tenant that a breaker is open for."""
+    """Describes, for operators, the hashed key and tenant that a breaker is open for."""
     callers = zip(observation.caller.split(), ("key", "tenant"), observation.names, strict=False)
     words = [f"{kind} {name}" for hashed, kind, name in callers if hashed in alone and name]
     return " and ".join(words) or ("the keys of operators" if alone else "")
 
 
 def _task_of(failures: Sequence[CountedFailure]) -> str:
-    """Return the task that caused more than half of the failures; empty if none did."""
+    """Returns the task that caused more than half of the failures; empty if none did."""
     [(task, number)] = Counter(failure.task for failure in failures).most_common(1) or [("", 0)]
     return task if 2 * number > len(failures) else ""
 
 
 def _with_success(breaker: Breaker, observation: Observation) -> tuple[tuple[str, int], ...]:
-    """Return the latest successes of the keys and tenants that have failures, with one more success."""
+    """Returns the latest successes of the keys and tenants that have failures, with one more success."""
     if not breaker.failures:
         return ()
     failed = {name for caller in {failure.caller for failure in breaker.failures} for name in caller.split()}
@@ -513,7 +513,7 @@ def _with_success(breaker: Breaker, observation: Observation) -> tuple[tuple[str
 def _rule_that_fires(
     breaker: Breaker, error: str, several: Sequence[str], rules: BreakerRules, now_ms: int
 ) -> tuple[BreakerRule, str, Sequence[CountedFailure]] | None:
-    """Return the first rule that fires, the reason in words, and the failures that the rule counts."""
+    """Returns the first rule that fires, the reason in words, and the failures that the rule counts."""
     consecutive = [failure for failure in breaker.failures if failure.sequence > breaker.last_success]
     if _reaches(consecutive, rules.consecutive_failures, several):
         figure = counted(len(consecutive), "consecutive failure")
@@ -537,7 +537,7 @@ def _rule_that_fires(
 
 
 def _with_caller(callers: tuple[tuple[str, int], ...], observation: Observation) -> tuple[tuple[str, int], ...]:
-    """Return the latest callers with those of one more call. Two of each kind suffice to prove that several call."""
+    """Returns the latest callers with those of one more call. Two of each kind suffice to prove that several call."""
     latest = dict(callers)
     for name in observation.caller.split():
         latest[name] = max(observation.at_ms, latest.get(name, 0))
@@ -550,12 +550,12 @@ def _name_of_kind(caller: str, kind: str) -> str:
 
 
 def _of_jobs(failures: Sequence[CountedFailure]) -> Sequence[CountedFailure]:
-    """Return the last failure of each job."""
+    """Returns the last failure of each job."""
     return tuple({failure.job or failure.sequence: failure for failure in failures}.values())
 
 
 def _reaches(failures: Sequence[CountedFailure], threshold: int | None, several: Sequence[str]) -> bool:
-    """Return True if the failures reach a threshold.
+    """Returns True if the failures reach a threshold.
 
     If there are several callers, each job counts once, and each caller for at most half of the threshold.
     """
@@ -574,7 +574,7 @@ def _reaches(failures: Sequence[CountedFailure], threshold: int | None, several:
 
 
 def _fails_at_rate(breaker: Breaker, several: Sequence[str], rules: BreakerRules, now_ms: int) -> bool:
-    """Return True if the failure rate is reached; with several callers, also without any one of them."""
+    """Returns True if the failure rate is reached; with several callers, also without any one of them."""
     if rules.failure_rate is None:
         return False
     live = _live(breaker.slices, rules, now_ms)
@@ -593,7 +593,7 @@ def _fails_at_rate(breaker: Breaker, several: Sequence[str], rules: BreakerRules
 
 
 def _totals(slices: Sequence[Slice]) -> tuple[int, int]:
-    """Return the calls in some slices, and how many of them failed."""
+    """Returns the calls in some slices, and how many of them failed."""
     return sum(calls.calls for calls in slices), sum(calls.failed for calls in slices)
 
 
@@ -626,7 +626,7 @@ def _change(
 
 
 def cooldown_ms(rules: BreakerRules, openings: int, jitter: float) -> int:
-    """Return how long a breaker stays open.
+    """Returns how long a breaker stays open.
 
     Args:
         rules: its rules.
@@ -650,7 +650,7 @@ def _opened(breaker: Breaker, reason: str, rules: BreakerRules, now_ms: int, jit
 
 
 def _moved(breaker: Breaker, state: BreakerState, reason: str, now_ms: int) -> Breaker:
-    """Return the breaker in another state, without a probe."""
+    """Returns the breaker in another state, without a probe."""
     version = breaker.version + 1
     return replace(
         breaker,
@@ -670,7 +670,7 @@ def _sequences(breaker: Breaker) -> list[int]:
 
 
 def _with_failure(breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int) -> Breaker:
-    """Count a failure that was not counted before."""
+    """Counts a failure that was not counted before."""
     place = bisect_left(_sequences(breaker), observation.sequence)
     new_failure = CountedFailure(
         observation.sequence,
@@ -700,7 +700,7 @@ def _with_failure(breaker: Breaker, observation: Observation, rules: BreakerRule
 def _needed(
     failures: Sequence[CountedFailure], breaker: Breaker, rules: BreakerRules, now_ms: int
 ) -> tuple[CountedFailure, ...]:
-    """Return the failures to keep: those in the window, consecutive ones, and ones that are consecutive for a caller.
+    """Returns the failures to keep: those in the window, consecutive ones, and ones that are consecutive for a caller.
 
     They are kept even if no rule needs them, because transitions report how many there are.
     """
@@ -724,7 +724,7 @@ def _needed(
 
 
 def _with_call(breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int) -> Breaker:
-    """Count a call for the failure rate, if a rule needs it."""
+    """Counts a call for the failure rate, if a rule needs it."""
     if rules.failure_rate is None:
         return breaker
     sequences = breaker.counted
@@ -756,7 +756,7 @@ def _slice_ms(rules: BreakerRules) -> int:
 
 
 def _live(slices: Sequence[Slice], rules: BreakerRules, now_ms: int) -> list[Slice]:
-    """Return the slices within the rolling window that ends now.
+    """Returns the slices within the rolling window that ends now.
 
     Slices in the future were counted with another length, before the rules changed, and are dropped.
     """
@@ -766,17 +766,17 @@ def _live(slices: Sequence[Slice], rules: BreakerRules, now_ms: int) -> list[Sli
 
 
 def calls_within(breaker: Breaker, rules: BreakerRules, now_ms: int) -> tuple[int, int]:
-    """Return the calls within the rolling window that ends now, and how many failed; exact to 1 % of the window."""
+    """Returns the calls within the rolling window that ends now, and how many failed; exact to 1 % of the window."""
     return _totals(_live(breaker.slices, rules, now_ms))
 
 
 def consecutive_failures(breaker: Breaker) -> int:
-    """Count the failures since the latest success."""
+    """Counts the failures since the latest success."""
     return sum(failure.sequence > breaker.last_success for failure in breaker.failures)
 
 
 def errors_within(breaker: Breaker, rules: BreakerRules, now_ms: int) -> int:
-    """Count the failures within the rolling window that ends now."""
+    """Counts the failures within the rolling window that ends now."""
     return len(_within(breaker.failures, rules, now_ms))
 
 

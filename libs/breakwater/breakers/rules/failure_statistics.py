@@ -8,7 +8,7 @@ from breakwater.jobs.contract.execution import FailureStatistics
 def breaker_statistics(
     reason: str, *, consecutive_failures: int, total_failures: int, unique_errors: int
 ) -> FailureStatistics:
-    """Return the statistics of a breaker that refuses calls; `reason` is the stored reason for its opening."""
+    """Returns the statistics of a breaker that refuses calls; `reason` is the stored reason for its opening."""
     # Readers of results must not see who isolated the breaker and why.
     isolated = reason.startswith("isolated by ")
     return FailureStatistics(
@@ -20,5 +20,5 @@ def breaker_statistics(
 
 
 def without_threshold(reason: str) -> str:
-    """Return the reason of a trip without the threshold of its rule."""
+    """Returns the reason of a trip without the threshold of its rule."""
     return reason.partition(" (threshold: ")[0]

@@ -50,7 +50,7 @@ class CallHealth:
 
 
 def open_for(breaker: Breaker) -> str | None:
-    """Return the only caller that a breaker is open for, in words; None if it is not open for one caller."""
+    """Returns the only caller that a breaker is open for, in words; None if it is not open for one caller."""
     # The caller's name is lost if Redis has been emptied since.
     return (breaker.alone_name or "one caller") if is_open_for_one(breaker) else None
 
@@ -58,7 +58,7 @@ def open_for(breaker: Breaker) -> str | None:
 def health_of_model(
     breaker: BreakerState | None, calls: CallHealth, until_ms: int | None = None, only_for: str | None = None
 ) -> Verdict:
-    """Return an agent's health on one model: `unhealthy` while its breaker refuses calls, or nearly all calls fail.
+    """Returns an agent's health on one model: `unhealthy` while its breaker refuses calls, or nearly all calls fail.
 
     Args:
         breaker: the state of the breaker; None without one.
@@ -82,7 +82,7 @@ def health_of_model(
 
 
 def health_of_calls(calls: CallHealth, failed: str = "failed") -> Verdict:
-    """Return the health that an agent's latest calls show; `failed` is the verb of the reason."""
+    """Returns the health that an agent's latest calls show; `failed` is the verb of the reason."""
     consecutive = calls.consecutive_failures
     remembered = calls.last_calls
     failures = calls.last_failures

@@ -18,7 +18,7 @@ def breaker_open(
     retry_after_s: float | None = None,
     user_message: str | None = None,
 ) -> ErrorInfo:
-    """Build the error of a call that an open breaker refused.
+    """Builds the error of a call that an open breaker refused.
 
     Args:
         key: the breaker's key.

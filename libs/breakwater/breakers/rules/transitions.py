@@ -12,7 +12,7 @@ from breakwater.kernel.types import ms_from_time, time_from_ms
 
 
 def transition(key: BreakerKey, change: BreakerChange, rules: BreakerRules, now_ms: int) -> BreakerTransition:
-    """Return the event of a transition that was decided at `now_ms` (milliseconds since the epoch)."""
+    """Returns the event of a transition that was decided at `now_ms` (milliseconds since the epoch)."""
     after = change.after
     # The event of a reset has the counts from before it, which are forgotten from then on.
     figures = after if after.total_failures else change.before
@@ -45,7 +45,7 @@ def transition(key: BreakerKey, change: BreakerChange, rules: BreakerRules, now_
 
 
 def half_opened(key: BreakerKey, half_open: Breaker, rules: BreakerRules, now_ms: int) -> BreakerTransition:
-    """Return the event of a breaker that admitted a probe. Its id does not depend on the publisher."""
+    """Returns the event of a breaker that admitted a probe. Its id does not depend on the publisher."""
     before = replace(half_open, state="open", probe=None, probe_until_ms=0, version=half_open.version - 1)
     consecutive = consecutive_failures(before)
     errors = errors_within(before, rules, now_ms)
@@ -56,7 +56,7 @@ def half_opened(key: BreakerKey, half_open: Breaker, rules: BreakerRules, now_ms
 
 
 def recalled(latest: BreakerTransition, sequence: int) -> Breaker:
-    """Rebuild a lost breaker from its latest transition, which is at `sequence` in the event log.
+    """Rebuilds a lost breaker from its latest transition, which is at `sequence` in the event log.
 
     The transition does not say who holds the probe of a half-open breaker: it is rebuilt as open and due for a probe.
     """

@@ -60,7 +60,7 @@ class MessageEvents:
 
     @property
     def whole(self) -> bool:
-        """True if the message has ended, or has a stop reason."""
+        """Returns True if the message has ended, or has a stop reason."""
         return self.ended or is_end(self._message.get("stop_reason"))
 
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
@@ -225,7 +225,7 @@ class _BlockSoFar:
 
     @property
     def takes_input(self) -> bool:
-        """True for the use of a tool, even of the provider's own."""
+        """Returns True for the use of a tool, even of the provider's own."""
         return "input" in self.start or self.call is not None
 
     def to_json(self) -> dict[str, Any]:

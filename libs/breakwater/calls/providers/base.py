@@ -321,7 +321,7 @@ class StreamReader(Protocol):
 
     @property
     def whole(self) -> bool:
-        """True if the whole answer has arrived."""
+        """Returns True if the whole answer has arrived."""
         ...
 
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:

@@ -458,7 +458,7 @@ class _LongNamesReader:
 
     @property
     def whole(self) -> bool:
-        """True if the whole answer has arrived."""
+        """Returns True if the whole answer has arrived."""
         return self._reader.whole
 
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:

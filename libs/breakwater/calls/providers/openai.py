@@ -137,7 +137,7 @@ class _Chunks:
 
     @property
     def whole(self) -> bool:
-        """True after `[DONE]` or all finish reasons, as some servers send only one of them."""
+        """Returns True after `[DONE]` or all finish reasons, as some servers send only one of them."""
         return self.ended or self._answer.finished
 
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:

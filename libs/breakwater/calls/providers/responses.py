@@ -133,7 +133,7 @@ class _ResponseReader:
 
     @property
     def whole(self) -> bool:
-        """True if the last event has arrived, as only that ends a response."""
+        """Returns True if the last event has arrived, as only that ends a response."""
         return self.ended
 
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:

@@ -90,7 +90,7 @@ _LONG_WORD = re.compile(r"(?<![a-zA-Z])[a-zN]{16,}+(?![A-Z])")
 
 
 def error_identity(text: str) -> str:
-    """Return the identity of an error: the first 8 hex digits of the MD5 digest of its normal form.
+    """Returns the identity of an error: the first 8 hex digits of the MD5 digest of its normal form.
 
     Args:
         text: the text of the provider or program, of any length.
@@ -101,7 +101,7 @@ def error_identity(text: str) -> str:
 
 
 def normalised(text: str) -> str:
-    """Return an error's text without its variable parts, in lower case, with single blanks, at most 500 characters.
+    """Returns an error's text without its variable parts, in lower case, with single blanks, at most 500 characters.
 
     These tokens, in capitals, replace variable parts:
 
@@ -326,7 +326,7 @@ INSTEAD = re.compile(r"\b(?:use|requires?|in favou?r of|replaced (?:by|with))\b\
 
 
 def is_context_overflow(code: str | None, type_: str | None, text: str) -> bool:
-    """Return True if an error says that the conversation did not fit into the model's context window."""
+    """Returns True if an error says that the conversation did not fit into the model's context window."""
     if code in _OVERFLOW_CODES or type_ in _OVERFLOW_CODES:
         return True
     if _OVERFLOW.search(text):
@@ -338,12 +338,12 @@ def is_context_overflow(code: str | None, type_: str | None, text: str) -> bool:
 
 
 def has_orphan_tool_calls(text: str) -> bool:
-    """Return True if an error says that a tool call had no result, or a result no call."""
+    """Returns True if an error says that a tool call had no result, or a result no call."""
     return bool(_ORPHANS.search(text))
 
 
 def refused_parameter(code: str | None, param: str | None, text: str) -> str | None:
-    """Return the parameter that an error calls unknown; None if it names none, or refuses only the value.
+    """Returns the parameter that an error calls unknown; None if it names none, or refuses only the value.
 
     Without `param`, the text is searched for the parameters of `ADDED`.
     """
@@ -358,12 +358,12 @@ def refused_parameter(code: str | None, param: str | None, text: str) -> str | N
 
 
 def says_unsupported(text: str) -> bool:
-    """Return True if an error says that a parameter is unknown, or not allowed together with another one."""
+    """Returns True if an error says that a parameter is unknown, or not allowed together with another one."""
     return _REFUSED.search(text) is not None
 
 
 def status_in_words(code: str | None, type_: str | None, text: str) -> int | None:
-    """Return the HTTP status that an error's words imply, if it has none or a generic one; None if they imply none."""
+    """Returns the HTTP status that an error's words imply, if it has none or a generic one; None if they imply none."""
     names = _names(code, type_)
     if names & _SPENT or _SPENT_WORDS.search(text):
         return 402
@@ -483,7 +483,7 @@ class Classification:
     param: str | None = None
 
     def error_info(self, provider_text: str | None = None, names: Collection[str] = ()) -> ErrorInfo:
-        """Return the error as records contain it.
+        """Returns the error as records contain it.
 
         Args:
             provider_text: the provider's redacted text, if it may be kept; its harmless parts are for the caller, too.
@@ -566,7 +566,7 @@ _MAY_BE_OF_THE_CONVERSATION = frozenset({400, 413, 422})
 
 
 def classify(failure: CallFailure, now: datetime) -> Classification:
-    """Classify a failure of a call.
+    """Classifies a failure of a call.
 
     Args:
         failure: the failure that the provider's module reported.
@@ -612,7 +612,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 
 def without_text(verdict: Classification, failure: CallFailure) -> Classification:
-    """Return a verdict without the provider's text.
+    """Returns a verdict without the provider's text.
 
     Class and status stay, and so do a known code, a known place at fault, and the figures of a context overflow.
     """
@@ -687,7 +687,7 @@ def _by_status(failure: HttpFailure, now: datetime) -> Classification:
 
 
 def _is_spent(failure: HttpFailure, latest_s: float, *, throttled: bool) -> bool:
-    """Return True if an account or a quota is exhausted for long. Structured details outweigh the error's text."""
+    """Returns True if an account or a quota is exhausted for long. Structured details outweigh the error's text."""
     message = failure.message
     if failure.status == 402 or _names(failure.code, failure.type) & _SPENT:
         return True

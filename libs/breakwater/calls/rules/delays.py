@@ -32,7 +32,7 @@ _ANTHROPIC_LIMITS = ("requests", "tokens", "input-tokens", "output-tokens")
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime, in_body: float | None = None) -> float | None:
-    """Return the seconds to wait before the next call, as the provider states them; None if it states none.
+    """Returns the seconds to wait before the next call, as the provider states them; None if it states none.
 
     The most exact statement counts: a wait in milliseconds, then `Retry-After`, then a delay in the body, and finally
     the last reset of the exhausted limits. A moment that has passed is a wait of 0.
@@ -56,12 +56,12 @@ def retry_after_s(headers: Mapping[str, str], now: datetime, in_body: float | No
 
 
 def latest_reset_s(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Return the seconds until the last of the exhausted limits is reset; None if no header states it."""
+    """Returns the seconds until the last of the exhausted limits is reset; None if no header states it."""
     return max(_resets(headers, now), default=None)
 
 
 def duration_s(text: str) -> float | None:
-    """Read a duration as Go and protobuf write it, such as `1h2m3.5s`, `6m0s`, `20ms` or `37s`, in seconds.
+    """Reads a duration as Go and protobuf write it, such as `1h2m3.5s`, `6m0s`, `20ms` or `37s`, in seconds.
 
     A bare number counts as seconds, because some gateways send it. None for anything else.
     """
@@ -83,7 +83,7 @@ def duration_s(text: str) -> float | None:
 
 
 def spoken_delay_s(text: str) -> float | None:
-    """Return the delay in a sentence such as `Please try again in 6.2s` or `Please retry after 6 seconds.`, or None."""
+    """Returns the delay in a sentence such as `Please try again in 6.2s` or `Retry after 6 seconds.`; or None."""
     match = _SPOKEN.search(text)
     if match is None:
         return None
@@ -92,7 +92,7 @@ def spoken_delay_s(text: str) -> float | None:
 
 
 def moment_in(statement: Any, zone: tzinfo = UTC) -> datetime | None:
-    """Return the time at which a limit is reset, from a time since the epoch or a sentence; None if it has none.
+    """Returns the time at which a limit is reset, from a time since the epoch or a sentence; None if it has none.
 
     Args:
         statement: seconds or milliseconds, such as 1772180859, or a sentence, such as `You will regain access on
@@ -144,7 +144,7 @@ def _retry_after(text: str, now: datetime) -> float | None:
 
 
 def _resets(headers: Mapping[str, str], now: datetime) -> list[float]:
-    """Return the seconds until each exhausted limit is reset. The other limits did not refuse the call."""
+    """Returns the seconds until each exhausted limit is reset. The other limits did not refuse the call."""
     delays: list[float | None] = []
     for limit in _OPENAI_LIMITS:
         if _number(headers.get(f"x-ratelimit-remaining-{limit}", "")) == 0:

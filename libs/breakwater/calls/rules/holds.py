@@ -15,12 +15,12 @@ _SPREAD = 0.1
 
 
 def waits_for_hold(wait_s: float) -> bool:
-    """Return True if a job that has another model waits for the held one; else it calls the other immediately."""
+    """Returns True if a job that has another model waits for the held one; else it calls the other immediately."""
     return wait_s <= MAX_HELD_S
 
 
 def after_hold_s(rest_s: float, jitter: float) -> float:
-    """Return the seconds after which a job tries a held model again, spread so that not all jobs try together.
+    """Returns the seconds after which a job tries a held model again, spread so that not all jobs try together.
 
     Args:
         rest_s: the seconds until the hold ends.

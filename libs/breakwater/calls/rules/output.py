@@ -66,7 +66,7 @@ class OutputGuard:
 
     @classmethod
     def compile(cls, rules: OutputRules) -> OutputGuard:
-        """Prepare the rules.
+        """Prepares the rules.
 
         Raises:
             ValueError: the schema is unknown or invalid.
@@ -77,7 +77,7 @@ class OutputGuard:
         return cls(rules, schema, fits_strict_mode(schema), schema_check_of(schema))
 
     def check(self, output: JsonValue) -> Valid | Invalid:
-        """Check an answer.
+        """Checks an answer.
 
         Args:
             output: the answer's text, a whole assistant message, or any JSON of a process or python agent. A message
@@ -114,7 +114,7 @@ class OutputGuard:
 
 
 def correction_message(problems: Iterable[str]) -> dict[str, JsonValue]:
-    """Return the message to the model after an invalid answer."""
+    """Returns the message to the model after an invalid answer."""
     listed = "\n".join(f"- {problem}" for problem in problems)
     text = (
         "Your answer does not satisfy the JSON schema that it must satisfy:\n"
@@ -135,7 +135,7 @@ _MEANING = frozenset({"type", "anyOf", "$ref", "enum", "const"})
 
 
 def fits_strict_mode(schema: dict[str, JsonValue]) -> bool:
-    """Return True if OpenAI's strict mode accepts a schema; it answers 400 to others.
+    """Returns True if OpenAI's strict mode accepts a schema; it answers 400 to others.
 
     OpenAI documents this subset of JSON schema for structured outputs: an object at the root, every object closed and
     all of its properties required, every schema with a type, and only some of the keywords.

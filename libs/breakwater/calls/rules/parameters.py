@@ -62,7 +62,7 @@ class RefusedParams:
 def refused_params(
     failure: Classification, added: Collection[str], droppable: Collection[str], client_params: Collection[str]
 ) -> RefusedParams | None:
-    """Return the parameters that a provider names in its refusal and that may be left out; None if there are none.
+    """Returns the parameters that a provider names in its refusal and that may be left out; None if there are none.
 
     Args:
         failure: the refusal.
@@ -90,7 +90,7 @@ def refused_params(
 def _named(
     param: str | None, text: str, candidates: Iterable[str], *, is_param: Callable[[str], bool] = bool
 ) -> tuple[str, ...]:
-    """Return the candidates that the place at fault names, or else the candidate that the text mentions first."""
+    """Returns the candidates that the place at fault names, or else the candidate that the text mentions first."""
     if param is not None and is_param(param):
         names = tuple(name for name in candidates if _is_named_by(param, name))
         if names:
@@ -100,7 +100,7 @@ def _named(
 
 
 def _is_whole(param: str) -> bool:
-    """Return True for a parameter, False for an element of one: `tools[0].name` is the request's fault."""
+    """Returns True for a parameter, False for an element of one: `tools[0].name` is the request's fault."""
     return re.search(r"\[|\.\d", param) is None
 
 
@@ -116,7 +116,7 @@ def _is_named_by(param: str, name: str) -> bool:
 
 
 def _normal(name: str) -> str:
-    """Return the common form of a name in any spelling, such as `presencePenalty` and `presence-penalty`."""
+    """Returns the common form of a name in any spelling, such as `presencePenalty` and `presence-penalty`."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
@@ -145,17 +145,17 @@ def _mention(name: str) -> re.Pattern[str]:
 
 
 def is_droppable(path: str) -> bool:
-    """Return True for the path of a parameter, False for one in the conversation or in a list."""
+    """Returns True for the path of a parameter, False for one in the conversation or in a list."""
     return _is_whole(path) and field_of(path) not in _CONVERSATION
 
 
 def field_of(path: str) -> str:
-    """Return the field of a request that a path is in."""
+    """Returns the field of a request that a path is in."""
     return re.split(r"[.\[]", path)[0]
 
 
 def own_params(params: Iterable[str], body: Iterable[str] = ()) -> frozenset[str]:
-    """Return the parameters that a client sent.
+    """Returns the parameters that a client sent.
 
     Args:
         params: the request's parameters, by their names in chat completions.
@@ -165,7 +165,7 @@ def own_params(params: Iterable[str], body: Iterable[str] = ()) -> frozenset[str
 
 
 def without_fields(body: Mapping[str, object], paths: Iterable[str]) -> dict[str, object]:
-    """Return a body without the fields at some paths, such as `reasoning.effort`. An object left empty is removed."""
+    """Returns a body without the fields at some paths, such as `reasoning.effort`. An object left empty is removed."""
     remaining = dict(body)
     for path in paths:
         head, _, inner = path.partition(".")

@@ -13,7 +13,7 @@ from breakwater.kernel.formats import joined, sentence
 
 
 def for_operators(error: ErrorInfo) -> str:
-    """Return the whole text of a refusal, with its figures and the next step."""
+    """Returns the whole text of a refusal, with its figures and the next step."""
     return joined(error.message, error.figures)
 
 
@@ -27,7 +27,7 @@ def refusal(
     retry_after_s: float | None = None,
     user_message: str | None = None,
 ) -> ErrorInfo:
-    """Build the error of a refusal."""
+    """Builds the error of a refusal."""
     for_people = [sentence(figures)] if figures else []
     if to_do is not None:
         for_people.append(f"To do: {to_do}.")
@@ -42,7 +42,7 @@ def refusal(
 
 
 def command(group: str, action: str | None, *names: str, **options: str | None) -> str:
-    """Return a `breakwater` command for a text. `action` is None if the group itself is the command."""
+    """Returns a `breakwater` command for a text. `action` is None if the group itself is the command."""
     # Operators paste it into a shell, and programs choose names: names are quoted, and never read as options.
     flags = [f"--{option}={value}" for option, value in options.items() if value is not None]
     end = ["--"] if any(name.startswith("-") for name in names) else []

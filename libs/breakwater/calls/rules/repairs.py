@@ -71,7 +71,7 @@ class Repairs(Event):
 
     @property
     def correction_size(self) -> InputSize:
-        """Size of the corrections in a call."""
+        """The size of the corrections in a call."""
         return size_of_added(_dialogue(self.corrections))
 
     def applied(self, messages: Sequence[JsonMessage]) -> tuple[list[JsonMessage], Count]:

@@ -25,7 +25,7 @@ LONG_WAIT_SLACK_S = 1.0
 
 
 def backoff_s(policy: RetryPolicy, retry: int, jitter: float) -> float:
-    """Return the delay before a retry, in seconds.
+    """Returns the delay before a retry, in seconds.
 
     Args:
         policy: the agent's settings.
@@ -41,14 +41,14 @@ def backoff_s(policy: RetryPolicy, retry: int, jitter: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Try the same model again after `delay_s` seconds."""
+    """The decision to try the same model again after `delay_s` seconds."""
 
     delay_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class NextModel:
-    """Go to the next model of the chain, without a wait.
+    """The decision to call the next model of the chain, without a wait.
 
     Attributes:
         exhausted: True if the failure was retryable, but had no retries left.
@@ -59,7 +59,7 @@ class NextModel:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the job: there is nothing left to try.
+    """The decision to end the job, as nothing is left to try.
 
     Attributes:
         reason: the reason for the job's end.
@@ -74,7 +74,7 @@ AfterFailure = Retry | NextModel | Stop
 
 
 def of_batch(attempts: Iterable[Attempt]) -> list[Attempt]:
-    """Return the attempts of a job's current call: all attempts, unless its embeddings take several calls."""
+    """Returns the attempts of a job's current call: all attempts, unless its embeddings take several calls."""
     current: list[Attempt] = []
     for attempt in attempts:
         if attempt.cause == "batch":
@@ -84,7 +84,7 @@ def of_batch(attempts: Iterable[Attempt]) -> list[Attempt]:
 
 
 def failures_on(model: str, attempts: Iterable[Attempt]) -> Mapping[ErrorKind, int]:
-    """Count the failed tries on a model, by kind, of a job that is not yet decided.
+    """Counts the failed tries on a model, by kind, of a job that is not yet decided.
 
     Refusals do not count, because nothing was called. Nor do failures that were recovered from in another way than by
     a retry: by changing the request, or by reading the credential again. A success counts as `worker_lost`: if its
@@ -122,7 +122,7 @@ def _kind_of(attempt: Attempt) -> ErrorKind | None:
 
 
 def is_retryable(verdict: Classification, policy: RetryPolicy) -> bool:
-    """Return True if a failure is tried again on the same model: by default by its nature, else if `on` names it."""
+    """Returns True if a failure is tried again on the same model: by default by its nature, else if `on` names it."""
     if verdict.kind in RECOVERED_FROM:
         return False
     if policy.on == BY_NATURE:
@@ -147,7 +147,7 @@ def after_failure(
     jitter: float,
     busy: bool = False,
 ) -> AfterFailure:
-    """Decide what follows a failed attempt.
+    """Decides what follows a failed attempt.
 
     A busy model that answers other jobs uses up no tries of a job that has no other model: the job waits for it.
 
@@ -179,7 +179,7 @@ def after_failure(
 
 
 def hold_s(named_s: float | None, policy: RetryPolicy, failures: Mapping[ErrorKind, int]) -> float:
-    """Return for how many seconds the fleet holds a model that has answered with a rate limit.
+    """Returns for how many seconds the fleet holds a model that has answered with a rate limit.
 
     Args:
         named_s: the seconds that the provider asks for; None to use the job's back-off, up to `MAX_HELD_S`.
@@ -193,7 +193,7 @@ def hold_s(named_s: float | None, policy: RetryPolicy, failures: Mapping[ErrorKi
 
 
 def _retries(kind: ErrorKind, policy: RetryPolicy, failures: Mapping[ErrorKind, int]) -> tuple[int, int]:
-    """Return how many retries a kind of failure has had on this model, and how many it may have."""
+    """Returns how many retries a kind of failure has had on this model, and how many it may have."""
     separate_limit = policy.max_retries(kind)
     if separate_limit is not None:
         return max(failures.get(kind, 0) - 1, 0), separate_limit
@@ -202,6 +202,6 @@ def _retries(kind: ErrorKind, policy: RetryPolicy, failures: Mapping[ErrorKind, 
 
 
 def is_known(name: str) -> bool:
-    """Return True if a name in `on` is a kind or class of failures. Python callables may raise other classes."""
+    """Returns True if a name in `on` is a kind or class of failures. Python callables may raise other classes."""
     stem = name.removesuffix("Error")
     return name in get_args(RetryableKind) or stem == PAYMENT_REQUIRED or f"{stem}Error" in RETRYABLE_CLASSES

@@ -102,7 +102,7 @@ _IS_NO_NAME = re.compile(
 
 
 def harmless_sentences(text: str, names: Collection[str] = ()) -> str | None:
-    """Return the sentences of a provider's text that consist of harmless words; None if there are none.
+    """Returns the sentences of a provider's text that consist of harmless words; None if there are none.
 
     Args:
         text: the provider's message, redacted.
@@ -140,7 +140,7 @@ def user_message(
     provider_text: str | None = None,
     names: Collection[str] = (),
 ) -> str:
-    """Return an assistant-style message for an error, with the harmless sentences of the provider's text."""
+    """Returns an assistant-style message for an error, with the harmless sentences of the provider's text."""
     title, advice = _KINDS[kind]
     if class_name in _CLASSES:
         title = class_name.removesuffix("Error")
@@ -156,5 +156,5 @@ def user_message(
 
 
 def user_message_for(error: ErrorInfo) -> str:
-    """Return the message that an error carries, or build one from its kind, class and status."""
+    """Returns the message that an error carries, or one for its kind, class and status."""
     return error.user_message or user_message(error.kind, error.class_, error.status_code)

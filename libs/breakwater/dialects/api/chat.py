@@ -28,7 +28,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class ChatRoutes:
-    """Chat completions."""
+    """The API of chat completions."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls

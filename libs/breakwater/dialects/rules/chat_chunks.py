@@ -92,7 +92,7 @@ class Assembly:
 
     @property
     def finished(self) -> bool:
-        """True if each choice has a finish reason."""
+        """Returns True if each choice has a finish reason."""
         return bool(self._choices) and all(choice.finish_reason is not None for choice in self._choices.values())
 
     @property
@@ -348,7 +348,7 @@ class _ToolCall:
 
     @property
     def is_whole(self) -> bool:
-        """True if the arguments are a complete object. Searching for `}{` would not do, as texts may contain it."""
+        """Returns True if the arguments are a complete object. A search for `}{` would not do: texts may contain it."""
         text = "".join(map(arguments_text, self.arguments))
         try:
             return isinstance(orjson.loads(whole_escapes(text)), dict)

@@ -62,7 +62,7 @@ _OVERFLOWS = tuple(
 
 
 def keep_ratio_from(message: str) -> float | None:
-    """Return the share of a conversation that fits, by the limit and the tokens in a provider's refusal.
+    """Returns the share of a conversation that fits, by the limit and the tokens in a provider's refusal.
 
     Returns:
         A share for `trim`, from 0.1 to 0.9, with a margin; None if the text has no such numbers.
@@ -79,7 +79,7 @@ MIN_OUTPUT_TOKENS = 16
 
 
 def output_limit_from(message: str) -> int | None:
-    """Return the output limit that fits into the context window after the conversation, by a provider's refusal.
+    """Returns the output limit that fits into the context window after the conversation, by a provider's refusal.
 
     Returns:
         Tokens; None if the text has no such numbers, or the conversation alone does not fit.
@@ -109,7 +109,7 @@ _OUTPUT_LIMITS = tuple(
 
 
 def most_output_in(message: str) -> int | None:
-    """Return the most output tokens of a model that a provider's refusal states; None if it states none."""
+    """Returns the most output tokens of a model that a provider's refusal states; None if it states none."""
     match = next((match for pattern in _OUTPUT_LIMITS if (match := pattern.search(message[:_MAX_TEXT]))), None)
     return None if match is None else _figure(match["limit"])
 
@@ -153,7 +153,7 @@ _ADJUST = "Please adjust your input and try again."
 
 
 def overflow_message(message: str, api: CallApi) -> str:
-    """Return the refusal of a call that is too long, in the wording of the client's API.
+    """Returns the refusal of a call that is too long, in the wording of the client's API.
 
     Args:
         message: the provider's message. It is returned unchanged if it has that wording, and appended to it if it
@@ -179,7 +179,7 @@ def overflow_message(message: str, api: CallApi) -> str:
 
 
 def overflow_summary(message: str) -> str | None:
-    """Return the figures of a refusal, without the provider's own words; None if it states none."""
+    """Returns the figures of a refusal, without the provider's own words; None if it states none."""
     figures = _figures(message)
     return None if figures is None else _as_message(*figures)
 
@@ -192,7 +192,7 @@ def _as_message(limit: int, used: int, output: int) -> str:
 
 
 def _figures(message: str) -> tuple[int, int, int] | None:
-    """Return the limit, the conversation's tokens and the requested output tokens; None unless they explain it."""
+    """Returns the limit, the conversation's tokens and the requested output tokens; None unless they explain it."""
     numbers = _numbers(message)
     limit = numbers.get("limit")
     output = numbers.get("output", 0)

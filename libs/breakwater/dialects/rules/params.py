@@ -100,12 +100,12 @@ _PARTS = FILES | words(
 
 
 def is_run_by_client(kind: Any) -> bool:
-    """Return True for the type of an Anthropic tool that the client runs, such as `bash_20250124`."""
+    """Returns True for the type of an Anthropic tool that the client runs, such as `bash_20250124`."""
     return isinstance(kind, str) and _RUN_BY_CLIENT.fullmatch(kind) is not None
 
 
 def params_objection(params: Mapping[str, JsonValue]) -> FieldError | None:
-    """Return the reason why params can't be sent to any provider; None if they can."""
+    """Returns the reason why params can't be sent to any provider; None if they can."""
     for name in params:
         if name in RESERVED_PARAMS:
             return FieldError(name, RESERVED_PARAMS[name])
@@ -127,13 +127,13 @@ def params_objection(params: Mapping[str, JsonValue]) -> FieldError | None:
 
 
 def connection_objection(params: Mapping[str, JsonValue]) -> FieldError | None:
-    """Return the reason why a job may not set params of the connection to the provider; None if it sets none."""
+    """Returns the reason why a job may not set params of the connection to the provider; None if it sets none."""
     name = next((name for name in params if name in _OF_THE_CONNECTION), None)
     return None if name is None else FieldError(name, "is for the config of the provider to set")
 
 
 def unknown_objection(params: Mapping[str, JsonValue], kind: str, allowed: Collection[str]) -> FieldError | None:
-    """Return the reason why params may cost more than tokens; None if they are known not to.
+    """Returns the reason why params may cost more than tokens; None if they are known not to.
 
     Args:
         params: the job's params.
@@ -156,7 +156,7 @@ def unknown_objection(params: Mapping[str, JsonValue], kind: str, allowed: Colle
 
 
 def unknown_part(messages: Iterable[ChatMessage], allowed: Collection[str]) -> FieldError | None:
-    """Return the reason why parts of messages may cost more than tokens; None if they are known not to.
+    """Returns the reason why parts of messages may cost more than tokens; None if they are known not to.
 
     Args:
         messages: the job's messages.

@@ -80,21 +80,21 @@ _STATUS = re.compile(r"[1-5]\d\d")
 
 
 def known_or_hash(word: str) -> str:
-    """Return a provider's code, type, reason or term if it is known, else its hash, such as `#1f2e3d4c`."""
+    """Returns a provider's code, type, reason or term if it is known, else its hash, such as `#1f2e3d4c`."""
     lowered = word.lower()
     is_known = lowered in _CODES or lowered in KNOWN_REASONS or lowered in KNOWN_TERMS or _STATUS.fullmatch(lowered)
     return word if is_known else hashed(word)
 
 
 def known_place(param: str) -> str:
-    """Return a path in a request, such as `messages.0.content`, if all its names are known, else its hash."""
+    """Returns a path in a request, such as `messages.0.content`, if all its names are known, else its hash."""
     names = re.split(r"[.\[\]]+", param.strip("]"))
     is_known = all(name in KNOWN_PARAMS or name in _PLACES or name.isdecimal() for name in names)
     return param if is_known else hashed(param)
 
 
 def hashed(text: str) -> str:
-    """Return a short hash of a text, which only reveals whether two texts are equal."""
+    """Returns a short hash of a text, which only reveals whether two texts are equal."""
     return f"#{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:8]}"
 
 
@@ -118,7 +118,7 @@ _QUANTISED = re.compile(r"(?:fp|bf|int|w)\d+(?:a\d+)?|awq|gptq|gguf|mlx|\d+bit|q
 
 @lru_cache(maxsize=4096)
 def is_same_model(answered: str, requested: tuple[str, ...]) -> bool:
-    """Return True if an answer's model is the requested one. A date or tag that one of the names lacks is ignored.
+    """Returns True if an answer's model is the requested one. A date or tag that one of the names lacks is ignored.
 
     Args:
         answered: the name in the answer.
@@ -137,7 +137,7 @@ def is_same_model(answered: str, requested: tuple[str, ...]) -> bool:
 
 
 def is_placeholder(answered: str) -> bool:
-    """Return True if a name that no price list knows is too short for a model: `m`, `gpt`."""
+    """Returns True if a name that no price list knows is too short for a model: `m`, `gpt`."""
     return _TOO_SHORT.fullmatch(answered.strip().lower()) is not None
 
 
@@ -147,7 +147,7 @@ def _is_nameless(name: str) -> bool:
 
 
 def _parts(name: str) -> tuple[list[str], str, str]:
-    """Split a model's name into its significant words, sorted, its date as digits, and its tag."""
+    """Splits a model's name into its significant words, sorted, its date as digits, and its tag."""
     name = name.strip().lower().rpartition("/")[2]
     name = _VERSION_THERE.sub("", _WHERE.sub("", name, count=1) if "." in name else name)
     tag = "" if name.startswith("ft:") or (match := _TAG.search(name)) is None else match[1]

@@ -116,7 +116,7 @@ class ResponseLog:
         return messages, after
 
     async def end(self, execution_id: str) -> tuple[int, int]:
-        """Number and sequence of the last message of chunks, as the leader knows it; zeros while there is none.
+        """The number and sequence of the last message of chunks, as the leader knows it; zeros while there is none.
 
         The number is -1 for deleted chunks. Raises BusUnavailableError.
         """

@@ -90,12 +90,12 @@ class Session:
 
     @property
     def may_operate(self) -> bool:
-        """True if the user may take all actions."""
+        """Returns True if the user may take all actions."""
         return "operate" in self.cached.key.scopes
 
     @property
     def may_approve(self) -> bool:
-        """True if the user may decide on incidents, stopped tasks and caps."""
+        """Returns True if the user may decide on incidents, stopped tasks and caps."""
         return self.may_operate or "approve" in self.cached.key.scopes
 
     @property
@@ -107,7 +107,7 @@ class Session:
 
     @property
     def may_audit(self) -> bool:
-        """True if the user may see the audit log."""
+        """Returns True if the user may see the audit log."""
         return "audit" in self.cached.key.scopes
 
     def notify(self, text: str, tone: NoticeTone = "good") -> None:

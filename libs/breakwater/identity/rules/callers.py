@@ -77,7 +77,7 @@ def mint(
     tenants: tuple[str, ...] = (),
     agents: tuple[str, ...] = (),
 ) -> tuple[str, ApiKey]:
-    """Create a key from `ENTROPY_BYTES` random bytes.
+    """Creates a key from `ENTROPY_BYTES` random bytes.
 
     Returns:
         The key as its holder sends it, which is shown once and never stored, and its record.
@@ -97,24 +97,24 @@ def mint(
 
 
 def split(text: str) -> tuple[str, str] | None:
-    """Split a key, as it was sent, into its id and its secret. None if it has another form."""
+    """Splits a key, as it was sent, into its id and its secret. None if it has another form."""
     prefix, _, id_and_secret = text.partition("_")
     key_id, _, secret = id_and_secret.partition("_")
     return (key_id, secret) if prefix == PREFIX and key_id and secret else None
 
 
 def is_session(text: str) -> bool:
-    """Return True if a text has the form of a session's token."""
+    """Returns True if a text has the form of a session's token."""
     return text.startswith(f"{SESSION_PREFIX}_") and text.isascii() and text.isprintable()
 
 
 def is_link(text: str) -> bool:
-    """Return True if a text has the form of a sign-in link's token."""
+    """Returns True if a text has the form of a sign-in link's token."""
     return text.startswith(f"{LINK_PREFIX}_") and text.isascii() and text.isprintable()
 
 
 def opens(key: ApiKey, secret: str) -> bool:
-    """Return True if the secret is the key's, compared in constant time."""
+    """Returns True if the secret is the key's, compared in constant time."""
     return hmac.compare_digest(key.sha256, _digest(secret))
 
 
@@ -124,7 +124,7 @@ def is_openai(path: str) -> bool:
 
 
 def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScope, ...]:
-    """Return the scopes of which a key needs one to make a request. All scopes: any valid key will do.
+    """Returns the scopes of which a key needs one to make a request. All scopes: any valid key will do.
 
     Paths that are not listed here are decided by their method, so that a new path is never open to too many.
 
@@ -207,17 +207,17 @@ class Caller:
     roles: tuple[PersonRole, ...] = ()
 
     def may(self, needed: Collection[KeyScope]) -> bool:
-        """Return True if the caller has at least one of the scopes."""
+        """Returns True if the caller has at least one of the scopes."""
         return any(scope in needed for scope in self.scopes)
 
 
 def holder_of_key(key: ApiKey) -> Caller:
-    """Return the caller that a key belongs to."""
+    """Returns the caller that a key belongs to."""
     return Caller("key", key.id, key.name, key.scopes, key.created_at, key.tenants, key.agents)
 
 
 def person(subject: str, name: str, roles: tuple[PersonRole, ...], signed_in_at: datetime) -> Caller:
-    """Return a person who has signed in, with the scopes of all of their roles."""
+    """Returns a person who has signed in, with the scopes of all of their roles."""
     scopes: tuple[KeyScope, ...] = tuple(scope for scope in KEY_SCOPES if any(scope in SCOPES[role] for role in roles))
     return Caller("person", subject, name, scopes, signed_in_at, roles=roles)
 
@@ -225,7 +225,7 @@ def person(subject: str, name: str, roles: tuple[PersonRole, ...], signed_in_at:
 def roles_of(
     values: Collection[str], by_role: Mapping[PersonRole, Sequence[str]], default: PersonRole | None
 ) -> tuple[PersonRole, ...]:
-    """Return the roles of a person.
+    """Returns the roles of a person.
 
     Args:
         values: the values of the claim that contains roles.
@@ -239,12 +239,12 @@ def roles_of(
 
 
 def roles_that_may(needed: Collection[KeyScope]) -> tuple[PersonRole, ...]:
-    """Return the roles that have at least one of the scopes."""
+    """Returns the roles that have at least one of the scopes."""
     return tuple(role for role in ROLES if any(scope in needed for scope in SCOPES[role]))
 
 
 def claim_values(claims: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the strings of a claim that is a string or a list; empty if it is missing or of another type.
+    """Returns the strings of a claim that is a string or a list; empty if it is missing or of another type.
 
     Args:
         claims: the claims of an ID token.
@@ -263,7 +263,7 @@ def claim_values(claims: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def name_of(claims: Mapping[str, Any], name_claim: str) -> str:
-    """Return the name that a person acts under: the claim's, or the `sub` if the claim is missing or invalid.
+    """Returns the name that a person acts under: the claim's, or the `sub` if the claim is missing or invalid.
 
     An unverified e-mail address is not used: anyone who can register at the provider could claim a colleague's.
     """

@@ -33,12 +33,12 @@ class SignInFlow:
 
     @classmethod
     def begin(cls, key: bytes, entropy: bytes, now_s: int) -> Self:
-        """Begin a sign-in with `ENTROPY_BYTES` random bytes."""
+        """Begins a sign-in with `ENTROPY_BYTES` random bytes."""
         begun = now_s.to_bytes(_TIME_BYTES) + entropy
         return cls(_text(begun + _signature(key, begun)))
 
     def is_begun(self, key: bytes, now_s: int) -> bool:
-        """Return True if the sign-in was begun on this plane in the last ten minutes."""
+        """Returns True if the sign-in was begun on this plane in the last ten minutes."""
         try:
             signed = urlsafe_b64decode(self.secret)
         except ValueError:
@@ -70,7 +70,7 @@ class SignInFlow:
         return _text(hashlib.sha256(self.verifier.encode()).digest())
 
     def is_state(self, state: str) -> bool:
-        """Return True if an answer belongs to this sign-in, compared in constant time."""
+        """Returns True if an answer belongs to this sign-in, compared in constant time."""
         return hmac.compare_digest(self.state.encode(), state.encode("utf-8", "surrogateescape"))
 
     def _derived(self, purpose: str) -> str:
@@ -125,7 +125,7 @@ class SignInLimits:
 
     @contextmanager
     def of(self, address: str) -> Generator[SignInTry]:
-        """Count an attempt of an address while the block runs. Raises TooManySignInsError."""
+        """Counts an attempt of an address while the block runs. Raises TooManySignInsError."""
         record = self._address(_network(address))
         now = self._clock()
         record.failures = max(0.0, record.failures - (now - record.at) * self._max_failures / 60)

@@ -174,7 +174,7 @@ class DeadLetterReplays(Event):
 
 
 class ReplayNote(Event):
-    """Record of a replay, kept with its dead letter."""
+    """The record of a replay, kept with its dead letter."""
 
     dead_letter_id: Count
     execution_id: Identifier = Field(description="Id of the new execution.")

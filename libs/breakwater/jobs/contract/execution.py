@@ -134,7 +134,7 @@ class FailureStatistics(Event):
     reason: str = Field(description="Reason for the stop, in words: `3 consecutive failures`.")
 
     def in_words(self) -> str:
-        """Return the reason and the failures: `3 consecutive failures (5 in all, 2 different errors)`."""
+        """Returns the reason and the failures: `3 consecutive failures (5 in all, 2 different errors)`."""
         if not self.total_failures:
             return f"{self.reason} (no failures)"
         return f"{self.reason} ({self.total_failures:,} in all, {counted(self.unique_errors, 'different error')})"

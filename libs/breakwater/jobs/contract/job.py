@@ -89,7 +89,7 @@ class NativeRequest(Message):
 
 
 class Job(Message):
-    """Run an agent on a prompt, on messages, on any JSON input, or on a request of another API.
+    """A request to run an agent on a prompt, on messages, on any JSON input, or on a request of another API.
 
     `agent` alone is required, with exactly one of `prompt`, `messages`, `input` and `api_request`. `job_id` is the
     idempotency key: the same id of the same caller again is the same execution, answered from its record.
@@ -224,7 +224,7 @@ class Job(Message):
 
     @property
     def returns_response(self) -> bool:
-        """True if the result has the provider's own response, the only place for vectors."""
+        """Returns True if the result has the provider's own response, the only place for vectors."""
         return self.include_response or self.api == "embeddings"
 
     @property

@@ -20,7 +20,7 @@ _NOT_THE_QUESTION = {"job_id", "reply_to", "session_id"}
 
 
 def job_digest(job: Job | bytes, owner: str | None) -> str:
-    """Return the digest of a job's question and its owner: 32 hex digits that do not depend on how the JSON is written.
+    """Returns the digest of a job's question and owner: 32 hex digits that do not depend on how the JSON is written.
 
     Args:
         job: the job, or the message if it is no valid job.
@@ -32,7 +32,7 @@ def job_digest(job: Job | bytes, owner: str | None) -> str:
 
 
 def owner_of(caller: Caller) -> str | None:
-    """Return the owner of the jobs that a caller sends: the name of its key.
+    """Returns the owner of the jobs that a caller sends: the name of its key.
 
     None if the jobs belong to all keys of the job's tenant, or of operators.
     """
@@ -40,7 +40,7 @@ def owner_of(caller: Caller) -> str | None:
 
 
 def store_share(owner: str | None, tenant: str | None) -> str:
-    """Return the owner of a share of the stored responses: the key that a job belongs to, or else its tenant."""
+    """Returns the owner of a share of the stored responses: the key that a job belongs to, or else its tenant."""
     if owner is not None:
         return f"k{owner}"
     return "" if tenant is None else f"t{tenant}"
@@ -61,14 +61,14 @@ class Bound(Protocol):
 
 
 def for_own_tenant(sender: Bound, job: Job) -> Job:
-    """Return the job with its sender's tenant, if the job names none and the sender is bound to exactly one."""
+    """Returns the job with its sender's tenant, if the job names none and the sender is bound to exactly one."""
     if job.tenant is not None or len(sender.tenants) != 1:
         return job
     return job.model_copy(update={"tenant": sender.tenants[0]})
 
 
 def forbidden_field(sender: Bound, agent: str, tenant: str | None) -> tuple[Literal["agent", "tenant"], str] | None:
-    """Return the field that forbids a sender to send a job, and its allowed values; None if it may send the job."""
+    """Returns the field that forbids a sender to send a job, and its allowed values; None if it may send the job."""
     if sender.agents and agent not in sender.agents:
         return "agent", f"for agent {' or '.join(map(repr, sender.agents))} alone"
     if sender.tenants and tenant not in sender.tenants:
@@ -87,7 +87,7 @@ class SenderObjection:
 
 
 def objection_to(sender: Caller, job: Job, *, by_operator: bool) -> SenderObjection | None:
-    """Return why a key may not send a job; None if it may. Operators may use the reply subjects of others."""
+    """Returns why a key may not send a job; None if it may. Operators may use the reply subjects of others."""
     if (forbidden := forbidden_field(sender, job.agent, job.tenant)) is not None:
         field, restriction = forbidden
         message = f"the API key {sender.name!r} submits {restriction}"
@@ -103,7 +103,7 @@ def objection_to(sender: Caller, job: Job, *, by_operator: bool) -> SenderObject
 
 
 def may_be_answered_at(subject: str, sender: str | None) -> bool:
-    """Return True if a sender may have answers sent to a reply subject. A named program's prefixes are its own.
+    """Returns True if a sender may have answers sent to a reply subject. A named program's prefixes are its own.
 
     Args:
         subject: an inbox, or a subject below `bw.replies`.
@@ -117,7 +117,7 @@ def may_be_answered_at(subject: str, sender: str | None) -> bool:
 
 
 def may_see(caller: Caller, *, agent: str | None, tenant: str | None, owner: str | None) -> bool:
-    """Return True if a caller may see a job: operators see all, keys of a tenant the tenant's, other keys their own.
+    """Returns True if a caller may see a job: operators see all, keys of a tenant the tenant's, other keys their own.
 
     Args:
         caller: with the scope `submit`.
@@ -152,7 +152,7 @@ def cache_key(
     schema: JsonValue,
     owner: str | None = None,
 ) -> str:
-    """Return the cache key of a question: `v1:` and 64 hex digits.
+    """Returns the cache key of a question: `v1:` and 64 hex digits.
 
     Only the order of an object's keys does not matter. Values that are written differently are different, even `1` and
     `1.0`, or null and absent: an unneeded call costs little, the answer to another question a lot.

@@ -16,7 +16,7 @@ Dependency = Literal["succeeded", "dead_lettered", "cancelled", "undecided", "un
 
 
 def plan_state(jobs: Collection[PlanJobStatus], *, refused: bool = False) -> PlanState:
-    """Return the state of a plan.
+    """Returns the state of a plan.
 
     Args:
         jobs: the states of its accepted jobs.
@@ -32,13 +32,13 @@ def plan_state(jobs: Collection[PlanJobStatus], *, refused: bool = False) -> Pla
 
 
 def state_by_stages(stages: Iterable[int], *, refused: bool = False) -> PlanState:
-    """Return the state of a plan by how many jobs are pending, running, succeeded, and ended otherwise."""
+    """Returns the state of a plan by how many jobs are pending, running, succeeded, and ended otherwise."""
     statuses: tuple[PlanJobStatus, ...] = ("pending", "running", "succeeded", "dead_lettered")
     return plan_state([status for status, count in zip(statuses, stages, strict=True) if count], refused=refused)
 
 
 def dependency_failure(jobs: Mapping[str, Dependency], waited_s: float, at_most_s: float) -> str | None:
-    """Return the reason why a job can never start; None while it may.
+    """Returns the reason why a job can never start; None while it may.
 
     Args:
         jobs: the states of the jobs that it depends on, by id.
@@ -55,7 +55,7 @@ def dependency_failure(jobs: Mapping[str, Dependency], waited_s: float, at_most_
 
 
 def look_again_in(waited_s: float) -> float:
-    """Return the seconds until a waiting job checks again whether it may start, in case nothing has woken it."""
+    """Returns the seconds until a waiting job checks again whether it may start, in case nothing has woken it."""
     return min(max(waited_s / 2, 1.0), 30.0)
 
 
@@ -68,7 +68,7 @@ def plan_of(
     plan_key: str,
     with_jobs: bool = False,
 ) -> PlanStatus:
-    """Return the status of a plan, from its jobs.
+    """Returns the status of a plan, from its jobs.
 
     Args:
         plan_id: the plan's id, as its caller chose it.
@@ -96,7 +96,7 @@ def plan_of(
 
 
 def circle_among(depends_on: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """Return jobs that depend on one another in a circle, with the first one again at the end; empty for no circle."""
+    """Returns jobs that depend on one another in a circle, with the first one again at the end; empty for no circle."""
     try:
         TopologicalSorter(depends_on).prepare()
     except CycleError as error:

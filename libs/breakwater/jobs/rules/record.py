@@ -38,14 +38,14 @@ class ExecutionTotals:
 
 
 def status_of(reason: Reason | None) -> Status:
-    """Return a job's status, by the reason why it has no answer; None means that it has one."""
+    """Returns a job's status, by the reason why it has no answer; None means that it has one."""
     if reason is None:
         return "succeeded"
     return "cancelled" if reason == "cancelled" else "dead_lettered"
 
 
 def totals(attempts: Iterable[Attempt], *, answered: bool) -> ExecutionTotals:
-    """Add up tokens and costs.
+    """Adds up tokens and costs.
 
     The basis is the weakest of its parts: one attempt of unknown cost makes the total `unknown` (a lower bound), one
     estimated attempt makes it `estimated`. Attempts without a call cost nothing; if there are no others, it is `none`.
@@ -81,7 +81,7 @@ def _wasted_by_cause(called: Sequence[Attempt], useful: Collection[int], parts: 
 
 
 def _why_wasted(attempt: Attempt, following: Attempt | None) -> Waste:
-    """Return the cause that made an attempt useless, or else the step that followed its failure."""
+    """Returns the cause that made an attempt useless, or else the step that followed its failure."""
     if attempt.outcome in {"worker_lost", "success"}:
         return "worker_lost"  # a success that is not the answer has lost it with its worker
     if attempt.outcome == "cancelled":
@@ -96,7 +96,7 @@ def _why_wasted(attempt: Attempt, following: Attempt | None) -> Waste:
 
 
 def sum_of_known(costs: Iterable[int | None]) -> int | None:
-    """Return the sum of the known costs; None if it would be zero and a cost is unknown."""
+    """Returns the sum of the known costs; None if it would be zero and a cost is unknown."""
     parts = list(costs)
     total = sum(cost for cost in parts if cost is not None)
     # Never 0 for calls that may have cost something.
@@ -104,7 +104,7 @@ def sum_of_known(costs: Iterable[int | None]) -> int | None:
 
 
 def weakest_basis(parts: Iterable[CostBasis | None]) -> CostBasis:
-    """Return the basis of a sum of costs: the weakest one of its parts; `none` if no part is the cost of a call."""
+    """Returns the basis of a sum of costs: the weakest one of its parts; `none` if no part is the cost of a call."""
     bases = set(parts)
     if "unknown" in bases:
         return "unknown"
@@ -114,7 +114,7 @@ def weakest_basis(parts: Iterable[CostBasis | None]) -> CostBasis:
 
 
 def without_figures(attempt: Attempt) -> Attempt:
-    """Return the attempt as programs may see it, without caps and figures, which are for operators."""
+    """Returns the attempt as programs may see it, without caps and figures, which are for operators."""
     if not attempt.short_circuited or attempt.error is None:
         return attempt
     return attempt.model_copy(update={"refused_cap": None, "error": attempt.error.model_copy(update={"figures": None})})
@@ -131,7 +131,7 @@ _WHO = {
 def cancelled_by(
     cancels: Iterable[PendingCancel], agent: str, owner: str | None = None, tenant: str | None = None
 ) -> Cancellation | None:
-    """Return the first cancellation by a caller who may cancel the job; None if there is none.
+    """Returns the first cancellation by a caller who may cancel the job; None if there is none.
 
     Args:
         cancels: the cancellations of one job, in any order.
@@ -150,7 +150,7 @@ def cancelled_by(
 
 
 def ends_with_client(on_disconnect: Literal["finish", "cancel"] | None, *, has_key: bool) -> bool:
-    """Return True if the job of a stream is cancelled when its client disconnects.
+    """Returns True if the job of a stream is cancelled when its client disconnects.
 
     Args:
         on_disconnect: the agent's setting.
@@ -160,7 +160,7 @@ def ends_with_client(on_disconnect: Literal["finish", "cancel"] | None, *, has_k
 
 
 def error_of(cancellation: Cancellation) -> ErrorInfo:
-    """Return the error of a cancelled job and of its aborted call."""
+    """Returns the error of a cancelled job and of its aborted call."""
     name = "" if cancellation.name is None else f" {cancellation.name!r}"
     why = f": {cancellation.reason}" if cancellation.reason else ""
     message = f"cancelled by {_WHO[cancellation.by]}{name}{why}"
@@ -192,7 +192,7 @@ ATTEMPT_IDS = ("job_id", "tenant", "task_id", "task_key")
 
 
 def steps_of(attempt: Attempt, belongs_to: Mapping[str, str | None] | None = None) -> tuple[Progress, ...]:
-    """Return the progress steps of an attempt: its end, after its refusal if a breaker or a budget refused it.
+    """Returns the progress steps of an attempt: its end, after its refusal if a breaker or a budget refused it.
 
     Caps and what is spent of them are left out: operators find them in the attempt's `error.figures`.
 
@@ -227,7 +227,7 @@ def steps_of(attempt: Attempt, belongs_to: Mapping[str, str | None] | None = Non
 
 
 def error_details(error: ErrorInfo | None) -> dict[str, object]:
-    """Return the fields of a step that describe an error."""
+    """Returns the fields of a step that describe an error."""
     if error is None:
         return {}
     return {

@@ -6,7 +6,7 @@ from breakwater.jobs.rules.ids import JobIds
 
 
 def run_of(ids: JobIds, tenant: str | None, *, trace_id: str | None = None, run_of_parent: str | None = None) -> str:
-    """Return the id of a job's run, which its record keeps.
+    """Returns the id of a job's run, which its record keeps.
 
     The run is the first of these that the job has: its task, its session, the run of its parent, its trace. A job with
     none of them is its own run. So a child is in its parent's run unless it names a task or a session.
@@ -24,5 +24,5 @@ def run_of(ids: JobIds, tenant: str | None, *, trace_id: str | None = None, run_
 
 
 def run_id(tenant: str | None, name: str) -> str:
-    """Return the id of a tenant's run. Different tenants may give tasks and sessions the same name."""
+    """Returns the id of a tenant's run. Different tenants may give tasks and sessions the same name."""
     return name if tenant is None else f"{tenant}/{name}"

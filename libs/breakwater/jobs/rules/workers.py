@@ -80,7 +80,7 @@ class Silence:
 
 
 def is_dead(silence: Silence, liveness: Liveness = LIVENESS) -> bool:
-    """Return True if a worker is certainly dead, and NATS sends it nothing more."""
+    """Returns True if a worker is certainly dead, and NATS sends it nothing more."""
     if silence.runs is not None:
         # NATS closes the connection a moment after the process ends, and may send jobs there until then.
         return not silence.runs and (not silence.connected or silence.silent_s > liveness.latest_s)
@@ -93,7 +93,7 @@ def is_dead(silence: Silence, liveness: Liveness = LIVENESS) -> bool:
 
 
 def may_take(slots: int, held_slots: int, needed_by_others: int) -> bool:
-    """Return True if a caller may take one more slot.
+    """Returns True if a caller may take one more slot.
 
     It must leave as many slots free as other callers needed recently, and one more, up to half of all. A caller that is
     alone may take all slots.

@@ -72,7 +72,7 @@ async def decided(lookup: Lookup, execution_id: str, of_agent: str | None = "*")
 
 
 def is_result_of(data: bytes, job_id: str) -> bool:
-    """True if a message on the subject of a job's result is its result; a warning in the log where it is not."""
+    """Returns True if a message on the subject of a job's result is its result; else logs a warning."""
     try:
         result = pydantic_core.from_json(data)
     except ValueError:

@@ -85,7 +85,7 @@ class Workers:
         await cast(Any, self._redis.client.hdel(_KEYS[0], worker))
 
     async def kept_for_s(self) -> float:
-        """Seconds since Redis started or was emptied, in which it lost no claim. Raises StateUnavailableError."""
+        """The seconds since Redis started or was emptied, in which it lost no claim. Raises StateUnavailableError."""
         client = self._redis.client
         info, since_ms, (seconds, _) = await asyncio.gather(
             client.info("server"), client.get(KEPT_SINCE), client.time()

@@ -313,7 +313,7 @@ class Analytics:
         return True
 
     async def has_database(self) -> bool:
-        """True if the database is there. Raises as `query` does."""
+        """Returns True if the database is there. Raises as `query` does."""
         async with self._asked() as client:
             count = await client.command(
                 "SELECT count() FROM system.databases WHERE name = {name:String}",

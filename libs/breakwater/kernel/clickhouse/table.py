@@ -18,7 +18,7 @@ TIME_OR_NULL = f"Nullable({TIME})"
 COUNT_OR_NULL = "Nullable(UInt64)"
 
 RETENTION_DAYS = 400
-"""Days that rows are kept unless the config says otherwise: any month can be compared with that of the year before."""
+"""The days that rows are kept unless the config says otherwise: any month can be compared with that a year before."""
 
 _LONG_TEXTS = ("output", "messages", "input", "encrypted")
 
@@ -107,7 +107,7 @@ class Table:
         return f"ALTER TABLE {self.name}{layout.on_cluster} MODIFY TTL {self._ttl(layout)}"
 
     def days(self, layout: Layout) -> int:
-        """Days that rows are kept."""
+        """The days that rows are kept."""
         return layout.retention_days.get(self.name, RETENTION_DAYS)
 
     def _ttl(self, layout: Layout) -> str:

@@ -47,12 +47,12 @@ class _Decoder(Protocol):
 
     @property
     def eof(self) -> bool:
-        """True once the frame is over."""
+        """Returns True once the frame is over."""
         ...
 
     @property
     def needs_input(self) -> bool:
-        """False while there is more output without more input."""
+        """Returns False while there is more output without more input."""
         ...
 
     @property

@@ -259,7 +259,7 @@ class ServiceApp(FastStream):
         self._ended.set()
 
     async def is_alive(self) -> bool:
-        """True if it is ready and currently connected."""
+        """Returns True if it is ready and currently connected."""
         return self._ready and await self._broker.ping(timeout=PING_S)
 
 

@@ -173,7 +173,7 @@ class Presence:
         return on[0] if self._heard else ""
 
     async def has(self, worker_id: str) -> bool:
-        """True if another worker is connected, or that is unknown because no response comes."""
+        """Returns True if another worker is connected, or that is unknown because no response comes."""
         try:
             await ask(self._connection, subjects.worker(worker_id), b"", PRESENCE_TIMEOUT_S)
         except NoRespondersError:
@@ -183,7 +183,7 @@ class Presence:
         return True
 
     def knows_since(self, server: str, seconds: float) -> bool:
-        """True if this worker's server knows whether the connections that `server` had `seconds` ago still exist.
+        """Returns True if this worker's server knows which connections that `server` had `seconds` ago still exist.
 
         A restarted server has no connections at first. Servers of a cluster know each other's connections.
         """
@@ -216,7 +216,7 @@ class UnhealthyServer:
 
     @property
     def cannot_write(self) -> bool:
-        """True if it failed to write to a stream, as its disk was full.
+        """Returns True if it failed to write to a stream, as its disk was full.
 
         Until its restart, it stores nothing more in that stream, even once its disk has space. It does not refuse
         messages: publishers get no response.

@@ -256,7 +256,7 @@ async def _with_waiting_subjects(jetstream: JetStreamContext, wanted: StreamConf
 
 
 async def _any_parked(jetstream: JetStreamContext, subject: str) -> bool:
-    """True if a parked job would return to this subject of JOBS."""
+    """Returns True if a parked job would return to this subject of JOBS."""
     kind, _, agent = subject.rpartition(".")
     if kind != "bw.jobs":
         return False

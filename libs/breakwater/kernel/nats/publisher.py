@@ -78,7 +78,7 @@ class Publisher:
 
     @property
     def has_key(self) -> bool:
-        """True if it can encrypt texts that must not be stored in plain; otherwise it leaves them out."""
+        """Returns True if it can encrypt texts that must not be stored in plain; otherwise it leaves them out."""
         return bool(self._cipher.key_ids)
 
     async def event(

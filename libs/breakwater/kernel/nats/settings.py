@@ -12,7 +12,7 @@ _GIB = 1024**3
 
 
 class Limits(Message):
-    """Size and time limits of the plane itself."""
+    """The size and time limits of the plane itself."""
 
     # Dead letters hold a job as base64, and the NATS servers take messages of up to 8 MB.
     max_body_bytes: int = Field(

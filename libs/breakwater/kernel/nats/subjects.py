@@ -42,7 +42,7 @@ class Stream(StrEnum):
 
 
 class Header(StrEnum):
-    """Message headers with a meaning here."""
+    """The headers of messages that Breakwater writes and reads."""
 
     MSG_ID = "Nats-Msg-Id"
     EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
@@ -293,7 +293,7 @@ def parts_of_parked(subject: str) -> tuple[str, str]:
 
 
 def is_reply_subject(subject: str) -> bool:
-    """True if an answer may be sent there: it is an inbox, or below `bw.replies`."""
+    """Returns True if an answer may be sent there: it is an inbox, or below `bw.replies`."""
     return subject.startswith(("_INBOX.", REPLIES)) and _CONCRETE.fullmatch(subject) is not None
 
 

@@ -109,17 +109,17 @@ class PageTable(Generic[Row]):
 
     @property
     def is_filtered(self) -> bool:
-        """True if the URL filters the table, or the data of the table."""
+        """Returns True if the URL filters the table, or the data of the table."""
         return any(self.address.query.get(name) for name in (self.find_parameter, *self.filters))
 
     @property
     def has_filter(self) -> bool:
-        """True if the page shows a filter."""
+        """Returns True if the page shows a filter."""
         return self.filterable and (self.count > MAX_UNFILTERED or bool(self.find or self.filters))
 
     @property
     def is_used(self) -> bool:
-        """True if the URL sorts or filters the table."""
+        """Returns True if the URL sorts or filters the table."""
         return self.parameter("sort") in self.address.query or bool(self.find)
 
     @property

@@ -87,12 +87,12 @@ class TimeRange:
 
     @property
     def is_long(self) -> bool:
-        """True if the sums of the time range may take longer than a page should."""
+        """Returns True if the sums of the time range may take longer than a page should."""
         return self.window.end - self.window.start > _LONG
 
     @property
     def refresh_s(self) -> int:
-        """Seconds between refreshes of the page; more for a week, whose sums change slowly and take longer."""
+        """The seconds between refreshes of the page; more for a week, whose sums change slowly and take longer."""
         return 5 if self.name in ("15m", "1h", "24h") else 30
 
     def executions(self, **filters: str | None) -> str:

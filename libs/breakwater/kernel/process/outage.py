@@ -32,7 +32,7 @@ class Outage:
 
     @property
     def lasting(self) -> bool:
-        """True while it is unavailable."""
+        """Returns True while it is unavailable."""
         return self._failed_tries > 0
 
     def failed(self, error: BaseException | str) -> None:

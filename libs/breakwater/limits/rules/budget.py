@@ -37,7 +37,7 @@ class Period:
     end_ms: int
 
     def holds(self, moment_ms: int) -> bool:
-        """Return True if a moment lies in the period."""
+        """Returns True if a moment lies in the period."""
         return self.start_ms <= moment_ms < self.end_ms
 
 
@@ -49,12 +49,12 @@ class Periods:
     month: Period
 
     def of(self, window: Window) -> Period:
-        """Return the day or the month, by its window."""
+        """Returns the day or the month, by its window."""
         return self.day if window == "daily" else self.month
 
 
 def period(window: Window, moment: datetime, zone: ZoneInfo) -> Period:
-    """Return a time zone's calendar period that a moment lies in. Days may have 23 or 25 hours."""
+    """Returns a time zone's calendar period that a moment lies in. Days may have 23 or 25 hours."""
     # Wall-clock arithmetic: a period begins and ends at local midnight, whatever the UTC offset is by then.
     midnight = moment.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
     if window == "daily":
@@ -69,12 +69,12 @@ def period(window: Window, moment: datetime, zone: ZoneInfo) -> Period:
 
 
 def periods_at(moment: datetime, zone: ZoneInfo) -> Periods:
-    """Return the day and the month of a moment."""
+    """Returns the day and the month of a moment."""
     return Periods(period("daily", moment, zone), period("monthly", moment, zone))
 
 
 def periods_since(earliest: datetime, now: datetime, zone: ZoneInfo) -> tuple[Period, ...]:
-    """Return all days, then all months, from the one of `earliest` to the one of `now`, in chronological order."""
+    """Returns all days, then all months, from the one of `earliest` to the one of `now`, in chronological order."""
     periods: list[Period] = []
     for window in WINDOWS:
         current = period(window, earliest, zone)
@@ -153,7 +153,7 @@ class CapTable:
     )
 
     def counters(self, agent: str, tenant: str | None) -> tuple[Counter, ...]:
-        """Return the budgets that a call counts towards, daily and monthly: global, of its agent and of its tenant."""
+        """Returns the budgets that a call counts towards, daily and monthly: global, of its agent and of its tenant."""
         counters = self._cached.get((agent, tenant))
         if counters is None:
             counters = tuple(counter for key in scope_keys(agent, tenant) for counter in self.counters_of(key))
@@ -162,7 +162,7 @@ class CapTable:
         return counters
 
     def counters_of(self, key: str) -> tuple[Counter, Counter]:
-        """Return the daily and the monthly budget of a scope, by its key. A scope not in the config has no caps."""
+        """Returns the daily and the monthly budget of a scope, by its key. A scope not in the config has no caps."""
         scope, _, name = key.partition(":")
         if scope == "agent":
             caps = self.agents.get(name, _UNCAPPED)
@@ -175,19 +175,19 @@ class CapTable:
         return daily, monthly
 
     def counter(self, key: str, window: Window) -> Counter:
-        """Return one budget, by its scope's key and its window."""
+        """Returns one budget, by its scope's key and its window."""
         daily, monthly = self.counters_of(key)
         return daily if window == "daily" else monthly
 
     def keys(self, more: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return the keys of all scopes in the config, global first, and then those in `more`, each once."""
+        """Returns the keys of all scopes in the config, global first, and then those in `more`, each once."""
         agents = (f"agent:{name}" for name in self.agents)
         tenants = (f"tenant:{name}" for name in self.tenants if name != OTHERS)
         return tuple(dict.fromkeys(("global", *agents, *tenants, *sorted(more))))
 
     @property
     def any_hard(self) -> bool:
-        """True if any cap refuses calls."""
+        """Returns True if any cap refuses calls."""
         return any(caps.is_hard for caps in (self.total, *self.agents.values(), *self.tenants.values()))
 
 
@@ -202,18 +202,18 @@ NEVER_FITS = frozenset({"CallOverCapError", "UnpricedModelError"})
 
 
 def scope_keys(agent: str, tenant: str | None) -> tuple[str, ...]:
-    """Return the keys of the scopes whose budgets a call counts towards."""
+    """Returns the keys of the scopes whose budgets a call counts towards."""
     return ("global", f"agent:{agent}") if tenant is None else ("global", f"agent:{agent}", f"tenant:{tenant}")
 
 
 def scope_key(event: BudgetEvent) -> str:
-    """Return the key of an event's scope: `global`, `agent:<name>` or `tenant:<name>`."""
+    """Returns the key of an event's scope: `global`, `agent:<name>` or `tenant:<name>`."""
     name = {"global": None, "agent": event.agent, "tenant": event.tenant}[event.scope]
     return event.scope if name is None else f"{event.scope}:{name}"
 
 
 def effective_limit(limit: int | None, raised: tuple[int, int] | None) -> int | None:
-    """Return the effective cap, in nano-dollars.
+    """Returns the effective cap, in nano-dollars.
 
     Args:
         limit: the config's cap.
@@ -226,7 +226,7 @@ def effective_limit(limit: int | None, raised: tuple[int, int] | None) -> int | 
 
 
 def reached(counter: Counter, limit: int | None, spent: int, *, refused: bool = False) -> tuple[int, ...]:
-    """Return the thresholds (percent, ascending) that a spend has reached.
+    """Returns the thresholds (percent, ascending) that a spend has reached.
 
     Args:
         counter: the budget.
@@ -246,7 +246,7 @@ def reached(counter: Counter, limit: int | None, spent: int, *, refused: bool = 
 
 
 def threshold(key: str, limit: int | None, percent: int) -> str:
-    """Return the name under which a threshold is announced once. A cap that changes in mid-period has new ones."""
+    """Returns the name under which a threshold is announced once. A cap that changes in mid-period has new ones."""
     return f"{key}@{limit}@{percent}"
 
 
@@ -255,7 +255,7 @@ OWN_CAP = "execution"
 
 
 def fits(amount: int, *, limit: int | None, spent: int, reserved: int = 0) -> bool:
-    """Return True if an amount may be reserved under a cap; it may reach the cap exactly. All are in nano-dollars.
+    """Returns True if an amount may be reserved under a cap; it may reach the cap exactly. All are in nano-dollars.
 
     Args:
         amount: the most that the call can cost.
@@ -267,7 +267,7 @@ def fits(amount: int, *, limit: int | None, spent: int, reserved: int = 0) -> bo
 
 
 def spent_by(attempts: Iterable[Attempt]) -> int:
-    """Return the cost of a job's attempts, in nano-dollars. An unknown cost counts as its reservation."""
+    """Returns the cost of a job's attempts, in nano-dollars. An unknown cost counts as its reservation."""
     return sum((attempt.reserved or 0) if attempt.cost is None else attempt.cost for attempt in attempts)
 
 
@@ -295,7 +295,7 @@ class OverBudget:
 
     @property
     def by_reservations(self) -> bool:
-        """True if there is no room only because of calls in flight, which mostly cost less than they reserve."""
+        """Returns True if only calls in flight leave no room; they mostly cost less than they reserve."""
         return fits(self.amount, limit=self.limit, spent=self.spent)
 
 
@@ -321,14 +321,14 @@ class Forecast:
 
 
 def recent_from(period: Period, now_ms: int) -> int:
-    """Return the beginning of recent spend, in milliseconds since the epoch: at the earliest the period's start."""
+    """Returns the beginning of recent spend, in milliseconds since the epoch: at the earliest the period's start."""
     return max(period.start_ms, now_ms - (period.end_ms - period.start_ms) // RECENT_PARTS)
 
 
 def forecast(
     period: Period, now_ms: int, *, spent: int, recent: int, limit: int | None, hard: bool = False
 ) -> Forecast | None:
-    """Extrapolate a period's spend to its end, at the mean of its overall and its recent pace.
+    """Extrapolates a period's spend to its end, at the mean of its overall and its recent pace.
 
     Args:
         period: the budget's period.

@@ -19,7 +19,7 @@ _WITHOUT_FIGURES: Mapping[GuardRule, str] = {
 
 
 def task_statistics(task: Task, trip: Trip) -> FailureStatistics:
-    """Return the statistics of a task that is stopped."""
+    """Returns the statistics of a task that is stopped."""
     return FailureStatistics(
         consecutive_failures=task.consecutive_failures,
         total_failures=task.total_failures,

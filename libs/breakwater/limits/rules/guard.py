@@ -120,7 +120,7 @@ _REFUSALS: frozenset[Reason] = frozenset({"breaker_open", "budget_exceeded", "ra
 
 
 def outcome_of(record: Execution, rules: GuardRules) -> JobOutcome:
-    """Return what a concluded job adds to the counts of its task.
+    """Returns what a concluded job adds to the counts of its task.
 
     A job for embeddings adds only its cost and its failure: it is no iteration, its tokens do not count, and its
     success does not end a series of failures.
@@ -155,7 +155,7 @@ def before_call(
     worst_case: int | None = None,
     reserved: int = 0,
 ) -> Trip | TaskBudgetHeld | None:
-    """Return why a job of the task must not call: a cap is reached, or the call might exceed it; None if it may.
+    """Returns why a job of the task must not call: a cap is reached, or the call might exceed it; None if it may.
 
     Args:
         task: the counts of the task's concluded jobs.
@@ -186,7 +186,7 @@ def before_call(
 
 
 def near_cap(task: Task, number: int, rules: GuardRules, *, tokens: int, cost: int) -> Trip | None:
-    """Return a cap that the task has used by 80 % or more, but not exhausted, so that operators can act in time.
+    """Returns a cap that the task has used by 80 % or more, but not exhausted, so that operators can act in time.
 
     The arguments are those of `before_call`.
     """
@@ -207,7 +207,7 @@ def _is_near(used: int, limit: int | None) -> bool:
 
 
 def after_job(task: Task, rules: GuardRules) -> Trip | None:
-    """Return the rule that stops a task once one of its jobs has been concluded and counted; None if none does.
+    """Returns the rule that stops a task once one of its jobs has been concluded and counted; None if none does.
 
     Caps are not checked here: a task that reached them with its last job needs no operator.
     """
@@ -223,7 +223,7 @@ def after_job(task: Task, rules: GuardRules) -> Trip | None:
 
 
 def confidence_of(output: JsonValue, rules: GuardRules) -> float | None:
-    """Return the confidence that an answer states, from 0 to 1; None if it states none, or an invalid one.
+    """Returns the confidence that an answer states, from 0 to 1; None if it states none, or an invalid one.
 
     Args:
         output: an object, or a text that is only the JSON of one, in a fenced block or not.

@@ -72,7 +72,7 @@ def job_rules(
     *,
     with_figures: bool = False,
 ) -> JobRules | FieldError:
-    """Return the effective rules of a job, or the reason why it can't bring these.
+    """Returns the effective rules of a job, or the reason why it can't bring these.
 
     Args:
         job_settings: the settings that the job brings. Settings next to a preset override it.
@@ -94,7 +94,7 @@ def job_rules(
 
 
 def bound_problem(path: str, value: JsonValue) -> str | None:
-    """Return the problem of an entry of `overridable`; None if it is valid."""
+    """Returns the problem of an entry of `overridable`; None if it is valid."""
     if path not in ALLOWED:
         close = get_close_matches(path, ALLOWED, n=1)
         return f"{path!r} is no rule that a job can bring; " + (
@@ -161,7 +161,7 @@ def _within(value: Any, limit: Any, allowed: Allowed) -> bool:
 
 
 def _bound(path: str, value: JsonValue) -> Any:
-    """Parse an entry of `overridable` as a value of its rule. Raises ValidationError."""
+    """Parses an entry of `overridable` as a value of its rule. Raises ValidationError."""
     part, name = path.split(".")
     # With a constant back-off, a delay is valid by itself, whatever the other delay is.
     companions = {"backoff": "constant"} if part == "retry" else {}

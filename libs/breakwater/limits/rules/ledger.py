@@ -44,11 +44,11 @@ class AttemptSums:
         return AttemptSums(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def largest(self, sums: AttemptSums) -> AttemptSums:
-        """Return the larger one of each pair of figures."""
+        """Returns the larger one of each pair of figures."""
         return AttemptSums(*(max(pair) for pair in zip(astuple(self), astuple(sums), strict=True)))
 
     def items(self) -> Iterable[tuple[str, int]]:
-        """Return the names and values of all figures."""
+        """Returns the names and values of all figures."""
         return ((name, getattr(self, name)) for name in FIGURES)
 
 
@@ -61,7 +61,7 @@ Ledger = Mapping[BudgetPlace, AttemptSums]
 
 
 def is_reached(limit: int, figures: AttemptSums, reserved: int, *, refused: bool) -> bool:
-    """Return True if a cap is reached: spent, reserved, or too little left of it for another call.
+    """Returns True if a cap is reached: spent, reserved, or too little left of it for another call.
 
     A hard cap is hardly ever spent to the cent, because it refuses the first call that could exceed it.
 
@@ -77,7 +77,7 @@ def is_reached(limit: int, figures: AttemptSums, reserved: int, *, refused: bool
 
 
 def figures_of(attempt: Attempt) -> AttemptSums:
-    """Return the sums over a single attempt; all are zero if it made no call."""
+    """Returns the sums over a single attempt; all are zero if it made no call."""
     if attempt.short_circuited:
         return AttemptSums()
     cost = attempt.cost
@@ -96,19 +96,19 @@ def figures_of(attempt: Attempt) -> AttemptSums:
 
 
 def charged_at(attempt: Attempt) -> datetime:
-    """Return the moment whose day and month an attempt's cost counts in."""
+    """Returns the moment whose day and month an attempt's cost counts in."""
     return attempt.reserved_at or attempt.started_at
 
 
 def places_of(attempt: Attempt, zone: ZoneInfo) -> tuple[BudgetPlace, ...]:
-    """Return the budgets that an attempt counts in, those of the day before those of the month."""
+    """Returns the budgets that an attempt counts in, those of the day before those of the month."""
     periods = periods_at(charged_at(attempt), zone)
     keys = scope_keys(attempt.agent, attempt.tenant)
     return tuple((period.name, key) for period in (periods.day, periods.month) for key in keys)
 
 
 def ledger(attempts: Iterable[Attempt], zone: ZoneInfo) -> dict[BudgetPlace, AttemptSums]:
-    """Return the sums over attempts by period and scope."""
+    """Returns the sums over attempts by period and scope."""
     sums: dict[BudgetPlace, AttemptSums] = defaultdict(AttemptSums)
     for attempt in attempts:
         if not attempt.short_circuited:
@@ -122,7 +122,7 @@ MAX_LENGTH = 128
 
 
 def cost_tags(keys: Iterable[str], metadata: Mapping[str, JsonValue]) -> dict[str, str]:
-    """Return the cost tags of a job, as text and in the config's order.
+    """Returns the cost tags of a job, as text and in the config's order.
 
     Args:
         keys: the config's `cost_tags`: the keys of the metadata that become tags.

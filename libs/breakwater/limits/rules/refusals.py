@@ -43,7 +43,7 @@ TOO_MANY_TENANTS = refusal(
 
 
 def over_budget(over: OverBudget, model: str, wait_s: float) -> ErrorInfo:
-    """Build the error of a call that a hard cap has no room for. The period ends in `wait_s` seconds."""
+    """Builds the error of a call that a hard cap has no room for. The period ends in `wait_s` seconds."""
     counter = over.counter
     budget = _budget(over.counter)
     if over.limit == 0:
@@ -83,7 +83,7 @@ def over_budget(over: OverBudget, model: str, wait_s: float) -> ErrorInfo:
 
 
 def budget_held(over: OverBudget, model: str) -> ErrorInfo:
-    """Build the error of a call for which reservations of other calls leave no room, and which can't wait for them."""
+    """Builds the error of a call for which reservations of other calls leave no room, and which can't wait for them."""
     budget = _budget(over.counter)
     remaining, cap, reserved, amount = moneys(over.limit - over.spent, over.limit, over.reserved, over.amount)
     reason = "calls in flight hold what is left of it"
@@ -104,7 +104,7 @@ def budget_held(over: OverBudget, model: str) -> ErrorInfo:
 
 
 def over_own_cap(agent: str, model: str, worst_case: int, spent: int, cap: int) -> ErrorInfo:
-    """Build the error of a call that the job's own cap has no room for. Amounts are in nano-dollars."""
+    """Builds the error of a call that the job's own cap has no room for. Amounts are in nano-dollars."""
     never_fits = not fits(worst_case, limit=cap, spent=0)
     setting = f"agents.{agent}.max_cost_usd"
     so_far, worst, limit = beyond(spent, worst_case, cap)
@@ -119,7 +119,7 @@ def over_own_cap(agent: str, model: str, worst_case: int, spent: int, cap: int) 
 
 
 def unpriced(model: str, cap: str, setting: str) -> ErrorInfo:
-    """Build the error of a call that can't be capped, because its model has no price."""
+    """Builds the error of a call that can't be capped, because its model has no price."""
     return refusal(
         "budget_exceeded",
         "UnpricedModelError",
@@ -129,13 +129,13 @@ def unpriced(model: str, cap: str, setting: str) -> ErrorInfo:
 
 
 def raise_cap(counter: Counter) -> str:
-    """Name the setting and the command that raise a cap."""
+    """Returns the setting and the command that raise a cap, in words."""
     until = "day" if counter.window == "daily" else "month"
     return f"{counter.setting}, or for this {until} `{raise_command(counter.name)}`"
 
 
 def raise_command(budget: str) -> str:
-    """Return the command that raises the cap of a budget, by its name."""
+    """Returns the command that raises the cap of a budget, by its name."""
     return f"breakwater budgets raise {shlex.quote(budget)} USD --reason WHY"
 
 
@@ -169,7 +169,7 @@ def task_stopped(
     tenant: str | None,
     execution_id: str | None,
 ) -> ErrorInfo:
-    """Build the error of a call whose task was stopped by a guard.
+    """Builds the error of a call whose task was stopped by a guard.
 
     Args:
         rule: the rule that tripped.
@@ -198,7 +198,7 @@ def task_stopped(
 
 
 def task_near_cap(rule: GuardRule, reason: str, *, agent: str, task_id: str, tenant: str | None) -> str:
-    """Word, for operators, that a task has used 80 % of a cap of its guard. The arguments are as in `task_stopped`."""
+    """Says, for operators, that a task has used 80 % of a cap of its guard. The arguments are as in `task_stopped`."""
     of_tenant = "" if tenant is None else f" of tenant {tenant}"
     return (
         f"Task {task_id}{of_tenant} has used at least {SOFT_PERCENT} % of {rule} of the guard of agent {agent}: "
@@ -208,7 +208,7 @@ def task_near_cap(rule: GuardRule, reason: str, *, agent: str, task_id: str, ten
 
 
 def task_budget_held(agent: str, *, used: int = 0, worst_case: int = 0, cap: int | None = None) -> ErrorInfo:
-    """Build the error of a call for which other jobs hold the rest of the task's cost cap, and which can't wait.
+    """Builds the error of a call for which other jobs hold the rest of the task's cost cap, and which can't wait.
 
     Args:
         agent: the job's agent.
@@ -239,7 +239,7 @@ def _guard_setting(agent: str, rule: GuardRule) -> str:
 
 
 def retry_budget_spent(model: str) -> ErrorInfo:
-    """Build the error of a retry that the fleet's retry budget has no room for."""
+    """Builds the error of a retry that the fleet's retry budget has no room for."""
     return refusal(
         "retry_budget",
         "RetryBudgetExceededError",
@@ -255,7 +255,7 @@ def retry_budget_spent(model: str) -> ErrorInfo:
 def over_rate_limit(
     name: str, measure: str, rule: RateLimit, wait_s: float | None, agent: str, task_id: str = ""
 ) -> ErrorInfo:
-    """Build the error of a call that a configured rate limit has no room for.
+    """Builds the error of a call that a configured rate limit has no room for.
 
     Args:
         name: the owner of the limit: `agent:writer`, `model:gpt-4o` or `task:<tenant>/<task>`.
@@ -286,7 +286,7 @@ def over_rate_limit(
 
 
 def model_held(agent: str, model: str, rest_s: float) -> ErrorInfo:
-    """Build the error of a call to a model that a provider's rate limit holds for the whole fleet."""
+    """Builds the error of a call to a model that a provider's rate limit holds for the whole fleet."""
     reset = command("breakers", "reset", agent, model)
     return refusal(
         "rate_limit",

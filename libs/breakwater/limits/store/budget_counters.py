@@ -84,7 +84,7 @@ class Snapshot:
     _blocks: Mapping[int, bytes]
 
     def counts(self, sequence: int) -> bool:
-        """True if an event of the log is counted; it must lie in the range that was asked for."""
+        """Returns True if an event of the log is counted; it must lie in the range that was asked for."""
         if self.filled is not None and sequence <= self.filled.upto:
             return True
         block, bit = divmod(sequence, BLOCK)

@@ -51,12 +51,12 @@ class NotFilledError(BreakwaterError):
 
 @lru_cache(maxsize=64)
 def period_key(window: Window, name: str) -> str:
-    """Key of the counters of a period."""
+    """The key of the counters of a period."""
     return f"bw:budget:{window}:{name}"
 
 
 def block_key(log: str, block: int) -> str:
-    """Key of the bitmap of settled events in a block."""
+    """The key of the bitmap of settled events in a block."""
     return f"bw:budget:settled:{log}:{block}"
 
 
@@ -347,7 +347,7 @@ class Budgets:
         await self._redis.client.zrem(LEASES, attempt_id)
 
     async def filled(self) -> bool:
-        """True if Redis has counters, of any log. Raises StateUnavailableError."""
+        """Returns True if Redis has counters, of any log. Raises StateUnavailableError."""
         return bool(await cast(Any, self._redis.client.hexists(FILLED, "log")))
 
     def _current(self, now: datetime) -> Periods:

@@ -121,7 +121,7 @@ class Statement:
 
     @property
     def has_result(self) -> bool:
-        """True if it returns rows, even if there are none."""
+        """Returns True if it returns rows, even if there are none."""
         return self.keyword in _WITH_ROWS
 
     def text(self, file: str) -> str:

@@ -71,7 +71,7 @@ class DemoRun:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the demo began."""
+        """The seconds since the demo began."""
         return (datetime.now(UTC) - self.began_at).total_seconds()
 
     def describe(self) -> str:
@@ -130,7 +130,7 @@ class DemoReport:
 
     @property
     def ok(self) -> bool:
-        """True if the ledgers agree and all checks succeeded."""
+        """Returns True if the ledgers agree and all checks succeeded."""
         return self.comparison.agree and all(check.ok for check in self.checks)
 
     def document(self) -> dict[str, Any]:

@@ -84,12 +84,12 @@ class SimulatedProvider:
 
     @property
     def url(self) -> str:
-        """Base URL for an OpenAI client, with `/v1`."""
+        """The base URL for an OpenAI client, with `/v1`."""
         return f"http://{LOOPBACK}:{self.port}/v1"
 
     @property
     def control_url(self) -> str:
-        """Base URL of the controls."""
+        """The base URL of the controls."""
         return f"http://{LOOPBACK}:{self.port}/_sim"
 
     @property

@@ -73,7 +73,7 @@ class _RequestMessage(BaseModel):
 
     @property
     def text(self) -> str:
-        """Text of all parts."""
+        """The text of all parts."""
         if isinstance(self.content, list):
             return "".join(part.text or "" for part in self.content)
         return self.content or ""
@@ -148,12 +148,12 @@ class ChatRequest(BaseModel):
 
     @property
     def prompt(self) -> str:
-        """Text of the last user message."""
+        """The text of the last user message."""
         return next((message.text for message in reversed(self.messages) if message.role == "user"), "")
 
     @property
     def wants_json(self) -> bool:
-        """True if the answer must be JSON."""
+        """Returns True if the answer must be JSON."""
         return self.response_format is not None and self.response_format.type in ("json_object", "json_schema")
 
     @property
@@ -164,17 +164,17 @@ class ChatRequest(BaseModel):
 
     @property
     def offers_tools(self) -> bool:
-        """True if tools are offered, and the last message is not the result of one."""
+        """Returns True if tools are offered, and the last message is not the result of one."""
         return bool(self.tools) and self.messages[-1].role != "tool"
 
     @property
     def demanded_tool(self) -> str | None:
-        """Name of the tool that must be called."""
+        """The name of the tool that must be called."""
         return None if self.forced_tool is None or self.tool_choice == "required" else self.forced_tool.name
 
     @property
     def turn(self) -> int:
-        """Number of the assistant's messages."""
+        """The number of the assistant's messages."""
         return sum(message.role == "assistant" for message in self.messages)
 
     @property

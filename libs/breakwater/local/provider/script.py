@@ -65,7 +65,7 @@ Tokens = Annotated[NonNegativeInt | tuple[NonNegativeInt, NonNegativeInt], After
 
 
 class ScriptedPrice(Message):
-    """Written in USD per million tokens. Without a cached price, cached input costs what fresh input costs.
+    """A model's price in USD per million tokens. Without a cached price, cached input costs as much as fresh input.
 
     Without a price of their own, writes to the cache cost 1.25 times as much as fresh input, and twice as much for an
     hour. `hosted_usd` is the price of one call of each hosted tool, free by default.
@@ -239,7 +239,7 @@ class Fault(Message):
 
     @property
     def refuses(self) -> bool:
-        """True if it answers with the status of an error."""
+        """Returns True if it answers with the status of an error."""
         return self.status is not None and self.status >= 300
 
     @property

@@ -37,7 +37,7 @@ class Fact:
 
     @property
     def differs(self) -> bool:
-        """True if the values are not equal."""
+        """Returns True if the values are not equal."""
         return self.a != self.b
 
 

@@ -121,7 +121,7 @@ _SIMULATED_AT_A_PLACE = 1 << 15
 
 
 class NameKind(Enum):
-    """Meaning of a field's name for its value."""
+    """The meaning of a field's name for its value."""
 
     HARMLESS = auto()
     SECRET = auto()
