@@ -23,7 +23,6 @@ Before hiredis packed the hundred arguments, a granted one took 0.976 ms in the 
 
 from __future__ import annotations
 
-import math
 import statistics
 import sys
 import time
@@ -37,14 +36,10 @@ import uvloop
 from bench.counting import CountingRedis
 from breakwater.breakers.rules import Breaker, BreakerKey
 from breakwater.breakers.store import Saving
-from breakwater.calls.assignment import Assignment, Checkpoint, Parameters
+from breakwater.calls.assignment import Checkpoint
 from breakwater.calls.gate import Refused
 from breakwater.calls.rules.repairs import Correction, Repairs
 from breakwater.config import Config, LiveConfig, parse_config
-from breakwater.jobs.contract.job import Job
-from breakwater.jobs.held_claims import CancelSignal, ClaimLease
-from breakwater.jobs.rules.ids import JobIds
-from breakwater.jobs.store.executions import Claim
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.nats.broker import connection_of, make_broker
 from breakwater.kernel.nats.lookup import Lookup
@@ -57,6 +52,7 @@ from services.worker.admission import admit, gates_of
 from services.worker.context import WorkerContext, context_for
 from services.worker.next_call import admission_for
 from tests.server_sources import embedded_servers
+from tests.services.worker.assignments import assignment_of
 
 CONFIG = """
 providers: {sim: {kind: openai, base_url: "http://127.0.0.1:1/v1"}}
@@ -134,13 +130,10 @@ class Bench:
         """Seconds, round trips, why it was refused or `admitted`, and seconds within Redis if asked for."""
         worker = self._worker
         self._number += 1
-        claim = Claim.new(f"job-{self._number}")
-        agent = worker.config.agents[agent_name]
-        job = Job.model_validate({"agent": agent_name, "prompt": "How do I return a parcel?", "task_id": TASK})
-        parameters = Parameters.of(agent, {}, None)
-        ids = JobIds(claim.execution_id, claim.execution_id, task_id=TASK, task_key=TASK)
-        lease = ClaimLease(CancelSignal(agent_name), math.inf)
-        assignment = Assignment(ids, agent_name, agent, job, agent.chain, claim, lease, None, parameters, worker.now)
+        job_id = f"job-{self._number}"
+        job = {"agent": agent_name, "job_id": job_id, "prompt": "How do I return a parcel?", "task_id": TASK}
+        assignment = assignment_of(worker, job)
+        claim = assignment.claim
         now = worker.now()
         checkpoint = Checkpoint(dispatched_at=now, deadline=now, repairs=REPAIRS)
         admission = admission_for(worker, assignment, checkpoint, 30.0)

@@ -13,7 +13,6 @@ from breakwater.kernel.nats.errors import AlreadyDecidedError
 from breakwater.kernel.nats.subjects import Stream
 from services.worker.call_cost import NO_COST, CallCost
 from services.worker.context import WorkerContext
-from services.worker.parsing import JobDelivery
 
 
 def attempt_of(
@@ -100,7 +99,7 @@ async def record(worker: WorkerContext, job: Assignment, attempt: Attempt) -> in
     return stored.sequence
 
 
-async def recorded_attempt(worker: WorkerContext, job: Assignment | JobDelivery, number: int) -> Attempt | None:
+async def recorded_attempt(worker: WorkerContext, job: Assignment, number: int) -> Attempt | None:
     """Returns the record of an attempt, written by any worker."""
     subject = subjects.attempt(job.agent_name, job.execution_id, number)
     event = await worker.outages.retry_while_unavailable(lambda: worker.lookup.last(Stream.EVENTS, subject))

@@ -17,13 +17,12 @@ from typing import cast
 import structlog
 from pydantic import JsonValue
 
-from breakwater.calls.assignment import Checkpoint, JobEnd
+from breakwater.calls.assignment import Assignment, Checkpoint, JobEnd
 from breakwater.calls.providers.base import Answer
 from breakwater.calls.rules.unanswered import why_unanswered
 from breakwater.calls.rules.user_message import user_message_for
 from breakwater.dialects.rules import conversation_of, input_of, params_of
 from breakwater.jobs.contract.execution import Attempt, Cancellation, ErrorInfo, Execution, Reason, Result
-from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.record import error_of, status_of, totals, without_figures
 from breakwater.jobs.rules.runs import run_id, run_of
 from breakwater.jobs.store.executions import Claim
@@ -36,7 +35,6 @@ from breakwater.kernel.nats.subjects import Stream
 from services.worker.attempt_record import recorded_attempt
 from services.worker.context import WorkerContext
 from services.worker.dependencies import wake
-from services.worker.parsing import JobDelivery
 from services.worker.plans import reach_stage
 from services.worker.progress import ProgressReporter
 
@@ -44,7 +42,7 @@ NO_ANSWER = Answer(None)
 
 
 def conclude(
-    received: JobDelivery,
+    job: Assignment,
     end: JobEnd,
     completed_at: datetime,
     config_version: str,
@@ -54,11 +52,10 @@ def conclude(
     trace_id: str | None = None,
 ) -> Result:
     """Builds the result of a job. Pure. `cached_from` is the execution whose answer was reused."""
-    job = received.job or Job.model_construct(agent=received.agent_name, prompt="")
-    ids = received.ids
-    chain = received.agent.chain if received.job is None else received.agent.chain_for(job)
+    ids = job.ids
+    chain = job.chain
     # The clock of NATS may be ahead of this worker's, but no step of a job may precede its queueing.
-    queued_at = min(received.delivery.queued_at, end.checkpoint.dispatched_at)
+    queued_at = min(job.delivery.queued_at, end.checkpoint.dispatched_at)
     attempts = end.checkpoint.attempts
     sums = totals(attempts, answered=end.reason is None)
     error = end.error
@@ -66,22 +63,22 @@ def conclude(
     output = answer.output
     if error is not None:
         error = error.model_copy(update={"user_message": user_message_for(error), "figures": None})
-        if received.agent.on_error == "message" and output is None:
+        if job.agent.on_error == "message" and output is None:
             output = error.user_message
     started = next((attempt.started_at for attempt in attempts if not attempt.short_circuited), None)
     return Result(
         job_id=ids.job_id,
         execution_id=ids.execution_id,
-        agent=received.agent_name,
-        api=job.api,
-        tenant=job.tenant,
+        agent=job.agent_name,
+        api=job.job.api,
+        tenant=job.job.tenant,
         task_id=ids.task_id,
         task_key=ids.task_key,
         parent_execution_id=ids.parent,
-        parent_job_id=job.parent_execution_id,
-        plan_id=job.plan_id,
+        parent_job_id=job.job.parent_execution_id,
+        plan_id=job.job.plan_id,
         plan_key=ids.plan_key,
-        run_id=received.run_id,
+        run_id=job.run_id,
         status=status_of(end.reason),
         reason=end.reason,
         requested_model=chain[0],
@@ -102,7 +99,7 @@ def conclude(
         finish_reason=answer.finish_reason,
         choices=answer.choices,
         error=error,
-        metadata=job.metadata,
+        metadata=job.job.metadata,
         queued_at=queued_at,
         dispatched_at=end.checkpoint.dispatched_at,
         started_at=started,
@@ -111,8 +108,8 @@ def conclude(
         cache_hit=cached_from is not None,
         cached_from=cached_from,
         dry_run=dry_run,
-        owner=received.owner,
-        job_digest=received.digest,
+        owner=job.owner,
+        job_digest=job.digest,
         config_version=config_version,
         trace_id=trace_id,
         cancellation=end.cancellation,
@@ -151,76 +148,74 @@ def without_answer(result: Result) -> Result:
     )
 
 
-async def end_without_run(worker: WorkerContext, received: JobDelivery, reason: Reason, error: ErrorInfo) -> None:
+async def end_without_run(worker: WorkerContext, job: Assignment, reason: Reason, error: ErrorInfo) -> None:
     """Decides a job that can't run, or can't run to its end."""
     attempts: list[Attempt] = []
-    if not received.delivery.is_first:
+    if not job.delivery.is_first:
         # An earlier delivery may have made calls, whose cost the job keeps.
-        while (attempt := await recorded_attempt(worker, received, len(attempts) + 1)) is not None:
+        while (attempt := await recorded_attempt(worker, job, len(attempts) + 1)) is not None:
             attempts.append(attempt)
-    if received.job is not None and attempts:
+    if attempts and not job.problem:
         # The job may belong to its parent's task without naming it.
         first = attempts[0]
-        tenant = received.job.tenant
+        tenant = job.job.tenant
         task = None if first.task_key is None else run_id(tenant, first.task_key)
-        run = received.run_id if task is None else run_of(received.ids, tenant, run_of_parent=task)
-        ids = replace(received.ids, task_id=first.task_id, task_key=first.task_key)
-        received = replace(received, ids=ids, run_id=run)
-    await finish(worker, received, result_without_run(worker, received, reason, error, tuple(attempts)))
+        run = job.run_id if task is None else run_of(job.ids, tenant, run_of_parent=task)
+        ids = replace(job.ids, task_id=first.task_id, task_key=first.task_key)
+        job = replace(job, ids=ids, run_id=run)
+    await finish(worker, job, result_without_run(worker, job, reason, error, tuple(attempts)))
 
 
 def result_without_run(
-    worker: WorkerContext, received: JobDelivery, reason: Reason, error: ErrorInfo, attempts: tuple[Attempt, ...] = ()
+    worker: WorkerContext, job: Assignment, reason: Reason, error: ErrorInfo, attempts: tuple[Attempt, ...] = ()
 ) -> Result:
     """Builds the result of a job that can't run, or can't run to its end."""
     now = worker.now()
     checkpoint = Checkpoint(dispatched_at=now, deadline=now, attempts=attempts)
-    return conclude(received, JobEnd(checkpoint, None, reason, error), now, worker.config_version)
+    return conclude(job, JobEnd(checkpoint, None, reason, error), now, worker.config_version)
 
 
-async def answer_from_decision(worker: WorkerContext, received: JobDelivery, decided: Result) -> None:
+async def answer_from_decision(worker: WorkerContext, job: Assignment, decided: Result) -> None:
     """Answers from an earlier decision, or refuses another job with the same id."""
-    if decided.agent == received.agent_name and decided.job_digest in (None, received.digest):
-        await answer(worker, received, decided)
+    if decided.agent == job.agent_name and decided.job_digest in (None, job.digest):
+        await answer(worker, job, decided)
     else:
-        await refuse_id(worker, received)
+        await refuse_id(worker, job)
 
 
-async def refuse_id(worker: WorkerContext, received: JobDelivery) -> None:
+async def refuse_id(worker: WorkerContext, job: Assignment) -> None:
     """Refuses a job whose id belongs to another execution: dead-letters and answers it, but records nothing."""
-    message = f"job_id: {received.ids.job_id!r} is already the id of another job; choose another id"
+    message = f"job_id: {job.ids.job_id!r} is already the id of another job; choose another id"
     error = ErrorInfo(kind="invalid", class_="IdConflictError", message=message, user_message=message)
-    refusal = result_without_run(worker, received, "invalid", error)
-    await _keep_dead_letter(worker, received, refusal)
-    if received.reply_to is not None:
-        await worker.publisher.send(received.reply_to, refusal.json_bytes())
-    await worker.publisher.acknowledge(received.delivery.ack_subject)
+    refusal = result_without_run(worker, job, "invalid", error)
+    await _keep_dead_letter(worker, job, refusal)
+    if job.job.reply_to is not None:
+        await worker.publisher.send(job.job.reply_to, refusal.json_bytes())
+    await worker.publisher.acknowledge(job.delivery.ack_subject)
 
 
 async def finish(
     worker: WorkerContext,
-    received: JobDelivery,
+    job: Assignment,
     result: Result,
-    held_claim: Claim | None = None,
     *,
     counted: bool = False,
     progress: ProgressReporter | None = None,
 ) -> Result:
     """Decides a job and answers it. Returns the result that counts, which may be another worker's.
 
-    `held_claim` is the claim that the job ran under, and `progress` has reported its steps. With `counted`, the end of
-    the job is already counted in its task.
+    `progress` has reported the steps of the job. With `counted`, its end is already counted in its task.
     """
     if result.status == "dead_lettered":
-        await _keep_dead_letter(worker, received, result)
-    is_embeddings = received.job is not None and received.job.api == "embeddings"
+        await _keep_dead_letter(worker, job, result)
+    is_embeddings = job.job.api == "embeddings"
     for candidate in _shortened(result, may_omit_response=not is_embeddings):
         loses_answer = candidate.status == "dead_lettered" and result.status != "dead_lettered"
         if loses_answer:
-            await _keep_dead_letter(worker, received, candidate)
+            await _keep_dead_letter(worker, job, candidate)
         with suppress(MessageTooLargeError):
-            decided = await _decide(worker, received, candidate)
-            await answer(worker, received, decided, held_claim, counted=counted, progress=progress)
+            decided = await _decide(worker, job, candidate)
+            await answer(worker, job, decided, counted=counted, progress=progress)
             return decided
     raise MessageTooLargeError(f"{result.execution_id}: even the shortest result was refused")
 
@@ -236,28 +231,27 @@ def _shortened(result: Result, *, may_omit_response: bool) -> Generator[Result]:
     yield without_answer(result)
 
 
-async def _keep_dead_letter(worker: WorkerContext, received: JobDelivery, result: Result) -> None:
+async def _keep_dead_letter(worker: WorkerContext, job: Assignment, result: Result) -> None:
     await worker.outages.retry_while_unavailable(
         lambda: dead_letter(
             worker.publisher,
-            received.delivery,
+            job.delivery,
             reason=result.reason or "error",
             error=result.error.message if result.error else "",
             agent=result.agent,
             at=result.completed_at,
             execution_id=result.execution_id,
             job_id=result.job_id,
-            withheld=not received.agent.persist_prompts,
-            private=not received.agent.keeps_error_texts,
+            withheld=not job.agent.persist_prompts,
+            private=not job.agent.keeps_error_texts,
         )
     )
 
 
 async def answer(
     worker: WorkerContext,
-    received: JobDelivery,
+    job: Assignment,
     result: Result,
-    held_claim: Claim | None = None,
     *,
     counted: bool = False,
     progress: ProgressReporter | None = None,
@@ -266,34 +260,33 @@ async def answer(
 
     A crash repeats all of it.
     """
-    is_recorded_now = await _record(worker, received, result)
+    is_recorded_now = await _record(worker, job, result)
     if result.plan_id is not None:
-        await reach_stage(worker, received, result.status, result.reason)
-    if received.reply_to is not None:
-        await worker.publisher.send(received.reply_to, result.json_bytes())
+        await reach_stage(worker, job, result.status, result.reason)
+    if job.job.reply_to is not None:
+        await worker.publisher.send(job.job.reply_to, result.json_bytes())
     if is_recorded_now:
         # Only the worker that stores the record reports it, so that the last step is reported once.
-        progress = progress or ProgressReporter(worker, received)
+        progress = progress or ProgressReporter(worker, job)
         await progress.report(result.status, at=result.completed_at)
-    claim = held_claim or Claim(result.execution_id, "")
-    if received.job is not None and received.job.keep_chunks:
+    # Without a claim of this handling, that of any other ends.
+    claim = job.claim if job.claim in worker.leases.claims else Claim(job.execution_id, "")
+    if job.job.keep_chunks:
         worker.room.finish_soon(result.execution_id)
     ended = await worker.outages.retry_while_unavailable(partial(worker.executions.finish, claim))
     if ended.waiting:
         await wake(worker, ended.waiting)
     if ended.task_key is not None and not counted:
         key = TaskKey(ended.tenant or result.tenant, ended.task_key)
-        await worker.outages.retry_while_unavailable(
-            partial(worker.guards.count_ended, key, result, received.agent.guard)
-        )
-    if not await worker.publisher.acknowledge(received.delivery.ack_subject):
+        await worker.outages.retry_while_unavailable(partial(worker.guards.count_ended, key, result, job.agent.guard))
+    if not await worker.publisher.acknowledge(job.delivery.ack_subject):
         structlog.get_logger().info("ack_unconfirmed", execution_id=result.execution_id)
 
 
-async def _decide(worker: WorkerContext, received: JobDelivery, result: Result) -> Result:
+async def _decide(worker: WorkerContext, job: Assignment, result: Result) -> Result:
     """Publishes the result. Returns the stored one, which is another worker's if that worker was first."""
     subject = subjects.result(result.execution_id)
-    private = not received.agent.keeps_error_texts
+    private = not job.agent.keeps_error_texts
     publish = partial(
         worker.publisher.event,
         subject,
@@ -312,9 +305,9 @@ async def _decide(worker: WorkerContext, received: JobDelivery, result: Result) 
     return result
 
 
-async def _record(worker: WorkerContext, received: JobDelivery, result: Result) -> bool:
+async def _record(worker: WorkerContext, job: Assignment, result: Result) -> bool:
     """Publishes the record. Returns False if the log already has it."""
-    record = redacted(worker, received, result)
+    record = redacted(worker, job, result)
     subject = subjects.execution(record.agent, record.execution_id)
     publish = partial(worker.publisher.event, subject, id=record.execution_id, at=record.completed_at, once=True)
     refusal: PublishRefusedError | None = None
@@ -340,20 +333,20 @@ def _without_texts(record: Execution) -> Generator[Execution]:
     yield shorter.model_copy(update={"output": None, "metadata": {}, "attempts": ()})
 
 
-def redacted(worker: WorkerContext, received: JobDelivery, result: Result) -> Execution:
+def redacted(worker: WorkerContext, job: Assignment, result: Result) -> Execution:
     """Builds the redacted record of a result, with the conversation if the agent keeps it."""
     redact = worker.redactor.json
     messages: JsonValue = None
     redacted_input: JsonValue = None
     params: JsonValue = None
-    if received.agent.persist_prompts and received.job is not None:
-        messages = redact(cast(JsonValue, conversation_of(received.job)))
-        job_input = input_of(received.job)
+    if job.agent.persist_prompts and not job.problem:
+        messages = redact(cast(JsonValue, conversation_of(job.job)))
+        job_input = input_of(job.job)
         redacted_input = None if job_input is None else redact(job_input)
-        job_params = params_of(received.job)
+        job_params = params_of(job.job)
         params = redact(job_params) if job_params else {}
     fields = vars(result) | {
-        "output": redact(result.output) if received.agent.persist_responses else None,
+        "output": redact(result.output) if job.agent.persist_responses else None,
         "messages": messages,
         "input": redacted_input,
         "params": params,

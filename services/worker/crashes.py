@@ -9,15 +9,17 @@ from functools import partial
 
 import structlog
 
+from breakwater.calls.assignment import Assignment
 from breakwater.config import Agent
 from breakwater.jobs.contract.execution import ErrorInfo
+from breakwater.jobs.contract.job import Job
 from breakwater.kernel.errors import BreakwaterError, UnavailableError
 from breakwater.kernel.nats.delivery import Delivery, dead_letter, park
 from breakwater.kernel.process.outage import StoppedWaitingError
 from breakwater.kernel.security.encryption import DecryptionError
 from services.worker.conclude import end_without_run, result_without_run
 from services.worker.context import WorkerContext
-from services.worker.parsing import JobDelivery, ids_of_unread, unread_job
+from services.worker.parsing import JobReader, ids_of_unread
 
 KEY_WAIT = timedelta(hours=1)
 """The longest wait of a job for a missing key."""
@@ -36,10 +38,11 @@ class CrashedEachTimeError(BreakwaterError):
 class Crashes:
     """Counts and handles the crashes of one agent's jobs."""
 
-    def __init__(self, worker: WorkerContext, agent_name: str, agent: Agent) -> None:
+    def __init__(self, worker: WorkerContext, agent_name: str, agent: Agent, reader: JobReader) -> None:
         self._worker = worker
         self._agent_name = agent_name
         self._agent = agent
+        self._reader = reader
 
     async def count(self, delivery: Delivery, by: int = 1) -> int:
         """Counts a crash of a message, and returns the number of its crashes."""
@@ -47,7 +50,7 @@ class Crashes:
         count = partial(self._worker.executions.crashed, message, by)
         return await self._worker.outages.retry_while_unavailable(count)
 
-    async def repeat_or_end(self, delivery: Delivery, received: JobDelivery | None, error: Exception) -> None:
+    async def repeat_or_end(self, delivery: Delivery, job: Assignment | None, error: Exception) -> None:
         """Returns a message for redelivery after a crash, or ends its job after too many crashes."""
         crashes = await self.count(delivery)
         if crashes < MAX_CRASHES:
@@ -56,15 +59,15 @@ class Crashes:
         info = ErrorInfo(kind="server", class_="InternalError", message=f"{type(error).__name__} in the worker")
         try:
             # Not parsed again, as parsing may be the crash.
-            received = received or self._unread(delivery, info.message)
-            await end_without_run(self._worker, received, "error", info)
+            job = job or self._reader.as_invalid(delivery, info.message)
+            await end_without_run(self._worker, job, "error", info)
         except (UnavailableError, StoppedWaitingError):
             raise
         except Exception:  # noqa: BLE001  the message must end in any case
             place = {"agent": self._agent_name, "sequence": delivery.sequence}
-            execution_id = None if received is None else received.execution_id
+            execution_id = None if job is None else job.execution_id
             structlog.get_logger().exception("job_ended_without_a_record", **place, execution_id=execution_id)
-            await self._end_without_record(received, delivery, info)
+            await self._end_without_record(job, delivery, info)
 
     async def wait_for_key(self, delivery: Delivery, decryption_error: DecryptionError) -> None:
         """Parks a job whose key is missing, and dead-letters it after `KEY_WAIT`."""
@@ -78,7 +81,9 @@ class Crashes:
             )
             # This fails if the job is already decided with a result that can't be decrypted, either.
             with suppress(DecryptionError):
-                await end_without_run(worker, self._unread(delivery, str(decryption_error)), "invalid", error)
+                await end_without_run(
+                    worker, self._reader.as_invalid(delivery, str(decryption_error)), "invalid", error
+                )
                 return
         due = worker.now() + KEY_POLL
         await worker.outages.retry_while_unavailable(
@@ -94,7 +99,7 @@ class Crashes:
         )
         await worker.publisher.acknowledge(delivery.ack_subject)
 
-    async def _end_without_record(self, received: JobDelivery | None, delivery: Delivery, info: ErrorInfo) -> None:
+    async def _end_without_record(self, job: Assignment | None, delivery: Delivery, info: ErrorInfo) -> None:
         """Ends a message without a record, as making the record failed. Its sender still gets an answer."""
         worker = self._worker
         await worker.outages.retry_while_unavailable(
@@ -109,10 +114,8 @@ class Crashes:
                 private=not self._agent.keeps_error_texts,
             )
         )
-        if received is not None and received.reply_to is not None:
-            result = result_without_run(worker, replace(received, job=None), "error", info)
-            await worker.publisher.send(received.reply_to, result.json_bytes())
+        if job is not None and job.job.reply_to is not None:
+            bare_job = Job.model_construct(agent=self._agent_name, prompt="")
+            result = result_without_run(worker, replace(job, job=bare_job), "error", info)
+            await worker.publisher.send(job.job.reply_to, result.json_bytes())
         await delivery.terminate()
-
-    def _unread(self, delivery: Delivery, problem: str) -> JobDelivery:
-        return unread_job(self._worker.config, self._agent_name, self._agent, delivery, problem)

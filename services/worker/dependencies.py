@@ -16,21 +16,17 @@ from breakwater.jobs.store.records import decided
 from breakwater.kernel.nats.delivery import wake_early
 from breakwater.kernel.nats.errors import BusUnavailableError, PublishRefusedError
 from services.worker.context import WorkerContext
-from services.worker.parsing import JobDelivery
 from services.worker.progress import ProgressReporter
 
 
 class Dependencies:
     """The dependencies of one job."""
 
-    def __init__(
-        self, worker: WorkerContext, received: JobDelivery, job: Assignment, progress: ProgressReporter
-    ) -> None:
+    def __init__(self, worker: WorkerContext, job: Assignment, progress: ProgressReporter) -> None:
         self._worker = worker
-        self._received = received
         self._job = job
         self._progress = progress
-        self._tenant_and_owner = (job.job.tenant, received.owner)
+        self._tenant_and_owner = (job.job.tenant, job.owner)
         self._written_ids = dict(zip(job.ids.dependencies, job.job.depends_on, strict=True))
         """The ids by which the job names the executions that it depends on."""
         self._retry = worker.outages.retry_while_unavailable
@@ -43,7 +39,7 @@ class Dependencies:
             return None
         worker = self._worker
         job = self._job
-        waited_s = (worker.now() - self._received.delivery.queued_at).total_seconds()
+        waited_s = (worker.now() - job.delivery.queued_at).total_seconds()
         max_wait_s = job.job.total_timeout_s or job.agent.total_timeout_s
         problem = dependency_failure(
             {self._written_ids[execution_id]: status for execution_id, status in statuses.items()}, waited_s, max_wait_s
@@ -53,7 +49,7 @@ class Dependencies:
             wait_ms = round(max(max_wait_s - waited_s, 1.0) * 1000)
             unknown_waits = {open_id: wait_ms for open_id in open_ids if statuses[open_id] == "unknown"}
             known_ids = [open_id for open_id in open_ids if open_id not in unknown_waits]
-            owner = self._received.owner or job.caller or job.job.tenant or ""
+            owner = job.owner or job.caller or job.job.tenant or ""
             register = partial(
                 worker.executions.wait_for, known_ids, job.execution_id, unknown=unknown_waits, owner=owner
             )
@@ -93,7 +89,7 @@ class Dependencies:
             return self._is_ours(status.tenant, status.owner)
         # Of a job that Redis has lost, only its id is known. A hash was made with the scope of this job.
         is_hashed = self._written_ids[execution_id] != execution_id
-        return is_hashed or status.owner == self._received.owner
+        return is_hashed or status.owner == self._job.owner
 
     def _is_ours(self, tenant: str | None, owner: str | None) -> bool:
         return (tenant, owner) == self._tenant_and_owner

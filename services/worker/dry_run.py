@@ -12,18 +12,22 @@ from breakwater.calls.assignment import Assignment, Checkpoint, JobEnd
 from breakwater.calls.gate import Admission, Refused, WaitForCapacity
 from breakwater.calls.providers.base import Answer
 from breakwater.calls.rules.refusals import for_operators
+from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.types import usd_from_nano
 from services.worker.admission import Gates, check
 from services.worker.context import WorkerContext
 from services.worker.next_call import admission_for
 
 
-async def dry_run(worker: WorkerContext, job: Assignment, gates: Gates, *, coarse: bool = False) -> JobEnd:
+async def dry_run(worker: WorkerContext, job: Assignment, gates: Gates) -> JobEnd:
     """Plans a job without calling a model: the output says whether each model of the chain would be admitted now.
 
-    With `coarse`, the plan omits the limits of the config and shows only which budgets, caps and limits are exhausted.
-    Otherwise, a caller could find what remains of each by a binary search with free dry runs.
+    For API keys other than operators', the plan is coarse: it omits the limits of the config and shows only which
+    budgets, caps and limits are exhausted. Otherwise, a caller could find what remains of each by a binary search with
+    free dry runs.
     """
+    by_key = job.submitted_by is not None or job.owner is not None
+    coarse = by_key and Header.OPERATOR.value not in job.delivery.headers
     now = worker.now()
     start = Checkpoint(dispatched_at=now, deadline=now)
     admissions = [

@@ -14,7 +14,7 @@ from time import monotonic
 import structlog
 
 from breakwater.jobs.contract.execution import PendingCancel
-from breakwater.jobs.held_claims import CancelSignal, ClaimLease, Restore
+from breakwater.jobs.held_claims import ClaimLease
 from breakwater.jobs.store.executions import Claim, ClaimKept, ClaimLostError, Executions
 from breakwater.kernel.nats.core import hearing
 from breakwater.kernel.nats.delivery import Delivery, report_in_progress
@@ -48,30 +48,18 @@ class Leases:
         self.claims: dict[Claim, ClaimLease] = {}
 
     @contextmanager
-    def renewing(
-        self,
-        claim: Claim,
-        agent: str,
-        requested_at: float,
-        owner: str | None = None,
-        tenant: str | None = None,
-        restore: Restore | None = None,
-    ) -> Generator[ClaimLease]:
-        """Renews a claim while the block runs.
+    def renewing(self, claim: Claim, lease: ClaimLease, requested_at: float) -> Generator[None]:
+        """Renews the lease of a claim while the block runs.
 
         Args:
             claim: the claim that Redis has granted.
-            agent: the agent of the job.
+            lease: its lease.
             requested_at: the time of the request for it, or an earlier one, by the monotonic clock.
-            owner: the owner of the job.
-            tenant: the tenant of the job.
-            restore: writes the execution again if Redis has lost it.
         """
-        lease = self.claims[claim] = ClaimLease(
-            CancelSignal(agent, owner, tenant), requested_at + self._liveness.claim_lease_s, restore=restore
-        )
+        lease.lease_valid_until = requested_at + self._liveness.claim_lease_s
+        self.claims[claim] = lease
         try:
-            yield lease
+            yield
         finally:
             del self.claims[claim]
 
@@ -104,7 +92,7 @@ class Leases:
             StateUnavailableError: do it again.
         """
         lease = self.claims[claim]
-        if lease.restore is not None and not await lease.restore(lease.progress(), release):
+        if lease.restore is not None and not await lease.restore(lease.progress(), release=release):
             raise ClaimLostError(claim.execution_id)
 
     async def release(self, claim: Claim) -> ClaimKept | None:

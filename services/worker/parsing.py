@@ -1,17 +1,20 @@
-"""A delivered message as a job: parsed, and checked against the config and the rights of its sender."""
+"""The reading of a delivered job: parsed, and checked against the config and the rights of its sender."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json
 
-from breakwater.config import Agent, Config, validate_job
+from breakwater.calls.assignment import Assignment, Parameters
+from breakwater.config import Agent, validate_job
+from breakwater.dialects.rules import params_of
 from breakwater.identity.settings import NatsProgram
 from breakwater.jobs.contract.job import Job
+from breakwater.jobs.held_claims import CancelSignal, ClaimLease
 from breakwater.jobs.rules.ids import JobIds, ids_of, key_of
 from breakwater.jobs.rules.ownership import (
     for_own_tenant,
@@ -21,57 +24,32 @@ from breakwater.jobs.rules.ownership import (
     may_be_answered_at,
 )
 from breakwater.jobs.rules.runs import run_of
+from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import Delivery, name_in
 from breakwater.kernel.nats.subjects import PROGRAM, Header
-from breakwater.kernel.security.encryption import Cipher
 from breakwater.kernel.surrogates import read_whole
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.types import is_identifier
 from breakwater.kernel.validation import ambiguity, explain
-from breakwater.redaction.rules.redact import Redactor, id_objection
+from breakwater.limits.rules.job_rules import JobRules
+from breakwater.limits.rules.ledger import cost_tags
+from breakwater.redaction.rules.redact import id_objection
 from breakwater.redaction.rules.scanner import holds_key
+from services.worker.context import WorkerContext
 
 MAX_HEADERS = 32 * 1024
 """The most characters of a job's headers, which count towards the size limit of each message about the job."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobDelivery:
-    """A delivered job as far as it could be read."""
-
-    delivery: Delivery
-    agent_name: str
-    agent: Agent
-    ids: JobIds
-    scope: str | None
-    """The scope of its ids."""
-    job: Job | None
-    """None if the job must not run."""
-    problem: str
-    """The reason why it must not run."""
-    reply_to: str | None
-    owner: str | None
-    """The API key, or the NATS user of the program, that owns the job."""
-    submitted_by: str | None
-    """The API key, or the NATS user of the program, that sent the job."""
-    digest: str
-    """The digest of the job's content."""
-    run_id: str
-    """The run of its execution."""
-
-    @property
-    def execution_id(self) -> str:
-        """The id of its execution."""
-        return self.ids.execution_id
-
-
 class _Origin(NamedTuple):
     """The facts about a job in the headers that only the plane sets."""
 
-    owner: str | None
     sender: str | None
+    program: NatsProgram | None
+    """The configured program that sent it."""
+    owner: str | None
     scope: str | None
     execution_id: str | None
     """None if the job did not come through `request` and was not parked."""
@@ -87,184 +65,225 @@ class _InvalidJobError(BreakwaterError):
         self.job = job
 
 
-def read_job(
-    config: Config, agent_name: str, agent: Agent, delivery: Delivery, redactor: Redactor, cipher: Cipher
-) -> JobDelivery:
-    """Parses and checks a delivered job of an agent.
+class JobReader:
+    """Reads the jobs of one agent."""
 
-    Its session is redacted here, as it is stored in the id of its run. The same session has the same substitute.
-    """
-    origin = _origin_of(delivery)
-    try:
-        job = _parsed(config, agent_name, delivery, origin)
-    except _InvalidJobError as error:
-        return unread_job(config, agent_name, agent, delivery, str(error), error.job)
-    owner = _owner(config, origin)
-    ids = _ids_of(delivery, job, origin)
-    if job.session_id is not None:
-        session_id = _storable_session(job.session_id, redactor, cipher)
-        ids = replace(ids, session_key=key_of(origin.scope, session_id))
-    if (trace_id := tracing.trace_id_of(delivery.headers.get(Header.TRACEPARENT))) is not None and owner is not None:
-        # Callers choose trace ids freely. The scope keeps a job out of another caller's run.
-        trace_id = key_of(origin.scope, trace_id)
-    return JobDelivery(
-        delivery=delivery,
-        agent_name=agent_name,
-        agent=agent,
-        ids=ids,
-        scope=origin.scope,
-        job=job,
-        problem="",
-        reply_to=job.reply_to,
-        owner=owner,
-        submitted_by=origin.sender,
-        digest=job_digest(job, owner),
-        run_id=run_of(ids, job.tenant, trace_id=trace_id),
-    )
+    def __init__(self, worker: WorkerContext, agent_name: str, agent: Agent) -> None:
+        self._worker = worker
+        self._config = worker.config
+        self._agent_name = agent_name
+        self._agent = agent
+        self._output_guard = worker.output_guards.get(agent_name)
+        self._parameters = Parameters.of(agent, {}, self._output_guard)
+        """The parameters of a job that sets none."""
+        embedding_guard = None if agent.guard is None else agent.guard.for_embeddings()
+        self._embedding_agent = agent.model_copy(update={"guard": embedding_guard})
 
+    def read(self, delivery: Delivery) -> Assignment:
+        """Reads a delivered job. The assignment of an invalid one says what is wrong.
 
-def unread_job(
-    config: Config, agent_name: str, agent: Agent, delivery: Delivery, problem: str, job: Job | None = None
-) -> JobDelivery:
-    """Describes a job that must not run because of `problem`. The job is answered if its `reply_to` can be read."""
-    origin = _origin_of(delivery)
-    subject = _field(delivery.data, "reply_to")
-    is_answerable = (
-        subject is not None and subjects.is_reply_subject(subject) and may_be_answered_at(subject, origin.sender)
-    )
-    owner = _owner(config, origin)
-    ids = _ids_of(delivery, None, origin)
-    if origin.execution_id is None and id_objection(config.redaction, ids.job_id) is not None:
-        generated_id = _generated_id(delivery)
-        ids = JobIds(generated_id, key_of(origin.scope, generated_id))
-    return JobDelivery(
-        delivery=delivery,
-        agent_name=agent_name,
-        agent=agent,
-        ids=ids,
-        scope=origin.scope,
-        job=None,
-        problem=problem,
-        reply_to=subject if is_answerable else None,
-        owner=owner,
-        submitted_by=origin.sender,
-        digest=job_digest(job or delivery.data, owner),
-        run_id=ids.execution_id,
-    )
+        Its session is redacted here, as it is stored in the id of its run. The same session has the same substitute.
+        """
+        origin = _origin_of(delivery, self._config.programs)
+        try:
+            job = self._valid_job(delivery, origin)
+        except ValidationError as error:
+            return self.as_invalid(delivery, error)
+        except _InvalidJobError as error:
+            return self.as_invalid(delivery, str(error), error.job)
+        ids = _ids_of(delivery, job, origin)
+        if job.session_id is not None:
+            ids = replace(ids, session_key=key_of(origin.scope, self._storable_session(job.session_id)))
+        trace_id = tracing.trace_id_of(delivery.headers.get(Header.TRACEPARENT))
+        if trace_id is not None and origin.owner is not None:
+            # Callers choose trace ids freely. The scope keeps a job out of another caller's run.
+            trace_id = key_of(origin.scope, trace_id)
+        run = run_of(ids, job.tenant, trace_id=trace_id)
+        return self._assignment(delivery, origin, job, ids, job_digest(job, origin.owner), run)
 
+    def as_invalid(
+        self, delivery: Delivery, problem: str | ValidationError, rejected_job: Job | None = None
+    ) -> Assignment:
+        """Describes a job that must not run because of `problem`. It is answered if its `reply_to` can be read.
 
-def program_of(config: Config, sender: str | None) -> NatsProgram | None:
-    """Returns the configured program that sent a job."""
-    if sender is None or not sender.startswith(PROGRAM):
-        return None
-    return config.programs.get(sender.removeprefix(PROGRAM))
+        `rejected_job` is the job if only the config rejects it.
+        """
+        origin = _origin_of(delivery, self._config.programs)
+        document = _document(delivery.data)
+        if isinstance(problem, ValidationError):
+            problem = explain(problem, Job, document)
+        job = _legible_part(document, origin, self._agent_name)
+        ids = _ids_of(delivery, job, origin)
+        if origin.execution_id is None and id_objection(self._config.redaction, ids.job_id) is not None:
+            generated_id = _generated_id(delivery)
+            ids = JobIds(generated_id, key_of(origin.scope, generated_id))
+        digest = job_digest(rejected_job or delivery.data, origin.owner)
+        return self._assignment(delivery, origin, job, ids, digest, ids.execution_id, problem)
+
+    def _valid_job(self, delivery: Delivery, origin: _Origin) -> Job:
+        """Parses and checks a job. Raises ValidationError, _InvalidJobError."""
+        config = self._config
+        limit = config.limits.max_body_bytes
+        sender = origin.sender
+        if len(delivery.data) > longest_job(limit):
+            raise _InvalidJobError(f"the job has {len(delivery.data)} bytes; at most {limit} are accepted")
+        if sum(map(len, delivery.headers.values())) + sum(map(len, delivery.headers)) > MAX_HEADERS:
+            raise _InvalidJobError(f"the job's headers have more than {MAX_HEADERS} characters")
+        job = read_whole(Job.model_validate_json, delivery.data)
+        if (why := ambiguity(delivery.data)) is not None:
+            raise _InvalidJobError(f"the job is not JSON: {why}")
+        if job.agent != self._agent_name:
+            raise _InvalidJobError(f"agent: {job.agent!r} was published on the subject of {self._agent_name!r}")
+        takes_message_id = job.job_id is None and origin.execution_id is None
+        header = delivery.headers.get(Header.MSG_ID.value) if takes_message_id else None
+        if header is not None and (why := id_objection(config.redaction, header)) is not None:
+            raise _InvalidJobError(f"{Header.MSG_ID.value}: {why}")
+        if (problem := validate_job(config, job)) is not None:
+            raise _InvalidJobError(f"{problem.path}: {problem.message}", job)
+        # Check the rights of the sender. Those of an HTTP sender were checked at the API.
+        if job.reply_to is not None and not may_be_answered_at(job.reply_to, sender):
+            raise _InvalidJobError(f"reply_to: {job.reply_to!r} is not below the sender's own prefix")
+        program = origin.program
+        if program is not None:
+            job = for_own_tenant(program, job)
+            if (forbidden := forbidden_field(program, job.agent, job.tenant)) is not None:
+                raise _InvalidJobError(f"{forbidden[0]}: the NATS user {sender!r} may only submit {forbidden[1]}", job)
+        elif sender is not None and sender.startswith(PROGRAM) and subjects.user_of_job(delivery.subject) is not None:
+            # Only checked over NATS: an HTTP sender is an API key, whose name may begin with the same prefix.
+            raise _InvalidJobError(f"the config has no program {sender.removeprefix(PROGRAM)!r}")
+        return job
+
+    def _assignment(
+        self,
+        delivery: Delivery,
+        origin: _Origin,
+        job: Job,
+        ids: JobIds,
+        digest: str,
+        run_id: str,
+        problem: str = "",
+    ) -> Assignment:
+        agent = self._agent
+        rules = agent.rules_for(job)
+        assert isinstance(rules, JobRules)  # `validate_job` has refused others
+        task_guard = rules.guard
+        output_guard = self._output_guard
+        if job.api == "embeddings" and job.api_request is not None:
+            parameters = Parameters.of_embeddings(agent, job.api_request)
+            output_guard = None
+            agent = self._embedding_agent
+            task_guard = task_guard and task_guard.for_embeddings()
+        else:
+            params = params_of(job)
+            parameters = Parameters.of(agent, params, output_guard) if params else self._parameters
+        settings_of_job = {"guard": task_guard, "retry": rules.retry}
+        job_settings = {name: setting for name, setting in settings_of_job.items() if setting is not None}
+        traceparent = delivery.headers.get(Header.TRACEPARENT.value)
+        return Assignment(
+            delivery=delivery,
+            job=job,
+            problem=problem,
+            ids=ids,
+            scope=origin.scope,
+            digest=digest,
+            run_id=run_id,
+            owner=origin.owner,
+            submitted_by=origin.sender,
+            agent_name=self._agent_name,
+            agent=agent.model_copy(update=job_settings) if job_settings else agent,
+            breaker=rules.breaker,
+            parameters=parameters,
+            output_guard=output_guard,
+            cost_tags=self._cost_tags(job) if job.metadata else {},
+            claim=Claim.new(ids.execution_id, self._worker.id),
+            lease=ClaimLease(CancelSignal(self._agent_name, origin.owner, job.tenant)),
+            now=self._worker.steady_time(),
+            traceparent=traceparent or tracing.new_traceparent(),
+            trace_id=tracing.sampled_trace_id(traceparent),
+        )
+
+    def _cost_tags(self, job: Job) -> dict[str, str]:
+        keys = [key for key in self._config.cost_tags if key in job.metadata]
+        redacted = self._worker.redactor.json({key: job.metadata[key] for key in keys})
+        return cost_tags(keys, redacted) if isinstance(redacted, dict) else {}
+
+    def _storable_session(self, session_id: str) -> str:
+        """Returns a session's id as it may be stored."""
+        session: JsonValue = {"session_id": session_id}
+        is_storable = self._worker.redactor.json(session) == session
+        return session_id if is_storable else self._worker.cipher.pseudonym(session_id)
 
 
 def ids_of_unread(delivery: Delivery) -> JobIds:
     """Returns the ids of a job that can't be read yet. If it is valid and no dry run, they stay the same."""
-    return _ids_of(delivery, None, _origin_of(delivery))
+    origin = _origin_of(delivery, {})
+    return _ids_of(delivery, _legible_part(_document(delivery.data), origin, ""), origin)
 
 
-def _ids_of(delivery: Delivery, job: Job | None, origin: _Origin) -> JobIds:
-    """Returns the ids of a job, which are the same for every delivery.
-
-    Its own id is the one in its body, else the message's, else one from the message's sequence. `request` has chosen
-    both ids of the jobs that it has published.
-    """
-    if job is None:
-        body_id = _field(delivery.data, "job_id")
-        if body_id is not None and holds_key(body_id):
-            body_id = None
-    else:
-        body_id = job.job_id
-    if origin.execution_id is not None:
-        job_id = origin.job_id or body_id or origin.execution_id
-        execution_id = origin.execution_id
-    else:
-        message_id = delivery.headers.get(Header.MSG_ID.value, "")
-        own_id = body_id or (message_id if is_identifier(message_id) and not holds_key(message_id) else None)
-        generated_id = _generated_id(delivery)
-        job_id = own_id or generated_id
-        # A program's dry run reserves no id: a later job with the same id still runs.
-        reserves = job is None or not job.dry_run or subjects.user_of_job(delivery.subject) is None
-        execution_id = key_of(origin.scope, job_id if reserves else generated_id)
-    if job is None:
-        return JobIds(job_id, execution_id)
-    return ids_of(job, origin.scope, job_id=job_id, execution_id=execution_id)
-
-
-def _generated_id(delivery: Delivery) -> str:
-    return f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
-
-
-def _storable_session(session_id: str, redactor: Redactor, cipher: Cipher) -> str:
-    """Returns a session's id as it may be stored."""
-    session: JsonValue = {"session_id": session_id}
-    return session_id if redactor.json(session) == session else cipher.pseudonym(session_id)
-
-
-def _parsed(config: Config, agent_name: str, delivery: Delivery, origin: _Origin) -> Job:
-    limit = config.limits.max_body_bytes
-    sender = origin.sender
-    if len(delivery.data) > longest_job(limit):
-        raise _InvalidJobError(f"the job has {len(delivery.data)} bytes; at most {limit} are accepted")
-    if sum(map(len, delivery.headers.values())) + sum(map(len, delivery.headers)) > MAX_HEADERS:
-        raise _InvalidJobError(f"the job's headers have more than {MAX_HEADERS} characters")
-    try:
-        job = read_whole(Job.model_validate_json, delivery.data)
-    except ValidationError as error:
-        raise _InvalidJobError(explain(error, Job, _parsed_json(delivery.data))) from None
-    if (why := ambiguity(delivery.data)) is not None:
-        raise _InvalidJobError(f"the job is not JSON: {why}")
-    if job.agent != agent_name:
-        raise _InvalidJobError(f"agent: {job.agent!r} was published on the subject of {agent_name!r}")
-    takes_message_id = job.job_id is None and origin.execution_id is None
-    header = delivery.headers.get(Header.MSG_ID.value) if takes_message_id else None
-    if header is not None and (why := id_objection(config.redaction, header)) is not None:
-        raise _InvalidJobError(f"{Header.MSG_ID.value}: {why}")
-    if (problem := validate_job(config, job)) is not None:
-        raise _InvalidJobError(f"{problem.path}: {problem.message}", job)
-    # Check the rights of the sender. Those of an HTTP sender were checked at the API.
-    if job.reply_to is not None and not may_be_answered_at(job.reply_to, sender):
-        raise _InvalidJobError(f"reply_to: {job.reply_to!r} is not below the sender's own prefix")
-    program = program_of(config, sender)
-    if program is not None:
-        job = for_own_tenant(program, job)
-        if (forbidden := forbidden_field(program, job.agent, job.tenant)) is not None:
-            raise _InvalidJobError(f"{forbidden[0]}: the NATS user {sender!r} may only submit {forbidden[1]}", job)
-    elif sender is not None and sender.startswith(PROGRAM) and subjects.user_of_job(delivery.subject) is not None:
-        # Only checked over NATS: an HTTP sender is an API key, whose name may begin with the same prefix.
-        raise _InvalidJobError(f"the config has no program {sender.removeprefix(PROGRAM)!r}")
-    return job
-
-
-def _origin_of(delivery: Delivery) -> _Origin:
+def _origin_of(delivery: Delivery, programs: Mapping[str, NatsProgram]) -> _Origin:
     headers = delivery.headers
+    sender = name_in(headers, Header.SUBMITTED_BY)
+    program = None
+    if sender is not None and sender.startswith(PROGRAM):
+        program = programs.get(sender.removeprefix(PROGRAM))
     return _Origin(
-        owner=name_in(headers, Header.OWNER),
-        sender=name_in(headers, Header.SUBMITTED_BY),
+        sender=sender,
+        program=program,
+        # The jobs of a program with tenants belong to the tenant.
+        owner=None if program is not None and program.tenants else name_in(headers, Header.OWNER),
         scope=headers.get(Header.SCOPE.value),
         execution_id=name_in(headers, Header.EXECUTION_ID),
         job_id=name_in(headers, Header.JOB_ID),
     )
 
 
-def _owner(config: Config, origin: _Origin) -> str | None:
-    """Returns the owner of a job; None for a program with tenants, whose jobs belong to the tenant."""
-    program = program_of(config, origin.sender)
-    return None if program is not None and program.tenants else origin.owner
-
-
-def _field(data: bytes, name: str) -> str | None:
-    """Returns a text field of a job that failed its validation."""
-    body = _parsed_json(data)
-    value = body.get(name) if isinstance(body, Mapping) else None
-    return value if isinstance(value, str) and is_identifier(value) else None
-
-
-def _parsed_json(data: bytes) -> JsonValue:
-    """Parses a body as JSON; returns None if it is not JSON."""
+def _document(data: bytes) -> JsonValue:
+    """Parses the body of an invalid job; returns None if it is not JSON."""
     try:
         return read_whole(from_json, data)
     except ValueError:
         return None
+
+
+def _legible_part(document: JsonValue, origin: _Origin, agent_name: str) -> Job:
+    """Returns a job with what is usable of an invalid one: its id, and the subject for its answer."""
+    job_id = _identifier(document, "job_id")
+    subject = _identifier(document, "reply_to")
+    is_answerable = (
+        subject is not None and subjects.is_reply_subject(subject) and may_be_answered_at(subject, origin.sender)
+    )
+    return Job.model_construct(
+        agent=agent_name,
+        prompt="",
+        job_id=None if job_id is None or holds_key(job_id) else job_id,
+        reply_to=subject if is_answerable else None,
+    )
+
+
+def _identifier(document: JsonValue, name: str) -> str | None:
+    value = document.get(name) if isinstance(document, Mapping) else None
+    return value if isinstance(value, str) and is_identifier(value) else None
+
+
+def _ids_of(delivery: Delivery, job: Job, origin: _Origin) -> JobIds:
+    """Returns the ids of a job, which are the same for every delivery.
+
+    Its own id is the one in its body, else the message's, else one from the message's sequence. `request` has chosen
+    both ids of the jobs that it has published.
+    """
+    if origin.execution_id is not None:
+        job_id = origin.job_id or job.job_id or origin.execution_id
+        return ids_of(job, origin.scope, job_id=job_id, execution_id=origin.execution_id)
+    message_id = delivery.headers.get(Header.MSG_ID.value, "")
+    generated_id = _generated_id(delivery)
+    job_id = job.job_id
+    if job_id is None:
+        job_id = message_id if is_identifier(message_id) and not holds_key(message_id) else generated_id
+    # A program's dry run reserves no id: a later job with the same id still runs.
+    reserves = not job.dry_run or subjects.user_of_job(delivery.subject) is None
+    execution_id = key_of(origin.scope, job_id if reserves else generated_id)
+    return ids_of(job, origin.scope, job_id=job_id, execution_id=execution_id)
+
+
+def _generated_id(delivery: Delivery) -> str:
+    return f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from functools import partial
 
+from breakwater.calls.assignment import Assignment
 from breakwater.jobs.contract.execution import Reason
 from breakwater.jobs.plan_changes import PlanName, PlanSource
 from breakwater.jobs.store.plans import NotedJob, Stage
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.telemetry import tracing
 from services.worker.context import WorkerContext
-from services.worker.parsing import JobDelivery
 
 
-async def reach_stage(worker: WorkerContext, received: JobDelivery, stage: Stage, reason: Reason | None = None) -> None:
+async def reach_stage(worker: WorkerContext, job: Assignment, stage: Stage, reason: Reason | None = None) -> None:
     """Records that a job of a plan has reached a stage. Repeating it is safe.
 
     `reason` says why the job ended without an answer.
     """
-    job = received.job
-    ids = received.ids
-    if job is None or job.plan_id is None or ids.plan_key is None or job.dry_run:
+    ids = job.ids
+    plan_id = job.job.plan_id
+    tenant = job.job.tenant
+    if plan_id is None or ids.plan_key is None or job.job.dry_run:
         return
-    plan_job = NotedJob(received.delivery.queued_at, received.agent_name, job.tenant, received.owner, ids.job_id)
+    plan_job = NotedJob(job.delivery.queued_at, job.agent_name, tenant, job.owner, ids.job_id)
     stage_words = {"pending": "was accepted", "running": "was dispatched"}
     reason_text = "" if reason is None else f": {reason}"
     description = f"the job {ids.job_id!r} {stage_words.get(stage, f'ended {stage}{reason_text}')}"
-    trace_id = tracing.trace_id_of(received.delivery.headers.get(Header.TRACEPARENT.value))
-    plan = PlanName(ids.plan_key, job.plan_id)
-    source = PlanSource(job.tenant, received.owner, trace_id, ids.execution_id, ids.job_id)
+    trace_id = tracing.trace_id_of(job.delivery.headers.get(Header.TRACEPARENT.value))
+    plan = PlanName(ids.plan_key, plan_id)
+    source = PlanSource(tenant, job.owner, trace_id, ids.execution_id, ids.job_id)
     change = partial(worker.plans.change, plan, stage, {ids.execution_id: plan_job}, description, source)
     await worker.outages.retry_while_unavailable(change)

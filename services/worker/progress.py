@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
+from breakwater.calls.assignment import Assignment
 from breakwater.jobs.contract.execution import Attempt, Notification, Progress
 from breakwater.jobs.rules.record import error_details, steps_of
 from breakwater.kernel.nats import subjects
 from services.worker.context import WorkerContext
-from services.worker.parsing import JobDelivery
 
 
 class ProgressReporter:
     """Reports on one job."""
 
-    def __init__(self, worker: WorkerContext, received: JobDelivery) -> None:
-        job = received.job
+    def __init__(self, worker: WorkerContext, job: Assignment) -> None:
         self._worker = worker
-        self._subject = subjects.progress(received.agent_name, received.execution_id)
-        ids = received.ids
-        self._belongs_to: dict[str, str | None] = {"job_id": ids.job_id, "run_id": received.run_id}
-        if job is not None:
-            self._belongs_to |= {
-                "tenant": job.tenant,
-                "task_id": ids.task_id,
-                "task_key": ids.task_key,
-                "parent_execution_id": ids.parent,
-                "parent_job_id": job.parent_execution_id,
-                "plan_id": job.plan_id,
-                "plan_key": ids.plan_key,
-            }
-        self._fields = {"execution_id": received.execution_id, "agent": received.agent_name, **self._belongs_to}
-        self._queued_at = received.delivery.queued_at
+        self._subject = subjects.progress(job.agent_name, job.execution_id)
+        self._belongs_to: dict[str, str | None] = {
+            "job_id": job.ids.job_id,
+            "run_id": job.run_id,
+            "tenant": job.job.tenant,
+            "task_id": job.ids.task_id,
+            "task_key": job.ids.task_key,
+            "parent_execution_id": job.ids.parent,
+            "parent_job_id": job.job.parent_execution_id,
+            "plan_id": job.job.plan_id,
+            "plan_key": job.ids.plan_key,
+        }
+        self._fields = {"execution_id": job.execution_id, "agent": job.agent_name, **self._belongs_to}
+        self._queued_at = job.delivery.queued_at
 
     async def queued(self) -> None:
         """Reports that the job was queued. A publisher's report might come after the first call; the worker's can't."""

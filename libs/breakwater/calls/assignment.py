@@ -1,4 +1,4 @@
-"""A job as a worker runs it: the assignment, its checkpoint, and the outcomes of a run.
+"""A job as a worker handles it: the assignment, its checkpoint, and the outcomes of a run.
 
 The checkpoint holds all that another worker needs to continue after a crash.
 """
@@ -6,7 +6,7 @@ The checkpoint holds all that another worker needs to continue after a crash.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, cast
@@ -28,6 +28,7 @@ from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.jobs.held_claims import ClaimLease
 from breakwater.jobs.rules.ids import JobIds
 from breakwater.jobs.store.executions import Claim
+from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.types import Count, Event, Timestamp
 from breakwater.kernel.validation import FieldError
 from breakwater.prices.rules.price import (
@@ -169,41 +170,64 @@ class Parameters:
         return cls(values, max_output_of(values, agent.max_tokens), size_of_params(values, schema=schema))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """A valid job that this worker has claimed."""
+    """A job that was delivered to this worker, as all steps of its handling see it."""
 
+    delivery: Delivery
+    job: Job
+    """If there is a `problem`, only the agent and what could be read of the id and the reply subject."""
+    problem: str = ""
+    """The reason why the job must not run; empty for a valid job."""
     ids: JobIds
+    scope: str | None
+    """The scope of its ids."""
+    digest: str
+    """The digest of its content."""
+    run_id: str
+    """The run of its execution."""
+    owner: str | None
+    """The API key, or the NATS user of the program, that owns the job."""
+    submitted_by: str | None
+    """The API key, or the NATS user of the program, that sent the job."""
     agent_name: str
     agent: Agent
-    job: Job
-    chain: tuple[str, ...]
-    claim: Claim
-    lease: ClaimLease
-    """The lease of the claim, with the requests to cancel the job."""
-    traceparent: str | None
+    """The agent, with the job's own guard and retry rules."""
+    breaker: BreakerRules | None
+    """The rules of its task's breaker, if the job sets them."""
     parameters: Parameters
+    output_guard: OutputGuard | None
+    """Checks the agent's answers against its output schema."""
+    cost_tags: Mapping[str, str]
+    """The job's cost tags, redacted."""
+    claim: Claim
+    """The claim that this handling makes on the execution."""
+    lease: ClaimLease
+    """The lease of the claim once Redis has granted it, with the requests to cancel the job."""
     now: Callable[[], datetime]
     """The clock of the run and its deadline. It is monotonic: setting the system time does not move it."""
-    breaker: BreakerRules | None = None
-    """The rules of its task's breaker, if the job sets them. `agent` already has its guard and retry rules."""
-    output_guard: OutputGuard | None = None
-    """Checks the agent's answers against its output schema."""
-    owner: str | None = None
-    """The API key or the program that owns the job."""
-    submitted_by: str | None = None
-    """The API key that sent the job."""
-    caller: str | None = None
-    """The key or the program whose share of a budget the job uses."""
-    trace_id: str | None = None
+    traceparent: str | None
+    """The trace context of the job's span, or the one that came with the job."""
+    trace_id: str | None
     """The id of the job's trace, if that is sampled."""
-    cost_tags: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The job's cost tags, redacted."""
 
     @property
     def execution_id(self) -> str:
         """The id of its execution."""
         return self.ids.execution_id
+
+    @cached_property
+    def chain(self) -> tuple[str, ...]:
+        """The models to try, in order."""
+        return self.agent.chain_for(self.job)
+
+    @cached_property
+    def caller(self) -> str | None:
+        """The key or the program whose share of a budget the job uses.
+
+        All operator keys and the NATS user `client` count as one caller.
+        """
+        return self.owner or (self.submitted_by if self.job.tenant else None)
 
     def attempt_id(self, number: int) -> str:
         """Returns the id of an attempt by its number, from 1."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.rules.record import cancelled_by
@@ -79,7 +80,12 @@ class CancelSignal:
             self._waiting = None
 
 
-Restore = Callable[[SavedProgress, bool], Awaitable[bool]]
+class Restore(Protocol):
+    """Writes progress again that Redis has lost, and the lease unless the job is released."""
+
+    def __call__(self, progress: SavedProgress, *, release: bool) -> Awaitable[bool]:
+        """Returns False if another handling has the job. Raises StateUnavailableError."""
+        ...
 
 
 @dataclass(slots=True)
@@ -87,7 +93,7 @@ class ClaimLease:
     """The lease of a claim of this process."""
 
     cancel: CancelSignal
-    lease_valid_until: float
+    lease_valid_until: float = 0.0
     """The time until which no other worker can take the job, by the monotonic clock."""
     on_renew: Callable[[], Awaitable[None]] | None = None
     """Renews the job's lead among identical jobs that share one call."""
@@ -96,5 +102,3 @@ class ClaimLease:
     progress: Callable[[], SavedProgress] = lambda: SavedProgress(None)
     """Returns the progress that Redis must have now."""
     restore: Restore | None = None
-    """Writes progress again that Redis has lost, and the lease unless the job is released. Returns False if another
-    handling has the job."""

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,12 @@ import breakwater
 from bench.counting import CountingRedis
 from breakwater.breakers.rules import BreakerKey
 from breakwater.breakers.store import Saving
-from breakwater.calls.assignment import Assignment, Checkpoint, Parameters
+from breakwater.calls.assignment import Checkpoint
 from breakwater.calls.claim_gate import ClaimGate
 from breakwater.calls.gate import Admission, AskAgain, ClaimLostError, Gate, Refused
 from breakwater.config import LiveConfig, parse_config
 from breakwater.jobs.contract.execution import ErrorInfo
-from breakwater.jobs.contract.job import Job
-from breakwater.jobs.held_claims import CancelSignal, ClaimLease
 from breakwater.jobs.metrics import WorkerMetrics
-from breakwater.jobs.rules.ids import JobIds
 from breakwater.jobs.store.executions import Claim
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.redis.connection import Script, ScriptCommand, StateUnavailableError, scripts_of
@@ -39,6 +35,7 @@ from services.worker.admission import admit, check, gates_of
 from services.worker.context import context_for
 from services.worker.next_call import admission_for
 from tests.servers import RunningServer
+from tests.services.worker.assignments import assignment_of
 
 CONFIG = """
 providers: {sim: {base_url: "http://127.0.0.1:1/v1"}}
@@ -86,17 +83,10 @@ class Bench:
     async def admission(
         self, name: str = "j1", *, agent_name: str = "writer", claimed: bool = True, dry_run: bool = False
     ) -> Admission:
-        claim = Claim.new(name)
+        job = {"agent": agent_name, "job_id": name, "prompt": "hello", "task_id": "t1"}
+        assignment = assignment_of(self.worker, job)
         # A claim is lost to another holder; what Redis knows nothing of is still ours.
-        await self.worker.executions.claim(claim if claimed else Claim.new(name))
-        agent = self.worker.config.agents[agent_name]
-        job = Job.model_validate({"agent": agent_name, "prompt": "hello", "task_id": "t1"})
-        parameters = Parameters.of(agent, {}, None)
-        ids = JobIds(name, name, task_id="t1", task_key="t1")
-        lease = ClaimLease(CancelSignal(agent_name), inf)
-        assignment = Assignment(
-            ids, agent_name, agent, job, agent.chain, claim, lease, None, parameters, self.worker.now
-        )
+        await self.worker.executions.claim(assignment.claim if claimed else Claim.new(name))
         now = datetime.now(UTC)
         at = Checkpoint(dispatched_at=now, deadline=now + timedelta(minutes=1))
         return admission_for(self.worker, assignment, at, 30.0, is_dry_run=dry_run)
@@ -270,9 +260,9 @@ async def test_a_stopped_task_precedes_an_open_breaker_and_that_a_full_limit(
 async def test_what_took_long_to_announce_is_asked_for_again(redis_server: RunningServer) -> None:
     async with bench_on(redis_server.url) as bench:
         await bench.cool_down_is_over()
+        request = await bench.admission()
         moments = iter([0.0, 61.0])
         bench.worker = replace(bench.worker, clock=lambda: next(moments, 61.0))
-        request = await bench.admission()
         before = bench.redis.round_trips
         assert await bench.admit(request) is None
         assert request.flight.cause == "probe"

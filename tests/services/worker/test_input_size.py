@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
-from breakwater.calls.assignment import Assignment, Parameters
-from breakwater.calls.rules.output import OutputGuard
+from breakwater.calls.assignment import Assignment
 from breakwater.calls.rules.repairs import Correction, Repairs
 from breakwater.config import Config
 from breakwater.dialects.rules.provider_state import token_of
-from breakwater.jobs.contract.job import Job
-from breakwater.jobs.held_claims import CancelSignal, ClaimLease
-from breakwater.jobs.rules.ids import JobIds
-from breakwater.jobs.store.executions import Claim
 from breakwater.prices.rules.price import GENERIC, estimate_input_tokens
-from services.worker.context import utc_now
+from tests.services.worker.assignments import assignment_of, worker_without_servers
 
 
 def assignment(agent: dict[str, Any] | None = None, **job: Any) -> Assignment:
     config = Config.model_validate(
         {
-            "providers": {"sim": {"base_url": "http://127.0.0.1:1/v1"}},
+            "providers": {
+                "sim": {"base_url": "http://127.0.0.1:1/v1"},
+                "program": {"kind": "process", "command": ["x"]},
+            },
             "agents": {"a": {"model": "sim/m", **(agent or {})}},
         }
     )
-    own = config.agents["a"]
-    asked = Job.model_validate({"agent": "a", **(job or {"prompt": "hello"})})
-    guard = None if own.output is None else OutputGuard.compile(own.output)
-    parameters = Parameters.of(own, asked.params, guard)
-    ids, claim, lease = JobIds("e1", "e1"), Claim.new("e1"), ClaimLease(CancelSignal("a"), inf)
-    return Assignment(ids, "a", own, asked, own.chain, claim, lease, None, parameters, utc_now, output_guard=guard)
+    return assignment_of(worker_without_servers(config), {"agent": "a", **(job or {"prompt": "hello"})})
 
 
 def tokens(of: Assignment) -> int:
@@ -48,7 +40,11 @@ def test_the_system_prompt_the_params_and_the_schema_count_beside_the_conversati
 
 
 def test_the_input_of_a_program_counts() -> None:
-    assert tokens(assignment(input={"order": "x" * 1000})) > tokens(assignment(input={"order": "x"})) + 500
+    program = {"model": "program/m"}
+    assert (
+        tokens(assignment(program, input={"order": "x" * 1000}))
+        > tokens(assignment(program, input={"order": "x"})) + 500
+    )
 
 
 def test_what_is_around_a_job_does_not_count() -> None:

@@ -197,7 +197,7 @@ async def test_a_message_that_ends_its_worker_each_time_is_ended(
         died = Mock(side_effect=SystemExit)
         for _ in range(6):
             [message] = await subscription.fetch(1, timeout=60)
-            with patch("services.worker.handler.read_job", died):
+            with patch("services.worker.parsing.JobReader.read", died):
                 try:
                     await plane.handlers["writer"].handle(handler.Delivery(message))
                 except SystemExit:

@@ -135,7 +135,7 @@ async def test_a_claim_is_asked_about_only_after_a_standstill_and_one_that_was_t
     executions, mine, other = Executions(redis, liveness=OFTEN), Claim.new("j"), Claim.new("j")
     held = Leases(executions, Outages(), clock)
     await executions.claim(mine)
-    with held.renewing(mine, "a", clock.now):
+    with held.renewing(mine, ClaimLease(CancelSignal("a")), clock.now):
         await redis.client.hset(mine.key, "token", other.token)
         await held.confirm(mine)  # not asked: so soon nobody can have taken it
         clock.now += LIVENESS.claim_lease_s

@@ -6,7 +6,6 @@ import copy
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 import pytest
@@ -14,21 +13,16 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.calls.assignment import Assignment, Parameters
+from breakwater.calls.assignment import Assignment
 from breakwater.calls.providers.anthropic import Messages, NativeMessages
 from breakwater.calls.providers.base import Call, CallError, Streaming, Wire
 from breakwater.calls.providers.embeddings import EmbeddingsWire
 from breakwater.calls.providers.openai import ChatCompletions
 from breakwater.calls.providers.responses import ResponsesWire
-from breakwater.calls.rules.output import OutputGuard
 from breakwater.calls.targets import Target, Targets
-from breakwater.config import Agent, Config, validate_job
-from breakwater.dialects.rules import params_of
+from breakwater.config import Config, validate_job
 from breakwater.jobs.contract.job import Job
-from breakwater.jobs.held_claims import CancelSignal, ClaimLease
 from breakwater.jobs.rules.chat_messages import encoded
-from breakwater.jobs.rules.ids import JobIds
-from breakwater.jobs.store.executions import Claim
 from breakwater.prices.rules.price import (
     BYTES_OF_SMALL_BODIES,
     LINKED_FILE_TOKENS,
@@ -37,10 +31,10 @@ from breakwater.prices.rules.price import (
     worst_input_tokens,
 )
 from breakwater.prices.rules.usage import Usage
-from services.worker.context import utc_now
 from tests.calls.providers.kit import answering
 from tests.flow.kit import model
 from tests.helpers import more_examples
+from tests.services.worker.assignments import assignment_of, worker_without_servers
 from tests.services.worker.conftest import StartWorker
 
 PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "2"}
@@ -67,6 +61,7 @@ CONFIG = Config.model_validate(
     }
 )
 TARGETS = Targets(CONFIG)
+WORKER = worker_without_servers(CONFIG)
 CHAT = ChatCompletions("https://llm.example/v1")
 
 FUNCTION = {"type": "object", "properties": {"city": {"type": "string", "description": "of the weather"}}}
@@ -182,29 +177,8 @@ def asked_for(api: str, body: Mapping[str, Any], agent: str, *, streamed: bool =
 
 
 def assignment(job: Job) -> tuple[Assignment, Target]:
-    agent: Agent = CONFIG.agents[job.agent]
-    if job.api == "embeddings":
-        assert job.api_request is not None
-        parameters, guard = Parameters.of_embeddings(agent, job.api_request), None
-    else:
-        assert agent.output is not None
-        guard = OutputGuard.compile(agent.output)
-        parameters = Parameters.of(agent, params_of(job), guard)
-    lease = ClaimLease(CancelSignal(job.agent), inf)
-    assigned = Assignment(
-        JobIds("e", "e"),
-        job.agent,
-        agent,
-        job,
-        agent.chain,
-        Claim.new("e"),
-        lease,
-        None,
-        parameters,
-        utc_now,
-        output_guard=guard,
-    )
-    return assigned, TARGETS.of(job.agent, agent.chain[0])
+    assigned = assignment_of(WORKER, job)
+    return assigned, TARGETS.of(job.agent, assigned.chain[0])
 
 
 async def _take(_: Any) -> None:
