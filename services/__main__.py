@@ -80,7 +80,7 @@ def run_service(name: str) -> int:
     try:
         settings = Settings()
         configure_logging(name, level=settings.log_level, as_json=settings.log_json)
-        service, config = _built(name, settings)
+        service, config = _build(name, settings)
         if settings.metrics_port is not None:
             token = settings.metrics_token
             metrics.serve(
@@ -105,7 +105,7 @@ def run_service(name: str) -> int:
     return 0
 
 
-def _built(name: str, settings: Settings) -> tuple[Service, Config]:
+def _build(name: str, settings: Settings) -> tuple[Service, Config]:
     """Builds a service with its config, or with the last good one if the file is wrong now.
 
     Raises:
@@ -124,7 +124,7 @@ def _built(name: str, settings: Settings) -> tuple[Service, Config]:
             service = module.build(settings, config)
         except ConfigError as error:
             raise ConfigError(f"{refused}\nThe last good config can't be used either:\n{error}") from error
-        _refused(refused, f"version {config.version} stays effective, from {last_good}")
+        _warn_of_config(refused, f"version {config.version} stays effective, from {last_good}")
         metrics.show_config(config.version, refused=True)
     else:
         _config_loaded(config, last_good)
@@ -145,7 +145,7 @@ def _config_loaded(config: Config, last_good: Path | None) -> None:
         )
 
 
-def _refused(error: ConfigError, effect: str) -> None:
+def _warn_of_config(error: ConfigError, effect: str) -> None:
     structlog.get_logger().warning("config_not_taken_over", error=str(error), effect=effect)
 
 
@@ -165,13 +165,13 @@ class Hangups:
         while True:
             await received.wait()
             received.clear()
-            config = await _reloaded(service, settings, config)
+            config = await _reload(service, settings, config)
 
     def _receive(self, _number: int, _frame: object) -> None:
         self._received = True
 
 
-async def _reloaded(service: Service, settings: Settings, config: Config) -> Config:
+async def _reload(service: Service, settings: Settings, config: Config) -> Config:
     """The effective config: the file's, or the previous one if the file can't be used."""
     log, version = structlog.get_logger(), config.version
     try:
@@ -180,7 +180,7 @@ async def _reloaded(service: Service, settings: Settings, config: Config) -> Con
             require_reloadable(config, changed)
             await service.reload(changed)
     except ConfigError as error:
-        _refused(error, f"version {version} stays effective")
+        _warn_of_config(error, f"version {version} stays effective")
         metrics.show_config(version, refused=True)
         return config
     except Exception:

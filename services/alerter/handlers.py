@@ -208,7 +208,7 @@ class Grouping:
         for key, group in list(self._groups.items()):
             if key in self._recorded_at or now - group.since < GROUP_WAIT_S:
                 continue
-            if not await self._inhibited(group.signal):
+            if not await self._is_inhibited(group.signal):
                 await self._incidents.record(group.signal)
             del self._groups[key]
             self._recorded_at[key] = now
@@ -218,7 +218,7 @@ class Grouping:
                     self._held.pop(event.delivery.sequence, None)
                     await event.delivery.ack()
 
-    async def _inhibited(self, signal: Signal) -> bool:
+    async def _is_inhibited(self, signal: Signal) -> bool:
         """Returns True if it says only that jobs of an agent fail while its breaker is open, which is an incident."""
         if (
             not isinstance(signal, Firing)

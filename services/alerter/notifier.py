@@ -154,7 +154,7 @@ class Notifier:
             # A replayed alert may be long out of date: people are notified of the incident as it is.
             message = self._incidents.known.get(message.incident_id) or message
         try:
-            await self._sent_once(message)
+            await self._send_once(message)
         except SendError as failure:
             self._metrics.failed()
             await self._after_failure(composed, failure)
@@ -171,7 +171,7 @@ class Notifier:
         if dead is not None and dead.status != "resolved":
             await self._incidents.apply(works)
 
-    async def _sent_once(self, message: ChannelMessage) -> None:
+    async def _send_once(self, message: ChannelMessage) -> None:
         try:
             await self._channel.send(message)
         except (SendError, BusError):

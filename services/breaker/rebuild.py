@@ -235,17 +235,17 @@ class Heartbeat:
         """Checks every second, until cancelled."""
         looks = 0
         while True:
-            await self._tried(self._filling, self.look)
+            await self._try(self._filling, self.look)
             if looks % LONG_LOOK_EVERY == 0:
-                await self._tried(self._publishing, self._handler.publish_pending)
+                await self._try(self._publishing, self._handler.publish_pending)
                 # Redis may have restarted with data from a moment before it died.
-                await self._tried(self._filling, self._rebuild.recall_breakers)
+                await self._try(self._filling, self._rebuild.recall_breakers)
                 with suppress(BusUnavailableError):  # logged by the caller that waits for it
                     self._log = (await self._lookup.facts(Stream.EVENTS)).identity
             looks += 1
             await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S))
 
-    async def _tried(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> None:
+    async def _try(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> None:
         """Does repeatable work. A failure other than an outage is logged, and the next check tries again.
 
         While filling fails, there is no heartbeat, and workers log that no breaker service is alive.

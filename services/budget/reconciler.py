@@ -96,12 +96,12 @@ class Reconciler:
         sweep_at = loop.time()
         looks = 0
         while True:
-            if await self._tried(self._filling, self._look) and self._log is not None:
+            if await self._try(self._filling, self._look) and self._log is not None:
                 if loop.time() >= sweep_at:
-                    await self._tried(self._sweeping, partial(sweep, self._log))
+                    await self._try(self._sweeping, partial(sweep, self._log))
                     sweep_at = loop.time() + SWEEP_EVERY_S - CHECK_EVERY_S / 2  # the check that is nearest to it
                 if looks % LONG_LOOK_EVERY == 0:
-                    await self._tried(self._filling, self._look_at_log)
+                    await self._try(self._filling, self._look_at_log)
             looks += 1
             await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S))
 
@@ -111,10 +111,10 @@ class Reconciler:
         compare_at = loop.time()
         while True:
             await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S * (LONG_LOOK_EVERY if self._run else 1)))
-            if self._looked.is_set() and await self._tried(self._comparing, self._note_restart):
+            if self._looked.is_set() and await self._try(self._comparing, self._note_restart):
                 if self._restarted:
                     compare_at = loop.time()  # Redis may have restarted with older data
-                if loop.time() >= compare_at and await self._tried(self._comparing, self.reconcile):
+                if loop.time() >= compare_at and await self._try(self._comparing, self.reconcile):
                     compare_at = loop.time() + self._compare_every_s() - CHECK_EVERY_S * LONG_LOOK_EVERY / 2
                     self._restarted = False
 
@@ -152,7 +152,7 @@ class Reconciler:
         self._metrics.compared(self._now())
         return comparison
 
-    async def _tried(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> bool:
+    async def _try(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> bool:
         """Does repeatable work. After a failure other than an outage, the next check tries again."""
         retried = partial(self._outages.retry_while_unavailable, work, unless=AnalyticsUnavailableError)
         expected = (BusError, AnalyticsUnavailableError, QueryError)

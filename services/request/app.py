@@ -243,7 +243,7 @@ class RequestService:
     def _declare_requests(self) -> None:
         """Subscribes to the requests of programs. The handlers respond themselves, as some have no reply subject."""
         broker = self._broker
-        member: dict[str, Any] = {"queue": "request", "no_reply": True, "decoder": _undecoded}
+        member: dict[str, Any] = {"queue": "request", "no_reply": True, "decoder": _raw_body}
 
         @broker.subscriber(channels.CANCEL, **member)
         @broker.subscriber(CANCELS_BY_USER, include_in_schema=False, **member)
@@ -308,7 +308,7 @@ def _link_routes(needs: ApiDependencies) -> list[Route]:
     ]
 
 
-async def _undecoded(message: NatsMessage) -> bytes:
+async def _raw_body(message: NatsMessage) -> bytes:
     # The handler decodes the body itself, so that the response can say what is wrong with it.
     return message.body
 
@@ -338,7 +338,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return error_response(problem, request.url.path)
 
 
-async def _disconnected(_request: Request, _error: Exception) -> Response:
+async def _respond_disconnected(_request: Request, _error: Exception) -> Response:
     return Response(status_code=499)
 
 
@@ -356,7 +356,7 @@ async def _bug(request: Request, _error: Exception) -> Response:
 _ERROR_RESPONSES: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
     RequestError: _problem,
     HTTPException: _http_error,
-    ClientDisconnect: _disconnected,
+    ClientDisconnect: _respond_disconnected,
     DecryptionError: _undecryptable,
     Exception: _bug,
 }

@@ -83,7 +83,7 @@ def _id(visit: Visit) -> str:
 def _past(visit: Visit, models: ReadModels) -> Awaitable[Fetched[tuple[Incident, ...]]]:
     limit = MAX_SAVED if _takes_all(visit) else PAGE_ROWS
     stored = incidents(
-        models.analytics, visit.time_range.window, **_chosen(visit), before=_before(visit), limit=limit + 1
+        models.analytics, visit.time_range.window, **_filters_of(visit), before=_before(visit), limit=limit + 1
     )
     return fetched(stored)
 
@@ -112,7 +112,7 @@ def view(
             visit.address, "history", "Incidents", PAST, history, max_rows=PAGE_ROWS, filters=FILTERS
         ),
         "older": older,
-        "chosen": _chosen(visit),
+        "chosen": _filters_of(visit),
         "statuses": STATUSES,
         "events": EVENTS,
         "no_channel": NO_CHANNEL,
@@ -154,7 +154,7 @@ async def replay(request: Request) -> Response:
     replayed = await act(session, AlertReplays, "alerts/replay", body)
     if replayed is None:
         return back_to("/alerts")
-    session.notify(_replayed(replayed))
+    session.notify(_replay_notice(replayed))
     return back_to("/alerts", {"more_after": str(replayed.continue_after) if replayed.continue_after else None})
 
 
@@ -176,7 +176,7 @@ def _takes_all(visit: Visit) -> bool:
     return not visit.address.query.keys().isdisjoint(("csv", "history.sort", "history.find"))
 
 
-def _chosen(visit: Visit) -> dict[str, str]:
+def _filters_of(visit: Visit) -> dict[str, str]:
     """The filters of the history, without unknown statuses and events."""
     status = visit.get("status")
     event = visit.get("event")
@@ -195,7 +195,7 @@ def _before(visit: Visit) -> IncidentCursor | None:
     return IncidentCursor(int(moment), incident_id)
 
 
-def _replayed(replayed: AlertReplays) -> str:
+def _replay_notice(replayed: AlertReplays) -> str:
     """Describes the result of a replay."""
     by_channel = ", ".join(f"{count:,} by {channel}" for channel, count in replayed.channels.items())
     parts = [f"{replayed.replayed:,} will be retried{f' ({by_channel})' if by_channel else ''}"]

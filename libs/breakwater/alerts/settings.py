@@ -191,7 +191,7 @@ class AlertTemplate(Message):
 
     @field_validator("title", "text")
     @classmethod
-    def _known_names(cls, words: str | None) -> str | None:
+    def _check_names(cls, words: str | None) -> str | None:
         if words is None:
             return None
         template = Template(words)

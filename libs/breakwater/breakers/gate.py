@@ -98,7 +98,7 @@ class BreakerGate(Gate):
         """Refuses while the breaker is open, and while another call is its probe, after a short wait for its end."""
         match self.breakers.admission(answer):
             case BreakerRefused() as refused:
-                verdict = self._open(refused)
+                verdict = self._refusal(refused)
                 # Not where another model can be tried immediately.
                 is_last = self.admission.checkpoint.is_last_of(self.admission.job.chain)
                 if refused.probing and is_last and self.admission.waited.get("breaker_open", 0.0) < PROBE_WAIT_S:
@@ -132,7 +132,7 @@ class BreakerGate(Gate):
             lambda: self.publisher.event(subject, event, id=event.transition_id, at=event.at)
         )
 
-    def _open(self, refused: BreakerRefused) -> Refused:
+    def _refusal(self, refused: BreakerRefused) -> Refused:
         user_message = "This agent is paused for now. Please try again later."
         rules = self._rules()
         wait_s: float | None = None

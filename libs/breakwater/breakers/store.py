@@ -138,12 +138,12 @@ class Breakers:
 
     async def load(self, keys: Sequence[BreakerKey]) -> list[Loaded]:
         """Reads breakers in one round trip. Raises StateUnavailableError."""
-        return [_loaded(*answer) for answer in await self._redis.run([_load_command(key) for key in keys])]
+        return [_read_loaded(*answer) for answer in await self._redis.run([_load_command(key) for key in keys])]
 
     async def load_with_log(self, keys: Sequence[BreakerKey]) -> tuple[str | None, list[Loaded]]:
         """The answers of `filled_from` and `load`, in one round trip. Raises StateUnavailableError."""
         log, *answers = await self._redis.run([ScriptCommand(_LUA["log"], [_FILLED], []), *map(_load_command, keys)])
-        return cast(str | None, log), [_loaded(*answer) for answer in answers]
+        return cast(str | None, log), [_read_loaded(*answer) for answer in answers]
 
     async def save(self, changes: Sequence[Saving]) -> list[bool]:
         """Saves breakers in one round trip. False for each that was changed since it was read: decide again.
@@ -268,7 +268,7 @@ def _fields(breaker: Breaker) -> dict[str, str | int]:
         "state": breaker.state,
         "probe": breaker.probe or "",
         "reason": breaker.reason,
-        "failures": json.dumps([_listed(failure) for failure in breaker.failures]),
+        "failures": json.dumps([_failure_fields(failure) for failure in breaker.failures]),
         "successes": " ".join(f"{name}={sequence}" for name, sequence in breaker.successes),
         "counts_from": breaker.counts_from,
         "task": breaker.task,
@@ -286,7 +286,7 @@ def _fields(breaker: Breaker) -> dict[str, str | int]:
     }
 
 
-def _listed(failure: CountedFailure) -> tuple[int, int, str, str, str]:
+def _failure_fields(failure: CountedFailure) -> tuple[int, int, str, str, str]:
     # Job and task in one: workers of an earlier version, which run next to newer ones, read five values.
     job = f"{failure.job} {failure.task}" if failure.task else failure.job
     return failure.sequence, failure.at_ms, failure.error, job, failure.caller
@@ -301,7 +301,7 @@ def _load_command(key: BreakerKey) -> ScriptCommand:
     return ScriptCommand(_LUA["load"], [_redis_key(key)], [])
 
 
-def _loaded(now_ms: int, flat: Sequence[str]) -> Loaded:
+def _read_loaded(now_ms: int, flat: Sequence[str]) -> Loaded:
     """Reads the answer of a `_load_command`."""
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     errors_seen = fields.get("errors_seen")

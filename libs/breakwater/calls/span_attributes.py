@@ -60,7 +60,7 @@ def provider_attributes(kind: str, base_url: str | None, name: str) -> SpanAttri
         semantic_name = "azure.ai.openai"
     else:
         semantic_name = next((value for end, value in _HOSTS if f".{host}".endswith(end)), None)
-    return _known(
+    return _without_unknown(
         {
             "gen_ai.provider.name": semantic_name or name or "unknown",
             "server.address": host,
@@ -83,7 +83,7 @@ def request_attributes(
     choices = _integer(params.get("n"))
     max_tokens = params.get("max_completion_tokens")
     stops = [stop_sequences] if isinstance(stop_sequences, str) else stop_sequences
-    return _known(
+    return _without_unknown(
         {
             "gen_ai.request.temperature": _number(params.get("temperature")),
             "gen_ai.request.top_p": _number(params.get("top_p")),
@@ -127,7 +127,7 @@ def attempt_attributes(
         streaming: True if the answer is streamed.
         operation: `chat` or `embeddings`.
     """
-    return _known(
+    return _without_unknown(
         {
             "gen_ai.operation.name": operation,
             "gen_ai.request.model": name,
@@ -158,7 +158,7 @@ def outcome_attributes(
     if not reasons and attempt.error is not None and attempt.first_token_ms is not None:
         reasons = ("error",)  # it broke off
     usd = _usd(attempt.cost)
-    return _known(
+    return _without_unknown(
         {
             "gen_ai.response.id": _short(response, "id"),
             "gen_ai.response.model": _short(response, "model"),
@@ -183,7 +183,7 @@ def outcome_attributes(
 
 def execution_attributes(*, agent: str, execution_id: str, task_id: str | None) -> SpanAttributes:
     """Returns the attributes of a job at its start."""
-    return _known(
+    return _without_unknown(
         {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.name": agent,
@@ -198,7 +198,7 @@ def result_attributes(record: Execution) -> SpanAttributes:
 
     Its sums have our own names: a sum of `gen_ai.usage.*` over a trace would count each call twice.
     """
-    return _known(
+    return _without_unknown(
         {
             "gen_ai.response.finish_reasons": None if record.finish_reason is None else (record.finish_reason,),
             "breakwater.requested_model": record.requested_model,
@@ -217,7 +217,7 @@ def result_attributes(record: Execution) -> SpanAttributes:
     )
 
 
-def _known(attributes: dict[str, Attribute | None]) -> SpanAttributes:
+def _without_unknown(attributes: dict[str, Attribute | None]) -> SpanAttributes:
     return {name: value for name, value in attributes.items() if value is not None}
 
 

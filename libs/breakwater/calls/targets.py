@@ -58,7 +58,7 @@ class Targets:
         # Programs may name models that the config does not: the caches have an end.
         self.of: Callable[[str, str], Target] = lru_cache(MAX_KNOWN)(self._target)
         """Returns the target of an agent's name and a model's id."""
-        self._pricing = lru_cache(MAX_KNOWN)(self._priced)
+        self._pricing = lru_cache(MAX_KNOWN)(self._pricing_of)
         self._other = lru_cache(MAX_KNOWN)(self._found)
         self._logged: set[tuple[str, str]] = set()
 
@@ -103,7 +103,7 @@ class Targets:
                 return Other(model if model in config.models else listed_name(pricing), pricing)
         return Other(next((model for model in ids if model in config.known_models), None), None)
 
-    def _priced(self, provider: str, model: str) -> Pricing | None:
+    def _pricing_of(self, provider: str, model: str) -> Pricing | None:
         pricing = pricing_of(self._config, provider, model)
         if pricing is None and not self._config.is_local(provider):
             structlog.get_logger().warning("model_without_price", model=model, what_to_do=f"set models.{model}.price")

@@ -109,11 +109,11 @@ def _show(findings: Sequence[Finding], counts: Counter[FindingVerdict], *, verbo
     for finding in findings:
         if finding.verdict == "ok" and not verbose:
             continue
-        first, *more_lines = _folded(finding.text, len(indent)) or [""]
+        first, *more_lines = _fold(finding.text, len(indent)) or [""]
         output.styled(output.state(finding.verdict, f"{finding.verdict:<4}"), f"  {finding.area:<{width}}  {first}")
         for line in more_lines:
             output.styled(indent + line)
-        for line in () if finding.verdict == "ok" else _folded(finding.remedy, len(indent)):
+        for line in () if finding.verdict == "ok" else _fold(finding.remedy, len(indent)):
             output.styled((indent + line, "dim"))
     cells: list[output.Cell] = []
     for verdict in ("ok", "warn", "fail"):
@@ -122,7 +122,7 @@ def _show(findings: Sequence[Finding], counts: Counter[FindingVerdict], *, verbo
     output.styled(*cells, ("; --verbose lists all" if counts["ok"] and not verbose else "", "dim"))
 
 
-def _folded(text: str, indent: int) -> list[str]:
+def _fold(text: str, indent: int) -> list[str]:
     """Splits a text into lines, which are folded to the terminal's width."""
     width = output.terminal_width()
     if width is None or width - indent < _LEAST_WIDTH:

@@ -265,7 +265,7 @@ async def job_findings(plane: PlaneLocation, _config: Config | None = None) -> F
         # Looks twice, because a job may move on during the first look.
         lost = jobs
         for _ in range(2):
-            lost = await unclaimed(redis, await _undecided(client, lost))
+            lost = await unclaimed(redis, await _undecided_jobs(client, lost))
             if lost:
                 waiting = await _waiting(client)
                 if waiting is None:
@@ -282,7 +282,7 @@ async def job_findings(plane: PlaneLocation, _config: Config | None = None) -> F
     yield Finding("jobs", "fail", text, "Was a stream deleted or purged? Submit them again, with the same job ids.")
 
 
-async def _undecided(client: Client, jobs: list[RememberedJob]) -> list[RememberedJob]:
+async def _undecided_jobs(client: Client, jobs: list[RememberedJob]) -> list[RememberedJob]:
     """Filters jobs: those that have neither a record nor a result."""
     by_record = {subjects.execution(job.agent, job.execution_id): job for job in jobs}
     async for stored in Lookup(lambda: client).last_on(Stream.EVENTS, list(by_record)):

@@ -257,8 +257,8 @@ class ApiClient:
     ) -> tuple[int, bytes]:
         """Returns the status, below 400, and the body."""
         session = self._pool(self._most_requests)
-        request = session.request(method, self._url(path, query), data=_written(body), headers=self._headers())
-        async with self._opened(request, timeout_s) as (response, _):
+        request = session.request(method, self._url(path, query), data=_encode(body), headers=self._headers())
+        async with self._request(request, timeout_s) as (response, _):
             return response.status, await response.read()
 
     @asynccontextmanager
@@ -282,18 +282,18 @@ class ApiClient:
         request = self._pool(0).request(
             "GET" if body is None else "POST",
             self._url(path, None),
-            data=_written(body),
+            data=_encode(body),
             headers={**self._headers(), **headers},
             timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_s),
         )
-        async with self._opened(request, begins_within_s) as (response, until_it_begins):
+        async with self._request(request, begins_within_s) as (response, until_it_begins):
             if response.status != 200:
                 raise UnexpectedResponseError(response.status, _not_ours(response.status))
             until_it_begins.reschedule(None)
             yield response.content
 
     @asynccontextmanager
-    async def _opened(
+    async def _request(
         self, request: AbstractAsyncContextManager[aiohttp.ClientResponse], timeout_s: float
     ) -> AsyncGenerator[tuple[aiohttp.ClientResponse, asyncio.Timeout]]:
         """Yields the response, with a status below 400, and the time limit of a request. Raises ApiError."""
@@ -402,7 +402,7 @@ class AsyncClient(ApiClient):
 
     async def submit(self, job: Job) -> str:
         """Submits a job, and returns its id once the plane has stored it. Raises ApiError if it was not accepted."""
-        return (await self._ask(AcceptedJob, "POST", "jobs", body=_body(_named(job)))).job_id
+        return (await self._ask(AcceptedJob, "POST", "jobs", body=_body(_with_id(job)))).job_id
 
     async def wait(self, job_id: str, *, timeout_s: float | None = None) -> Result:
         """Waits for the result of a job that was accepted.
@@ -418,15 +418,15 @@ class AsyncClient(ApiClient):
                     lambda: self.decided("GET", f"jobs/{quote(job_id, safe='')}", wait_s=_WAIT_S)
                 )
                 if response.status == 200:
-                    return _succeeded(response)
+                    return _parse_success(response)
 
     async def run(self, job: Job, *, timeout_s: float | None = None) -> Result:
         """Submits a job, and waits for its result. Raises JobFailedError, TimeoutError, ApiError."""
-        job_with_id = _named(job)
+        job_with_id = _with_id(job)
         job_id = str(job_with_id.job_id)
         async with _within(timeout_s, job_id):
             response = await self._repeating(lambda: self.decided("POST", "jobs", _body(job_with_id), wait_s=_WAIT_S))
-            return _succeeded(response) if response.status == 200 else await self.wait(job_id)
+            return _parse_success(response) if response.status == 200 else await self.wait(job_id)
 
     async def cancel(self, job_id: str, *, reason: str | None = None) -> CancelledJob:
         """Cancels a job: it makes no further call, and a call in flight is aborted.
@@ -443,7 +443,7 @@ class AsyncClient(ApiClient):
             job: a job with a prompt or messages.
             timeout_s: the time limit until the text begins.
         """
-        return JobStream(self, _named(job), self._retry_for_s, timeout_s)
+        return JobStream(self, _with_id(job), self._retry_for_s, timeout_s)
 
     def batch(self, jobs: Iterable[Job], *, in_flight: int = IN_FLIGHT) -> JobBatch:
         """Returns many jobs, each when it has ended. They are submitted when the batch is read.
@@ -628,7 +628,7 @@ class JobBatch(_Items[BatchItem]):
         try:
             while True:
                 while len(running) < self._in_flight and (job := next(self._jobs, None)) is not None:
-                    task = asyncio.create_task(self._run(_named(job)))
+                    task = asyncio.create_task(self._run(_with_id(job)))
                     task.add_done_callback(ended.put_nowait)
                     running.add(task)
                 if not running:
@@ -751,7 +751,7 @@ class _Retries:
         self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
 
 
-def _named(job: Job) -> Job:
+def _with_id(job: Job) -> Job:
     """Returns the job with an id, so that it is the same job however often it is sent."""
     return job if job.job_id is not None else job.model_copy(update={"job_id": new_id()})
 
@@ -760,7 +760,7 @@ def _body(form: Job | PlanRequest) -> dict[str, Any]:
     return form.model_dump(mode="json", exclude_unset=True)
 
 
-def _succeeded(response: ApiResponse) -> Result:
+def _parse_success(response: ApiResponse) -> Result:
     result = parse(Result, response.document)
     if result.status != "succeeded":
         raise JobFailedError(result)
@@ -805,7 +805,7 @@ def parse(form: Form[T], document: Any) -> T:
         raise UnexpectedResponseError(200, _not_ours(200)) from error
 
 
-def _written(body: Mapping[str, object] | None) -> bytes | None:
+def _encode(body: Mapping[str, object] | None) -> bytes | None:
     # The standard library's json, because jobs may contain integers beyond 64 bits.
     return None if body is None else json.dumps(body, ensure_ascii=False).encode()
 

@@ -188,7 +188,7 @@ _CLEARER = {
 
 
 def _explain(problem: Mapping[str, Any]) -> list[str]:
-    location, kind = _written(problem["loc"])
+    location, kind = _path_in_file(problem["loc"])
     path = ".".join(location)
     problem_type = problem["type"]
     message = re.sub(r"^(Value error,|Input) ", "", str(problem["msg"]))
@@ -208,7 +208,7 @@ def _explain(problem: Mapping[str, Any]) -> list[str]:
     return [f"{path}: {message}{value_note}"]
 
 
-def _written(location: Iterable[object]) -> tuple[tuple[str, ...], type[BaseModel] | None]:
+def _path_in_file(location: Iterable[object]) -> tuple[tuple[str, ...], type[BaseModel] | None]:
     """Returns a location as the file has it, and the settings class of the provider that it is in, if any.
 
     Pydantic's location has extra steps, such as the kind after a provider's name; these are left out.

@@ -25,7 +25,7 @@ def pricing_of(config: Config, provider: str, model: str) -> Pricing | None:
         return configured if cost_per_call is None else CallPrice(cost_per_call, configured)
     if configured is not None:
         return configured
-    listed = _listed(model, settings)
+    listed = _list_price(model, settings)
     return None if listed is None else replace(listed, tools=tools)
 
 
@@ -65,10 +65,10 @@ def unaffordable(config: Config, agent_name: str) -> str | None:
 
 def long_inputs_cost_more(model: str, settings: ModelSettings) -> int | None:
     """Returns the input tokens above which the price list has other prices, though the config's price has no tiers."""
-    listed = None if settings.price is None or settings.price.tiers else _listed(model, settings)
+    listed = None if settings.price is None or settings.price.tiers else _list_price(model, settings)
     steps = () if listed is None else listed.tariff(datetime.now(UTC)).standard.steps.get("input", ())
     return next((above for above, _ in steps if above > 0), None)
 
 
-def _listed(model: str, settings: ModelSettings | None) -> ListedPricing | None:
+def _list_price(model: str, settings: ModelSettings | None) -> ListedPricing | None:
     return listed_pricing(model) if settings is None else listed_pricing(model, settings.name, settings.provider)

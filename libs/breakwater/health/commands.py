@@ -84,7 +84,7 @@ def agents(
                 *(agent | _figures_json(agent["agent_id"], figures) for agent in agents_json),
                 *(
                     {"agent_id": name, "health": None, **_figures_json(name, figures)}
-                    for name in _removed(names, figures)
+                    for name in _removed_agents(names, figures)
                 ),
             ]
         output.json_document(agents_json)
@@ -239,7 +239,7 @@ def _show_figures(agents: Sequence[str], figures: AgentFigures) -> None:
         Column("wasted", from_summary(lambda summary: money(summary.wasted)), align_right=True, drop=7),
         Column("today", lambda name: None if spent is None else money(spent.get(name, 0)), align_right=True, drop=3),
     ]
-    output.table(columns, [*agents, *_removed(agents, figures)], empty="no agents")
+    output.table(columns, [*agents, *_removed_agents(agents, figures)], empty="no agents")
 
 
 def _figures_json(agent: str, figures: AgentFigures) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def _figures_json(agent: str, figures: AgentFigures) -> dict[str, Any]:
     }
 
 
-def _removed(agents: Sequence[str], figures: AgentFigures) -> list[str]:
+def _removed_agents(agents: Sequence[str], figures: AgentFigures) -> list[str]:
     """The agents that have run but are no longer configured."""
     return sorted(set(figures.summaries or ()) - set(agents))
 

@@ -161,7 +161,7 @@ class OpenIdRoutes:
     )
     async def begin_openid(self, _: Request) -> Response:
         """Responds with the URL for the browser."""
-        provider = self._configured()[1]
+        provider = self._openid()[1]
         with _redis_outages_as_503():
             key = await self._sign_ins.key()
         flow = SignInFlow.begin(key, secrets.token_bytes(ENTROPY_BYTES), int(time.time()))
@@ -193,7 +193,7 @@ class OpenIdRoutes:
     )
     async def complete_openid(self, request: Request) -> Response:
         """Begins a session with the parameters that the browser has brought back."""
-        settings, provider = self._configured()
+        settings, provider = self._openid()
         callback = read_command(await read_open_body(request), OpenIdCallback)
         flow = SignInFlow(callback.flow)
         # The state is checked first: the other parameters are ignored unless this browser has begun the sign-in.
@@ -207,14 +207,14 @@ class OpenIdRoutes:
             if not flow.is_begun(await self._sign_ins.key(), int(time.time())):
                 raise RequestError(403, "openid_state", "this sign-in took over ten minutes; sign in again")
             if await self._sign_ins.is_used(flow.secret):
-                raise _used()
+                raise _link_used_error()
         if callback.error is not None or callback.code is None:
-            raise _denied(callback)
+            raise _denial(callback)
         with _attempt(self._limits, request) as attempt:
             with _redis_outages_as_503():
                 # A used sign-in is remembered for twice as long as one may last, as clocks may differ.
                 if not await self._sign_ins.use(flow.secret, 2 * LASTS_S):
-                    raise _used()
+                    raise _link_used_error()
             signed_in = await provider.redeem(flow, callback.code, callback.iss)
             attempt.failed = False
         return _response(await self._begin(settings, signed_in))
@@ -239,7 +239,7 @@ class OpenIdRoutes:
     )
     async def logout_openid(self, request: Request) -> Response:
         """Ends the sessions of a person who has signed out at the provider."""
-        settings, provider = self._configured()
+        settings, provider = self._openid()
         form = parse_qs((await read_open_body(request)).decode("latin-1"), max_num_fields=10)
         try:
             sent = BackChannelLogout(logout_token=form["logout_token"][0])
@@ -290,7 +290,7 @@ class OpenIdRoutes:
         await self._audit.note("sign_in", actor, {"session": begun.id})
         return NewSession(token=begun.token, ends_at=time_from_ms(begun.ends_ms))
 
-    def _configured(self) -> tuple[OpenId, OpenIdProvider]:
+    def _openid(self) -> tuple[OpenId, OpenIdProvider]:
         if self._configuration is None:
             raise RequestError(
                 404, "no_openid", "no OpenID provider is configured (console.openid); sign in with an API key"
@@ -322,11 +322,11 @@ def _attempt(limits: SignInLimits, request: Request) -> Generator[SignInTry]:
         raise RequestError(429, "too_many_sign_ins", message, headers={"Retry-After": "60"}) from None
 
 
-def _used() -> RequestError:
+def _link_used_error() -> RequestError:
     return RequestError(409, "openid_refused", "this sign-in was used before; sign in again")
 
 
-def _denied(callback: OpenIdCallback) -> RequestError:
+def _denial(callback: OpenIdCallback) -> RequestError:
     """Returns the error for a response without a code, in the provider's words, as this browser began the sign-in."""
     if callback.error == "access_denied":
         return RequestError(

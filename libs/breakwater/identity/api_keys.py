@@ -63,7 +63,7 @@ def create_key(
         raise ApiKeysError(
             f"{name!r} is not a valid name for a key: 1 to 128 characters, no control characters"
         ) from error
-    with _locked(path):
+    with _lock(path):
         _save(path, (*list_keys(path), record))
     return key
 
@@ -101,15 +101,15 @@ def revoke_key(path: Path, id_or_name: str) -> ApiKey:
     Raises:
         ApiKeysError: there is no such key, or several of this name, or the file can't be read or written.
     """
-    with _locked(path):
+    with _lock(path):
         keys = list_keys(path)
         # The id comes first: a key's name may be the id of another key.
         matches = [key for key in keys if key.id == id_or_name] or [key for key in keys if key.name == id_or_name]
         if not matches:
-            raise ApiKeysError(f"there is no API key {id_or_name!r}; existing keys: {_listed(keys) or 'none'}")
+            raise ApiKeysError(f"there is no API key {id_or_name!r}; existing keys: {_in_words(keys) or 'none'}")
         if len(matches) > 1:
             raise ApiKeysError(
-                f"{len(matches)} API keys are named {id_or_name!r}; use one of the ids: {_listed(matches)}"
+                f"{len(matches)} API keys are named {id_or_name!r}; use one of the ids: {_in_words(matches)}"
             )
         _save(path, tuple(key for key in keys if key.id != matches[0].id))
     return matches[0]
@@ -163,7 +163,7 @@ class KeyRing:
         return status.st_mtime_ns, status.st_ino, status.st_size
 
 
-def _listed(keys: Iterable[ApiKey]) -> str:
+def _in_words(keys: Iterable[ApiKey]) -> str:
     return ", ".join(f"{key.id} ({key.name})" for key in keys)
 
 
@@ -175,7 +175,7 @@ def _save(path: Path, keys: tuple[ApiKey, ...]) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Generator[None]:
+def _lock(path: Path) -> Generator[None]:
     """Locks the file, so that two processes can't lose each other's change, above all a revocation."""
     lock = path.with_name(f".{path.name}.lock")
     try:

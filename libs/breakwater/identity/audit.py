@@ -66,15 +66,15 @@ class AuditLog:
         try:
             yield
         except RequestError as problem:
-            await self._ended(event, "failed" if problem.status >= 500 else "refused", problem.code)
+            await self._end(event, "failed" if problem.status >= 500 else "refused", problem.code)
             raise
         except (BusError, UnavailableError):
-            await self._ended(event, "failed", "unavailable")
+            await self._end(event, "failed", "unavailable")
             raise
         except Exception:
-            await self._ended(event, "failed", "internal")
+            await self._end(event, "failed", "internal")
             raise
-        await self._ended(event, "done", None)
+        await self._end(event, "done", None)
 
     async def note(
         self, action: str, actor: Actor, details: Mapping[str, JsonValue], *, error: str | None = None
@@ -114,7 +114,7 @@ class AuditLog:
             at=time_from_ms(ms_from_time(datetime.now(UTC))),
         )
 
-    async def _ended(self, begun: AuditEvent, outcome: AuditOutcome, error: str | None) -> None:
+    async def _end(self, begun: AuditEvent, outcome: AuditOutcome, error: str | None) -> None:
         try:
             await self._publish(begun.model_copy(update={"outcome": outcome, "error": error}))
         except BusError as failure:

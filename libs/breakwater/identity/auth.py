@@ -105,7 +105,7 @@ class RequireApiKey:
             raw_path = (scope.get("raw_path") or b"").decode("latin-1")
             needed = scopes_for(scope["method"], scope["path"], raw_path)
             if not caller.may(needed):
-                raise _forbidden(caller, needed)
+                raise _forbidden_error(caller, needed)
             scope[_CHECK_AGAIN] = lambda: self._why_no_longer(key, needed)
             if not self.shares.take(caller.id):
                 raise _too_many()
@@ -127,11 +127,11 @@ class RequireApiKey:
                 "this sign-in link was used before, is over ten minutes old, or its key was revoked; "
                 "`breakwater console` prints a new one"
             )
-            raise _unauthorized(message)
+            raise _unauthorized_error(message)
         if caller is None and is_session(key):
-            raise _unauthorized("this session has ended; sign in again")
+            raise _unauthorized_error("this session has ended; sign in again")
         if caller is None:
-            raise _unauthorized("this API key is unknown; `breakwater keys create NAME` creates one")
+            raise _unauthorized_error("this API key is unknown; `breakwater keys create NAME` creates one")
         return caller
 
     async def _find(self, token: str) -> Caller | None:
@@ -182,20 +182,20 @@ def _key_of(scope: Scope) -> str:
         sdk_header = next((value for name, value in scope["headers"] if name == b"x-api-key"), None)
         if sdk_header is not None and is_openai(scope["path"]):
             return sdk_header.decode("latin-1").strip()
-        raise _unauthorized("an API key is needed: send the header `Authorization: Bearer bw_…`")
+        raise _unauthorized_error("an API key is needed: send the header `Authorization: Bearer bw_…`")
     scheme, _, key = header.decode("latin-1").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def _forbidden(caller: Caller, needed: tuple[KeyScope, ...]) -> RequestError:
+def _forbidden_error(caller: Caller, needed: tuple[KeyScope, ...]) -> RequestError:
     if caller.kind == "person":
         message = (
-            f"this needs the role {' or '.join(roles_that_may(needed))}; {caller.name!r} is {_listed(caller.roles)}"
+            f"this needs the role {' or '.join(roles_that_may(needed))}; {caller.name!r} is {_in_words(caller.roles)}"
         )
     else:
         message = (
             f"this needs an API key with the scope {' or '.join(needed)}; the key {caller.name!r} "
-            f"has the scope {_listed(caller.scopes)}; "
+            f"has the scope {_in_words(caller.scopes)}; "
             f"`breakwater keys create NAME --scope {needed[0]}` creates one"
         )
     challenge = f'Bearer realm="breakwater", error="insufficient_scope", scope="{needed[0]}"'
@@ -210,9 +210,9 @@ def _too_many() -> RequestError:
     return RequestError(429, "too_many_requests", message, headers={"Retry-After": "1"})
 
 
-def _listed(names: Iterable[str]) -> str:
+def _in_words(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def _unauthorized(message: str) -> RequestError:
+def _unauthorized_error(message: str) -> RequestError:
     return RequestError(401, "unauthorized", message, headers={"WWW-Authenticate": 'Bearer realm="breakwater"'})

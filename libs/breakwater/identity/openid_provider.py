@@ -143,13 +143,13 @@ class OpenIdProvider:
             code: the code.
             issuer: the parameter `iss` (RFC 9207); None without it.
         """
-        async with self._bounded():
+        async with self._time_limit():
             metadata = await self._read_metadata()
             if issuer != metadata.issuer and (issuer or metadata.authorization_response_iss_parameter_supported):
                 raise self._invalid("the response is not from this issuer")
             tokens = await self._redeem(metadata, flow, code)
-            claims = await self._verified(metadata, tokens.id_token, flow)
-            completed = await self._completed(metadata, claims, tokens.access_token)
+            claims = await self._verify(metadata, tokens.id_token, flow)
+            completed = await self._complete(metadata, claims, tokens.access_token)
             # A name that the provider has cut may end in half of a surrogate pair, which a session can't store.
             return SignedIn(tokens.id_token, whole_value(completed))
 
@@ -169,8 +169,8 @@ class OpenIdProvider:
         """Returns the person or the session that a logout token names. Raises RequestError: 400, it is not valid."""
         metadata = await self._read_metadata()
         try:
-            async with self._bounded():
-                claims = await self._signed(metadata, logout_token, again_after_s=KEYS_AGAIN_S)
+            async with self._time_limit():
+                claims = await self._claims_of(metadata, logout_token, again_after_s=KEYS_AGAIN_S)
             _check_logout(metadata, claims, self._settings.client_id, int(self._now()))
         except JoseError as error:
             raise self._no_logout(str(error)) from None
@@ -183,7 +183,7 @@ class OpenIdProvider:
         return RequestError(400, "invalid_logout_token", f"this is not a logout token for this client: {why}")
 
     @asynccontextmanager
-    async def _bounded(self) -> AsyncGenerator[None]:
+    async def _time_limit(self) -> AsyncGenerator[None]:
         if self._places.locked():
             raise unavailable("openid_busy", f"{MAX_AT_ONCE} people are signing in at the same time; try again")
         try:
@@ -246,24 +246,24 @@ class OpenIdProvider:
         except ValidationError:
             raise self._invalid("its response has no ID token") from None
 
-    async def _verified(self, metadata: ProviderMetadata, id_token: str, flow: SignInFlow) -> dict[str, Any]:
+    async def _verify(self, metadata: ProviderMetadata, id_token: str, flow: SignInFlow) -> dict[str, Any]:
         try:
-            claims = await self._signed(metadata, id_token)
+            claims = await self._claims_of(metadata, id_token)
             self._check(metadata, claims, flow)
         except JoseError as error:
             # The message has no values of claims, as they may name a person.
             raise self._invalid(str(error)) from None
         return claims
 
-    async def _signed(self, metadata: ProviderMetadata, token: str, again_after_s: float = 0.0) -> dict[str, Any]:
+    async def _claims_of(self, metadata: ProviderMetadata, token: str, again_after_s: float = 0.0) -> dict[str, Any]:
         """Returns the claims of a token that the provider has signed. Raises JoseError, or RequestError."""
         try:
-            return self._decoded(token, await self._read_keys(metadata))
+            return self._decode(token, await self._read_keys(metadata))
         except InvalidKeyIdError:
             # The provider may have a new key, so its keys are read again once.
-            return self._decoded(token, await self._read_keys(metadata, kept_s=again_after_s))
+            return self._decode(token, await self._read_keys(metadata, kept_s=again_after_s))
 
-    def _decoded(self, id_token: str, keys: KeySet) -> dict[str, Any]:
+    def _decode(self, id_token: str, keys: KeySet) -> dict[str, Any]:
         # Unknown headers are permitted, unless `crit` names them.
         registry = JWSRegistry(algorithms=ALGORITHMS, strict_check_header=False)
         try:
@@ -287,11 +287,11 @@ class OpenIdProvider:
         try:
             checks.validate(claims)
         except ExpiredTokenError:
-            raise self._skewed(f"its ID token expired {now - int(claims['exp'])} s ago") from None
+            raise self._clock_skew_error(f"its ID token expired {now - int(claims['exp'])} s ago") from None
         except InvalidClaimError as error:
             ahead = claims.get(error.claim, 0) if error.claim in ("iat", "nbf") else 0
             if isinstance(ahead, int | float) and ahead > now + LEEWAY_S:
-                raise self._skewed(f"its ID token was issued {int(ahead) - now} s in the future") from None
+                raise self._clock_skew_error(f"its ID token was issued {int(ahead) - now} s in the future") from None
             raise
         has_several_audiences = isinstance(claims["aud"], list) and len(cast("list[str]", claims["aud"])) > 1
         if claims.get("azp", None if has_several_audiences else client_id) != client_id:
@@ -313,7 +313,7 @@ class OpenIdProvider:
         self._keys = time.monotonic(), keys
         return keys
 
-    async def _completed(
+    async def _complete(
         self, metadata: ProviderMetadata, claims: dict[str, Any], access_token: str | None
     ) -> dict[str, Any]:
         """Returns the claims, completed from userinfo if the ID token lacks one that is needed."""
@@ -381,7 +381,7 @@ class OpenIdProvider:
             403, "openid_invalid", f"the response of {self._host} can't be trusted: {why}; sign in again"
         )
 
-    def _skewed(self, why: str) -> RequestError:
+    def _clock_skew_error(self, why: str) -> RequestError:
         structlog.get_logger().warning("openid_clock_skew", issuer=self._settings.issuer, why=why)
         message = f"the clocks of {self._host} and of this plane differ: {why}, by the plane's clock. Check both (NTP)"
         return RequestError(403, "openid_clock_skew", message)

@@ -194,18 +194,18 @@ class SignIns:
 
     async def is_used(self, token: str) -> bool:
         """Returns True if a token was used before."""
-        return bool(await self._redis.client.exists(_used(token)))
+        return bool(await self._redis.client.exists(_used_key(token)))
 
     async def use(self, token: str, lasts_s: int) -> bool:
         """Marks a single-use token as used, for a limited time. False if it was used before."""
-        return bool(await self._redis.client.set(_used(token), "1", nx=True, ex=lasts_s))
+        return bool(await self._redis.client.set(_used_key(token), "1", nx=True, ex=lasts_s))
 
 
 def _link(token: str) -> str:
     return f"bw:sign-in:link:{_digest(token)}"
 
 
-def _used(token: str) -> str:
+def _used_key(token: str) -> str:
     return f"bw:openid:used:{_digest(token)}"
 
 

@@ -22,14 +22,14 @@ def money(amount: int | str | None) -> str:
     if amount is None:
         return "unknown"
     usd = _usd(amount)
-    rounded = _rounded(usd)
+    rounded = _round(usd)
     # A rounded amount keeps its zeros, which count: `$0.0390`.
-    return _written(rounded, keep_zeros=rounded != usd)
+    return _format(rounded, keep_zeros=rounded != usd)
 
 
 def exact_money(amount: int | str | None) -> str:
     """Formats an amount with all its digits: `$1,204.204999`."""
-    return "unknown" if amount is None else _written(_usd(amount))
+    return "unknown" if amount is None else _format(_usd(amount))
 
 
 def moneys(*amounts: int) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ def moneys(*amounts: int) -> tuple[str, ...]:
 
 def beyond(spent: int, amount: int, limit: int) -> tuple[str, ...]:
     """Formats what is spent, an amount and the limit that it exceeds: rounded, or exact if it would seem to fit."""
-    rounded_spent, rounded_amount, rounded_limit = (_rounded(_usd(nano)) for nano in (spent, amount, limit))
+    rounded_spent, rounded_amount, rounded_limit = (_round(_usd(nano)) for nano in (spent, amount, limit))
     seems_to_fit = rounded_spent + rounded_amount <= rounded_limit
     return tuple(map(exact_money if seems_to_fit else money, (spent, amount, limit)))
 
@@ -60,12 +60,12 @@ def _usd(amount: int | str) -> Decimal:
     return Decimal(amount) if isinstance(amount, str) else Decimal(amount).scaleb(-9)
 
 
-def _rounded(usd: Decimal) -> Decimal:
+def _round(usd: Decimal) -> Decimal:
     rounded = round(usd, 2 if not usd or abs(usd) >= 1 else 2 - usd.adjusted())
     return round(rounded, 2) if abs(rounded) >= 1 else rounded
 
 
-def _written(usd: Decimal, *, keep_zeros: bool = False) -> str:
+def _format(usd: Decimal, *, keep_zeros: bool = False) -> str:
     dollars, _, cents = f"{abs(usd):,f}".partition(".")
     return f"{'-' if usd < 0 else ''}${dollars}.{(cents if keep_zeros else cents.rstrip('0')).ljust(2, '0')}"
 

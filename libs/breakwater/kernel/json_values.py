@@ -144,7 +144,7 @@ def _candidates(text: str, *, strict: bool, openers: str) -> Iterator[str]:
         yield _inside(text[3:-3])
     if not strict:
         yield from _fenced_blocks(text)
-        yield from _balanced(text, openers)
+        yield from _outermost_values(text, openers)
 
 
 def _fenced_blocks(text: str) -> Iterator[str]:
@@ -175,7 +175,7 @@ def _inside(block: str) -> str:
     return block[language.end() :] if language is not None else block
 
 
-def _balanced(text: str, openers: str) -> Iterator[str]:
+def _outermost_values(text: str, openers: str) -> Iterator[str]:
     """Yields the outermost objects and arrays in a text, in order."""
     end = 0
     begins = re.compile("|".join(_BEGINNINGS[opener] for opener in openers))

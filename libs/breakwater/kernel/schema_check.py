@@ -59,7 +59,7 @@ _WORDS = {
 }
 
 
-def _described(error: ValidationError) -> str:
+def _describe(error: ValidationError) -> str:
     """A mistake: its path, and what would be right."""
     # Of the ways in which none of several forms fits, the one that comes nearest says most.
     nearest = cast(ValidationError, best_match([error]))
@@ -77,7 +77,7 @@ def _words(error: ValidationError) -> str:
         return f"should be {_kinds(expected)}, is {_kind(actual)}"
     if keyword == "required":
         missing = [name for name in expected if name not in actual]
-        return f"is missing {_shortened(', '.join(map(repr, missing)), _OURS)}"
+        return f"is missing {_shorten(', '.join(map(repr, missing)), _OURS)}"
     if keyword == "additionalProperties":
         properties = cast(Mapping[str, Any], cast(Mapping[str, Any], error.schema).get("properties", {}))
         more = [name for name in cast(Mapping[str, Any], actual) if name not in properties]
@@ -122,10 +122,10 @@ _KINDS: dict[type, str] = {
 
 
 def _json(value: object) -> str:
-    return _shortened(json.dumps(value, ensure_ascii=False), _OURS)
+    return _shorten(json.dumps(value, ensure_ascii=False), _OURS)
 
 
-def _shortened(text: str, length: int) -> str:
+def _shorten(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
@@ -167,7 +167,7 @@ class SchemaCheck:
         self._steps = MIN_STEPS + STEPS_PER_VALUE * sum(map(len, levels(value)))
         try:
             errors = islice(self._validator.iter_errors(value), MAX_PROBLEMS)
-            return tuple(dict.fromkeys(map(_described, errors)))
+            return tuple(dict.fromkeys(map(_describe, errors)))
         except (RecursionError, OverflowError):
             return (_INTRICATE,)
 
@@ -197,7 +197,7 @@ def _validator_of(schema: _Schema, follow: Callable[[], None]) -> Any:
 
     def pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:  # noqa: ARG001
         # Python's `re` could be kept busy endlessly by a crafted answer.
-        if isinstance(instance, str) and not _compiled(pattern).search(instance):
+        if isinstance(instance, str) and not _compile(pattern).search(instance):
             yield ValidationError("")
 
     def unique_items(validator: Any, wanted: bool, instance: Any, schema: Any) -> Iterator[ValidationError]:  # noqa: ARG001
@@ -220,7 +220,7 @@ def _validator_of(schema: _Schema, follow: Callable[[], None]) -> Any:
 
 
 @lru_cache(maxsize=1000)
-def _compiled(pattern: str) -> Any:
+def _compile(pattern: str) -> Any:
     options = re2.Options()
     options.log_errors = False
     return re2.compile(pattern, options)
@@ -254,7 +254,7 @@ def _require_safe(schema: _Schema) -> None:
     language = Draft202012Validator(Draft202012Validator.META_SCHEMA)
     error = best_match(cast(Iterator[ValidationError], language.iter_errors(cast(Any, schema))))
     if error is not None:
-        raise ValueError(f"is not a JSON schema: {_described(cast(ValidationError, error))}")
+        raise ValueError(f"is not a JSON schema: {_describe(cast(ValidationError, error))}")
     places = dict(subschemas(schema))
     nothing_else: SchemaRegistry = Registry()
     resolver = nothing_else.resolver_with_root(DRAFT202012.create_resource(schema))
@@ -267,7 +267,7 @@ def _require_safe(schema: _Schema) -> None:
         if "pattern" in place:
             pattern = str(place["pattern"])
             try:
-                _compiled(pattern)
+                _compile(pattern)
             except re2.error as wrong:
                 raise ValueError(
                     f"{path}.pattern: {pattern[:100]!r} is not a regular expression that RE2 supports: {wrong}"

@@ -82,7 +82,7 @@ def whole_json(document: bytes) -> bytes | None:
         if run["raw"] is not None:
             is_whole = False
             return whole_text(run["raw"].decode("utf-8", "surrogatepass")).encode()
-        mended = _mended_run(run["before"].decode(), run["escapes"].decode()).encode()
+        mended = _mend_run(run["before"].decode(), run["escapes"].decode()).encode()
         is_whole = is_whole and mended == run[0]
         return mended
 
@@ -129,10 +129,10 @@ def whole_escapes(text: str, *, is_last: bool = True) -> str:
         return text
     undecided = None if is_last or "\\" not in text[-_LONGEST_END:] else _UNDECIDED.search(text)
     decided = text if undecided is None else text[: undecided.start("end")]
-    return _RUNS_IN_TEXT.sub(lambda run: _mended_run(run["before"], run["escapes"]), decided)
+    return _RUNS_IN_TEXT.sub(lambda run: _mend_run(run["before"], run["escapes"]), decided)
 
 
-def _mended_run(before: str, escapes: str) -> str:
+def _mend_run(before: str, escapes: str) -> str:
     return before + _PAIR_OR_HALF.sub(lambda escape: escape["pair"] or "\ufffd", escapes)
 
 
@@ -198,7 +198,7 @@ class EventJoiner:
             if waiting_places and places and waiting_places.isdisjoint(places):
                 continue
             waiting_event = self._waiting.pop(waiting_places)
-            self._has_halves = _moved_half(waiting_event, event) or self._has_halves
+            self._has_halves = _move_halves(waiting_event, event) or self._has_halves
             yield whole_value(waiting_event)
         if self._has_halves:
             self._has_halves = False
@@ -215,7 +215,7 @@ class EventJoiner:
         yield from map(whole_value, waiting.values())
 
 
-def _moved_half(held_event: _Event, event: _Event) -> bool:
+def _move_halves(held_event: _Event, event: _Event) -> bool:
     """Moves halves from the ends of an event's texts to the next event's other halves; returns True if any moved."""
     following = _growing(event)
     is_moved = False

@@ -144,7 +144,7 @@ def routes(context: PageContext) -> list[Route]:
         status = next((budget for budget in budgets if budget.budget == name), None)
         if budget_list.value and status is None:
             return await show_budget(request)
-        rejected = _rejected(typed_limit, limit_usd, reason, status, fields.get("confirmed"), budget_list.problem)
+        rejected = _check_form(typed_limit, limit_usd, reason, status, fields.get("confirmed"), budget_list.problem)
         if rejected is not None:
             return await show_budget(request, rejected)
         try:
@@ -328,7 +328,7 @@ def _in_about(wait_ms: int) -> str:
     return f"in about {number} {unit}" + ("s" if number > 1 else "")
 
 
-def _rejected(
+def _check_form(
     typed_limit: str, limit_usd: str, reason: str, status: BudgetStatus | None, confirmed: str, problem: str | None
 ) -> RaiseRejected | None:
     """Checks a form for raising a cap. Returns the rejected form with its problem; None if the form is accepted."""

@@ -38,7 +38,7 @@ def no_cap_text(budget: BudgetStatus, budgets: Iterable[BudgetStatus]) -> str:
     return "no cap"
 
 
-def _spent(budget: BudgetStatus) -> Cell:
+def _spend_cell(budget: BudgetStatus) -> Cell:
     return at_least(budget.spent, budget.calls_of_unknown_cost), tone(budget)
 
 
@@ -58,7 +58,7 @@ def _estimate(budget: BudgetStatus) -> Cell:
 COLUMNS: tuple[Column[BudgetStatus], ...] = (
     Column("budget", lambda budget: budget.budget),
     Column("cap", lambda budget: "" if budget.limit is None else budget.limit, "usd"),
-    Column("spent", lambda budget: budget.spent, "usd", _spent),
+    Column("spent", lambda budget: budget.spent, "usd", _spend_cell),
     Column("in flight", lambda budget: budget.reserved, "usd", name="reserved", drop=4),
     Column("free", lambda budget: budget.remaining, "usd", _free, smallest_first=True),
     Column("used", used_share, "percent", terminal=False),
@@ -90,7 +90,7 @@ def _calls(budget: BudgetReconciliation) -> Cell:
     return f"{budget.counted_calls:,} counted, {budget.recorded_calls:,} recorded", "warn"
 
 
-def _compared(title: str, get: Callable[[BudgetReconciliation], int], drop: int = 0) -> Column[BudgetReconciliation]:
+def _usd_column(title: str, get: Callable[[BudgetReconciliation], int], drop: int = 0) -> Column[BudgetReconciliation]:
     return Column(title, get, "usd", lambda budget: exact_money(get(budget)), drop=drop)
 
 
@@ -101,10 +101,10 @@ def _difference(budget: BudgetReconciliation) -> Cell:
 RECONCILIATION: tuple[Column[BudgetReconciliation], ...] = (
     Column("budget", lambda row: row.budget),
     Column("period", lambda row: row.period),
-    _compared("Redis", lambda row: row.counted),
-    _compared("ClickHouse", lambda row: row.stored, 1),
-    _compared("EVENTS", lambda row: row.logged, 2),
-    _compared("unrecorded", lambda row: row.unrecorded, 3),
+    _usd_column("Redis", lambda row: row.counted),
+    _usd_column("ClickHouse", lambda row: row.stored, 1),
+    _usd_column("EVENTS", lambda row: row.logged, 2),
+    _usd_column("unrecorded", lambda row: row.unrecorded, 3),
     Column("difference", lambda row: row.difference, "usd", _difference),
     Column("calls", lambda row: row.counted_calls, "count", _calls, terminal=False),
 )

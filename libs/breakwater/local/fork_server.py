@@ -103,10 +103,10 @@ class _Descriptor:
         self.number = number
 
     def __reduce__(self) -> Any:
-        return _received, (reduction.DupFd(self.number),)
+        return _receive, (reduction.DupFd(self.number),)
 
 
-def _received(duplicate: Any) -> _Descriptor:
+def _receive(duplicate: Any) -> _Descriptor:
     return _Descriptor(duplicate.detach())
 
 

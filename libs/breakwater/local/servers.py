@@ -42,15 +42,15 @@ def nats_spec(data: Path, port: int, passwords: Mapping[str, str], programs: Seq
         'server_name: "breakwater"',
         f'host: "{LOOPBACK}"',
         f"port: {port}",
-        f"pid_file: {_quoted(str(data / 'nats' / 'nats-server.pid'))}",
+        f"pid_file: {_quote(str(data / 'nats' / 'nats-server.pid'))}",
         f"max_payload: {_MAX_PAYLOAD}",
         "jetstream {",
-        f"  store_dir: {_quoted(str(data / 'nats'))}",
+        f"  store_dir: {_quote(str(data / 'nats'))}",
         "  sync_interval: 1s",  # a power cut may lose that much; a crash of the process loses nothing
         "}",
     ]
     if passwords:
-        lines.append(render((*GRANTS, *programs), lambda user: _quoted(passwords[user])))
+        lines.append(render((*GRANTS, *programs), lambda user: _quote(passwords[user])))
     config = _write_config(data, "nats", lines)
     return ProcessSpec(
         name="nats",
@@ -70,7 +70,7 @@ def redis_spec(data: Path, port: int, password: str | None) -> ProcessSpec:
         f"bind {LOOPBACK}",
         "protected-mode yes",
         f"port {port}",
-        f"dir {_quoted(str(data / 'redis'))}",
+        f"dir {_quote(str(data / 'redis'))}",
         "daemonize no",
         'logfile ""',
         "appendonly yes",
@@ -80,7 +80,7 @@ def redis_spec(data: Path, port: int, password: str | None) -> ProcessSpec:
         "maxmemory-policy noeviction",
     ]
     if password is not None:
-        lines.append(f"requirepass {_quoted(password)}")
+        lines.append(f"requirepass {_quote(password)}")
     config = _write_config(data, "redis", lines)
     return ProcessSpec(
         name="redis",
@@ -133,7 +133,7 @@ def _write_config(data: Path, server: str, lines: Sequence[str]) -> Path:
     return config
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     # Both config languages know \\, \" and \xHH in a quoted string; neither knows the \uHHHH that JSON would write.
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda control: f"\\x{ord(control[0]):02x}", escaped) + '"'

@@ -144,7 +144,7 @@ def plan_stack(
             name=process,
             argv=(sys.executable, "-m", "services", name),
             log_file=data.logs / f"{process}.log",
-            ready=http_ready(LOOPBACK, *answers[name]) if name in answers else _touched_since(alive, time.time()),
+            ready=http_ready(LOOPBACK, *answers[name]) if name in answers else _file_probe(alive, time.time()),
             env=for_service(environment, variables_of(config, name))
             | {f"BREAKWATER_{setting.upper()}": str(service_settings[setting]) for setting in needed},
             # A worker lets its calls finish; the config bounds for how long.
@@ -205,7 +205,7 @@ def _ports(data: DataDir, names: Sequence[str]) -> dict[str, int]:
     return ports
 
 
-def _touched_since(file: Path, planned_at: float) -> Probe:
+def _file_probe(file: Path, planned_at: float) -> Probe:
     """Probes a service without a port: it touches its alive file while it is connected and its loop runs.
 
     Each probe compares the time with that of the last success, so the file of the run before a restart does not count.

@@ -163,7 +163,7 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
             continue
         for statement in step.statements:
             await analytics.execute(statement)
-        await analytics.execute(_applied(step))
+        await analytics.execute(_mark_applied(step))
         changes.append(f"applied ClickHouse migration {step.version} ({step.name})")
     changes += await _create_missing(analytics, layout)
     days_kept = await retention(analytics)
@@ -224,7 +224,7 @@ def script(database: str, layout: Layout) -> Iterator[str]:
     for migration in migrations(layout):
         yield f"-- {migration.version}: {migration.name}"
         yield from (f"{statement.strip()};" for statement in migration.statements)
-        yield f"{_applied(migration)};"
+        yield f"{_mark_applied(migration)};"
     yield "-- Only after clickhouse.retention_days was changed:"
     yield from (f"-- {table.modify_ttl(layout)};" for table in TABLES)
 
@@ -233,6 +233,6 @@ def _days(count: int) -> str:
     return "1 day" if count == 1 else f"{count} days"
 
 
-def _applied(migration: Migration) -> str:
+def _mark_applied(migration: Migration) -> str:
     name = migration.name.replace("'", "''")
     return f"INSERT INTO schema_migrations (version, name) SELECT {migration.version}, '{name}'"

@@ -290,12 +290,12 @@ class BudgetComparison:
         return Reconciliation(
             equal=not differences and not self.leaks,
             budgets=tuple(budgets),
-            reserved=self._reserved_globally(self.snapshot.reserved, now),
-            held=self._reserved_globally(self.snapshot.held(charged=False), now),
+            reserved=self._global_reservations(self.snapshot.reserved, now),
+            held=self._global_reservations(self.snapshot.held(charged=False), now),
             at=self.at,
         )
 
-    def _reserved_globally(self, reserved: Mapping[BudgetPlace, int], now_ms: int) -> int:
+    def _global_reservations(self, reserved: Mapping[BudgetPlace, int], now_ms: int) -> int:
         months = [counters.period for counters in self.snapshot.periods if counters.period.window == "monthly"]
         return sum(reserved.get((month.name, "global"), 0) for month in months if month.holds(now_ms))
 

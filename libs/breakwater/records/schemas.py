@@ -91,7 +91,7 @@ def asyncapi_document(document: dict[str, Any]) -> dict[str, Any]:
     operations = {name: document["operations"][name] for name in sorted(document["operations"])}
     for described in channels.values():
         channel = by_address[described["address"]]
-        described["description"] = f"{channel.summary} {_kept(channel)}"
+        described["description"] = f"{channel.summary} {_storage(channel)}"
         described["parameters"] = {name: {"description": text} for name, text in channel.parameters.items()}
         if channel.stream is not None:
             described["x-jetstream-stream"] = channel.stream.value
@@ -117,7 +117,7 @@ def _place(address: str, name: str) -> tuple[int, str]:
     return [channel.address for channel in CHANNELS].index(address), name
 
 
-def _kept(channel: Channel) -> str:
+def _storage(channel: Channel) -> str:
     if channel.stream is None:
         return "Core NATS: only current subscribers receive it; not stored."
     return f"Stream {channel.stream}."

@@ -168,16 +168,16 @@ async def _children(analytics: Analytics, parents: Sequence[str]) -> tuple[list[
         children = await analytics.read(TreeExecution, CHILDREN, parameters)
         more = more or len(children) > MAX_NODES
         rows += children
-    last = {child.execution_id: child for child in sorted(rows, key=_queued)}
-    return sorted(last.values(), key=_queued), more
+    last = {child.execution_id: child for child in sorted(rows, key=_queue_order)}
+    return sorted(last.values(), key=_queue_order), more
 
 
-def _queued(execution: TreeExecution) -> tuple[datetime, str]:
+def _queue_order(execution: TreeExecution) -> tuple[datetime, str]:
     return execution.queued_at, execution.execution_id
 
 
 def _node(execution_id: str, execution: TreeExecution | None, below: _Below) -> TreeNode:
-    in_order = sorted(below.get(execution_id, ()), key=_queued)
+    in_order = sorted(below.get(execution_id, ()), key=_queue_order)
     children = tuple(_node(child.execution_id, child, below) for child in in_order)
     return TreeNode(execution_id, execution, _sums(execution, [child.subtree for child in children]), children)
 

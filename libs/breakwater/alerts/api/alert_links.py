@@ -84,7 +84,7 @@ class LinkRoutes:
             return objection
         try:
             incidents = await self._log.catch_up()
-            return self._pages.incident(_linked_incident(incidents, request))
+            return self._pages.incident(_incident_of(incidents, request))
         except (RequestError, BusError) as error:
             return self._error_page(error)
 
@@ -101,7 +101,7 @@ class LinkRoutes:
         try:
             form = LinkForm.model_validate(fields)
         except ValidationError as error:
-            alert = _linked_incident(await self._log.catch_up(), request)
+            alert = _incident_of(await self._log.catch_up(), request)
             return self._pages.incident(alert, status=422, problem=_explanation(error), fields=fields)
         name = self._redactor.text(form.name)
         by = f"{name} (by link)"
@@ -111,7 +111,7 @@ class LinkRoutes:
         async with self._audit.action(f"{form.action}_incident", Actor(name, "link"), details, why):
             alert, changed = await apply_to_incident(
                 self._log,
-                lambda incidents: _linked_incident(incidents, request),
+                lambda incidents: _incident_of(incidents, request),
                 lambda alert: change(alert, by, why, self._now()),
             )
         structlog.get_logger().info(
@@ -147,7 +147,7 @@ class LinkRoutes:
         return self._pages.message("Breakwater can't respond now", why, 503, {"Retry-After": "1"})
 
 
-def _linked_incident(incidents: Incidents, request: Request) -> Alert:
+def _incident_of(incidents: Incidents, request: Request) -> Alert:
     """Returns the incident of a link, whose whole id is signed. Raises RequestError: it is not known."""
     alert = incidents.get(request.path_params["incident_id"])
     if alert is None:

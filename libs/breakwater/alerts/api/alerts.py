@@ -261,7 +261,7 @@ class ChannelRoutes:
             stored = read_dead_letter(message)
             if stored is None or stored.channel is None or query.channel not in (None, stored.channel):
                 return None
-            return _undelivered_alert(stored.channel, stored)
+            return _read_undelivered(stored.channel, stored)
 
         async def with_replay(alert: UndeliveredAlert) -> UndeliveredAlert:
             replay = await self.lookup.last(Stream.ALERTER, subjects.alert_replay(alert.channel, alert.dead_letter_id))
@@ -382,7 +382,7 @@ class _UndeliveredContent(Event):
     counts: dict[str, int] | None = None
 
 
-def _undelivered_alert(channel: str, dead_letter: StoredDeadLetter) -> UndeliveredAlert:
+def _read_undelivered(channel: str, dead_letter: StoredDeadLetter) -> UndeliveredAlert:
     try:
         content = _UndeliveredContent.model_validate_json(dead_letter.payload)
     except ValidationError:

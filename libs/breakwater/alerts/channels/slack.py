@@ -143,7 +143,7 @@ class SlackBot(HttpChannel):
             return
         incident_id = message.incident_id
         ts = self._unsaved.get(incident_id) or await self._sent_messages.get(incident_id)
-        is_updated = ts is not None and await self._updated(ts, fields)
+        is_updated = ts is not None and await self._update(ts, fields)
         if ts is None or not is_updated:
             ts = self._unsaved[incident_id] = await self._post(fields)
         if incident_id in self._unsaved:
@@ -171,7 +171,7 @@ class SlackBot(HttpChannel):
             raise SendError("Slack did not return the id of the posted message")
         return ts
 
-    async def _updated(self, ts: str, fields: Mapping[str, Any]) -> bool:
+    async def _update(self, ts: str, fields: Mapping[str, Any]) -> bool:
         """Updates a message; False if it can't be updated any more."""
         # Unlike for a new message, Slack would by default look for mentions in the text.
         content = {"text": fields["text"], "blocks": fields["blocks"], "parse": "none", "link_names": False}
@@ -199,8 +199,8 @@ class SlackBot(HttpChannel):
 
 def slack_message(worded: MessageText) -> dict[str, Any]:
     """The fields of a message that are the same for every way to post it."""
-    title = f"*{_rendered(worded.title, _TITLE_LENGTH)}*"
-    texts = [title, *(text for lines in worded.paragraphs for text in _packed(lines))]
+    title = f"*{_render(worded.title, _TITLE_LENGTH)}*"
+    texts = [title, *(text for lines in worded.paragraphs for text in _pack(lines))]
     return {
         "text": escaped(plain(worded), NOTICE_LENGTH),
         "blocks": [
@@ -220,11 +220,11 @@ def escaped(text: str, limit: int) -> str:
     return f"{_PART_OF_ESCAPE.sub('', escaped_text[: limit - 1])}…" if limit > 0 else ""
 
 
-def _packed(lines: tuple[Line, ...]) -> Iterator[str]:
+def _pack(lines: tuple[Line, ...]) -> Iterator[str]:
     """Lines in as few sections as take them."""
     section = ""
     for line in lines:
-        text = _rendered(line, SECTION_LENGTH)
+        text = _render(line, SECTION_LENGTH)
         if section and len(section) + 1 + len(text) > SECTION_LENGTH:
             yield section
             section = text
@@ -234,7 +234,7 @@ def _packed(lines: tuple[Line, ...]) -> Iterator[str]:
         yield section
 
 
-def _rendered(line: Line, limit: int) -> str:
+def _render(line: Line, limit: int) -> str:
     text = ""
     for part in line:
         room = limit - len(text)

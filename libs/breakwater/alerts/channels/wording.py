@@ -64,7 +64,7 @@ class Wording:
         url = self.url(alert.incident_id, alert.at)
         template = self.templates.get(alert.event)
         title = self._title(alert)
-        text = _filled(None if template is None else template.text, alert, url, alert.text)
+        text = _fill_line(None if template is None else template.text, alert, url, alert.text)
         linked = any(isinstance(part, Url) for part in (*title, *text))
         facts = [(line,) for line in (_state(alert), _where(alert), _since(alert)) if line]
         people = [(line,) for line in _people(alert)]
@@ -91,7 +91,7 @@ class Wording:
         were = "alert was" if total == 1 else "alerts were"
         title = f"{total:,} {were} delayed {_span(digest)} ({_WHY[digest.why]})"
         titled = sorted(digest.alerts, key=_urgency)[:SHOWN_TITLES]
-        lines = [self._held_back(alert, digest.at) for alert in titled]
+        lines = [self._digest_line(alert, digest.at) for alert in titled]
         if total > len(titled):
             lines.append((f"and {total - len(titled):,} more",))
         return MessageText((title,), tuple(filter(None, (((_figures(digest),),), tuple(lines)))))
@@ -103,10 +103,10 @@ class Wording:
     def _title(self, alert: Alert) -> Line:
         template = self.templates.get(alert.event)
         words = None if template is None else template.title
-        title = _filled(words, alert, self.url(alert.incident_id, alert.at), alert.title)
+        title = _fill_line(words, alert, self.url(alert.incident_id, alert.at), alert.title)
         return tuple(part.replace("\n", " ") if isinstance(part, str) else part for part in title)
 
-    def _held_back(self, alert: HeldBack, at: datetime) -> Line:
+    def _digest_line(self, alert: HeldBack, at: datetime) -> Line:
         marker = alert.status if alert.status in {"resolved", "acknowledged"} else f"{alert.severity}, {alert.status}"
         title = clean(alert.title).replace("\n", " ")
         url = self.url(alert.incident_id, at)
@@ -142,7 +142,7 @@ def duration(lasted: timedelta) -> str:
     return f"{seconds} s"
 
 
-def _filled(template: str | None, alert: Alert, url: str, otherwise: str) -> Line:
+def _fill_line(template: str | None, alert: Alert, url: str, otherwise: str) -> Line:
     words = otherwise if template is None else fill(template, alert, _LINK_HERE if url else "")
     first, *parts = clean(words).split(_LINK_HERE) if url else (clean(words).replace(_LINK_HERE, ""),)
     line: list[str | Url] = [first]

@@ -229,9 +229,9 @@ def _signal(
         "measure": measure,
         "change": change,
         "unit": figure.unit,
-        "value": None if newest is None else _stored(newest.value, figure.unit),
-        "baseline": _stored(baseline.value, figure.unit),
-        "deviation": _stored(deviation, figure.unit),
+        "value": None if newest is None else _rounded_figure(newest.value, figure.unit),
+        "baseline": _rounded_figure(baseline.value, figure.unit),
+        "deviation": _rounded_figure(deviation, figure.unit),
         "deviations": None if newest is None else round((newest.value - baseline.value) / deviation, 1),
         "calls": 0 if newest is None else newest.calls,
         "since": format_time(since),
@@ -267,7 +267,7 @@ def _amount(value: float, unit: str) -> str:
     return f"{value:,.0f} ms" if value < 1000 else f"{value / 1000:,.1f} s"
 
 
-def _stored(value: float, unit: str) -> JsonValue:
+def _rounded_figure(value: float, unit: str) -> JsonValue:
     if unit == "share":
         return round(value, 4)
     return usd_from_nano(round(value * 1e9)) if unit == "usd_per_minute" else round(value)

@@ -58,12 +58,12 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
     if isinstance(signal, Resolved):
         if current is None or current.status == "resolved":
             return None
-        return _resolved(current, signal)
+        return _resolve(current, signal)
     if signal.event not in rules.on_events:
         return None
     resolved_at = None if current is None or current.status != "resolved" else current.resolved_at
     if current is None or (resolved_at is not None and signal.at - resolved_at > rules.quiet):
-        return _opened(signal, rules)
+        return _open_incident(signal, rules)
     if current.status == "resolved":
         status = _status(signal.event, rules)
         change = "reopened"
@@ -118,7 +118,7 @@ def resolve(current: Alert, by: str, reason: str | None, at: datetime) -> Alert 
     if current.status == "resolved":
         return None
     # This does not remove the cause: a stopped task stays stopped.
-    text = f"{_lasted(current, at)} What caused it may be so still: {current.text}"
+    text = f"{_duration_sentence(current, at)} What caused it may be so still: {current.text}"
     return _over(current, at, f"resolved by {by}", by=by, reason=reason, text=text)
 
 
@@ -132,7 +132,7 @@ def due(current: Alert, now: datetime, rules: IncidentRules) -> Alert | None:
     if current.ends_at is not None and current.ends_at <= now and current.status != "pending":
         faded = current.event in _FADING
         reason = f"it has not happened again since {moment(current.last_at)}" if faded else "the period has ended"
-        text = f"{_lasted(current, current.last_at)} {sentence(reason)}"
+        text = f"{_duration_sentence(current, current.last_at)} {sentence(reason)}"
         if faded:
             text += " What caused it may be so still."
         return _over(current, now, f"ended at {moment(current.ends_at)}", by=None, reason=reason, text=text)
@@ -166,7 +166,7 @@ _NOBODY: dict[str, object] = {
 _FADING = frozenset({"retries_exhausted", "job_dead_lettered", "agent_anomaly", "guard_soft_cap", "consumer_deleted"})
 
 
-def _opened(signal: Firing, rules: IncidentRules) -> Alert:
+def _open_incident(signal: Firing, rules: IncidentRules) -> Alert:
     incident_id = "inc_" + _digest(signal.key, signal.source_id)[:24]
     over = signal.done_by is not None
     status = "resolved" if over else _status(signal.event, rules)
@@ -200,7 +200,7 @@ def _opened(signal: Firing, rules: IncidentRules) -> Alert:
     )
 
 
-def _resolved(current: Alert, signal: Resolved) -> Alert:
+def _resolve(current: Alert, signal: Resolved) -> Alert:
     return _over(
         current,
         signal.at,
@@ -216,7 +216,7 @@ def _resolved(current: Alert, signal: Resolved) -> Alert:
     )
 
 
-def _lasted(current: Alert, until: datetime) -> str:
+def _duration_sentence(current: Alert, until: datetime) -> str:
     times = "once" if current.count == 1 else f"{current.count:,} times"
     return f"It happened {times}, from {moment(current.opened_at)} to {moment(max(until, current.last_at))}."
 

@@ -139,7 +139,7 @@ def next_message(
             continue
         was_quiet = quiet_until(rules.route.quiet_hours, candidate.newest, candidate.newest.at) is not None
         (quiet if was_quiet else due).append(candidate)
-    chosen = _chosen(due, quiet, rules, now, sent)
+    chosen = _next_message(due, quiet, rules, now, sent)
     if isinstance(chosen, datetime):
         waits_until.append(chosen)
         chosen = None
@@ -228,7 +228,7 @@ def _urgency(candidate: _Candidate) -> tuple[int, int]:
     return -_severity(candidate.newest), candidate.sequences[0]
 
 
-def _chosen(
+def _next_message(
     now_due: list[_Candidate],
     quiet: list[_Candidate],
     rules: ChannelRules,

@@ -145,14 +145,14 @@ def _of_breaker(event: BreakerTransition) -> tuple[Signal, ...]:
     is_new = event.from_state == "closed" or event.from_state == event.to_state == "open"
     if is_new and event.to_state in {"open", "isolated"}:
         title = f"Breaker open: {affected}"
-        return (Firing(key, "breaker_open", title, _opened(event), *origin, agent=event.agent, model=event.model),)
+        return (Firing(key, "breaker_open", title, _open_text(event), *origin, agent=event.agent, model=event.model),)
     if event.from_state != "closed" and event.to_state == "closed":
         title = f"Breaker closed: {affected}"
-        return (Resolved(key, "breaker_closed", title, _closed(event), *origin, by=event.by, reason=event.reason),)
+        return (Resolved(key, "breaker_closed", title, _close_text(event), *origin, by=event.by, reason=event.reason),)
     return ()
 
 
-def _opened(event: BreakerTransition) -> str:
+def _open_text(event: BreakerTransition) -> str:
     shared = event.scope != "agent_model"
     state = "open"
     until = ""
@@ -171,7 +171,7 @@ def _opened(event: BreakerTransition) -> str:
     )
 
 
-def _closed(event: BreakerTransition) -> str:
+def _close_text(event: BreakerTransition) -> str:
     return (
         f"{sentence(event.reason)} Since {moment(event.at)} calls of {_callers(event)} go to {_models(event)} again. "
         "Nothing to do."
@@ -207,10 +207,10 @@ def _of_guard(event: GuardEvent) -> tuple[Signal, ...]:
         text = task_near_cap(event.rule, event.reason, task_id=event.task_id, **owner)
         return (Firing(near_key, "guard_soft_cap", title, text, *origin, fades=True, **owner),)
     title = f"Task stopped: {event.task_id} of {event.agent}"
-    return (Firing(key, "guard_tripped", title, _stopped(event), *origin, agent=event.agent, tenant=event.tenant),)
+    return (Firing(key, "guard_tripped", title, _stop_text(event), *origin, agent=event.agent, tenant=event.tenant),)
 
 
-def _stopped(event: GuardEvent) -> str:
+def _stop_text(event: GuardEvent) -> str:
     assert event.rule is not None
     refused = task_stopped(
         event.rule,
@@ -251,12 +251,12 @@ def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
         state = "Budget refuses calls" if kind == "budget_hard_cap" and event.total < event.limit else "Budget used up"
     key = key_of(kind, *place, str(event.threshold_percent))
     title = f"{state}: {owner}, {event.window}"
-    text = _spent(event, kind, owner, event.limit)
+    text = _spend_text(event, kind, owner, event.limit)
     agent = event.agent if event.scope == "agent" else None
     return (Firing(key, kind, title, text, *origin, agent=agent, tenant=event.tenant, ends_at=event.resets_at),)
 
 
-def _spent(event: BudgetEvent, kind: AlertEvent, owner: str, limit: int) -> str:
+def _spend_text(event: BudgetEvent, kind: AlertEvent, owner: str, limit: int) -> str:
     share = f" ({percent(event.total / limit)})" if limit else ""
     spent, cap = moneys(event.total, limit)
     consequence = _CONSEQUENCE.get((kind, event.enforcement), _NOT_ENFORCED)
@@ -348,7 +348,7 @@ def of_execution(execution: Execution, costly: int | None, long_ms: int | None) 
     spent = error is not None and error.kind == "quota"
     news = error is not None and error.class_ in {*NEVER_FITS, HELD}
     if execution.status == "dead_lettered" and not spent and (news or execution.reason not in _ALERTED_BY_OTHERS):
-        signals.append(_failed(execution))
+        signals.append(_failure_of(execution))
     if costly is not None and (execution.total_cost or 0) > costly:
         cost, limit = moneys(execution.total_cost or 0, costly)
         signals.append(_unusual(execution, "execution_cost", f" cost {cost}, more than {limit}"))
@@ -372,7 +372,7 @@ def cut_off(execution: Execution, cut: int, answers: int) -> Firing:
     return _unusual(execution, "finish_reason", details, title="Truncated answers")
 
 
-def _failed(execution: Execution) -> Firing:
+def _failure_of(execution: Execution) -> Firing:
     reason = execution.reason or "error"
     tried = execution.attempts_count > 1 and reason in {"error", "timeout"}
     error = execution.error

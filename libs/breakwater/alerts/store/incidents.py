@@ -121,7 +121,7 @@ class IncidentLog:
                     await self._read()
                     fresh = True
                     continue
-                alert = self._redacted(alert)
+                alert = self._redact(alert)
                 try:
                     stored = await self._publisher.event(
                         subjects.alert(alert.event), alert, id=alert.alert_id, at=alert.at, after=self._sequence
@@ -180,7 +180,7 @@ class IncidentLog:
         except ValidationError:
             structlog.get_logger().error("alert_unreadable", sequence=sequence)
 
-    def _redacted(self, alert: Alert) -> Alert:
+    def _redact(self, alert: Alert) -> Alert:
         payload = self.redactor.json(dict(alert.payload))
         return alert.model_copy(
             update={

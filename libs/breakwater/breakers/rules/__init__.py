@@ -331,7 +331,7 @@ def isolate(
         return breaker, None
     reason = _operator_reason("isolated", by, why)
     for_all = replace(breaker, open_until_ms=0, alone="", alone_name="", task="", probed_by="")
-    after = _moved(for_all, "isolated", reason, now_ms)
+    after = _move(for_all, "isolated", reason, now_ms)
     return after, _change(breaker, after, None, reason, rules, now_ms, by=by)
 
 
@@ -367,11 +367,11 @@ def _after_probe(
         reason = "the half-open probe failed"
         failed = _with_failure(breaker, observation, rules, now_ms)
         failed = replace(failed, probed_by="" if breaker.probed_by else observation.caller)
-        opened = _opened(failed, reason, rules, now_ms, jitter)
+        opened = _open(failed, reason, rules, now_ms, jitter)
         return opened, _change(breaker, opened, "probe_failed", reason, rules, now_ms)
     reason = "the half-open probe succeeded"
     if breaker.alone:
-        closed = _closed_for_one(breaker, observation, reason, now_ms)
+        closed = _close_for_one(breaker, observation, reason, now_ms)
         return closed, _change(breaker, closed, None, reason, rules, now_ms)
     closed = Breaker(
         changed_ms=now_ms,
@@ -389,7 +389,7 @@ def _after_probe(
     return closed, _change(breaker, closed, None, reason, rules, now_ms)
 
 
-def _closed_for_one(breaker: Breaker, observation: Observation, reason: str, now_ms: int) -> Breaker:
+def _close_for_one(breaker: Breaker, observation: Observation, reason: str, now_ms: int) -> Breaker:
     """Closes a breaker that was open for one caller: forgets that caller's calls and keeps those of others."""
     forgotten = [failure.sequence for failure in breaker.failures if concerns_caller(breaker, failure.caller)]
     return replace(
@@ -456,7 +456,7 @@ def _open_if_due(
         task=_task_of(failures),
         probed_by="",
     )
-    opened = _opened(due, reason, rules, now_ms, jitter)
+    opened = _open(due, reason, rules, now_ms, jitter)
     repeated = observation.error if rule == "same_error" else None
     return opened, _change(breaker, opened, rule, reason, rules, now_ms, error_hash=repeated)
 
@@ -643,13 +643,13 @@ def cooldown_ms(rules: BreakerRules, openings: int, jitter: float) -> int:
     return round(min(grown, ceiling) * (1 + rules.cooldown_jitter * jitter) * 1000)
 
 
-def _opened(breaker: Breaker, reason: str, rules: BreakerRules, now_ms: int, jitter: float) -> Breaker:
+def _open(breaker: Breaker, reason: str, rules: BreakerRules, now_ms: int, jitter: float) -> Breaker:
     openings = breaker.openings + 1
     until_ms = now_ms + cooldown_ms(rules, openings, jitter)
-    return _moved(replace(breaker, open_until_ms=until_ms, openings=openings), "open", reason, now_ms)
+    return _move(replace(breaker, open_until_ms=until_ms, openings=openings), "open", reason, now_ms)
 
 
-def _moved(breaker: Breaker, state: BreakerState, reason: str, now_ms: int) -> Breaker:
+def _move(breaker: Breaker, state: BreakerState, reason: str, now_ms: int) -> Breaker:
     """Returns the breaker in another state, without a probe."""
     version = breaker.version + 1
     return replace(
@@ -681,7 +681,7 @@ def _with_failure(breaker: Breaker, observation: Observation, rules: BreakerRule
         observation.task,
     )
     failures = (*breaker.failures[:place], new_failure, *breaker.failures[place:])
-    needed = _needed(failures, breaker, rules, now_ms)
+    needed = _failures_to_keep(failures, breaker, rules, now_ms)
     remaining = {failure.sequence for failure in needed}
     dropped = [failure.sequence for failure in failures if failure.sequence not in remaining]
     errors = breaker.errors_seen
@@ -697,7 +697,7 @@ def _with_failure(breaker: Breaker, observation: Observation, rules: BreakerRule
     )
 
 
-def _needed(
+def _failures_to_keep(
     failures: Sequence[CountedFailure], breaker: Breaker, rules: BreakerRules, now_ms: int
 ) -> tuple[CountedFailure, ...]:
     """Returns the failures to keep: those in the window, consecutive ones, and ones that are consecutive for a caller.

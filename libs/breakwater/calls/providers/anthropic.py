@@ -52,12 +52,12 @@ def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     Source: the limits of JSON schema that Anthropic documents for structured outputs.
     """
     try:
-        return _closed(schema, schema, ())
+        return _close_schema(schema, schema, ())
     except _InexpressibleError:
         return None
 
 
-def _closed(schema: Any, root: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+def _close_schema(schema: Any, root: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(schema, Mapping):
         raise _InexpressibleError  # `true` allows anything
     node = cast(Mapping[str, Any], schema)
@@ -65,7 +65,7 @@ def _closed(schema: Any, root: Mapping[str, Any], within: tuple[str, ...]) -> di
         if ref in within:
             raise _InexpressibleError
         annotations = {name: value for name, value in node.items() if name in ("title", "description")}
-        return _closed(_at(root, ref), root, (*within, ref)) | annotations
+        return _close_schema(_at(root, ref), root, (*within, ref)) | annotations
     variants = node.get("anyOf", node.get("oneOf"))
     if "allOf" in node or (variants is not None and "properties" in node):
         raise _InexpressibleError  # closed objects have no intersection
@@ -73,16 +73,18 @@ def _closed(schema: Any, root: Mapping[str, Any], within: tuple[str, ...]) -> di
     if closed.get("format") not in _FORMATS:
         closed.pop("format", None)
     if variants is not None:
-        return closed | {"anyOf": [_closed(variant, root, within) for variant in variants]}
+        return closed | {"anyOf": [_close_schema(variant, root, within) for variant in variants]}
     if "enum" not in closed and "const" not in closed:
-        closed |= _typed(node, root, within)
+        closed |= _close_type(node, root, within)
     return closed
 
 
-def _typed(node: Mapping[str, Any], root: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+def _close_type(node: Mapping[str, Any], root: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
     kind = node.get("type", "object" if "properties" in node else None)
     if isinstance(kind, list):
-        return {"anyOf": [_typed({**node, "type": type_name}, root, within) for type_name in cast(list[Any], kind)]}
+        return {
+            "anyOf": [_close_type({**node, "type": type_name}, root, within) for type_name in cast(list[Any], kind)]
+        }
     match kind:
         case "object":
             properties = node.get("properties")
@@ -91,12 +93,12 @@ def _typed(node: Mapping[str, Any], root: Mapping[str, Any], within: tuple[str, 
             named_properties = cast(Mapping[str, Any], properties)
             return {
                 "type": "object",
-                "properties": {name: _closed(value, root, within) for name, value in named_properties.items()},
+                "properties": {name: _close_schema(value, root, within) for name, value in named_properties.items()},
                 "required": [name for name in node.get("required", ()) if name in named_properties],
                 "additionalProperties": False,
             }
         case "array":
-            items = _closed(node.get("items"), root, within)
+            items = _close_schema(node.get("items"), root, within)
             return {"type": "array", "items": items, **({"minItems": 1} if node.get("minItems") else {})}
         case "string" | "integer" | "number" | "boolean" | "null":
             return {"type": kind}
@@ -220,7 +222,7 @@ def _turns(messages: Iterable[Mapping[str, Any]]) -> tuple[list[AnthropicBlock],
     for message in messages:
         match message.get("role"):
             case "system" | "developer":
-                system += _marked(_blocks(message.get("content")), message)
+                system += _mark_last(_blocks(message.get("content")), message)
                 continue
             case "user":
                 role = "user"
@@ -237,7 +239,7 @@ def _turns(messages: Iterable[Mapping[str, Any]]) -> tuple[list[AnthropicBlock],
                 blocks = [result | content | error_mark]
             case unknown:
                 raise refused(f"messages with the role {unknown!r} are not supported by Anthropic", "messages")
-        blocks = _marked(blocks, message)
+        blocks = _mark_last(blocks, message)
         if turns and turns[-1]["role"] == role:
             turns[-1]["content"] += blocks
         elif blocks:
@@ -245,7 +247,7 @@ def _turns(messages: Iterable[Mapping[str, Any]]) -> tuple[list[AnthropicBlock],
     return system, turns
 
 
-def _marked(blocks: list[AnthropicBlock], message: Mapping[str, Any]) -> list[AnthropicBlock]:
+def _mark_last(blocks: list[AnthropicBlock], message: Mapping[str, Any]) -> list[AnthropicBlock]:
     """Puts the message's cache mark on the last block, as the prompt is cached up to there."""
     mark = message.get("cache_control")
     return [*blocks[:-1], {**blocks[-1], "cache_control": mark}] if mark and blocks else blocks
@@ -264,11 +266,11 @@ def _block(part: Mapping[str, Any]) -> AnthropicBlock:
         case "image_url":
             image = part.get("image_url")
             url = image if isinstance(image, str) else fields(image).get("url")
-            return _marked([{"type": "image", "source": _image_source(str(url))}], part)[0]
+            return _mark_last([{"type": "image", "source": _image_source(str(url))}], part)[0]
         case "refusal":
             return {"type": "text", "text": part.get("refusal")}
         case "file" if str(data := fields(part.get("file")).get("file_data")).startswith("data:application/pdf;"):
-            return _marked([{"type": "document", "source": _image_source(str(data))}], part)[0]
+            return _mark_last([{"type": "document", "source": _image_source(str(data))}], part)[0]
         case "input_audio" | "file" as kind:
             raise refused(f"content of type {kind!r} is not supported by Anthropic", "messages")
         case _:

@@ -72,10 +72,10 @@ def http_failure(status: int, payload: bytes, headers: Mapping[str, str]) -> Htt
         headers: the headers, with names in any case.
     """
     lowered = {name.lower(): value for name, value in headers.items()}
-    error = _error_of(_parsed(payload))
+    error = _error_of(_parse(payload))
     if error is None:
         with suppress(EventTooLargeError):
-            error = next((_error_of(_parsed(data)) for _, data in EventReader().feed(payload + b"\n\n")), None)
+            error = next((_error_of(_parse(data)) for _, data in EventReader().feed(payload + b"\n\n")), None)
     if error is None:
         text = _plain_text(payload)
         return HttpFailure(
@@ -96,7 +96,7 @@ def _failure(status: int, error: dict[str, Any], headers: Mapping[str, str], def
         limits[source] = None
     # OpenRouter adds the error that it got from the provider.
     if isinstance(raw := fields(error.get("metadata")).get("raw"), str) and raw:
-        upstream = _error_of(_parsed(raw.encode(errors="replace"))) or {"message": raw}
+        upstream = _error_of(_parse(raw.encode(errors="replace"))) or {"message": raw}
         message = f"{message}: {_text(upstream.get('message'))}"
     # llama.cpp's message about a conversation that is too long does not always have the figures.
     prompt_tokens = error.get("n_prompt_tokens")
@@ -106,13 +106,13 @@ def _failure(status: int, error: dict[str, Any], headers: Mapping[str, str], def
     zone = _BEIJING if (code or "").startswith("13") else UTC  # Zhipu names times in its own time zone
     reset = next((error[name] for name in ("resets_at", "reset_at", "resetTime") if error.get(name)), None)
     # FastAPI's location counts only if it is a path in the request, and not a sentence.
-    param = _name(error, "param") or _located(error.get("message")) or ""
+    param = _name(error, "param") or _location(error.get("message")) or ""
     return HttpFailure(
         status,
         message,
         code,
         _name(error, "type") or _name(error, "status"),  # Gemini's word
-        {**headers, **_passed_on(error)},
+        {**headers, **_upstream_headers(error)},
         _delay_s(error, message),
         param if _PLACE.fullmatch(param) else None,
         tuple(limits),
@@ -211,7 +211,7 @@ def first_of(document: Any) -> Any:
     return cast(list[Any], document)[0] if isinstance(document, list) and document else document
 
 
-def _parsed(payload: bytes) -> Any:
+def _parse(payload: bytes) -> Any:
     try:
         return read_json(payload)
     except ValueError:
@@ -255,7 +255,7 @@ def _error_at(place: Mapping[str, Any], depth: int = 3) -> dict[str, Any] | None
 _MESSAGES = ("message", "msg", "error_msg", "error_message", "detail", "errors")
 
 
-def _passed_on(error: Mapping[str, Any]) -> dict[str, str]:
+def _upstream_headers(error: Mapping[str, Any]) -> dict[str, str]:
     """Returns the provider's headers, which OpenRouter puts into the body."""
     headers = fields(fields(error.get("metadata")).get("headers"))
     return {name.lower(): value for name, value in headers.items() if isinstance(value, str)}
@@ -295,7 +295,7 @@ def _name(error: Mapping[str, Any], field: str) -> str | None:
     return cut(str(value), _MAX_CODE) or None
 
 
-def _located(message: Any) -> str:
+def _location(message: Any) -> str:
     """Returns the location of FastAPI's first error, below the body."""
     if isinstance(message, dict):
         message = fields(message).get("detail")

@@ -165,7 +165,7 @@ class HttpProvider:
     def __init__(self, wires: Mapping[CallApi, Wire], settings: HttpSettings, redaction: RedactionRules) -> None:
         self._wires = wires
         self._placeholder = redaction.placeholder
-        self._origin = _checked_origin(wires["chat"].url("model"))
+        self._origin = _origin_of(wires["chat"].url("model"))
         self._headers = {"Content-Type": "application/json", **settings.headers}
         self._credential = Credential(settings.api_key)
         self._secrets = KnownSecrets([], self._placeholder)
@@ -254,7 +254,7 @@ class HttpProvider:
             maybe_billed = state.sent
             cause = error
         except StreamBrokenError as broken:
-            raise self._broken_off(wire, broken, reader, streaming.answer) from broken
+            raise self._broken_stream(wire, broken, reader, streaming.answer) from broken
         except UnusableAnswerError as error:
             failure = BrokenAnswer(str(error), status, not isinstance(error, AnswerTooLargeError))
             cause = error
@@ -273,7 +273,7 @@ class HttpProvider:
         data = encoded(wire.body(call))
         headers = {"X-Client-Request-Id": call.attempt_id, **wire.headers(key)}
         if call.native is not None:
-            headers |= {name: self._joined_header(name, value) for name, value in call.headers.items()}
+            headers |= {name: self._join_header(name, value) for name, value in call.headers.items()}
         if call.traceparent:
             headers["traceparent"] = call.traceparent
         url = URL(wire.url(call.model), encoded=True)
@@ -281,7 +281,7 @@ class HttpProvider:
             url, data=data, headers=headers, allow_redirects=False, trace_request_ctx=state
         )
 
-    def _joined_header(self, name: str, value: str) -> str:
+    def _join_header(self, name: str, value: str) -> str:
         """Returns a client's header, appended to the config's header of the same name: both are lists."""
         configured = (
             header_value for header_name, header_value in self._headers.items() if header_name.lower() == name
@@ -310,9 +310,9 @@ class HttpProvider:
         if not 200 <= status <= 299:
             raise CallError(http_failure(status, reply.payload, reply.headers), maybe_billed=False)
         body = (
-            self._assembled(wire, reply)
+            self._assemble(wire, reply)
             if is_of_events(reply.payload) and not isinstance(wire, EmbeddingsWire)
-            else self._secrets.hidden_in_read(reply.payload, _parsed(wire, reply))
+            else self._secrets.hidden_in_read(reply.payload, _parse_body(wire, reply))
         )
         usage = wire.usage(body)
         if carries_error(body):
@@ -323,21 +323,21 @@ class HttpProvider:
         except UnusableAnswerError as error:
             if says_why(body):
                 raise CallError(error_in_answer(body, status), maybe_billed=False, usage=usage) from error
-            raise _broken_by(error, status, usage) from error
+            raise _unusable_answer(error, status, usage) from error
 
-    def _assembled(self, wire: Wire, reply: _HttpReply) -> dict[str, Any]:
+    def _assemble(self, wire: Wire, reply: _HttpReply) -> dict[str, Any]:
         answer = Assembly()
         reader = wire.stream_reader(answer)
         _check_size(wire, reply)
         try:
             assembled(reply.payload, reader, answer, self._secrets)
         except StreamBrokenError as broken:
-            raise self._broken_off(wire, broken, reader, answer) from broken
+            raise self._broken_stream(wire, broken, reader, answer) from broken
         except UnusableAnswerError as error:
-            raise _broken_by(error, reply.status, wire.usage(reader.answer())) from error
+            raise _unusable_answer(error, reply.status, wire.usage(reader.answer())) from error
         return self._secrets.hidden_in(reader.answer())
 
-    def _broken_off(
+    def _broken_stream(
         self, wire: Wire, stream_error: StreamBrokenError, reader: StreamReader, answer: Assembly
     ) -> CallError:
         partial_answer = reader.answer()
@@ -367,7 +367,7 @@ class HttpProvider:
         reason = chosen.finish_reason
         failure: CallFailure | None = None
         if reason in INTERRUPTED:
-            failure = _aborted(body, chosen, status)
+            failure = _abortion(body, chosen, status)
         elif chosen.output is None:
             problem = f"the answer has no text and no tool call (finish_reason: {reason or 'none'})"
             failure = EmptyAnswer(reason, problem, status)
@@ -408,28 +408,28 @@ async def _reply(response: aiohttp.ClientResponse, limit: int) -> _HttpReply:
 def _check_size(wire: Wire, reply: _HttpReply) -> None:
     """Checks the size of an answer. Raises CallError: it is over the limit."""
     if len(reply.payload) > (limit := _limit(wire)):
-        raise _broken(reply.status, f"the answer is over {limit} bytes", storable=False)
+        raise _broken_answer(reply.status, f"the answer is over {limit} bytes", storable=False)
 
 
-def _parsed(wire: Wire, reply: _HttpReply) -> dict[str, Any]:
+def _parse_body(wire: Wire, reply: _HttpReply) -> dict[str, Any]:
     status = reply.status
     payload = reply.payload
     if not reply.is_complete:
-        raise _broken(status, f"the answer was truncated after {len(payload)} bytes")
+        raise _broken_answer(status, f"the answer was truncated after {len(payload)} bytes")
     _check_size(wire, reply)
     if not payload.strip():
-        raise _broken(status, "the answer's body is empty")
+        raise _broken_answer(status, "the answer's body is empty")
     try:
         # Vectors are not checked, as that would look at each number; they are small once they are packed.
         body = first_of(read_json(payload, checked=not isinstance(wire, EmbeddingsWire)))
     except ValueError as error:
-        raise _broken(status, f"the answer {error}", storable=str(error) != TOO_DEEP) from error
+        raise _broken_answer(status, f"the answer {error}", storable=str(error) != TOO_DEEP) from error
     if not isinstance(body, dict):
-        raise _broken(status, "the answer is not a JSON object")
+        raise _broken_answer(status, "the answer is not a JSON object")
     return cast(dict[str, Any], body)
 
 
-def _aborted(body: Mapping[str, Any], choice: Choice, status: int) -> CallFailure:
+def _abortion(body: Mapping[str, Any], choice: Choice, status: int) -> CallFailure:
     """Returns the failure of an answer that its provider aborted: the error in the choice, as OpenRouter writes it."""
     choices = body.get("choices")
     choice_list = cast(list[Any], choices) if isinstance(choices, list) else []
@@ -439,13 +439,13 @@ def _aborted(body: Mapping[str, Any], choice: Choice, status: int) -> CallFailur
     return BrokenAnswer(f"the provider aborted the answer (finish_reason: {choice.finish_reason})", status)
 
 
-def _broken(status: int, text: str, usage: Usage | None = None, *, storable: bool = True) -> CallError:
+def _broken_answer(status: int, text: str, usage: Usage | None = None, *, storable: bool = True) -> CallError:
     # A model has run, so its provider may bill for it.
     return CallError(BrokenAnswer(text, status, storable), maybe_billed=True, usage=usage)
 
 
-def _broken_by(error: UnusableAnswerError, status: int, usage: Usage | None) -> CallError:
-    return _broken(status, str(error), usage, storable=not isinstance(error, AnswerTooLargeError))
+def _unusable_answer(error: UnusableAnswerError, status: int, usage: Usage | None) -> CallError:
+    return _broken_answer(status, str(error), usage, storable=not isinstance(error, AnswerTooLargeError))
 
 
 class _LongNamesReader:
@@ -508,7 +508,7 @@ def _without_secrets(secrets: KnownSecrets, failure: CallFailure) -> CallFailure
     )
 
 
-def _checked_origin(url: str) -> URL:
+def _origin_of(url: str) -> URL:
     try:
         parsed = URL(url, encoded=True)
         return parsed.origin().with_port(parsed.explicit_port)

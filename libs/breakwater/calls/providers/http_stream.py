@@ -183,7 +183,7 @@ def _chunks(
                 yield from reader.read(None)
                 continue
             is_error = name == b"error"
-            event = secrets.hidden_in_read(data, _parsed(data, joiner, is_error=is_error))
+            event = secrets.hidden_in_read(data, _parse_event(data, joiner, is_error=is_error))
             if is_error or carries_error(event):
                 yield from _read_held(joiner, reader)
                 raise StreamBrokenError(error_in_answer(whole_value(event)))
@@ -203,7 +203,7 @@ def _read_held(joiner: EventJoiner, reader: StreamReader) -> Iterator[Chunk]:
         yield from reader.read(event)
 
 
-def _parsed(data: bytes, joiner: EventJoiner, *, is_error: bool) -> dict[str, Any]:
+def _parse_event(data: bytes, joiner: EventJoiner, *, is_error: bool) -> dict[str, Any]:
     try:
         event: dict[str, Any] = first_of(read_json(data, joiner=joiner)) or {}
     except ValueError as error:

@@ -342,26 +342,26 @@ class ProcessProvider:
     def _answer(self, child: Child, lines: _DeltaLines) -> Answer:
         error_texts = self._program.error_texts
         if child.flooded:
-            raise _failed(f"printed more than {self._program.max_output_bytes} bytes, and was killed")
+            raise _failure(f"printed more than {self._program.max_output_bytes} bytes, and was killed")
         if child.returncode != 0:
             stderr = child.stderr.decode(errors="replace")
             is_rest = len(child.stderr) >= STDERR_KEPT
             last = error_texts.last_line(stderr.lstrip("\ufffd"), is_rest=is_rest)
-            raise _failed(_ending(child.returncode) + (f": {last}" if last else ""))
+            raise _failure(_ending(child.returncode) + (f": {last}" if last else ""))
         lines.pieces.end()
         stdout = bytes(child.stdout[lines.length :])
         if not stdout.strip():
-            raise _failed("printed nothing" if not lines.pieces.texts else "printed no response after its answer")
+            raise _failure("printed nothing" if not lines.pieces.texts else "printed no response after its answer")
         try:
             read = partial(from_json, allow_inf_nan=False)
             printed = read_whole(read, stdout.removeprefix(codecs.BOM_UTF8))
         except ValueError as error:
             text = error_texts.text(stdout.decode(errors="replace"))
-            raise _failed(f"printed no JSON ({error}): {text}") from error
+            raise _failure(f"printed no JSON ({error}): {text}") from error
         try:
             response = Response.model_validate(printed)
         except ValidationError as error:
-            raise _failed(f"printed JSON that is not a valid response: {first_problem(error)}") from error
+            raise _failure(f"printed JSON that is not a valid response: {first_problem(error)}") from error
         if response.status == "success" and response.code == 0:
             streamed_text = "".join(lines.pieces.texts) or None
             return response.answer(
@@ -380,7 +380,7 @@ class ProcessProvider:
         )
 
 
-def _failed(message: str) -> CallError:
+def _failure(message: str) -> CallError:
     return CallError(ProgramFailure("BackendFailureError", message, None, "server"), maybe_billed=True)
 
 

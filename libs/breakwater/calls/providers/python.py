@@ -139,7 +139,7 @@ class PythonProvider:
         if not in_time:
             raise CallError(TransportFailure("timeout", "TimeoutError", silence(call)), maybe_billed=True)
         if task.cancelled():
-            raise _failed("CancelledError", "the callable cancelled itself")
+            raise _failure("CancelledError", "the callable cancelled itself")
         error = task.exception()
         if isinstance(error, CallError):
             raise error
@@ -149,7 +149,7 @@ class PythonProvider:
             ) from error
         if error is not None:
             name = type(error).__name__
-            raise _failed(name, self._error_texts.text(str(error)) or name) from error
+            raise _failure(name, self._error_texts.text(str(error)) or name) from error
         return self._answer(task.result())
 
     async def refresh_credential(self, used: int | None) -> bool:  # noqa: ARG002
@@ -165,7 +165,7 @@ class PythonProvider:
             running = self._function(request)
             if not isinstance(running, AsyncIterator):
                 return await running
-            return await _joined_texts(running, pieces)
+            return await _join_texts(running, pieces)
         except SystemExit as error:
             # asyncio would end the worker.
             raise RuntimeError(f"the callable tried to exit with {error.code!r}") from error
@@ -190,16 +190,16 @@ class PythonProvider:
         try:
             spent = ReportedSpend.model_validate({"usage": reply.usage, "cost_usd": reply.cost_usd})
         except ValidationError as error:
-            raise _failed("BackendFailureError", f"reported an invalid amount: {first_problem(error)}") from error
+            raise _failure("BackendFailureError", f"reported an invalid amount: {first_problem(error)}") from error
         return spent.answer(_json(reply.result, self._error_texts), self._cost_per_call)
 
 
-async def _joined_texts(running: AsyncIterator[Any], pieces: Pieces) -> Reply:
+async def _join_texts(running: AsyncIterator[Any], pieces: Pieces) -> Reply:
     """Reads all texts that a generator yields, and returns them joined, with its final report."""
     reply: Reply | None = None
     async for piece in running:
         if reply is not None or not isinstance(piece, str | Reply):
-            raise _failed("BackendFailureError", "yielded something other than texts and a final Reply")
+            raise _failure("BackendFailureError", "yielded something other than texts and a final Reply")
         if isinstance(piece, str):
             pieces.put(piece)
         else:
@@ -215,10 +215,10 @@ def _json(result: Any, error_texts: ErrorTexts) -> JsonValue:
         document = json.dumps([result], allow_nan=False).encode()
         return read_whole(partial(from_json, allow_inf_nan=False), document)[0]
     except (TypeError, ValueError, RecursionError) as error:
-        raise _failed(
+        raise _failure(
             "BackendFailureError", f"returned something that is not JSON: {error_texts.text(str(error))}"
         ) from error
 
 
-def _failed(class_name: str, message: str) -> CallError:
+def _failure(class_name: str, message: str) -> CallError:
     return CallError(ProgramFailure(class_name, message, None, "server"), maybe_billed=True)

@@ -77,17 +77,17 @@ def refused_params(
     # An output limit that is too high is lowered.
     renames = unsupported and most_output_in(failure.message) is None
     candidates = [name for name in sorted(added) if renames or name not in OUTPUT_LIMITS]
-    if names := _named(failure.param, text, candidates):
+    if names := _candidates_in(failure.param, text, candidates):
         mentioned = [name for name in {*added, *client_params} if _position(text, name) is not None]
         return RefusedParams(names, lasting=unsupported and len(mentioned) <= len(names))
     if not unsupported:
         return None
     optional = [name for name in sorted(droppable) if name not in _CONVERSATION and name not in OUTPUT_LIMITS]
-    names = _named(failure.param, text, optional, is_param=_is_whole)
+    names = _candidates_in(failure.param, text, optional, is_param=_is_whole)
     return RefusedParams(names, lasting=False) if names else None
 
 
-def _named(
+def _candidates_in(
     param: str | None, text: str, candidates: Iterable[str], *, is_param: Callable[[str], bool] = bool
 ) -> tuple[str, ...]:
     """Returns the candidates that the place at fault names, or else the candidate that the text mentions first."""

@@ -57,7 +57,7 @@ class CallResponses:
         model = cast(str | None, result.get("chosen_model"))
         error = cast(dict[str, Any] | None, result.get("error"))
         refused_params = next((attempt.get("dropped_params") or () for attempt in reversed(result["attempts"])), ())
-        dropped = () if model is None else self._dropped(sent, model, refused_params)
+        dropped = () if model is None else self._dropped_fields(sent, model, refused_params)
         values = {
             "execution-id": sent.execution_id,
             "model": model,
@@ -68,7 +68,7 @@ class CallResponses:
         }
         return option_headers(values, dropped)
 
-    def _dropped(self, sent: Submission, model: str, refused_params: Iterable[str]) -> tuple[str, ...]:
+    def _dropped_fields(self, sent: Submission, model: str, refused_params: Iterable[str]) -> tuple[str, ...]:
         """Returns the fields of a request that a model was not sent: it refuses them, or has no counterpart."""
         agent = self.config.agents[sent.job.agent]
         provider = self.config.provider_name(agent, model)
@@ -100,7 +100,7 @@ class CallResponses:
             "attempts": str(first_message["attempt"]),
             "cache": "miss",
         }
-        return option_headers(values, self._dropped(sent, model, first_message.get("dropped_params") or ()))
+        return option_headers(values, self._dropped_fields(sent, model, first_message.get("dropped_params") or ()))
 
 
 def option_headers(values: Mapping[str, str | None], dropped: Iterable[str]) -> dict[str, str]:

@@ -85,7 +85,7 @@ class Calls:
             call = await self._begin(self._call(request, parsed))
             trace.set_job(call.sent.job.agent, call.sent.execution_id)
             if parsed.detached is not None:
-                response = await self._detached(request, call, trace.traceparent, parsed.detached)
+                response = await self._respond_detached(request, call, trace.traceparent, parsed.detached)
             else:
                 respond = self._stream if parsed.job.stream else self._respond_when_done
                 response = await respond(request, call, trace.traceparent)
@@ -113,7 +113,7 @@ class Calls:
             response.background = BackgroundTask(self._in_flight.forget, call)
         return response
 
-    async def _detached(
+    async def _respond_detached(
         self,
         request: Request,
         call: PendingCall,

@@ -101,7 +101,7 @@ class MessageRoutes:
         parsed = read_command(await self._calls.read(request), CountTokensRequest)
         self._calls.agent_of(request, parsed.model)
         try:
-            tokens = _estimated_input(NativeRequest(api="messages", body=_body_of(parsed)))
+            tokens = _estimate_input(NativeRequest(api="messages", body=_body_of(parsed)))
         except InvalidBodyError as error:
             raise invalid_job([error.problem]) from None
         return Response(InputTokenCount(input_tokens=tokens).json_bytes(), 200, media_type="application/json")
@@ -114,7 +114,7 @@ def _body_of(parsed: CountTokensRequest) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in (*SENT_BY_PLANE, "breakwater")}
 
 
-def _estimated_input(request: NativeRequest) -> int:
+def _estimate_input(request: NativeRequest) -> int:
     """Estimates the input tokens of a request. Raises InvalidBodyError."""
     form = chat_form(request)
     return likely_input_tokens(size_of_messages(form.messages) + size_of_params(form.params))
@@ -129,7 +129,7 @@ class _MessageAnswer:
         """Returns an encoder of chunks."""
         request = sent.job.api_request
         assert request is not None
-        return MessagesEncoder(MessageStream(sent.job_id, partial(_estimated_input, request)))
+        return MessagesEncoder(MessageStream(sent.job_id, partial(_estimate_input, request)))
 
     def fails_in_stream(self, result: dict[str, Any]) -> bool:  # noqa: ARG002
         """Returns False: before the answer has begun, an error is a response with the error's status."""

@@ -74,13 +74,13 @@ class ResponsesRoutes:
     async def _parse(self, request: Request, body: bytes) -> ParsedCall:
         parsed = read_command(body, ResponsesRequest)
         if parsed.conversation is not None:
-            raise _refused("conversation", "conversations are not kept here; send the items, or previous_response_id")
+            raise _objection("conversation", "conversations are not kept here; send the items, or previous_response_id")
         background = bool(parsed.background)
         previous_id = parsed.previous_response_id
         agent, model = self._calls.agent_of(request, parsed.model)
         if background:
             if parsed.store is False:
-                raise _refused("background", "needs `store`: the answer is read from the store")
+                raise _objection("background", "needs `store`: the answer is read from the store")
             self._stored.store.check_background(agent)
         options = options_of(request.headers, parsed.breakwater).model_dump(exclude_unset=True)
         native = parsed.model_dump(mode="json", exclude_unset=True, exclude=set(PLANE_FIELDS))
@@ -119,7 +119,7 @@ class ResponsesRoutes:
         )
 
 
-def _refused(param: str, why: str) -> RequestError:
+def _objection(param: str, why: str) -> RequestError:
     return RequestError(400, "invalid_request", f"{param}: {why}", [FieldError(path=param, message=why)])
 
 
@@ -194,10 +194,10 @@ class ResponseEncoder:
         """Writes the rest of the answer, and its last event, which is `error` if the process stops."""
         events = self._begin()
         try:
-            events += self._stopped(error) if result is None else self._events.end(result, complete=complete)
+            events += self._error_events(error) if result is None else self._events.end(result, complete=complete)
         except ContradictionError:
             # The job was decided by another answer than the one that was begun here.
-            events += self._stopped(error)
+            events += self._error_events(error)
         return b"".join(map(event_bytes, events))
 
     def _begin(self) -> list[dict[str, Any]]:
@@ -206,6 +206,6 @@ class ResponseEncoder:
         self._begun = True
         return self._events.begin()
 
-    def _stopped(self, error: Callable[[dict[str, Any] | None], bytes]) -> list[dict[str, Any]]:
+    def _error_events(self, error: Callable[[dict[str, Any] | None], bytes]) -> list[dict[str, Any]]:
         problem = orjson.loads(error(None))["error"]
         return self._events.error(problem["code"], problem["message"])

@@ -209,7 +209,7 @@ class StoredResponseRoutes:
             if not stored.background:
                 message = "only a response that was created with `background` can be cancelled"
                 raise RequestError(400, "invalid_request", message)
-            async with self._audited(request, "cancel_job", stored):
+            async with self._audit(request, "cancel_job", stored):
                 result = await self.store.result(stored)
                 if result is None:
                     result = await self._cancel(caller_of(request), stored, wait_s=CANCEL_WAIT_S)
@@ -230,8 +230,8 @@ class StoredResponseRoutes:
         """Responds with 200 once the response is deleted."""
         with outages_as(not_done):
             stored = await self._find(request)
-            async with self._audited(request, "delete_response", stored):
-                if await self._undecided(stored):
+            async with self._audit(request, "delete_response", stored):
+                if await self._is_undecided(stored):
                     await self._cancel(caller_of(request), stored, wait_s=0.0)
                 await self.store.log.delete(stored)
         return _json({"id": request.path_params["response_id"], "object": "response", "deleted": True})
@@ -270,11 +270,11 @@ class StoredResponseRoutes:
     async def _find(self, request: Request) -> StoredResponse:
         return await self.store.find(caller_of(request), request.path_params["response_id"])
 
-    async def _undecided(self, stored: StoredResponse) -> bool:
+    async def _is_undecided(self, stored: StoredResponse) -> bool:
         return await self.store.lookup.results.decided(stored.execution_id) is None
 
     @asynccontextmanager
-    async def _audited(self, request: Request, action: str, stored: StoredResponse) -> AsyncGenerator[None]:
+    async def _audit(self, request: Request, action: str, stored: StoredResponse) -> AsyncGenerator[None]:
         """Records an operator's action. If a program cancels its own job, the job's record says so."""
         caller = caller_of(request)
         async with AsyncExitStack() as stack:

@@ -163,12 +163,12 @@ class _ChoiceSoFar:
                     self._turn_to(name)
                 self._say(name, value)
             elif (replacement := self._add_other(name, value)) is not None:
-                choice = {**choice, "delta": _replaced(choice["delta"], name, replacement)}
+                choice = {**choice, "delta": _replace_field(choice["delta"], name, replacement)}
         for name, value in choice.items():
             if value is None or name in _NOT_MORE:
                 continue
             if name != "finish_reason":
-                self.more[name] = _merged(self.more.get(name), value)
+                self.more[name] = _merge(self.more.get(name), value)
                 continue
             if is_end(value):
                 self.finish_reason = value
@@ -236,7 +236,7 @@ class _ChoiceSoFar:
         return {} if is_default else {ORDER: [list(turn) for turn in self._turns]}
 
     def _merge_field(self, name: str, value: Any) -> None:
-        self._fields[name] = _merged(self._fields.get(name), value)
+        self._fields[name] = _merge(self._fields.get(name), value)
         self.length += 1
 
     def _add_call(self, position: int, piece: dict[str, Any]) -> dict[str, Any]:
@@ -266,7 +266,7 @@ class _ChoiceSoFar:
         if "custom" not in piece:
             client_piece["function"] = client_function
         for key, value in extra.items():
-            call.more[key] = _merged(call.more.get(key), value)
+            call.more[key] = _merge(call.more.get(key), value)
         if arguments not in (None, ""):
             call.arguments.append(arguments)
         self.length += len(text) + len(client_function.get("name", "")) + bool(extra)
@@ -327,7 +327,7 @@ class _ChoiceSoFar:
         return message
 
 
-def _replaced(delta: Mapping[str, Any], name: str, replacements: Mapping[str, Any]) -> dict[str, Any]:
+def _replace_field(delta: Mapping[str, Any], name: str, replacements: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a delta with other fields in the place of one, as the order of fields says what came first."""
     return {
         key: field_value
@@ -367,7 +367,7 @@ class _ToolCall:
         return {**call, "function": {**name_field, "arguments": arguments}}
 
 
-def _merged(merged: Any, value: Any, name: str = "") -> Any:
+def _merge(merged: Any, value: Any, name: str = "") -> Any:
     """Merges two parts of a value such as audio, log probabilities or details of reasoning."""
     if isinstance(merged, list) and isinstance(value, list):
         return cast(list[Any], merged) + cast(list[Any], value)
@@ -376,7 +376,7 @@ def _merged(merged: Any, value: Any, name: str = "") -> Any:
         new_fields = cast(dict[str, Any], value)
         return {
             **merged_fields,
-            **{key: _merged(merged_fields.get(key), new_value, key) for key, new_value in new_fields.items()},
+            **{key: _merge(merged_fields.get(key), new_value, key) for key, new_value in new_fields.items()},
         }
     if isinstance(merged, str) and isinstance(value, str) and (merged != value or name in _GROWING):
         return merged + value
@@ -413,7 +413,7 @@ def missing_chunks_of(completion: Mapping[str, Any], sent: Assembly) -> list[dic
 def _missing(final_message: Mapping[str, Any], sent_message: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Returns the part of a message that was not sent yet, as a delta; None if another message was begun."""
     if sent_message is None:
-        calls = _numbered(final_message.get("tool_calls") or (), 0)
+        calls = _number(final_message.get("tool_calls") or (), 0)
         return {**final_message, **({"tool_calls": calls} if calls else {})}
     delta: dict[str, Any] = {}
     for name in final_message.keys() | sent_message.keys():
@@ -452,10 +452,10 @@ def _missing_calls(
             return None
         if final_arguments != sent_arguments:
             missing.append({"index": index, "function": {"arguments": final_arguments[len(sent_arguments) :]}})
-    return [*missing, *_numbered(final_calls[len(sent_calls) :], len(sent_calls))]
+    return [*missing, *_number(final_calls[len(sent_calls) :], len(sent_calls))]
 
 
-def _numbered(calls: Iterable[dict[str, Any]], first: int) -> list[dict[str, Any]]:
+def _number(calls: Iterable[dict[str, Any]], first: int) -> list[dict[str, Any]]:
     return [{"index": index, **call} for index, call in enumerate(calls, first)]
 
 

@@ -155,7 +155,7 @@ def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
         result: a `Result`, as JSON.
     """
     response = cast(dict[str, Any], result.get("response") or {})
-    choice_of = partial(_completed, str(result["job_id"]))
+    choice_of = partial(_complete, str(result["job_id"]))
     # A message of Anthropic's has `content`; if it has `choices`, too, they mean nothing here.
     if isinstance(response.get("choices"), list) and "content" not in response:
         if not is_usage(response.get("usage")):
@@ -203,7 +203,7 @@ def is_usage(usage: Any) -> bool:
     return isinstance(usage, dict) and any(value is not None for value in cast(dict[str, Any], usage).values())
 
 
-def _completed(job_id: str, number: int, choice: Mapping[str, Any]) -> dict[str, Any]:
+def _complete(job_id: str, number: int, choice: Mapping[str, Any]) -> dict[str, Any]:
     reported_index = choice.get("index")
     message = choice.get("message")
     index = reported_index if isinstance(reported_index, int) else number

@@ -239,7 +239,7 @@ def packed(answer: Mapping[str, Any], body: Body) -> dict[str, Any]:
             raise BrokenEmbeddingsError("the indices of the embeddings are not those of the inputs")
         items = [by_index[index] for index in range(count)]
     for index, item in enumerate(items):
-        vector = _packed(item.get("embedding"), f"the embedding of input {index} ", body)
+        vector = _pack(item.get("embedding"), f"the embedding of input {index} ", body)
         item.update(object="embedding", index=index, embedding=vector)
     check_together(items)
     answer_fields = {name: value for name, value in answer.items() if name != "usage" or value is not None}
@@ -272,7 +272,7 @@ def usage_of_all(usages: Iterable[Any]) -> dict[str, int] | None:
     return total or None
 
 
-def _packed(vector: Any, broken: str, body: Body) -> Any:
+def _pack(vector: Any, broken: str, body: Body) -> Any:
     """Packs a vector as a base64 text, `{"float32": …}` or `{"float64": …}`. A vector of integers stays a list."""
     if isinstance(vector, str) and vector:
         try:

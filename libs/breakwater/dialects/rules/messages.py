@@ -402,12 +402,12 @@ def for_chat(
     """
     chat_params = {name: value for name, value in params.items() if name != "thinking"}
     if isinstance(tools := chat_params.get("tools"), list):
-        chat_params["tools"] = [_unmarked(tool) for tool in objects(tools)]
+        chat_params["tools"] = [_without_mark(tool) for tool in objects(tools)]
     chat_messages: list[dict[str, JsonValue]] = []
     for message in messages:
         chat_message = {name: value for name, value in message.items() if name not in _OWN}
         if isinstance(content := chat_message.get("content"), list):
-            chat_message["content"] = [_unmarked(part) for part in objects(content)]
+            chat_message["content"] = [_without_mark(part) for part in objects(content)]
         if chat_message.get("content") is not None or chat_message.get("tool_calls"):
             chat_messages.append(chat_message)
     return chat_messages, chat_params
@@ -417,7 +417,7 @@ _OWN = frozenset({"cache_control", "is_error", "thinking_blocks"})
 """Fields of a chat form's messages that only Anthropic knows."""
 
 
-def _unmarked(part: Block) -> JsonValue:
+def _without_mark(part: Block) -> JsonValue:
     return {name: value for name, value in part.items() if name != "cache_control"}
 
 
@@ -442,7 +442,7 @@ def native_body(body: Body, *, params: Body, max_tokens: int, system_prompt: str
     if system_prompt is not None:
         agent_fields["system"] = system_prompt
     asked_tokens = figure(body.get("max_tokens"))
-    turns = _signed(body.get("messages"))
+    turns = _with_own_thinking(body.get("messages"))
     token_limit = max_tokens if asked_tokens is None else min(asked_tokens, max_tokens)
     native = {**agent_fields, **body, "max_tokens": token_limit, "messages": turns}
     # If only Anthropic has written this conversation, the client itself decides about `thinking`.
@@ -458,7 +458,7 @@ def size_of(body: Body) -> InputSize:
     return size_of_messages([system]) + size_of_messages(messages) + size_of_params(params)
 
 
-def _signed(messages: JsonValue) -> JsonValue:
+def _with_own_thinking(messages: JsonValue) -> JsonValue:
     """Returns messages without the thinking of other providers' models, and with ids that Anthropic accepts.
 
     The same object is returned if nothing has changed.

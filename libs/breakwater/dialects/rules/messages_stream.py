@@ -100,7 +100,7 @@ class _Turn:
 
     @property
     def is_whole(self) -> bool:
-        return self.kind != ARGUMENTS or is_whole(_joined(self.pieces))
+        return self.kind != ARGUMENTS or is_whole(_join(self.pieces))
 
 
 class MessageStream:
@@ -143,8 +143,8 @@ class MessageStream:
                 self._take(chunk)
         self._send_turns()
         if (last := self._last) is not None and last.received:
-            self._send_input(_joined(last.received))
-        return self._flushed()
+            self._send_input(_join(last.received))
+        return self._flush()
 
     def end(self, result: Mapping[str, Any]) -> list[MessageEvent] | None:
         """Returns the events of the rest of the message; None if the stream has begun another answer.
@@ -161,7 +161,7 @@ class MessageStream:
         optional_fields = {name: message[name] for name in ("context_management",) if name in message}
         self._emit({"type": "message_delta", "delta": final_fields, "usage": message["usage"], **optional_fields})
         self._emit({"type": "message_stop"})
-        return self._flushed()
+        return self._flush()
 
     # Chunks of OpenAI's
 
@@ -220,7 +220,7 @@ class MessageStream:
                 self._begin_block({**tool_use, ARGUMENTS: ""})
                 self._sent[-1].received = next_turn.pieces
             elif self._last is None or self._last.closed or self._last.grows != next_turn.kind:
-                self._begin_block({"type": next_turn.kind, next_turn.kind: "", **_unsigned(next_turn.kind)})
+                self._begin_block({"type": next_turn.kind, next_turn.kind: "", **_empty_signature(next_turn.kind)})
             self._sent[-1].unsigned = next_turn.kind == "thinking"
 
     def _send_state(self) -> None:
@@ -231,7 +231,7 @@ class MessageStream:
     def _send_turn(self, turn: _Turn) -> bool:
         """Sends the new part of a turn. Returns False for a tool's input that is not the beginning of an object."""
         if turn.kind == ARGUMENTS:
-            return self._send_input(_joined(turn.pieces))
+            return self._send_input(_join(turn.pieces))
         self._pending += turn.pieces
         turn.pieces.clear()
         self._send_pending()
@@ -289,7 +289,7 @@ class MessageStream:
         match block["type"]:
             case kind if kind in _TEXTS:
                 begun: Block = {name: [] if name == "citations" else value for name, value in block.items()}
-                empty: Block = {_TEXTS[kind]: ""} | _unsigned(kind)
+                empty: Block = {_TEXTS[kind]: ""} | _empty_signature(kind)
                 self._send_missing(self._open(begun | empty, _TEXTS[kind]), block)
             case _ if ARGUMENTS in block:
                 begun = {name: value for name, value in block.items() if name != ARGUMENTS}
@@ -380,7 +380,7 @@ class MessageStream:
         if missing_text := (block.get(sent.grows) or "")[len(sent.text) :]:
             self._pending.append(missing_text)
             self._send_pending()
-        self._cite(sent, _cited(block)[len(sent.citations) :])
+        self._cite(sent, _citations_of(block)[len(sent.citations) :])
         if (signature := block.get("signature", "")) and signature != sent.signature and sent.grows == "thinking":
             self._sign(sent, signature)
 
@@ -416,7 +416,7 @@ class MessageStream:
             return
         if block.grows == ARGUMENTS and block.received:
             # The input may have become readable with its last piece, or be readable in part.
-            missing_text = readable(_joined(block.received))[len(block.text) :]
+            missing_text = readable(_join(block.received))[len(block.text) :]
             self._pending += [missing_text] if missing_text else []
             self._send_pending()
         if block.unsigned and not block.signature:
@@ -450,7 +450,7 @@ class MessageStream:
         self._send_pending()
         self._events.append(event)
 
-    def _flushed(self) -> list[MessageEvent]:
+    def _flush(self) -> list[MessageEvent]:
         self._send_pending()
         events = self._events
         self._events = []
@@ -469,7 +469,7 @@ def _is_begun(sent: _SentBlock, block: Block) -> bool:
             signature = block.get("signature", "")
             if sent.closed and (full_text != sent.text or (sent.signature and sent.signature != signature)):
                 return False
-            cited = _cited(block)[: len(sent.citations)]
+            cited = _citations_of(block)[: len(sent.citations)]
             return full_text.startswith(sent.text) and cited == sent.citations
         case _:
             final_input = block[ARGUMENTS]
@@ -478,15 +478,15 @@ def _is_begun(sent: _SentBlock, block: Block) -> bool:
             return input_of(final_input) == input_of(sent.text) if sent.closed else final_input.startswith(sent.text)
 
 
-def _joined(pieces: list[str]) -> str:
+def _join(pieces: list[str]) -> str:
     """Joins pieces in place, and returns their text."""
     pieces[:] = ["".join(pieces)]
     return pieces[0]
 
 
-def _unsigned(kind: str) -> Block:
+def _empty_signature(kind: str) -> Block:
     return {"signature": ""} if kind == "thinking" else {}
 
 
-def _cited(block: Block) -> list[Any]:
+def _citations_of(block: Block) -> list[Any]:
     return block.get("citations") or []

@@ -239,7 +239,7 @@ def for_author(
         if message.get("role") == "assistant":
             for state in objects(carrying.get(STATE) or ()):
                 if state.get("author") == author and "foreign" not in repairs:
-                    message = _restored(message, state, ids, demands)
+                    message = _restore(message, state, ids, demands)
             if dropped := _PRIVATE if "foreign" in repairs else unknown:
                 message = _without(message, dropped)
         elif (provider_id := ids.get(str(message.get("tool_call_id")))) is not None:
@@ -247,10 +247,10 @@ def for_author(
         restored.append(message)
     if THOUGHT in unknown:
         demands.discard("reasoning")
-    return [_substituted(message, demands) for message in restored] if _SUBSTITUTES & demands else restored
+    return [_substitute(message, demands) for message in restored] if _SUBSTITUTES & demands else restored
 
 
-def _restored(
+def _restore(
     message: dict[str, JsonValue], state: Mapping[str, Any], ids: dict[str, str], demands: set[str]
 ) -> dict[str, JsonValue]:
     """Returns a message with the fields of a state.
@@ -276,7 +276,7 @@ def _restored(
     return {**message, **({"tool_calls": cast(JsonValue, known_calls)} if known_calls else {})}
 
 
-def _substituted(message: dict[str, JsonValue], demands: Collection[str]) -> dict[str, JsonValue]:
+def _substitute(message: dict[str, JsonValue], demands: Collection[str]) -> dict[str, JsonValue]:
     """Returns a message with substitutes for what a provider demands in each turn and another model left out."""
     calls = objects(message.get("tool_calls") or ())
     if message.get("role") == "assistant":

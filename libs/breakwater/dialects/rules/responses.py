@@ -259,7 +259,7 @@ class _Translation:
                     self._call(item, place, "custom", "input", item.get("input"), conversation)
                 case "function_call_output" | "custom_tool_call_output":
                     output = self._content(item.get("output"), f"{place}.output")
-                    conversation.results(self._required(item, place, "call_id"), output)
+                    conversation.results(self._require_text(item, place, "call_id"), output)
                 case "reasoning":
                     if (state := open_token(item.get("encrypted_content"))) is not None:
                         conversation.recall(state)
@@ -271,10 +271,10 @@ class _Translation:
     def _call(
         self, item: Mapping[str, Any], place: str, kind: str, name: str, arguments: Any, conversation: _Conversation
     ) -> None:
-        function = {"name": self._required(item, place, "name"), name: arguments}
-        conversation.calls({"id": self._required(item, place, "call_id"), "type": kind, kind: function})
+        function = {"name": self._require_text(item, place, "name"), name: arguments}
+        conversation.calls({"id": self._require_text(item, place, "call_id"), "type": kind, kind: function})
 
-    def _required(self, item: Mapping[str, Any], place: str, name: str) -> Any:
+    def _require_text(self, item: Mapping[str, Any], place: str, name: str) -> Any:
         if not isinstance(item.get(name), str):
             self.lose(f"{place}.{name}", "is required")
         return item.get(name)

@@ -204,13 +204,13 @@ class ResponseEvents:
         completion = completion_of(result)
         self._author = self._author or fields(result.get("response")).get(AUTHOR)
         if not (complete and self._ended):
-            missing = missing_chunks_of(completion, self._assembled())
+            missing = missing_chunks_of(completion, self._assemble())
             if missing is None:
                 raise ContradictionError
             for chunk in missing:
                 for choice in chunk["choices"]:
                     self._state.add(fields(choice.get("delta")))
-                self._add_chunk({**chunk, "choices": [_ordered(chunk_choice) for chunk_choice in chunk["choices"]]})
+                self._add_chunk({**chunk, "choices": [_reorder(chunk_choice) for chunk_choice in chunk["choices"]]})
         for item in self._items:
             self._close(item)
         token = state_of_calls(self._author, fields(first_choice(completion).get("message")))
@@ -328,7 +328,7 @@ class ResponseEvents:
                 self._add_delta(fields(choice.get("delta")), choice.get("logprobs"))
                 self._ended = self._ended or is_end(choice.get("finish_reason"))
 
-    def _assembled(self) -> Assembly:
+    def _assemble(self) -> Assembly:
         """Returns everything that was streamed, as a chat's message."""
         assembly = Assembly()
         delta = dict[str, Any]()
@@ -537,7 +537,7 @@ class ResponseEvents:
 _ORDER = (*THOUGHTS, "content", "refusal", "annotations", "tool_calls")
 
 
-def _ordered(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+def _reorder(choice: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns a choice whose delta has its fields in the order in which models write them."""
     delta = fields(choice.get("delta"))
     return {**choice, "delta": {name: delta[name] for name in _ORDER if name in delta}}

@@ -28,7 +28,7 @@ def long_names(messages: Iterable[Mapping[str, JsonValue]], params: Mapping[str,
             tools += objects(message["tool_calls"])
     if not tools:
         return {}
-    names = (_named(tool).get("name") for tool in tools)
+    names = (_holder_of_name(tool).get("name") for tool in tools)
     return {_short(name): name for name in names if isinstance(name, str) and len(name) > MAX_TOOL_NAME}
 
 
@@ -40,9 +40,9 @@ def shortened(
     calling = [_with_calls(message, short_of.get) for message in messages]
     renamed: dict[str, Any] = dict(params)
     if "tools" in renamed:
-        renamed["tools"] = [_renamed(tool, short_of.get) for tool in objects(renamed["tools"] or ())]
+        renamed["tools"] = [_rename(tool, short_of.get) for tool in objects(renamed["tools"] or ())]
     if isinstance(renamed.get("tool_choice"), dict):
-        renamed["tool_choice"] = _renamed(renamed["tool_choice"], short_of.get)
+        renamed["tool_choice"] = _rename(renamed["tool_choice"], short_of.get)
     return calling, renamed
 
 
@@ -63,7 +63,7 @@ def with_long_names(answer: Any, names: Mapping[str, str]) -> Any:
         ]
     if isinstance(renamed.get("content"), list):
         renamed["content"] = [
-            _renamed(block, names.get) if fields(block).get("type") == "tool_use" else block
+            _rename(block, names.get) if fields(block).get("type") == "tool_use" else block
             for block in renamed["content"]
         ]
     return renamed
@@ -78,13 +78,13 @@ def _short(name: str) -> str:
     return f"{name[: MAX_TOOL_NAME - _DIGEST - 1]}_{digest}"
 
 
-def _named(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+def _holder_of_name(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the object that has the name of a tool, a call, or a tool choice."""
     return next((inner for kind in ("function", "custom") if (inner := fields(tool.get(kind)))), tool)
 
 
-def _renamed(tool: Mapping[str, Any], name_of: Callable[[Any], str | None]) -> dict[str, Any]:
-    holder = _named(tool)
+def _rename(tool: Mapping[str, Any], name_of: Callable[[Any], str | None]) -> dict[str, Any]:
+    holder = _holder_of_name(tool)
     name = holder.get("name")
     new_name = name_of(name) if isinstance(name, str) else None
     if new_name is None:
@@ -98,4 +98,4 @@ def _renamed(tool: Mapping[str, Any], name_of: Callable[[Any], str | None]) -> d
 def _with_calls(message: Mapping[str, Any], name_of: Callable[[Any], str | None]) -> dict[str, Any]:
     if not message.get("tool_calls"):
         return dict(message)
-    return {**message, "tool_calls": [_renamed(call, name_of) for call in objects(message["tool_calls"])]}
+    return {**message, "tool_calls": [_rename(call, name_of) for call in objects(message["tool_calls"])]}

@@ -27,7 +27,7 @@ def portable_function(function: Mapping[str, Any]) -> dict[str, Any]:
     Keywords about the arguments as a whole, such as `anyOf`, move into the description, and the properties of their
     variants are listed. A strict function keeps them, as its schema is enforced.
     """
-    schema = _valid(_resolved(function.get("parameters")))
+    schema = _valid(_resolve(function.get("parameters")))
     kind = schema.get("type")
     if kind in _OF_NO_TYPE or (isinstance(kind, list) and "object" in kind):
         schema["type"] = "object"
@@ -41,7 +41,7 @@ def portable_function(function: Mapping[str, Any]) -> dict[str, Any]:
     words = f"The arguments must also satisfy this JSON schema: {encoded(described).decode()}"
     description = function.get("description")
     description = f"{description}\n\n{words}" if description else words
-    return {**function, "description": description, "parameters": _merged(schema)}
+    return {**function, "description": description, "parameters": _merge_variants(schema)}
 
 
 def portable_params(params: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -71,7 +71,7 @@ def anthropic_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {**named, "input_schema": function["parameters"], **({"cache_control": mark} if mark else {})}
 
 
-def _resolved(schema: Any) -> Schema:
+def _resolve(schema: Any) -> Schema:
     """Resolves the references at the top level of a schema, and keeps its definitions. Empty if it is not an object."""
     resolved: Schema = dict(fields(schema))
     for _ in range(_MAX_REFERENCES):
@@ -149,7 +149,7 @@ def _list_or_nothing(value: Any) -> Any:
     return value if isinstance(value, list) else None
 
 
-def _unchanged(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
@@ -161,19 +161,19 @@ _VALID: Mapping[str, Callable[[Any], Any]] = {
     ),
     "items": _part_or_parts,
     "required": _list_or_nothing,  # in draft 3, it is a boolean of the property itself
-    **dict.fromkeys(("enum", "type"), _unchanged),
+    **dict.fromkeys(("enum", "type"), _identity),
 }
 """Translations of the values of keywords. A keyword whose value becomes None is left out."""
 _BOUNDS = (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum"))
 
 
-def _merged(schema: Schema) -> Schema:
+def _merge_variants(schema: Schema) -> Schema:
     """Merges the variants of an object into one with the properties of all of them.
 
     Required are the properties that every variant of `anyOf` or `oneOf` requires, or any variant of `allOf`.
     """
     listed: dict[str, list[Any]] = {}
-    required = _required(schema)
+    required = _required_names(schema)
     for name in _COMPOSED:
         variants = [_variant(schema, variant) for variant in objects(schema.get(name, []))]
         for variant in variants:
@@ -181,7 +181,7 @@ def _merged(schema: Schema) -> Schema:
                 alternatives = listed.setdefault(key, [])
                 if part not in alternatives:
                     alternatives.append(part)
-        demanded = [set(_required(variant)) for variant in variants]
+        demanded = [set(_required_names(variant)) for variant in variants]
         if demanded:
             together = demanded[0].union if name == "allOf" else demanded[0].intersection
             required += sorted(together(*demanded))
@@ -191,7 +191,7 @@ def _merged(schema: Schema) -> Schema:
     return {**merged, "required": list(dict.fromkeys(required))} if required else merged
 
 
-def _required(schema: Schema) -> list[str]:
+def _required_names(schema: Schema) -> list[str]:
     """Returns the names of the properties that a schema requires."""
     required = schema.get("required")
     return [name for name in cast(list[Any], required) if isinstance(name, str)] if isinstance(required, list) else []

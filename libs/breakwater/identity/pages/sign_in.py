@@ -188,7 +188,7 @@ class SignIn:
             session = await self._new_session(fields.get("key", "").strip())
         except ApiError as error:
             return self._page(request, next_page, error.message, error.status)
-        return await self._signed_in(request, session, next_page)
+        return await self._begin_session(request, session, next_page)
 
     async def follow_link(self, request: Request) -> Response:
         """GET of a sign-in link: 303 to the page that it names, with a cookie."""
@@ -200,7 +200,7 @@ class SignIn:
             session = await self._api.with_key(SecretStr(token)).act(NewSession, "sessions", {})
         except ApiError as error:
             return self._page(request, next_page, error.message, error.status)
-        return await self._signed_in(request, session, next_page)
+        return await self._begin_session(request, session, next_page)
 
     async def _new_session(self, key: str) -> NewSession:
         """Begins a session with an API key. Raises ApiError with a message for the user."""
@@ -258,7 +258,7 @@ class SignIn:
         except ApiError as error:
             response = self._page(request, next_page, error.message, error.status)
         else:
-            response = await self._signed_in(request, session, next_page)
+            response = await self._begin_session(request, session, next_page)
         _set_cookie(request, response, FLOW)
         return response
 
@@ -287,7 +287,7 @@ class SignIn:
         peer = request.client.host if request.client else ""
         return (forwarded or peer) if self._behind_proxy() else peer
 
-    async def _signed_in(self, request: Request, session: NewSession, next_page: str) -> Response:
+    async def _begin_session(self, request: Request, session: NewSession, next_page: str) -> Response:
         # Signing in again in the same browser replaces the session. If it can't be ended now, it will expire.
         with suppress(ApiError):
             await self._end(request)

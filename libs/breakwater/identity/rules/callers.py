@@ -62,7 +62,7 @@ class ApiKey(Message):
     agents: tuple[Identifier, ...] = Field(default=(), description="Agents it may submit jobs for; empty: all.")
 
     @model_validator(mode="after")
-    def _bound_to_submitting(self) -> Self:
+    def _check_bounds(self) -> Self:
         if (self.tenants or self.agents) and self.scopes != ("submit",):
             raise ValueError("a key that is bound to tenants or agents has the scope submit alone")
         return self

@@ -52,17 +52,17 @@ class SignInFlow:
     @property
     def state(self) -> str:
         """The `state`, which returns with the answer and proves that this browser has asked for it."""
-        return self._derived("state")
+        return self._derive("state")
 
     @property
     def nonce(self) -> str:
         """The `nonce` in the ID token, which proves that the token was issued for this sign-in."""
-        return self._derived("nonce")
+        return self._derive("nonce")
 
     @property
     def verifier(self) -> str:
         """The verifier of PKCE (RFC 7636), which proves to the provider who has asked for a code."""
-        return self._derived("verifier")
+        return self._derive("verifier")
 
     @property
     def challenge(self) -> str:
@@ -73,7 +73,7 @@ class SignInFlow:
         """Returns True if an answer belongs to this sign-in, compared in constant time."""
         return hmac.compare_digest(self.state.encode(), state.encode("utf-8", "surrogateescape"))
 
-    def _derived(self, purpose: str) -> str:
+    def _derive(self, purpose: str) -> str:
         secret = self.secret.encode("utf-8", "surrogateescape")
         return _text(hmac.digest(secret, f"breakwater.openid\n{purpose}".encode(), "sha256"))
 

@@ -160,7 +160,7 @@ class CancelRoutes:
                         )
                     if decided is None:
                         return _response(_pending_job(job.job_id, stored), 202)
-                return _response(_cancelled_job(decided), 200)
+                return _response(_status_of_cancel(decided), 200)
         except (BusError, StateUnavailableError) as error:
             raise not_done(error) from error
 
@@ -228,7 +228,7 @@ class CancelRequests:
         if decided is not None:
             if program is not None and not _may_see(user, program, status_of(decided)):
                 raise unknown_job(requested_id)
-            return _cancelled_job(decided)
+            return _status_of_cancel(decided)
         # A job that came over NATS may not be known yet, so the request names its possible owners.
         if await self._cancels.has_too_many(user, execution_id):
             message = (
@@ -280,7 +280,7 @@ def _user_and_job(subject: str) -> tuple[str, str]:
         raise unknown_job(None) from None
 
 
-def _cancelled_job(decided: bytes) -> CancelledJob:
+def _status_of_cancel(decided: bytes) -> CancelledJob:
     return CancelledJob.model_validate_json(decided)
 
 

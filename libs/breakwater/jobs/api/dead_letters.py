@@ -391,7 +391,7 @@ class DeadLetterRoutes:
             since=self._since(query.since),
             read=without_payload,
         )
-        dead_letters, _ = await self._listed(latest[: query.limit])
+        dead_letters, _ = await self._list(latest[: query.limit])
         return DeadLetterList(
             dead_letters=dead_letters,
             more=len(latest) > query.limit,
@@ -416,7 +416,7 @@ class DeadLetterRoutes:
             hint = "`breakwater dlq list` lists them; each is kept for 30 days"
             raise unknown("dead_letter", f"there is no dead letter {number[:40]!r}", "dead_letter_id", hint)
         job = self.replays.job_of(stored)
-        [listed], notes = await self._listed([(stored, job if isinstance(job, str) else None)])
+        [listed], notes = await self._list([(stored, job if isinstance(job, str) else None)])
         note = notes.get(stored.number)
         dead_letter = stored.dead_letter
         withheld = dead_letter.withheld
@@ -503,7 +503,7 @@ class DeadLetterRoutes:
         last = selection.after
         continue_after: int | None = None
         missing = "this dead letter can't be read" if selection.dead_letters is None else "there is no such dead letter"
-        async with aclosing(self._selected(selection, up_to)) as selected:
+        async with aclosing(self._select(selection, up_to)) as selected:
             async for number, stored in selected:
                 late = looked_at == MAX_DEAD_LETTERS or (looked_at and time.monotonic() - begun > REPLAY_S)
                 if late and selection.dead_letters is None:
@@ -523,7 +523,7 @@ class DeadLetterRoutes:
         await self.replays.replay(batch, request.by, request.why, at, tally)
         return continue_after
 
-    async def _selected(
+    async def _select(
         self, selection: ReplayDeadLettersRequest, up_to: int | None
     ) -> AsyncGenerator[tuple[int, StoredDeadLetter | None]]:
         """Yields the number of each dead letter that a request selects, with None if it is missing or unreadable."""
@@ -546,7 +546,7 @@ class DeadLetterRoutes:
     def _since(self, since: datetime | None) -> datetime:
         return since or self.now() - timedelta(days=SHOWN_DAYS)
 
-    async def _listed(
+    async def _list(
         self, dead_letters: Sequence[tuple[StoredDeadLetter, str | None]]
     ) -> tuple[tuple[ListedDeadLetter, ...], dict[int, ReplayNote]]:
         """Returns dead letters with the state of their jobs and replays, and the notes of the replays.

@@ -229,14 +229,14 @@ class JobIntake:
                 raise unavailable("unavailable", f"the job was not accepted: {error}") from error
             duplicate = await self.store(sent, traceparent)
             disconnection = asyncio.ensure_future(disconnected(request.receive))
-            deciding = asyncio.create_task(self._decided(sent, received, disconnection, deadline))
+            deciding = asyncio.create_task(self._earlier_decision(sent, received, disconnection, deadline))
             try:
                 yield FollowedJob(duplicate, deciding, disconnection)
             finally:
                 disconnection.cancel()
                 await background.stop(deciding)
 
-    async def _decided(
+    async def _earlier_decision(
         self, sent: Submission, received: ReceivedResult, disconnection: asyncio.Future[None], deadline: float
     ) -> bytes | None:
         # If the id was used before, the result may be stored already, and is then not published again.

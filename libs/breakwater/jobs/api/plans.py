@@ -263,7 +263,7 @@ class PlanRoutes:
             for execution_id, job in plan.jobs.items()
             if execution_id not in recorded
         }
-        decided = await self._decided(undecided)
+        decided = await self._decided_jobs(undecided)
         plans: list[PlanStatus] = []
         for plan_key in plan_keys:
             known_plan = known_plans[plan_key]
@@ -301,7 +301,7 @@ class PlanRoutes:
                 )
         return plans
 
-    async def _decided(self, undecided: Mapping[str, tuple[str, NotedJob]]) -> dict[str, PlanJob]:
+    async def _decided_jobs(self, undecided: Mapping[str, tuple[str, NotedJob]]) -> dict[str, PlanJob]:
         """Returns those of the jobs that have results. A result of another owner's job with the same id is skipped."""
         decided: dict[str, PlanJob] = {}
         async with aclosing(

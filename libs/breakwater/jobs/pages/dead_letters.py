@@ -163,7 +163,7 @@ async def replay(request: Request) -> Response:
     else:
         page = "/dead-letters"
         query = filters
-    if not fields.get("all") and not _chosen(fields):
+    if not fields.get("all") and not _chosen_numbers(fields):
         session.notify("Nothing is selected: tick the dead letters to replay.", "bad")
         return back_to("/dead-letters", filters)
     replays = await act(session, DeadLetterReplays, "dlq/replay", _body(fields))
@@ -232,7 +232,7 @@ def _is_of(count: DeadLetterCount, reason: str, agent: str) -> bool:
     return reason in ("", count.reason) and agent in ("", count.agent)
 
 
-def _chosen(fields: Fields) -> list[int]:
+def _chosen_numbers(fields: Fields) -> list[int]:
     return [number for value in fields.all("dead_letter_id") if (number := whole_number(value))]
 
 
@@ -240,7 +240,7 @@ def _body(fields: Fields) -> dict[str, Any]:
     """Builds the request for a replay of the ticked dead letters, or of all that match the page's filters."""
     body: dict[str, Any] = {"why": reason_of(fields, "why")}
     if not fields.get("all"):
-        return body | {"dead_letters": _chosen(fields)}
+        return body | {"dead_letters": _chosen_numbers(fields)}
     reason = fields.get("reason") or None
     agent = fields.get("agent") or None
     after, _, up_to = fields.get("after").partition("-")

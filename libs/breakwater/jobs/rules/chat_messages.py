@@ -116,12 +116,12 @@ def normalized(message: Mapping[str, Any], seed: str, choice: int) -> dict[str, 
         calls = objects(message["tool_calls"])
         ids = set[str]()
         readable["tool_calls"] = [
-            _normalized_call(call, ids, seed, choice, number) for number, call in enumerate(calls)
+            _normalize_call(call, ids, seed, choice, number) for number, call in enumerate(calls)
         ] or None
     return readable
 
 
-def _normalized_call(call: dict[str, Any], ids: set[str], seed: str, choice: int, number: int) -> dict[str, Any]:
+def _normalize_call(call: dict[str, Any], ids: set[str], seed: str, choice: int, number: int) -> dict[str, Any]:
     tool_call_id = call_id(call.get("id"))
     if tool_call_id is None or tool_call_id in ids:
         tool_call_id = generated_call_id(seed, choice, number)

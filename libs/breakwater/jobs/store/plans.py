@@ -98,7 +98,15 @@ class Plans:
         Raises:
             TooManyPlansError: the caller has announced too many. It is not noted.
         """
-        arguments = [plan_key, by, json.dumps(refusal), MAX_ANNOUNCED, KEEP_S, _now_ms(), _named(plan_key, plan_id)]
+        arguments = [
+            plan_key,
+            by,
+            json.dumps(refusal),
+            MAX_ANNOUNCED,
+            KEEP_S,
+            _now_ms(),
+            _chosen_id(plan_key, plan_id),
+        ]
         [answer] = await self._redis.run([ScriptCommand(_LUA["announce"], self._keys(plan_key, by), arguments)])
         is_noted, *state_fields = answer
         if not int(is_noted):
@@ -129,7 +137,7 @@ class Plans:
             The change of the plan's state that this makes; None where it stays the same.
         """
         arguments: list[str | int] = [plan_key, by or "", _STAGES.get(stage, "f"), KEEP_S, _now_ms()]
-        arguments.append(_named(plan_key, plan_id))
+        arguments.append(_chosen_id(plan_key, plan_id))
         for execution_id, job in jobs.items():
             arguments += [execution_id, "" if job is None else _note(job)]
         [answer] = await self._redis.run([ScriptCommand(_LUA["change"], self._keys(plan_key, by), arguments)])
@@ -147,7 +155,7 @@ class Plans:
         """The notes of plans, by key."""
         wanted = list(plan_keys)
         hashes = await read_hashes(self._redis.client, list(map(_key, wanted)))
-        return dict(zip(wanted, map(_known, hashes), strict=True))
+        return dict(zip(wanted, map(_read_plan, hashes), strict=True))
 
     async def newest(self, limit: int) -> dict[str, datetime]:
         """The keys of the plans with the latest notes, each with the time of its last one, the latest first."""
@@ -170,7 +178,7 @@ def _before(announced: str, stages: Iterable[int]) -> PlanState | None:
     return state_by_stages(numbers, refused=bool(announced) and json.loads(announced) is not None)
 
 
-def _known(notes: Mapping[str, str]) -> KnownPlan:
+def _read_plan(notes: Mapping[str, str]) -> KnownPlan:
     jobs: dict[str, NotedJob] = {}
     announced: dict[str, str | None] = {}
     begun: set[str] = set()
@@ -197,7 +205,7 @@ def _key(plan_key: str) -> str:
     return f"bw:plan:{plan_key}"
 
 
-def _named(plan_key: str, plan_id: str | None) -> str:
+def _chosen_id(plan_key: str, plan_id: str | None) -> str:
     return "" if plan_id in (None, plan_key) else str(plan_id)
 
 

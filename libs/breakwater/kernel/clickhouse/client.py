@@ -187,7 +187,7 @@ class Analytics:
             return
         body = insert_body(table, rows)
         try:
-            async with self._asked() as client:
+            async with self._connected() as client:
                 await client.raw_insert(insert_block=body, compression="lz4", settings=_INSERT_SETTINGS)
         except QueryError as error:
             if error.code in _ABOUT_THE_ROWS:
@@ -205,8 +205,8 @@ class Analytics:
             QueryError: ClickHouse refuses it.
             AnalyticsUnavailableError: no answer.
         """
-        async with self._asked() as client:
-            result = await client.query(sql, parameters=_bound(parameters), settings=_READ_SETTINGS)
+        async with self._connected() as client:
+            result = await client.query(sql, parameters=_bind_times(parameters), settings=_READ_SETTINGS)
             return ResultSet(tuple(result.column_names), tuple(tuple(row) for row in result.result_rows))
 
     async def read(
@@ -237,7 +237,7 @@ class Analytics:
             AnalyticsUnavailableError: no answer, or only a part of one.
         """
         async with (
-            self._asked() as client,
+            self._connected() as client,
             await client.query_row_block_stream(sql, settings=dict(settings or {})) as blocks,
         ):
             columns = tuple(cast(QueryResult, blocks.source).column_names)
@@ -265,8 +265,8 @@ class Analytics:
             QueryError: ClickHouse refuses it, which it may do after much of the answer.
             AnalyticsUnavailableError: no answer, or only a part of one.
         """
-        async with self._asked() as client:
-            answer = await client.raw_stream(sql, parameters=_bound(parameters), settings=dict(settings or {}))
+        async with self._connected() as client:
+            answer = await client.raw_stream(sql, parameters=_bind_times(parameters), settings=dict(settings or {}))
             async with (
                 answer as chunks,
                 aclosing(whole(cast(AsyncIterable[bytes], chunks))) as checked,
@@ -276,8 +276,8 @@ class Analytics:
 
     async def execute(self, sql: str, parameters: Mapping[str, object] | None = None) -> None:
         """Runs a statement for its effect. Raises as `query` does."""
-        async with self._asked() as client:
-            await client.command(sql, parameters=_bound(parameters))
+        async with self._connected() as client:
+            await client.command(sql, parameters=_bind_times(parameters))
 
     async def catch_up(self, table: Table) -> None:
         """Waits until the server that answers has every row that another one took; immediately without replicas.
@@ -308,13 +308,13 @@ class Analytics:
         # Asked first: a user who may not create databases can still work in one that is there.
         if await self.has_database():
             return False
-        async with self._asked() as client:
+        async with self._connected() as client:
             await client.command(database_ddl(self.database, on_cluster), use_database=False)
         return True
 
     async def has_database(self) -> bool:
         """Returns True if the database is there. Raises as `query` does."""
-        async with self._asked() as client:
+        async with self._connected() as client:
             count = await client.command(
                 "SELECT count() FROM system.databases WHERE name = {name:String}",
                 parameters={"name": self.database},
@@ -332,25 +332,25 @@ class Analytics:
         self._connecting = None
         if connecting is not None:
             await background.stop(connecting)
-            if not _failed(connecting):
+            if not _has_failed(connecting):
                 await connecting.result().close()
 
     @asynccontextmanager
-    async def _asked(self) -> AsyncGenerator[AsyncClient]:
+    async def _connected(self) -> AsyncGenerator[AsyncClient]:
         """The driver, connected, with its errors as ours."""
         # One attempt for all who wait: a server that hangs would else be waited for by one after the other.
-        if self._connecting is None or (self._connecting.done() and _failed(self._connecting)):
+        if self._connecting is None or (self._connecting.done() and _has_failed(self._connecting)):
             self._connecting = asyncio.create_task(self._connect())
             # Retrieved even where no caller waits any more: asyncio would log an exception that was never retrieved.
-            self._connecting.add_done_callback(_failed)
+            self._connecting.add_done_callback(_has_failed)
         client = await asyncio.shield(self._connecting)
-        with _translated():
+        with _translated_errors():
             yield client
 
     async def _connect(self) -> AsyncClient:
         # Whatever the driver logs it also raises, and an outage would be logged once for every try.
         logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)
-        with _translated():
+        with _translated_errors():
             client = await create_async_client(
                 **self._address,
                 compress="lz4",
@@ -469,7 +469,7 @@ def _not_an_address() -> ValueError:
     return ValueError("the ClickHouse URL must look like http://user:password@host:8123/database")
 
 
-def _bound(parameters: Mapping[str, object] | None) -> dict[str, Any]:
+def _bind_times(parameters: Mapping[str, object] | None) -> dict[str, Any]:
     """Times as `DateTime64(3, 'UTC')` reads them."""
     return {
         name: format_time(value)[:-1].replace("T", " ") if isinstance(value, datetime) else value
@@ -484,12 +484,12 @@ def _plain(value: Any) -> Any:
     return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
-def _failed(connecting: asyncio.Task[AsyncClient]) -> bool:
+def _has_failed(connecting: asyncio.Task[AsyncClient]) -> bool:
     return connecting.cancelled() or connecting.exception() is not None
 
 
 @contextmanager
-def _translated() -> Generator[None]:
+def _translated_errors() -> Generator[None]:
     """The driver's errors as ours."""
     try:
         yield

@@ -19,7 +19,7 @@ def read_stdin() -> str:
     data = sys.stdin.buffer.read() if sys.stdin is not None else b""  # pyright: ignore[reportUnnecessaryComparison]  # None when closed
     if not data.strip():
         raise usage_error("stdin is empty")
-    return _decoded("stdin", data)
+    return _decode("stdin", data)
 
 
 def read_file(path: Path, *, option: str = "") -> str:
@@ -29,7 +29,7 @@ def read_file(path: Path, *, option: str = "") -> str:
         data = path.read_bytes()
     except OSError as error:
         raise usage_error(f"{name}: can't be read: {error.strerror}") from error
-    return _decoded(name, data)
+    return _decode(name, data)
 
 
 def check_sendable(name: str, value: Any) -> None:
@@ -48,7 +48,7 @@ def check_no_spaces(options: Mapping[str, str | Iterable[str] | None]) -> None:
                 raise usage_error(f"{option}: {identifier!r} contains a space", "Use a hyphen instead.")
 
 
-def _decoded(name: str, data: bytes) -> str:
+def _decode(name: str, data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

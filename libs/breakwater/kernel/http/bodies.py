@@ -138,7 +138,7 @@ async def read_body(request: Request, limit: int, too_large: str = _A_JOB, withi
         async with asyncio.timeout(within_s):
             body = await _read(request, limit, too_large)
             for coding in codings:
-                body = await _decoded(body, coding, limit, too_large.format(limit=limit))
+                body = await _decode(body, coding, limit, too_large.format(limit=limit))
             return body
     except TimeoutError:
         raise RequestError(
@@ -181,7 +181,7 @@ def _codings_of(request: Request) -> list[str]:
     return codings[::-1]
 
 
-async def _decoded(body: bytes, coding: str, limit: int, too_large: str) -> bytes:
+async def _decode(body: bytes, coding: str, limit: int, too_large: str) -> bytes:
     """Undoes one coding of a body.
 
     Args:
@@ -200,18 +200,18 @@ async def _decoded(body: bytes, coding: str, limit: int, too_large: str) -> byte
     while remaining:
         frames += 1
         if frames > MAX_FRAMES:
-            raise _damaged(f"the body has more than {MAX_FRAMES:,} frames of {coding}; compress it as one")
+            raise _damaged_body(f"the body has more than {MAX_FRAMES:,} frames of {coding}; compress it as one")
         decoder = _CODINGS[coding](remaining)
         while not decoder.eof:
             if decoder.needs_input and not remaining:
-                raise _damaged(f"the body ends in the middle of its {coding} data")
+                raise _damaged_body(f"the body ends in the middle of its {coding} data")
             part = remaining[: _PIECE if decoder.needs_input else 0]
             remaining = remaining[len(part) :]
             try:
                 pieces.append(decoder.decompress(part, _PIECE))
             except (zlib.error, zstd.ZstdError):
                 mismatch = "is not" if frames == 1 else "goes on after its end with what is not"
-                raise _damaged(f"the body {mismatch} {coding}, which its Content-Encoding names") from None
+                raise _damaged_body(f"the body {mismatch} {coding}, which its Content-Encoding names") from None
             size += len(pieces[-1])
             if size > limit:
                 raise RequestError(413, "body_too_large", too_large)
@@ -221,5 +221,5 @@ async def _decoded(body: bytes, coding: str, limit: int, too_large: str) -> byte
     return b"".join(pieces)
 
 
-def _damaged(message: str) -> RequestError:
+def _damaged_body(message: str) -> RequestError:
     return RequestError(400, "not_decompressed", message)

@@ -299,7 +299,7 @@ async def park(
         PublishRefusedError: PARKED is full, or the job too large (`MessageTooLargeError`): it must wait in JOBS.
     """
     token = encode_token(execution_id)
-    headers = _carried(delivery.headers) | {
+    headers = _carried_headers(delivery.headers) | {
         # With its sequence in JOBS: another message of the same execution is parked separately.
         Header.MSG_ID.value: f"{token}/parked/{delivery.sequence}/{ms_from_time(due)}",
         Header.DUE.value: format_time(due),
@@ -351,7 +351,7 @@ class DelayedQueue:
         await delivery.ack_sync()
 
     async def _wake(self, delivery: Delivery, agent: str, execution_id: str, due: datetime) -> None:
-        headers = _requeued(delivery.headers, execution_id, delivery.sequence, due)
+        headers = _requeue_headers(delivery.headers, execution_id, delivery.sequence, due)
         try:
             await self._publisher.job(subjects.job(agent), delivery.data, headers)
         except (NoStreamError, MessageTooLargeError) as error:
@@ -404,14 +404,16 @@ async def wake_early(
         return False
     if owner is not None and parked.headers.get(Header.OWNER.value) != encode_token(owner):
         return False
-    await publisher.job(subjects.job(agent), parked.data, _requeued(parked.headers, execution_id, parked.sequence, due))
+    await publisher.job(
+        subjects.job(agent), parked.data, _requeue_headers(parked.headers, execution_id, parked.sequence, due)
+    )
     return True
 
 
-def _requeued(headers: Mapping[str, str], execution_id: str, sequence: int, due: datetime) -> dict[str, str]:
+def _requeue_headers(headers: Mapping[str, str], execution_id: str, sequence: int, due: datetime) -> dict[str, str]:
     """The headers with which a job that was parked at `sequence` until `due` returns to its queue."""
     token = encode_token(execution_id)
-    return _carried(headers) | {
+    return _carried_headers(headers) | {
         Header.MSG_ID.value: f"{token}/woken/{sequence}/{ms_from_time(due)}",
         Header.EXECUTION_ID.value: token,
     }
@@ -468,7 +470,7 @@ def _time(text: str | None) -> datetime | None:
     return moment if moment.tzinfo is not None else None
 
 
-def _carried(headers: Mapping[str, str]) -> dict[str, str]:
+def _carried_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers that a job takes along to the other stream.
 
     Headers for the server stay behind, as they apply to one stream only. So does the promise that no earlier message of

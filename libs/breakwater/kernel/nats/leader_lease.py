@@ -70,14 +70,14 @@ class LeaderLease:
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
         """Repeatedly waits for the lease, works while it lasts, and stops the work when it is lost; until cancelled."""
         while True:
-            await self._taken()
+            await self._take()
             structlog.get_logger().info("leader_lease_taken", subject=self._subject)
             task = asyncio.ensure_future(work())
             try:
-                await self._renewed(task)
+                await self._keep_renewing(task)
             finally:
                 # Wait for its end, however often we are cancelled: the lease must not be released before that.
-                stopped = await _ended(task)
+                stopped = await _end(task)
                 if not task.cancelled() and (error := task.exception()) is not None:
                     structlog.get_logger().error("leader_work_failed", subject=self._subject, exc_info=error)
                 await self._release()
@@ -85,7 +85,7 @@ class LeaderLease:
                     raise asyncio.CancelledError
             structlog.get_logger().warning("leader_lease_lost", subject=self._subject)
 
-    async def _taken(self) -> None:
+    async def _take(self) -> None:
         last_sequence = -1
         since = self._clock()
         while True:
@@ -103,7 +103,7 @@ class LeaderLease:
                 structlog.get_logger().debug("leader_lease_not_taken", subject=self._subject, error=str(error))
             await asyncio.sleep(background.aligned_delay(self._times.watch_s))
 
-    async def _renewed(self, task: asyncio.Future[None]) -> None:
+    async def _keep_renewing(self, task: asyncio.Future[None]) -> None:
         """Returns when the lease is lost, or the work has ended."""
         lasts_s = self._times.lease_s - self._times.stop_s
         renewed = self._clock()
@@ -114,13 +114,13 @@ class LeaderLease:
             before = self._clock()
             try:
                 async with asyncio.timeout(max(renewed + lasts_s - before, 0.1)):
-                    if not await self._extended():
+                    if not await self._renew():
                         return
                 renewed = before
             except (BusError, TimeoutError) as error:
                 structlog.get_logger().debug("leader_lease_not_renewed", subject=self._subject, error=str(error))
 
-    async def _extended(self) -> bool:
+    async def _renew(self) -> bool:
         """Renews the lease. Returns False if another process has it. Raises BusError."""
         try:
             await self._write(self._holder, self._sequence)
@@ -144,7 +144,7 @@ class LeaderLease:
         self._sequence = (await self._publisher.raw(self._subject, data, headers)).sequence
 
 
-async def _ended(task: asyncio.Future[None]) -> bool:
+async def _end(task: asyncio.Future[None]) -> bool:
     """Cancels a task and waits for its end. Returns True if we were cancelled meanwhile."""
     try:
         await background.stop(task)

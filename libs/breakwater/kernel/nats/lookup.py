@@ -143,7 +143,7 @@ class Lookup:
 
     async def last(self, stream: Stream, subject: str) -> StoredMessage | None:
         """The last message on a subject, or None. Raises DecryptionError: with a cipher that lacks its key."""
-        return await self._found(stream, self._jetstream.get_last_msg(stream.value, subject, direct=True), subject)
+        return await self._find(stream, self._jetstream.get_last_msg(stream.value, subject, direct=True), subject)
 
     async def newest_on(self, stream: Stream, subject: str) -> StoredMessage | None:
         """The last message on a subject as the stream's leader knows it, and as it is stored; None if there is none."""
@@ -170,7 +170,7 @@ class Lookup:
     async def next(self, stream: Stream, subject_filter: str, sequence: int) -> StoredMessage | None:
         """The first stored message that matches, at or after a sequence; None if there is none. Raises as `last`."""
         request = self._jetstream.get_msg(stream.value, sequence, subject_filter, direct=True, next=True)
-        return await self._found(stream, request, stream)
+        return await self._find(stream, request, stream)
 
     async def facts(self, stream: Stream) -> Facts:
         """The state of a stream now."""
@@ -331,7 +331,7 @@ class Lookup:
         """The sequence and time of the last message that matches; if `complete`, as the stream's leader knows it."""
         if not complete:
             request = self._jetstream.get_last_msg(stream.value, subject_filter, direct=True)
-            last = await self._found(stream, request, subject_filter, decrypt=False)
+            last = await self._find(stream, request, subject_filter, decrypt=False)
             return None if last is None else (last.sequence, last.stored_at)
         with translated_errors(subject_filter):
             try:
@@ -342,7 +342,7 @@ class Lookup:
         assert message.time is not None
         return message.seq, message.time.astimezone(UTC)
 
-    async def _found(
+    async def _find(
         self, stream: Stream, request: Coroutine[Any, Any, RawStreamMsg], about: str, *, decrypt: bool = True
     ) -> StoredMessage | None:
         with translated_errors(about):

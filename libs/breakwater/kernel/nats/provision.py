@@ -80,7 +80,7 @@ async def provision(url: str, plan: Plan, *, replicas: int = 1, answer_s: float 
         changes: list[str] = []
         # Streams with small limits first: only a large limit can be halved to fit the remaining storage.
         for wanted in sorted(topology.streams(plan, replicas=replicas), key=lambda stream: stream.max_bytes or 0):
-            stream = await _answered(f"stream {wanted.name}", lambda w=wanted: _with_waiting_subjects(jetstream, w))
+            stream = await _request(f"stream {wanted.name}", lambda w=wanted: _with_waiting_subjects(jetstream, w))
             changes += await _apply(
                 f"stream {stream.name}",
                 stream,
@@ -92,7 +92,7 @@ async def provision(url: str, plan: Plan, *, replicas: int = 1, answer_s: float 
                 f"consumer {consumer.durable_name}",
                 consumer,
                 lambda s=stream_name.value, c=consumer: _config_of(jetstream.consumer_info(s, c.durable_name or "")),
-                lambda config, now, s=stream_name.value: jetstream.add_consumer(s, _begun_as(config, now)),
+                lambda config, now, s=stream_name.value: jetstream.add_consumer(s, _with_start_of(config, now)),
             )
         return tuple(changes)
     finally:
@@ -108,15 +108,15 @@ async def _config_of(info: Awaitable[StreamInfo | ConsumerInfo]) -> Any:
 
 
 async def _apply(name: str, wanted: Any, now: Callable[[], Any], change: Callable[[Any, Any], Any]) -> list[str]:
-    existing = await _answered(name, now)
+    existing = await _request(name, now)
     if existing is None:
         # If the response was lost, the request is repeated: creating what exists already changes nothing.
-        stored = (await _answered(name, lambda: change(wanted, None))).config
+        stored = (await _request(name, lambda: change(wanted, None))).config
         lowered = ", ".join(differences(wanted, stored))
         return [f"created {name} (with a lower {lowered}: NATS has no more storage)" if lowered else f"created {name}"]
     if not differences(wanted, existing):
         return []
-    stored = (await _answered(name, lambda: change(wanted, existing))).config
+    stored = (await _request(name, lambda: change(wanted, existing))).config
     # A limit for which NATS has no storage was left as it was.
     changed = [setting for setting in differences(wanted, existing) if setting in differences(stored, existing)]
     return [f"updated {name} ({', '.join(changed)})"] if changed else []
@@ -144,7 +144,7 @@ async def _with_room(jetstream: JetStreamContext, wanted: StreamConfig, now: Str
             return await jetstream.update_stream(wanted.evolve(max_bytes=max(reserved_bytes // 2, 1)))
 
 
-async def _answered(name: str, request: Callable[[], Awaitable[Any]]) -> Any:
+async def _request(name: str, request: Callable[[], Awaitable[Any]]) -> Any:
     """Repeats a request until NATS responds. Repeating is safe: a request states the wanted state, not a change."""
     tries = 0
     began = monotonic()
@@ -163,7 +163,7 @@ async def _answered(name: str, request: Callable[[], Awaitable[Any]]) -> Any:
             raise BusError(f"{name}: refused by NATS: {error.description}") from error
 
 
-def _begun_as(wanted: ConsumerConfig, existing: ConsumerConfig | None) -> ConsumerConfig:
+def _with_start_of(wanted: ConsumerConfig, existing: ConsumerConfig | None) -> ConsumerConfig:
     """A consumer's config with the start position that it was created with, which can't be changed."""
     if existing is None:
         return wanted
@@ -226,7 +226,7 @@ class ConsumerCheck:
 def differences(wanted: Any, existing: Any) -> list[str]:
     """The wanted fields whose values differ on the server. Fields that only the server sets are ignored."""
     if isinstance(wanted, ConsumerConfig):
-        wanted = _begun_as(wanted, existing)
+        wanted = _with_start_of(wanted, existing)
     have = asdict(existing)
     fields = {name: (value, have.get(name)) for name, value in asdict(wanted).items() if value is not None}
     if "subjects" in fields:

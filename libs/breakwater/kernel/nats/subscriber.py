@@ -227,12 +227,12 @@ class PullSubscriber(DefaultSubscriber[Any]):
                 for deliveries in fetched:
                     task = asyncio.create_task(self.consume(deliveries))
                     self._handling.add(task)
-                    task.add_done_callback(self._handled)
+                    task.add_done_callback(self._after_handling)
                 self.answered.set()
         finally:
             await pull.close()
 
-    def _handled(self, task: asyncio.Task[None]) -> None:
+    def _after_handling(self, task: asyncio.Task[None]) -> None:
         self._handling.discard(task)
         self._ended.set()
 

@@ -111,7 +111,7 @@ def over_time(
         executions: filters that select the chart's executions.
         zooms: True if the pointer can select a part of the chart as the page's time range.
     """
-    rows = [_Row(moment + step / 2, _when(moment, step), (moment, moment + step)) for moment in moments]
+    rows = [_Row(moment + step / 2, _time_label(moment, step), (moment, moment + step)) for moment in moments]
     span = (moments[0], moments[-1] + step) if moments else None
     return _figure(label, rows, series, unit, span, executions or {}, zooms=zooms)
 
@@ -141,7 +141,7 @@ def burn(
     moments = [moment for moment, _ in (*points, *future)]
     begins = [start, *moments]
     rows = [
-        _Row(moment, _when(moment, timedelta()), (begins[index], moment) if begins[index] < moment else None)
+        _Row(moment, _time_label(moment, timedelta()), (begins[index], moment) if begins[index] < moment else None)
         for index, moment in enumerate(moments)
     ]
     spent = [value for _, value in points]
@@ -258,7 +258,7 @@ def _figure(
     return _MACROS.figure(label, identity, unit.name, start, end, zooms, series, table)
 
 
-def _when(moment: datetime, step: timedelta) -> str:
+def _time_label(moment: datetime, step: timedelta) -> str:
     at = moment.astimezone(UTC)
     if step >= _DAY:
         return at.strftime("%b %d")

@@ -145,21 +145,21 @@ class Outages:
                     self._report(server, True)
                 else:
                     if failed_on:
-                        self._answered(failed_on)
+                        self._report_answer(failed_on)
                     return value
                 await self._pause(delay_s)
                 delay_s = min(delay_s * 2, LAST_DELAY_S)
         except (asyncio.CancelledError, StoppedWaitingError):
             raise
         except Exception:
-            self._answered(failed_on)
+            self._report_answer(failed_on)
             raise
         finally:
             if failed_on:
                 self._failing.subtract(failed_on)
                 self._forget(failed_on)
 
-    def _answered(self, failed_on: set[str]) -> None:
+    def _report_answer(self, failed_on: set[str]) -> None:
         for server in failed_on:
             # The outage is over once no caller fails because of it: until then, one success may be luck.
             if self._failing[server] == 1:

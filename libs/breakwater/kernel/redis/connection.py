@@ -94,7 +94,7 @@ class _Client(aioredis.Redis):
     """Raises StateUnavailableError for the errors of the client library that mean an outage."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        async with _translated():
+        async with _translated_errors():
             return await super().execute_command(*args, **options)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> _Pipeline:
@@ -105,7 +105,7 @@ class _Pipeline(Pipeline):
     """The same, for several commands."""
 
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
-        async with _translated():
+        async with _translated_errors():
             return await super().execute(raise_on_error)
 
 
@@ -289,7 +289,7 @@ async def read_hashes(client: aioredis.Redis, keys: Sequence[str]) -> list[dict[
 
 
 @asynccontextmanager
-async def _translated() -> AsyncGenerator[None]:
+async def _translated_errors() -> AsyncGenerator[None]:
     try:
         yield
     except (RedisError, OSError) as error:

@@ -66,11 +66,11 @@ def line_for_people(event: Mapping[str, Any]) -> list[tuple[str, str]]:
         (name, "bold" if level in ("warning", "error", "critical") else ""),
     ]
     for field, value in fields.items():
-        parts += [(f"  {field}=", "dim"), (_formatted(value), "")]
+        parts += [(f"  {field}=", "dim"), (_format(value), "")]
     return parts if traceback is None else [*parts, (f"\n{traceback}", "dim")]
 
 
-def _formatted(value: object) -> str:
+def _format(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     plain = text and text.isprintable() and not any(character in text for character in ' "=')
     return text if plain or not isinstance(value, str) else json.dumps(text, ensure_ascii=False)

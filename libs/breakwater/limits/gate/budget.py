@@ -73,7 +73,7 @@ class BudgetGate(Gate):
         self._counters = caps.counters(agent, tenant)
         self._asked_at = self.now()
         if worst_case is None and any(counter.hard_limit is not None for counter in self._counters):
-            return self._unpriced("a hard budget")
+            return self._refuse_unpriced("a hard budget")
         return self.budgets.reserve_command(
             admission.attempt_id,
             agent,
@@ -154,7 +154,7 @@ class BudgetGate(Gate):
         flight = self.admission.flight
         worst_case = flight.reserved
         if worst_case is None:
-            return self._unpriced("max_cost_usd", OWN_CAP)
+            return self._refuse_unpriced("max_cost_usd", OWN_CAP)
         spent = spent_by(self.admission.checkpoint.attempts)
         if fits(worst_case, limit=cap, spent=spent):
             return None
@@ -162,7 +162,7 @@ class BudgetGate(Gate):
         error = refusals.over_own_cap(agent, flight.model, worst_case, spent, cap)
         return Refused("budget_exceeded", error, refused_by=OWN_CAP)
 
-    def _unpriced(self, cap: str, refused_by: str | None = None) -> Refused:
+    def _refuse_unpriced(self, cap: str, refused_by: str | None = None) -> Refused:
         """Refuses a model without a price under a cap, as it may not be free."""
         flight = self.admission.flight
         local = self.is_local(flight.provider)

@@ -55,9 +55,9 @@ class DeploymentGate(Gate):
                 return None
             case rest_ms:
                 self._counted = False
-                return self._held(rest_ms / 1000)
+                return self._wait_or_refusal(rest_ms / 1000)
 
-    def _held(self, rest_s: float) -> Refused | WaitForCapacity:
+    def _wait_or_refusal(self, rest_s: float) -> Refused | WaitForCapacity:
         admission = self.admission
         error = model_held(admission.job.agent_name, admission.target.model, rest_s)
         refused = Refused("rate_limited", error, refused_by=f"provider:{admission.target.provider}")

@@ -46,7 +46,7 @@ class TaskGate(Gate):
         if admission.job.agent.guard is None:
             return None
         if (shared := shared_task(admission.job)) is None:
-            alone = self._judged(_ALONE)
+            alone = self._judge(_ALONE)
             if not isinstance(alone, Refused):
                 return None
             # Another model may cost less: only the last one's refusal stops the task, which is this job.
@@ -73,9 +73,9 @@ class TaskGate(Gate):
         shared = shared_task(admission.job)
         if shared is not None and 0 < entered.number <= FIRST_JOBS and admission.lease_ms is not None:
             self.guards.tasks.begun(shared[1].redis_key, admission.job.caller)
-        return self._judged(entered)
+        return self._judge(entered)
 
-    def _judged(self, entered: Entered) -> Refused | WaitForCapacity | None:
+    def _judge(self, entered: Entered) -> Refused | WaitForCapacity | None:
         rules = self.admission.job.agent.guard
         attempts = self.admission.checkpoint.attempts
         assert rules is not None

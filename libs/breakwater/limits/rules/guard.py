@@ -247,12 +247,12 @@ def _drift(confidences: tuple[float, ...], rules: ConfidenceRules) -> Trip | Non
     if len(last) < rules.answers:
         return None
     if rules.floor is not None and max(last) < rules.floor:
-        return Trip("confidence_drift", f"confidence below {rules.floor:g} in {len(last)} answers: {_listed(last)}")
+        return Trip("confidence_drift", f"confidence below {rules.floor:g} in {len(last)} answers: {_in_words(last)}")
     if rules.falling and all(later < earlier for earlier, later in pairwise(last)):
-        return Trip("confidence_drift", f"confidence fell through {len(last)} answers: {_listed(last)}")
+        return Trip("confidence_drift", f"confidence fell through {len(last)} answers: {_in_words(last)}")
     return None
 
 
-def _listed(confidences: tuple[float, ...]) -> str:
+def _in_words(confidences: tuple[float, ...]) -> str:
     newest = ", ".join(f"{confidence:g}" for confidence in confidences[-10:])
     return newest if len(confidences) <= 10 else f"..., {newest}"

@@ -82,7 +82,7 @@ def job_rules(
     """
     merged: dict[str, Any] = {}
     for part, settings in job_settings.items():
-        rules = _merged(part, agent_rules[part], settings)
+        rules = _merge(part, agent_rules[part], settings)
         if isinstance(rules, FieldError):
             return rules
         if (
@@ -101,13 +101,13 @@ def bound_problem(path: str, value: JsonValue) -> str | None:
             f"did you mean {close[0]!r}?" if close else "write it as in `guard.max_iterations: 20`"
         )
     try:
-        _bound(path, value)
+        _parse_bound(path, value)
     except ValidationError as error:
         return explain(error, None, {_field(path): value})
     return None
 
 
-def _merged(part: RulesPart, agent_rules: Rules | None, settings: Mapping[str, JsonValue]) -> Rules | FieldError:
+def _merge(part: RulesPart, agent_rules: Rules | None, settings: Mapping[str, JsonValue]) -> Rules | FieldError:
     base = _OFF[part] if agent_rules is None else agent_rules.model_dump(exclude={"preset"})
     model = _MODELS[part]
     if "preset" in model.model_fields:
@@ -136,7 +136,7 @@ def _out_of_bounds(
         if _within(value, limit, allowed):
             continue
         if path in overridable:
-            limit = _bound(path, overridable[path])
+            limit = _parse_bound(path, overridable[path])
             if _within(value, limit, allowed):
                 continue
         if allowed == "only":
@@ -160,7 +160,7 @@ def _within(value: Any, limit: Any, allowed: Allowed) -> bool:
             return False
 
 
-def _bound(path: str, value: JsonValue) -> Any:
+def _parse_bound(path: str, value: JsonValue) -> Any:
     """Parses an entry of `overridable` as a value of its rule. Raises ValidationError."""
     part, name = path.split(".")
     # With a constant back-off, a delay is valid by itself, whatever the other delay is.

@@ -159,7 +159,7 @@ class BudgetCounters:
 
     async def filled(self) -> Filled | None:
         """The source of the counters; None if they are lost."""
-        return _filled((await read_hashes(self._redis.client, [FILLED]))[0])
+        return _read_source((await read_hashes(self._redis.client, [FILLED]))[0])
 
     async def snapshot(self, periods: Sequence[Period], log: str = "", first: int = 1, last: int = 0) -> Snapshot:
         """The counters of some periods as of one moment.
@@ -183,7 +183,7 @@ class BudgetCounters:
         if await self._redis.client.unlink(*copies) < copied:
             raise StateUnavailableError("the copy of the budgets' counters was not read in time")
         return Snapshot(
-            _filled(dict(zip(_FILLED, filled, strict=True))),
+            _read_source(dict(zip(_FILLED, filled, strict=True))),
             tuple(_period_counters(period, fields) for period, fields in zip(periods, counted, strict=True)),
             tuple(reservation(attempt_id, text) for attempt_id, text in reservations.items()),
             {block: bytes.fromhex(part) for block, part in zip(blocks, bits, strict=True)},
@@ -274,7 +274,7 @@ class BudgetCounters:
             await pipe.execute()
 
 
-def _filled(fields: Mapping[str, str | None]) -> Filled | None:
+def _read_source(fields: Mapping[str, str | None]) -> Filled | None:
     log, zone, upto, alone, repairs = (fields.get(name) for name in _FILLED)
     if log is None:
         return None

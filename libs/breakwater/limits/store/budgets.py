@@ -265,19 +265,19 @@ class Budgets:
         """
         places = [periods_at(settlement.charged_at, self._zone) for settlement in settlements]
         pairs = list(zip(settlements, places, strict=True))
-        answers = await self._settled(pairs, log)
+        answers = await self._settle_parts(pairs, log)
         if elsewhere := [index for index, answer in enumerate(answers) if answer[0] == 2]:
             # A worker that died before it could say when it reserved: the reservation itself has the right periods.
             for index in elsewhere:
-                places[index] = self._named(*answers[index][1:])
-            again = await self._settled([(settlements[index], places[index]) for index in elsewhere], log)
+                places[index] = self._periods_of(*answers[index][1:])
+            again = await self._settle_parts([(settlements[index], places[index]) for index in elsewhere], log)
             for index, answer in zip(elsewhere, again, strict=True):
                 answers[index] = answer
         return [
             _totals(answer, *pair) for answer, pair in zip(answers, zip(settlements, places, strict=True), strict=True)
         ]
 
-    async def _settled(self, pairs: Sequence[tuple[Settlement, Periods]], log: str) -> list[Any]:
+    async def _settle_parts(self, pairs: Sequence[tuple[Settlement, Periods]], log: str) -> list[Any]:
         parts = [pairs[begin : begin + SETTLED_TOGETHER] for begin in range(0, len(pairs), SETTLED_TOGETHER)]
         answers = await self._redis.run([self._settle_command(part, log) for part in parts])
         if [3] in answers:
@@ -312,7 +312,7 @@ class Budgets:
             ]
         return ScriptCommand(LUA["settle"], keys, arguments)
 
-    def _named(self, day: str, month: str) -> Periods:
+    def _periods_of(self, day: str, month: str) -> Periods:
         """The periods with these names."""
         noons = (datetime.fromisoformat(f"{date}T12:00").replace(tzinfo=self._zone) for date in (day, f"{month}-15"))
         return Periods(*(period(window, noon, self._zone) for window, noon in zip(WINDOWS, noons, strict=True)))

@@ -146,16 +146,16 @@ def check(canonical: str, role: EngineRole, sources: frozenset[str], file: str |
     first = next(filter(None, keywords), "")
     sets_no_setting = first == "SET" and tokens[2] != ("other", "=")  # SET ROLE, for one
     if first not in _KINDS[role] or sets_no_setting or ("PARALLEL", "WITH") in pairs:
-        raise _denied(role, f"a statement of the kind {first}")
+        raise _access_denied(role, f"a statement of the kind {first}")
     file_names = [tokens[at + 2] for at, pair in enumerate(pairs) if pair in (("INTO", "OUTFILE"), ("FROM", "INFILE"))]
     if file_names != ([] if file is None else [("literal", file)]):
         raise ClickHouseError.of(ErrorCode.INTO_OUTFILE_NOT_ALLOWED, "INTO OUTFILE is not allowed, nor is FROM INFILE")
     for (kind, text), (_, after) in pairwise(tokens):
         name = text.lower() if kind in ("word", "quoted") else ""
         if name in _REFUSED_ANYWHERE or (after == "(" and name in sources):
-            raise _denied(role, f"the function or engine {text}")
+            raise _access_denied(role, f"the function or engine {text}")
 
 
-def _denied(role: EngineRole, refused: str) -> ClickHouseError:
+def _access_denied(role: EngineRole, refused: str) -> ClickHouseError:
     message = f"Not enough privileges: {refused} is not allowed for the role {role}"
     return ClickHouseError.of(ErrorCode.ACCESS_DENIED, message)

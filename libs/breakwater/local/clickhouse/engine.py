@@ -108,7 +108,7 @@ def summary(result: Any = None) -> str:
     return json.dumps({name: str(figure) for name, figure in figures.items()}, separators=(",", ":"))
 
 
-def _escaped(text: str, quote: str = "'") -> str:
+def _escape(text: str, quote: str = "'") -> str:
     """Returns a text as a SQL literal, or with backticks as an identifier."""
     return quote + text.replace("\\", "\\\\").replace(quote, "\\" + quote) + quote
 
@@ -121,7 +121,7 @@ def _prepare(handle: _Handle, options: QueryOptions) -> None:
     statements = [f"SET ROLE {options.role}"]
 
     def add_set(settings: Mapping[str, str]) -> None:
-        statements.append("SET " + ", ".join(f"{name} = {_escaped(value)}" for name, value in settings.items()))
+        statements.append("SET " + ", ".join(f"{name} = {_escape(value)}" for name, value in settings.items()))
 
     if options.role is EngineRole.READER:
         # chdb takes the constraints of the profile, and not its values.
@@ -129,7 +129,7 @@ def _prepare(handle: _Handle, options: QueryOptions) -> None:
         # readonly 2: settings may change, this one and the data may not.
         add_set({"profile": "reader", **limits, "max_execution_time": str(MAX_EXECUTION_S), "readonly": "2"})
     if options.database:
-        statements.append(f"USE {_escaped(options.database, '`')}")
+        statements.append(f"USE {_escape(options.database, '`')}")
     if options.readonly and options.role is not EngineRole.READER:  # as a server sets it for GET
         add_set({"readonly": "2"})
     if options.settings:
@@ -244,7 +244,7 @@ class Engine:
     def _parse(self, sql: str) -> str:
         try:
             with self._parser_lock:
-                parsed = self._parser.query(_bytes(f"SELECT formatQuery({_escaped(sql)})"), "RawBLOB").bytes()
+                parsed = self._parser.query(_bytes(f"SELECT formatQuery({_escape(sql)})"), "RawBLOB").bytes()
         except RuntimeError as error:
             syntax_error = ClickHouseError.from_engine(str(error))
             raise ClickHouseError(syntax_error.code, _PARSED_WITHIN.sub("", syntax_error.text)) from error

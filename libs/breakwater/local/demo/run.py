@@ -248,7 +248,7 @@ async def _report(demo: DemoRun, stack: Stack, provider: aiohttp.ClientSession) 
         connect.analytics(stack.endpoints.clickhouse_url) as analytics,
         connect.state(stack.endpoints.redis_url) as redis,
     ):
-        unsettled = await _unsettled(stack.setup.nats_url.get_secret_value(), bus_plan(config), provider)
+        unsettled = await _await_settled(stack.setup.nats_url.get_secret_value(), bus_plan(config), provider)
         stored = await report.read_stored(analytics)
         # A run across midnight falls into two days.
         days = [period for period in periods_since(demo.began_at, datetime.now(UTC), zone) if period.window == "daily"]
@@ -266,7 +266,7 @@ async def _report(demo: DemoRun, stack: Stack, provider: aiohttp.ClientSession) 
     )
 
 
-async def _unsettled(nats_url: str, plan: Plan, provider: aiohttp.ClientSession) -> list[str]:
+async def _await_settled(nats_url: str, plan: Plan, provider: aiohttp.ClientSession) -> list[str]:
     """Waits until two checks in a row find nothing in progress. Describes what is still in progress at the deadline.
 
     One check is not enough, because a message may move from one stream to another while they are checked.

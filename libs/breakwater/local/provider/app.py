@@ -159,7 +159,7 @@ class SimulatedProvider:
             case "POST", path if deployment := _DEPLOYMENT.fullmatch(path):
                 return await self._chat(request, _DEPLOYED[deployment[2]], deployment[1])
             case "GET", "/v1/models":
-                return _json(OPENAI.models(self._plans)) if self._authorized(OPENAI, request) else _refusal(401)
+                return _json(OPENAI.models(self._plans)) if self._is_authorized(OPENAI, request) else _refusal(401)
             case "GET", "/_sim/health":
                 return _json({"status": "ok", "models": self.models})
             case "GET", "/_sim/ledger":
@@ -203,7 +203,7 @@ class SimulatedProvider:
             }
         )
 
-    def _authorized(self, dialect: OpenAI, request: web.BaseRequest) -> bool:
+    def _is_authorized(self, dialect: OpenAI, request: web.BaseRequest) -> bool:
         return self._script.api_keys is None or dialect.key_of(request.headers) in self._script.api_keys
 
     def _plan(self, name: str) -> ModelPlan | None:
@@ -226,7 +226,7 @@ class SimulatedProvider:
 
     async def _count(self, request: web.BaseRequest) -> web.Response:
         """Answers with the tokens of a request, which is no call and costs nothing."""
-        if not self._authorized(ANTHROPIC, request):
+        if not self._is_authorized(ANTHROPIC, request):
             return _json(ANTHROPIC.error(401), 401)
         try:
             ANTHROPIC.require(request)
@@ -254,7 +254,7 @@ class SimulatedProvider:
         plan = self._plan(model)
         name = model if plan is None else plan.model
         call = self.ledger.begin(name, received_at, request.headers.get("X-Client-Request-Id"))
-        if not self._authorized(dialect, request):
+        if not self._is_authorized(dialect, request):
             return call, Decision(401, "unauthorized")
         if refusal is not None:
             return call, Decision(refusal.status, "invalid_request", refusal.error)
@@ -278,7 +278,7 @@ class SimulatedProvider:
         """Sends an answer. Of a stream, only the part that was sent is billed."""
         if reply.status is None:
             self._settle(call, decision)
-            return await _closed(request, reset=True)
+            return await _close_midway(request, reset=True)
         if reply.length is not None and not reply.breaks:
             # Before it is sent: a client that has the answer finds it in the ledger.
             self._settle(call, decision, delivered=_listens(request))
@@ -302,7 +302,7 @@ class SimulatedProvider:
             share = Fraction(sent, reply.chunks) if sent < reply.chunks else WHOLE
             self._settle(call, decision, delivered=delivered, share=share)
         if reply.breaks:
-            return await _closed(request)
+            return await _close_midway(request)
         await response.write_eof()
         return response
 
@@ -326,7 +326,7 @@ def _listens(request: web.BaseRequest) -> bool:
     return request.transport is not None and not request.transport.is_closing()
 
 
-async def _closed(request: web.BaseRequest, *, reset: bool = False) -> web.StreamResponse:
+async def _close_midway(request: web.BaseRequest, *, reset: bool = False) -> web.StreamResponse:
     """Closes a connection in the middle of an answer."""
     if (transport := request.transport) is not None:
         if reset:

@@ -469,10 +469,10 @@ def _answer_parts(plan: ModelPlan, number: int, request: ChatRequest, fault: Fau
     offered = {tool.function.name for tool in request.tools or ()}
     turn = turns[request.turn] if request.turn < len(turns) else ()
     if fault.answer is not None:
-        parts: tuple[Part, ...] = (ScriptedText(text=_filled(fault.answer, number, request)),)
+        parts: tuple[Part, ...] = (ScriptedText(text=_fill(fault.answer, number, request)),)
     elif turn and offered.issuperset(part.name for part in turn if part.type == "tool_call"):
         parts = tuple(
-            part.model_copy(update={"text": _filled(part.text, number, request)}) if part.type == "text" else part
+            part.model_copy(update={"text": _fill(part.text, number, request)}) if part.type == "text" else part
             for part in turn
         )
     else:
@@ -503,7 +503,7 @@ def _without_turns(plan: ModelPlan, number: int, request: ChatRequest) -> tuple[
     if rules.answer_json is not None and (request.wants_json or rules.answer is None):
         return orjson.dumps(rules.answer_json).decode(), ()
     if rules.answer is not None:
-        return _filled(rules.answer, number, request), ()
+        return _fill(rules.answer, number, request), ()
     text = f"Simulated answer {number} of {plan.model} to: {request.prompt[:ECHOED_CHARS]}"
     if request.wants_json:
         schema = request.json_schema
@@ -527,7 +527,7 @@ def _object(value: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def _filled(template: str, number: int, request: ChatRequest) -> str:
+def _fill(template: str, number: int, request: ChatRequest) -> str:
     values = {"{prompt}": request.prompt, "{n}": str(number)}
     # In one pass, so that a placeholder in the prompt's own text is not filled.
     return _PLACEHOLDER.sub(lambda match: values[match[0]], template)

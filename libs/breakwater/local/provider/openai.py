@@ -194,7 +194,7 @@ class OpenAI:
         message: dict[str, Any] = {
             "role": "assistant",
             "content": answer.content,
-            "refusal": _joined(answer, "refusal"),
+            "refusal": _join(answer, "refusal"),
             "annotations": [
                 {"type": "url_citation", "url_citation": cited}
                 for part in answer.parts
@@ -202,7 +202,7 @@ class OpenAI:
                 for cited in citations(part)
             ],
         }
-        if (thought := _joined(answer, "thinking")) is not None:
+        if (thought := _join(answer, "thinking")) is not None:
             message["reasoning_content"] = thought
         if answer.tool_calls:
             message["tool_calls"] = _tool_calls(answer)
@@ -225,7 +225,7 @@ class OpenAI:
 
         fields = {"reasoning_content": "thinking", "content": "text", "refusal": "refusal"}
         deltas: list[dict[str, Any]] = [
-            {field: piece} for field, kind in fields.items() for piece in pieces_of(_joined(answer, kind) or "", pace)
+            {field: piece} for field, kind in fields.items() for piece in pieces_of(_join(answer, kind) or "", pace)
         ]
         for number, call in enumerate(_tool_calls(answer)):
             kind = call["type"]
@@ -293,7 +293,7 @@ def call_id(answer: ScriptedAnswer, index: int) -> str:
 _CALLS = (ScriptedToolCall, ScriptedHostedCall)
 
 
-def _joined(answer: ScriptedAnswer, kind: str) -> str | None:
+def _join(answer: ScriptedAnswer, kind: str) -> str | None:
     texts = [
         part.text
         for part in answer.parts

@@ -58,15 +58,15 @@ def reply_to(decision: Decision, dialect: OpenAI, request_id: str) -> WireReply:
         reply = _body_reply(status, orjson.dumps(error))
         reply.headers.update(dialect.error_headers(status, decision.rule.retry_after_s) | decision.rule.headers)
     else:
-        reply = _answered(status, decision, answer, dialect)
+        reply = _answer_reply(status, decision, answer, dialect)
         reply.headers.update(decision.headers)
     reply.headers.setdefault(dialect.id_header, request_id)
     return reply
 
 
-def _answered(status: int, decision: Decision, answer: ScriptedAnswer, dialect: OpenAI) -> WireReply:
+def _answer_reply(status: int, decision: Decision, answer: ScriptedAnswer, dialect: OpenAI) -> WireReply:
     if status == 200 and decision.pace is not None and not answer.request.embeds:
-        return _streamed(answer, decision.pace, decision.rule, dialect)
+        return _stream_reply(answer, decision.pace, decision.rule, dialect)
     body = orjson.dumps(dialect.response_body(answer))
     half = body[: len(body) // 2]
     match decision.rule.kind:
@@ -90,7 +90,7 @@ def _body_reply(status: int, body: bytes) -> WireReply:
     return WireReply(status, {**JSON}, [(0.0, StreamEvent(body))], len(body))
 
 
-def _streamed(answer: ScriptedAnswer, pace: Pace, rule: Fault, dialect: OpenAI) -> WireReply:
+def _stream_reply(answer: ScriptedAnswer, pace: Pace, rule: Fault, dialect: OpenAI) -> WireReply:
     events = dialect.stream(answer, pace)
     chunks = sum(event.content for event in events)
     fault = rule.stream

@@ -54,13 +54,13 @@ class ScriptError(BreakwaterError, ValueError):
     """The script can't be used."""
 
 
-def _ordered(span: int | tuple[int, int | None]) -> int | tuple[int, int | None]:
+def _check_order(span: int | tuple[int, int | None]) -> int | tuple[int, int | None]:
     if isinstance(span, tuple) and span[1] is not None and span[0] > span[1]:
         raise ValueError(f"the range {list(span)} is empty; write the smaller number first")
     return span
 
 
-Tokens = Annotated[NonNegativeInt | tuple[NonNegativeInt, NonNegativeInt], AfterValidator(_ordered)]
+Tokens = Annotated[NonNegativeInt | tuple[NonNegativeInt, NonNegativeInt], AfterValidator(_check_order)]
 """A number of tokens, or a range that it is drawn from."""
 
 
@@ -217,7 +217,7 @@ class Fault(Message):
     from_s: NonNegativeFloat | None = None
     to_s: PositiveFloat | None = None
     rate: Annotated[float, Field(ge=0, le=1)] | None = None
-    requests: Annotated[tuple[PositiveInt, PositiveInt | None], AfterValidator(_ordered)] | None = None
+    requests: Annotated[tuple[PositiveInt, PositiveInt | None], AfterValidator(_check_order)] | None = None
     when: Literal["orphan_tool_calls"] | None = None
 
     status: Annotated[int, Field(ge=200, le=599)] | None = None

@@ -463,7 +463,7 @@ def size_of_inputs(inputs: Iterable[str | Sequence[int]]) -> InputSize:
     count = 0
     for embedded in inputs:
         if isinstance(embedded, str):
-            texts.append(_encoded(embedded))
+            texts.append(_encode(embedded))
         else:
             tokens += len(embedded)
         count += 1
@@ -512,7 +512,7 @@ def _cache_ttl_s(document: bytes) -> int:
     return SHORT_CACHE_S if len(_SHORT_CACHE.findall(document)) == marks else LONG_CACHE_S
 
 
-def _encoded(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -521,7 +521,7 @@ def _json(value: Any) -> bytes:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:
         # Integers beyond 64 bits are valid JSON, but orjson refuses them.
-        return _encoded(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+        return _encode(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 _TEXT_FIELDS = words(
@@ -610,7 +610,7 @@ class _Tally:
         """Collects a message or an item. Its field names and labels go to `label_bytes`."""
         match message:
             case {"role": str() as role, "content": str() as text} if len(message) == 2 and len(role) <= _LABEL_LENGTH:
-                self.texts.append(_encoded(text))
+                self.texts.append(_encode(text))
                 self.label_bytes += _MESSAGE_STRUCTURE_BYTES + len(role)
             case {"type": "item_reference" | "image_generation_call" as kind}:
                 self.files += InputSize(linked_files=1) if kind == "item_reference" else InputSize(images=1)
@@ -648,7 +648,7 @@ class _Tally:
             if name == parts_in:
                 self._take_content(value)
             elif name in _TEXT_FIELDS and isinstance(value, str):
-                self.texts.append(_encoded(value))
+                self.texts.append(_encode(value))
             elif name in _TEXT_FIELDS and name != "content":
                 self.documents.append(_json(value))
             elif name == "tools":
@@ -663,7 +663,7 @@ class _Tally:
             case None:
                 pass
             case str():
-                self.texts.append(_encoded(content))
+                self.texts.append(_encode(content))
             case list():
                 for part in cast(list[Any], content):
                     if isinstance(part, dict | str):
@@ -673,7 +673,7 @@ class _Tally:
                         self.raw_values.append(part)
                         self.structure += 1
             case {"type": str() as kind, "text": str() as text} if len(content) == 2 and len(kind) <= _LABEL_LENGTH:
-                self.texts.append(_encoded(text))
+                self.texts.append(_encode(text))
                 self.structure += _TEXT_STRUCTURE_BYTES + len(kind)
             case {"type": str() as kind} if kind in FILES:
                 self._take_file(kind, cast(dict[str, Any], content))
@@ -692,7 +692,7 @@ class _Tally:
             self._take_content(payload.get("content"))  # the blocks of an Anthropic document
         elif payload.get("type") == "text" and isinstance(text := payload.get("data"), str):
             content_field = "data"
-            self.texts.append(_encoded(text))
+            self.texts.append(_encode(text))
         else:
             file = content_of(payload)
             size = _size_of_file(kind, file)
@@ -711,7 +711,7 @@ def _size_of_file(kind: str, file: FileContent) -> InputSize:
     if file.data is None:
         return InputSize(images=1) if kind in IMAGES else InputSize(linked_files=1)
     if file.media_type.startswith(_IN_PLAIN_TEXT):
-        return _size_of_bytes(_decoded(file.data))
+        return _size_of_bytes(_decode(file.data))
     if file.media_type.startswith("image/") or (kind in IMAGES and not file.media_type):
         return InputSize(images=1)
     if file.media_type.startswith(("audio/", "video/")) or (kind in SOUND_AND_FILM and not file.media_type):
@@ -719,11 +719,11 @@ def _size_of_file(kind: str, file: FileContent) -> InputSize:
     return InputSize(documents=1, document_bytes=file.size)
 
 
-def _decoded(data: str) -> bytes:
+def _decode(data: str) -> bytes:
     try:
-        return binascii.a2b_base64(_encoded(data), strict_mode=True)
+        return binascii.a2b_base64(_encode(data), strict_mode=True)
     except binascii.Error:
-        return _encoded(data)  # the field holds the text itself, not base64
+        return _encode(data)  # the field holds the text itself, not base64
 
 
 BASE_TOKENS = 32

@@ -254,7 +254,7 @@ def of_message(answer: Mapping[str, Any]) -> Usage | None:
     # The tokens spent on compacting the conversation are counted only in the iterations.
     steps = fields(report).get("iterations")
     if isinstance(steps, list) and steps:
-        report = highest(report, reduce(_added, map(fields, cast(list[Any], steps))))
+        report = highest(report, reduce(_add, map(fields, cast(list[Any], steps))))
     figures = _ReportedFigures(report)
     tokens = figures.most("input")
     cached = figures.least("cached")
@@ -299,11 +299,11 @@ def _reports(answer: Mapping[str, Any]) -> Iterator[Any]:
         yield fields(choice).get("usage")
 
 
-def _added(total: Any, step: Any) -> Any:
+def _add(total: Any, step: Any) -> Any:
     if isinstance(total, dict) and isinstance(step, dict):
         totals = cast(dict[str, Any], total)
         additions = cast(dict[str, Any], step)
-        return {**totals, **{name: _added(totals.get(name), value) for name, value in additions.items()}}
+        return {**totals, **{name: _add(totals.get(name), value) for name, value in additions.items()}}
     total_tokens = figure(total)
     return step if total_tokens is None else total_tokens + (figure(step) or 0)
 
@@ -317,7 +317,7 @@ def _leaves(reported: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str,
             yield f"{outer}{name}", value
 
 
-def _named(meaning: str | tuple[str, str]) -> str:
+def _figure_name(meaning: str | tuple[str, str]) -> str:
     """Describes the meaning of a figure in our own words, because a provider may put anything into a field's name."""
     if isinstance(meaning, str):
         return meaning
@@ -342,12 +342,12 @@ class _ReportedFigures:
                 self._kinds.append(meaning)
             tokens = figure(value)
             if tokens is None:
-                self.doubt(f"{place if place in _MEANING else _named(meaning)} is no number of tokens")
+                self.doubt(f"{place if place in _MEANING else _figure_name(meaning)} is no number of tokens")
             else:
                 self._figures.setdefault(meaning, []).append(tokens)
         for meaning, figures in self._figures.items():
             if len(figures) > 1 and len({tokens for tokens in figures if tokens}) > 1:
-                self.doubt(f"two figures of the same tokens differ ({_named(meaning)})")
+                self.doubt(f"two figures of the same tokens differ ({_figure_name(meaning)})")
         if not self._reported:
             self.doubt("what was reported as usage is no object")
 

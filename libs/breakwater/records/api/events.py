@@ -108,7 +108,7 @@ class LogTail:
         """Reads new events. Returns True if there were any. Raises BusError."""
         last = await self.look()
         before = self._end
-        async with aclosing(self._stored(before, last)) as stored:
+        async with aclosing(self._scan_stored(before, last)) as stored:
             async for message in stored:
                 # Another task may have read it meanwhile: the one before this one, which is being stopped.
                 if message.sequence <= self._end:
@@ -132,14 +132,14 @@ class LogTail:
                 recent_events, recent_events[-1].sequence if len(recent_events) == AT_ONCE else max(place, self._end)
             )
         events: list[LoggedEvent] = []
-        async with reading, aclosing(self._stored(place, min(place + AT_ONCE, self._begin))) as stored:
+        async with reading, aclosing(self._scan_stored(place, min(place + AT_ONCE, self._begin))) as stored:
             async for message in stored:
                 if (event := logged(message)) is not None:
                     events.append(event)
                 place = message.sequence
         return LogBatch(tuple(events), place)
 
-    def _stored(self, after: int, up_to: int) -> AsyncGenerator[StoredMessage]:
+    def _scan_stored(self, after: int, up_to: int) -> AsyncGenerator[StoredMessage]:
         return Lookup(self._connection).scan(self._stream, "bw.>", start=after + 1, up_to=up_to)
 
 
@@ -298,7 +298,7 @@ class _EventFollower(FollowedStream):
             self._places[number] = batch.at
             gap = EventGap(stream=tail.name, after=before, next=batch.at + 1)
             written.append(server_sent("gap", gap.json_bytes(), self._place))
-        for event in filter(self._wanted, batch.events):
+        for event in filter(self._matches, batch.events):
             self._places[number] = event.sequence
             written.append(server_sent(event.kind, event.data, self._place))
         self._places[number] = batch.at
@@ -306,7 +306,7 @@ class _EventFollower(FollowedStream):
             await sender.send(b"".join(written))
         return batch.at != before
 
-    def _wanted(self, event: LoggedEvent) -> bool:
+    def _matches(self, event: LoggedEvent) -> bool:
         return event.kind in self._query.kinds and self._query.agent in (None, event.agent)
 
     @property

@@ -122,7 +122,7 @@ def executions(
         show_tree(_wait_for_record(url, execution_tree, execution_id), as_json=as_json)
     else:
         execution = _wait_for_record(url, find_execution, execution_id)
-        _show_execution(_decrypted(execution, PlaneLocation(data)), as_json=as_json)
+        _show_execution(_decrypt(execution, PlaneLocation(data)), as_json=as_json)
 
 
 app.command("export")(export)
@@ -160,7 +160,7 @@ def _wait_for_record(url: str, find: Callable[[Analytics, str], Awaitable[T | No
     return record
 
 
-def _decrypted(execution: Execution, plane: PlaneLocation) -> Execution:
+def _decrypt(execution: Execution, plane: PlaneLocation) -> Execution:
     """Decrypts the texts of an execution. If the config's keys can't be read here, prints a note instead."""
     if execution.encrypted is None:
         return execution

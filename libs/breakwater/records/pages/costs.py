@@ -176,9 +176,9 @@ def tiles_of(costs: Costs, now: datetime) -> list[Tile]:
     waste_colour: Colour = "warn" if share is not None and share >= MUCH_WASTED else ""
     return [
         Tile("Spend", words.money(total.spend), calls, budget),
-        _expected(costs, now, budget),
+        _forecast_tile(costs, now, budget),
         Tile("On failed calls", words.money(total.wasted), of_spend, waste, waste_colour),
-        Tile(costs.previous_month, words.money(total.previous), _compared(total), budget),
+        Tile(costs.previous_month, words.money(total.previous), _comparison(total), budget),
     ]
 
 
@@ -191,14 +191,14 @@ def change(line: CostLine) -> str:
     return f"{'+' if share >= 0 else '−'}{words.percent(abs(share))}"
 
 
-def _compared(total: CostLine) -> str:
+def _comparison(total: CostLine) -> str:
     change_text = change(total)
     if not change_text:
         return "the month before"
     return f"change: {change_text}" if total.forecast is None else f"forecast: {change_text}"
 
 
-def _expected(costs: Costs, now: datetime, href: str) -> Tile:
+def _forecast_tile(costs: Costs, now: datetime, href: str) -> Tile:
     total = costs.total
     cap = f"cap: {cap_text(total)}" if cap_text(total) else "no cap"
     if costs.ends_at <= now:

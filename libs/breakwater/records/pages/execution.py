@@ -229,7 +229,7 @@ class ExecutionPage:
                         html = self._context.pages.fragment("execution_step.html", step=step)
                         yield _event("step", orjson.dumps({"html": html, "state": humanize(step.state)}).decode())
                     elif name == "data" and kind == "decided":
-                        yield await self._recorded(execution_id)
+                        yield await self._await_record(execution_id)
                         return
                     elif not name:
                         # Passes on a comment that keeps the connection alive, so that a closed browser is noticed.
@@ -249,7 +249,7 @@ class ExecutionPage:
         finally:
             await background.stop(reading, stopping)
 
-    async def _recorded(self, execution_id: str) -> bytes:
+    async def _await_record(self, execution_id: str) -> bytes:
         """Waits until ClickHouse has the record. Returns the event that ends the stream."""
         deadline = time.monotonic() + RECORD_TIMEOUT_S
         while time.monotonic() < deadline:

@@ -148,7 +148,7 @@ class _Axis:
 
     @classmethod
     def of(cls, calls: Iterable[WaterfallRow], end: float) -> _Axis:
-        busy = _merged(sorted((call.start_ms, call.end_ms) for call in calls))
+        busy = _merge(sorted((call.start_ms, call.end_ms) for call in calls))
         called = sum(until - since for since, until in busy)
         waited = end - called
         shortened = called > 0 and waited > end * MOSTLY_WAITED
@@ -173,7 +173,7 @@ class _Axis:
         return self.positions[index] + fraction * (self.positions[index + 1] - self.positions[index])
 
 
-def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+def _merge(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """Merges sorted spans that overlap or touch, and drops empty ones."""
     merged: list[tuple[float, float]] = []
     for start, end in spans:

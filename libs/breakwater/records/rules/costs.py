@@ -124,10 +124,10 @@ def cost_line(name: str | None, sums: CostSums, cap: Cap, month: Period, now_ms:
     expected = forecast(month, now_ms, spent=sums.spend, recent=sums.recent, limit=cap.limit, hard=cap.hard)
     return CostLine(
         name=name,
-        spend=_known(sums.spend, sums.unknown),
-        wasted=_known(sums.wasted, sums.unknown_wasted),
+        spend=_known_sum(sums.spend, sums.unknown),
+        wasted=_known_sum(sums.wasted, sums.unknown_wasted),
         estimated=sums.estimated,
-        previous=_known(sums.previous, sums.unknown_previous),
+        previous=_known_sum(sums.previous, sums.unknown_previous),
         cap=cap.limit,
         daily_cap=cap.daily,
         forecast=None if expected is None else expected.total,
@@ -140,6 +140,6 @@ def cost_line(name: str | None, sums: CostSums, cap: Cap, month: Period, now_ms:
     )
 
 
-def _known(total: int, unknown: int) -> int | None:
+def _known_sum(total: int, unknown: int) -> int | None:
     """Returns a sum; None if it is zero only because the costs are unknown."""
     return total if total or not unknown else None

@@ -82,7 +82,7 @@ def as_tree(steps: Sequence[ExecutionSummary]) -> list[Step]:
     return list(placed.values())
 
 
-def _indented(step: Step) -> str:
+def _indent(step: Step) -> str:
     return "  " * step.depth + step.execution.job_id
 
 
@@ -90,16 +90,16 @@ def _remarks_on_step(step: Step) -> str:
     return _remarks(step.execution)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 RUNS: tuple[Column[RunSummary], ...] = (
     Column("ended", lambda run: run.completed_at, "time", drop=3, sortable=False, terminal=False),
     Column("run", lambda run: run.run_id, "id", sortable=False),
-    Column("agent", lambda run: _listed(run.agents), sortable=False),
+    Column("agent", lambda run: _list_names(run.agents), sortable=False),
     Column("status", lambda run: run.status, "state", sortable=False),
-    Column("model", lambda run: _listed(run.models), sortable=False, terminal=False),
+    Column("model", lambda run: _list_names(run.models), sortable=False, terminal=False),
     Column("steps", lambda run: run.steps, "count", page=False),
     Column("attempts", lambda run: run.attempts_count, "count", name="attempts_count", terminal=False),
     Column("cost", lambda run: run.total_cost, "usd", name="total_cost"),
@@ -111,7 +111,7 @@ RUNS: tuple[Column[RunSummary], ...] = (
 
 STEPS: tuple[Column[Step], ...] = (
     Column("ended", lambda step: step.execution.completed_at, "time", terminal=False),
-    Column("step", lambda step: step.execution.execution_id, display=_indented, name="run"),
+    Column("step", lambda step: step.execution.execution_id, display=_indent, name="run"),
     Column("agent", lambda step: step.execution.agent, "agent"),
     Column("status", lambda step: step.execution.status, "state"),
     Column("model", lambda step: step.execution.model, drop=5),
@@ -168,7 +168,7 @@ def cost(execution: Execution, format_amount: Callable[[int | None], str] = mone
     return format_amount(execution.total_cost) + ("" if execution.total_cost is None else basis(execution.cost_basis))
 
 
-def _wasted(execution: Execution) -> str:
+def _waste_text(execution: Execution) -> str:
     if not execution.wasted_cost:
         return ""
     dearest_first = sorted(execution.wasted_by_cause.items(), key=lambda cause_and_cost: -cause_and_cost[1])
@@ -219,7 +219,7 @@ FACTS: tuple[Column[Execution], ...] = (
     Column("output tokens", lambda execution: execution.output_tokens or None, "count"),
     Column("cached tokens", lambda execution: execution.cached_tokens or None, "count"),
     Column("cost", cost),
-    Column("wasted", _wasted),
+    Column("wasted", _waste_text),
     Column("cache", _cache),
     Column("left out", lambda execution: ", ".join(dropped_parts(execution)), page=False),
     Column("finish reason", lambda execution: execution.finish_reason),

@@ -54,11 +54,11 @@ def id_objection(rules: RedactionRules, identifier: str) -> str | None:
     if not rules.patterns:
         return None
     data = identifier.encode(errors="surrogatepass")
-    return NO_MATCH_IN_ID if any(_compiled(pattern).search(data) for pattern in rules.patterns) else None
+    return NO_MATCH_IN_ID if any(_compile(pattern).search(data) for pattern in rules.patterns) else None
 
 
 @lru_cache(maxsize=256)
-def _compiled(pattern: str) -> Pattern:
+def _compile(pattern: str) -> Pattern:
     return compile_user_pattern(pattern)[0]
 
 
@@ -277,7 +277,7 @@ class _Copy:
 
     def _redact(self, slot: _Slot, text: str) -> None:
         try:
-            redacted = self._redacted(text)
+            redacted = self._redact_text(text)
         except TooMuchWorkError:
             redacted = self._placeholder
         if redacted != text:
@@ -290,7 +290,7 @@ class _Copy:
         else:
             container[place] = text if isinstance(container[place], str) else self._placeholder  # no half of a number
 
-    def _redacted(self, text: str) -> str:
+    def _redact_text(self, text: str) -> str:
         is_complete = len(text) <= self._rules.max_length + MAX_SECRET_LENGTH
         if self._nesting == MAX_NESTING or not is_complete or not _looks_like_json(text):
             return self._rules.redacted(text, self._work)

@@ -94,22 +94,22 @@ def _any(patterns: Sequence[str]) -> str:
 _PIECES = {name: _spellings(names) for name, names in _NAMES.items()}
 
 
-def _filled(pattern: str | list[str], pieces: Mapping[str, str] = _PIECES) -> str:
+def _fill(pattern: str | list[str], pieces: Mapping[str, str] = _PIECES) -> str:
     """Replaces the `<pieces>` of a pattern by their own patterns."""
     combined = pattern if isinstance(pattern, str) else _any(pattern)
     return re.sub(r"<(\w+)>", lambda piece: pieces[piece[1]], combined)
 
 
 for _name, _piece in _RULES["pieces"].items():
-    _PIECES[_name] = _filled(_piece)
+    _PIECES[_name] = _fill(_piece)
 
 
-def _built_in(pattern: str | list[str]) -> Pattern:
+def _compile(pattern: str | list[str]) -> Pattern:
     """Compiles a pattern of the file. It works on single bytes, so `[^…]` matches any other byte."""
     options = re2_options()
     options.encoding = re2.Options.Encoding.LATIN1
     options.max_mem = 64 << 20
-    return cast(Pattern, re2.compile(_filled(pattern).encode("latin-1"), options))
+    return cast(Pattern, re2.compile(_fill(pattern).encode("latin-1"), options))
 
 
 _FREE_INSTRUCTIONS = 100
@@ -136,7 +136,7 @@ _ENDINGS, _WORDS, _WHOLE_LINE = (
     tuple(map(squash_name, names))
     for names in (_NAMES["endings"], _NAMES["words"] + _NAMES["words_alone"], _NAMES["whole_line"])
 )
-_LAST_WORD = _built_in(r"(?:(?:^|[-_. ])(?i:<words>)|[a-z0-9](?:Pass|Pw)|^(?i:<words_alone>))[-_. 0-9]*\z")
+_LAST_WORD = _compile(r"(?:(?:^|[-_. ])(?i:<words>)|[a-z0-9](?:Pass|Pw)|^(?i:<words_alone>))[-_. 0-9]*\z")
 _PAIR_NAMES = (*_NAMES["pair_names"], *map(str.capitalize, _NAMES["pair_names"]))
 _LONGEST_REMEMBERED = 64
 _LONGEST_NAMED = 48
@@ -147,7 +147,7 @@ class SecretNames:
 
     def __init__(self, fields: Iterable[str], *, built_in: bool) -> None:
         self._own = frozenset(map(squash_name, fields))
-        self._built_in = built_in
+        self._compile = built_in
         self._remembered = lru_cache(4096)(self._look)
 
     def kind(self, name: str) -> NameKind:
@@ -171,9 +171,9 @@ class SecretNames:
         unnumbered = squashed.rstrip(b"0123456789")
         if squashed in self._own:
             return NameKind.SECRET
-        if self._built_in and (squashed in _QUOTED or unnumbered in _WHOLE or unnumbered.endswith(_ENDINGS)):
+        if self._compile and (squashed in _QUOTED or unnumbered in _WHOLE or unnumbered.endswith(_ENDINGS)):
             return NameKind.SECRET
-        if self._built_in and _LAST_WORD.search(name.encode(errors="surrogatepass")):
+        if self._compile and _LAST_WORD.search(name.encode(errors="surrogatepass")):
             return NameKind.SECRET_UNLESS_BOOLEAN
         return NameKind.PAIR_VALUE if squashed in _PAIR_VALUES else NameKind.HARMLESS
 
@@ -182,8 +182,7 @@ class SecretNames:
 
 _VALUE = _RULES["value"] | {"bare": f"(?i:{_any(_RULES['value']['bare'])})"}
 _BARE, _LINE, _OPENING_QUOTE, _LINE_BREAK, _ALONE_ON_LINE, _VALUE_OF_PAIR = (
-    _built_in(_VALUE[name])
-    for name in ("bare", "whole_line", "opening_quote", "line_break", "alone_on_line", "of_pair")
+    _compile(_VALUE[name]) for name in ("bare", "whole_line", "opening_quote", "line_break", "alone_on_line", "of_pair")
 )
 _HARMLESS = frozenset(value.encode() for value in _VALUE["harmless"])
 _NO_WORD = re.compile(rb"(?=.{4})[^0-9]*[0-9]", re.DOTALL)
@@ -191,11 +190,9 @@ _QUOTES = (b'"', b"'", b"`")
 _BEFORE_LINE_BREAK = frozenset(b"\r\n>|-+")
 _BEFORE_QUOTED = frozenset(b"bBrRuUfF\\\"'`")
 """The bytes that the two patterns can begin with, which are far cheaper to test first."""
-_UNESCAPED = {quote: _built_in(rf"(?:[^{quote.decode()}\\]|\\\C)*") for quote in _QUOTES}
+_UNESCAPED = {quote: _compile(rf"(?:[^{quote.decode()}\\]|\\\C)*") for quote in _QUOTES}
 _ESCAPED = {
-    (slashes, quote): _built_in(rf"[^\\]\\{{0,{slashes}}}{quote.decode()}")
-    for slashes in (1, 3, 7)
-    for quote in _QUOTES
+    (slashes, quote): _compile(rf"[^\\]\\{{0,{slashes}}}{quote.decode()}") for slashes in (1, 3, 7) for quote in _QUOTES
 }
 """Inside JSON that was escaped once, twice, three times, a quote closes if no more backslashes precede it."""
 
@@ -384,7 +381,7 @@ def _key_pattern(forms: Iterable[Sequence[str]]) -> str:
     return "<form_edge>" + _any([f"(?:{start})(?:{tail})" for start, tail in forms])
 
 
-_KEY = _built_in(_key_pattern(_KEYS))
+_KEY = _compile(_key_pattern(_KEYS))
 _FORMS: dict[str, Any] = _RULES["forms"] | {
     "key": {
         "search": "<form_edge>" + _any([start for start, _ in _KEYS + _BEARERS]),
@@ -393,8 +390,8 @@ _FORMS: dict[str, Any] = _RULES["forms"] | {
 }
 _FINDERS = {
     name: _Finder(
-        _built_in(form["search"]),
-        _built_in(form["match"]) if "match" in form else None,
+        _compile(form["search"]),
+        _compile(form["match"]) if "match" in form else None,
         _CHECKS.get(name),
         form.get("needs", "").encode(),
     )
@@ -448,17 +445,17 @@ class Scanner:
             _Finder(alone, stretch=STRETCH) for alone, _ in user_patterns
         ]
         self._all = list(self._forms)
-        suspicious = [_ESCAPE, *(_filled(_FORMS[name]["search"]) for name in names)]
+        suspicious = [_ESCAPE, *(_fill(_FORMS[name]["search"]) for name in names)]
         pieces = _PIECES | {"own": _spellings(fields)}
         for place, part, needs in (("before_value", _value_behind, b""), ("in_pair", _value_of_pair, b"val")):
             if behind_names := [
                 *(_RULES[place]["built_in"] if built_in else ()),
                 *(_RULES[place]["own"] if fields else ()),
             ]:
-                pattern = f"(?i:{_filled(behind_names, pieces)})"
-                self._all.append(_Finder(_built_in(pattern), part=partial(part, self._placeholder), needs=needs))
+                pattern = f"(?i:{_fill(behind_names, pieces)})"
+                self._all.append(_Finder(_compile(pattern), part=partial(part, self._placeholder), needs=needs))
                 suspicious.append(pattern)
-        together = _built_in(suspicious)
+        together = _compile(suspicious)
         self._suspicious = (together, *(alone for alone, _ in user_patterns))
         self._suspicious_in_lines = (together, *(in_lines for _, in_lines in user_patterns))
 
@@ -494,19 +491,19 @@ class Scanner:
         work.spend()
         finders = self._forms if is_json else self._all
         for _ in range(MAX_ROUNDS):
-            if (replaced := self._replaced(text, finders, work)) is None:
+            if (replaced := self._replace(text, finders, work)) is None:
                 break
             text = replaced
         plain = text
         for _ in range(0 if is_json else UNESCAPED_TIMES):
-            if (unescaped := _unescaped(plain, work)) is None:
+            if (unescaped := _unescape(plain, work)) is None:
                 break
             plain = unescaped
-            if (uncovered := self._replaced(plain, finders, work)) is not None:
+            if (uncovered := self._replace(plain, finders, work)) is not None:
                 text = plain = uncovered  # the unescaped text replaces the original only if it had a secret
         return text
 
-    def _replaced(self, text: Text, finders: Iterable[_Finder], work: WorkLimit) -> Text | None:
+    def _replace(self, text: Text, finders: Iterable[_Finder], work: WorkLimit) -> Text | None:
         """Replaces all secrets; None if there are none. Extents that overlap or touch, or a placeholder, are merged."""
         (data, limit) = text
         placeholder = self._placeholder
@@ -532,7 +529,7 @@ class Scanner:
         return placeholder.join(pieces), limit + sum(len(placeholder) + start - end for start, end in in_limit)
 
 
-def _unescaped(text: Text, work: WorkLimit) -> Text | None:
+def _unescape(text: Text, work: WorkLimit) -> Text | None:
     """Undoes one level of escapes, and moves the limit along; None if there are no escapes."""
     data, limit = text
     max_escapes = _ESCAPES_A_PLACE * MAX_PLACES + 1

@@ -53,7 +53,7 @@ def start(service: str) -> None:
     Raises:
         ConfigError: one of the OTEL_* variables can't be used.
     """
-    if spans.recorder is not None or not _wanted(os.environ):
+    if spans.recorder is not None or not _is_wanted(os.environ):
         return
     from breakwater.kernel.telemetry.tracing.otlp import OtlpRecorder  # OpenTelemetry's SDK takes a while to import
 
@@ -69,7 +69,7 @@ def stop() -> None:
         recorder.stop()
 
 
-def _wanted(environment: Mapping[str, str]) -> bool:
+def _is_wanted(environment: Mapping[str, str]) -> bool:
     """Returns True if OpenTelemetry's variables ask for traces. By its specification, empty ones are not set."""
     endpoints = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
     if not any(environment.get(name) for name in endpoints):
