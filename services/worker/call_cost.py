@@ -58,27 +58,27 @@ def cost_of(
     target = worker.targets.of(job.agent_name, flight.model)
     reported = usage or part
     answering_model = None if reported is None else reported.model
-    other_model = (
+    substitute = (
         None
         if answering_model is None or answering_model == target.name
-        else worker.targets.other(target, answering_model)
+        else worker.targets.substitute(target, answering_model)
     )
     price = partial(_priced, flight, usage, cost, maybe_billed=maybe_billed, part=part)
-    if other_model is None or answering_model is None:
+    if substitute is None or answering_model is None:
         spent = price(target.pricing, max_estimate=flight.reserved)
     else:
         spent = price(
-            other_model.pricing or target.pricing, max_estimate=None if other_model.pricing else flight.reserved
+            substitute.pricing or target.pricing, max_estimate=None if substitute.pricing else flight.reserved
         )
-        name = other_model.known_name or worker.storable_word(job.agent, answering_model)
-        worker.targets.log_other(target, name)
-        spent = _of_other_model(spent, name, doubtful=other_model.pricing is None and cost is None)
+        name = substitute.known_name or worker.storable_word(job.agent, answering_model)
+        worker.targets.log_substitute(target, name)
+        spent = _of_substitute(spent, name, doubtful=substitute.pricing is None and cost is None)
     if spent.usage_problem is None or reported is None:
         return spent
     return replace(spent, usage_problem=_storable_problem(worker, job, spent.usage_problem, reported.terms))
 
 
-def _of_other_model(spent: CallCost, name: str, *, doubtful: bool) -> CallCost:
+def _of_substitute(spent: CallCost, name: str, *, doubtful: bool) -> CallCost:
     """Returns the cost of a call that another model answered; `doubtful` if its price is that of the requested one."""
     if not doubtful:
         return replace(spent, response_model=name)

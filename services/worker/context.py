@@ -14,9 +14,10 @@ from typing import Any
 from breakwater.breakers.store import Breakers
 from breakwater.calls.providers.base import Provider
 from breakwater.calls.rules.output import OutputGuard
+from breakwater.calls.settings import RetryPolicy
 from breakwater.calls.store.cache import AnswerCache
-from breakwater.calls.targets import Targets
 from breakwater.config import Agent, Config
+from breakwater.config.targets import Targets
 from breakwater.dialects.rules.provider_state import StateRepair
 from breakwater.dialects.rules.provider_words import known_or_hash
 from breakwater.dialects.store.response_room import ResponseRoom
@@ -32,6 +33,7 @@ from breakwater.kernel.process.outage import Outages
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import OFF, Cipher
 from breakwater.kernel.types import is_identifier
+from breakwater.limits.gate.rate_limit import LimitsOf, configured_limits
 from breakwater.limits.rules.budget import CapTable
 from breakwater.limits.store.budgets import Budgets, LiveReservation
 from breakwater.limits.store.deployments import Deployments
@@ -80,6 +82,9 @@ class WorkerContext:
     rate_limits: RateLimits
     output_guards: Mapping[str, OutputGuard]
     """The output guards of the agents that have an output schema."""
+    retry_policies: Mapping[str, RetryPolicy]
+    """The retry policy of each agent, without rules that a job brings."""
+    limits_of: LimitsOf
     caps: Callable[[], CapTable]
     """Returns the caps that apply now."""
     live_reservations: dict[str, LiveReservation] = field(default_factory=dict[str, LiveReservation])
@@ -167,4 +172,9 @@ def _compiled(config: Config, redis: Redis) -> dict[str, Any]:
         "output_guards": {
             name: OutputGuard.compile(agent.output) for name, agent in config.agents.items() if agent.output is not None
         },
+        "retry_policies": {name: agent.retry for name, agent in config.agents.items()},
+        "limits_of": configured_limits(
+            {name: agent.rate_limit for name, agent in config.agents.items()},
+            {name: model.rate_limit for name, model in config.models.items()},
+        ),
     }

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from breakwater.calls.targets import Targets, token_rules
 from breakwater.config import Config, ModelSettings
 from breakwater.config.pricing import pricing_of
+from breakwater.config.targets import Targets, token_rules
 from breakwater.prices.price_list import sells_embeddings
 from breakwater.prices.rules.price import Cost, InputSize, estimate_input_tokens, size_of_messages, size_of_params
 from breakwater.prices.rules.usage import Usage

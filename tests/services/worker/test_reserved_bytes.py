@@ -19,8 +19,9 @@ from breakwater.calls.providers.base import Call, CallError, Streaming, Wire
 from breakwater.calls.providers.embeddings import EmbeddingsWire
 from breakwater.calls.providers.openai import ChatCompletions
 from breakwater.calls.providers.responses import ResponsesWire
-from breakwater.calls.targets import Target, Targets
+from breakwater.calls.targets import Target
 from breakwater.config import Config, validate_job
+from breakwater.config.targets import Targets
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.chat_messages import encoded
 from breakwater.prices.rules.price import (

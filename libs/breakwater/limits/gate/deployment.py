@@ -14,7 +14,7 @@ from breakwater.breakers.rules import caller_of
 from breakwater.calls.gate import Gate, Refused, WaitForCapacity
 from breakwater.calls.rules.holds import after_hold_s, waits_for_hold
 from breakwater.calls.rules.retry import failures_on, hold_s
-from breakwater.config import Agent
+from breakwater.calls.settings import RetryPolicy
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.redis.connection import ScriptCommand
 from breakwater.limits.rules.refusals import model_held
@@ -26,8 +26,8 @@ class DeploymentGate(Gate):
     """Admits no call while the model is held, and counts a job's first try on it. `may_retry` admits retries."""
 
     deployments: Deployments
-    agents: Mapping[str, Agent]
-    """The agents of the config, whose policies decide how long a model is held."""
+    policies: Mapping[str, RetryPolicy]
+    """The policy of each agent, which decides how long a model is held."""
     jitter: Callable[[], float]
     _counted: bool = False
     _probes: bool = False
@@ -85,7 +85,7 @@ class DeploymentGate(Gate):
         if error is not None and error.kind == "rate_limit":
             failures = failures_on(attempt.model, (*self.admission.checkpoint.attempts, attempt))
             # By the agent's policy: the longer waits that a job wants are its own.
-            policy = self.agents[self.admission.job.agent_name].retry
+            policy = self.policies[self.admission.job.agent_name]
             if (wait_s := hold_s(error.retry_after_s, policy, failures)) > 0:
                 return deployments.hold_command(name, wait_s, self._caller(), attempt_id)
         if not self._probes:

@@ -5,17 +5,17 @@ They are of the agent and the model, and of the job's task.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from breakwater.calls.gate import POLL_S, Gate, Refused, WaitForCapacity
-from breakwater.config import Config
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.redis.connection import ScriptCommand
 from breakwater.limits.rules.refusals import over_rate_limit
+from breakwater.limits.settings import RateLimit
 from breakwater.limits.store.rate_limits import Limited, OverLimit, RateLimits
 
 LimitsOf = Callable[[str, str], tuple[Limited, ...]]
@@ -24,17 +24,15 @@ LimitsOf = Callable[[str, str], tuple[Limited, ...]]
 MAX_REMEMBERED = 4096
 
 
-def configured_limits(config: Config) -> LimitsOf:
-    """Returns a function that returns the limits of an agent and a model under a config, each computed once."""
+def configured_limits(
+    agent_limits: Mapping[str, RateLimit | None], model_limits: Mapping[str, RateLimit | None]
+) -> LimitsOf:
+    """Returns a function that returns the limits of an agent and a model by those of all, each computed once."""
 
     # Programs may name models that the config does not: the cache has an end.
     @lru_cache(MAX_REMEMBERED)
     def limits_of(agent: str, model: str) -> tuple[Limited, ...]:
-        settings = config.models.get(model)
-        rules = (
-            (f"agent:{agent}", config.agents[agent].rate_limit),
-            (f"model:{model}", None if settings is None else settings.rate_limit),
-        )
+        rules = (f"agent:{agent}", agent_limits[agent]), (f"model:{model}", model_limits.get(model))
         return tuple(limited for name, rule in rules if rule is not None for limited in Limited.all_of(name, rule))
 
     return limits_of
