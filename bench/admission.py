@@ -34,7 +34,7 @@ from zoneinfo import ZoneInfo
 import uvloop
 
 from bench.counting import CountingRedis
-from breakwater.breakers.rules import Breaker, BreakerKey
+from breakwater.breakers.rules.breaker import Breaker, BreakerKey
 from breakwater.breakers.store import Saving
 from breakwater.calls.assignment import Checkpoint
 from breakwater.calls.gate import Refused

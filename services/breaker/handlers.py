@@ -12,7 +12,7 @@ import structlog
 
 from breakwater.breakers.contract import BreakerState
 from breakwater.breakers.metrics import BreakerMetrics
-from breakwater.breakers.rules import ALL, BreakerKey
+from breakwater.breakers.rules.breaker import ALL, BreakerKey
 from breakwater.breakers.store import Breakers
 from breakwater.breakers.transitions import Seen, decide, observation_of, publish_saved
 from breakwater.config import Config, breakers_of

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 import structlog
 
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.breakers.rules.transitions import recalled
 from breakwater.breakers.store import Breakers, Loaded, Saving
 from breakwater.config import Config

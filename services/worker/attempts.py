@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeVar
 
-from breakwater.breakers.rules import caller_of
+from breakwater.breakers.rules.breaker import caller_of
 from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, InFlight, JobEnd
 from breakwater.calls.gate import POLL_S, Admission, AskAgain, Gate, Refused, WaitForCapacity
 from breakwater.calls.providers.base import Answer

@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from breakwater.breakers.gate import breaker_of_agent, breaker_of_task
-from breakwater.breakers.rules import BreakerKey, caller_of
+from breakwater.breakers.rules.breaker import BreakerKey, caller_of
 from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import Breakers
 from breakwater.breakers.transitions import AS_OF_NOW, Seen, decide, observation_of

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from breakwater.breakers.contract import BreakerState
-from breakwater.breakers.rules import (
+from breakwater.breakers.rules.breaker import (
     ALL,
     MAX_ERRORS_SEEN,
     SLICES,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.breakers.rules import (
+from breakwater.breakers.rules.breaker import (
     Breaker,
     BreakerChange,
     Observation,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from breakwater.breakers.contract import BreakerState
-from breakwater.breakers.rules import (
+from breakwater.breakers.rules.breaker import (
     Breaker,
     BreakerKey,
     Observation,

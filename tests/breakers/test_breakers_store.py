@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from breakwater.breakers.rules import Breaker, BreakerKey, CountedFailure, Slice, consecutive_failures, isolate, reset
+from breakwater.breakers.rules.breaker import (
+    Breaker,
+    BreakerKey,
+    CountedFailure,
+    Slice,
+    consecutive_failures,
+    isolate,
+    reset,
+)
 from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import ALIVE_MS, KEEP_MS, BreakerAdmitted, BreakerRefused, Breakers, Loaded, Saving
 from breakwater.jobs.contract.execution import FailureStatistics

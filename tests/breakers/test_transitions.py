@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.breakers.rules import Breaker, BreakerChange, BreakerKey, Observation, isolate, observe, reset
+from breakwater.breakers.rules.breaker import Breaker, BreakerChange, BreakerKey, Observation, isolate, observe, reset
 from breakwater.breakers.rules.health import open_for
 from breakwater.breakers.rules.transitions import half_opened, recalled, transition
 from breakwater.breakers.settings import BreakerRules

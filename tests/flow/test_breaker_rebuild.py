@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.breakers.rules import Breaker, BreakerKey, isolate
+from breakwater.breakers.rules.breaker import Breaker, BreakerKey, isolate
 from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import Breakers, Saving

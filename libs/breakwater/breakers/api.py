@@ -20,7 +20,7 @@ from breakwater.breakers.contract import (
     ModelHealth,
     UnchangedBreaker,
 )
-from breakwater.breakers.rules import (
+from breakwater.breakers.rules.breaker import (
     ALL,
     Breaker,
     BreakerChange,

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from breakwater.breakers.rules import ALL, BreakerKey, caller_of, task_of
+from breakwater.breakers.rules.breaker import ALL, BreakerKey, caller_of, task_of
 from breakwater.breakers.rules.refusals import ISOLATED, breaker_open
 from breakwater.breakers.rules.transitions import half_opened
 from breakwater.breakers.settings import BreakerRules

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import cast
 
 from breakwater.breakers.contract import BreakerState
-from breakwater.breakers.rules import Breaker, BreakerKey, CountedFailure, Slice, consecutive_failures
+from breakwater.breakers.rules.breaker import Breaker, BreakerKey, CountedFailure, Slice, consecutive_failures
 from breakwater.breakers.rules.failure_statistics import breaker_statistics
 from breakwater.jobs.contract.execution import FailureStatistics
 from breakwater.kernel.nats.subjects import decode_token

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter
 
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.breakers.rules import Breaker, BreakerKey, Observation, caller_of, observe, short_hash, task_of
+from breakwater.breakers.rules.breaker import Breaker, BreakerKey, Observation, caller_of, observe, short_hash, task_of
 from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import Breakers, Loaded, Saving

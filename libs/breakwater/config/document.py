@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from breakwater.alerts.settings import Alerts
-from breakwater.breakers.rules import ALL, BreakerKey
+from breakwater.breakers.rules.breaker import ALL, BreakerKey
 from breakwater.breakers.settings import BreakerRules
 from breakwater.calls.providers.registry import LOCAL_KINDS, ProviderEntry
 from breakwater.calls.rules.classify import RETRYABLE_CLASSES

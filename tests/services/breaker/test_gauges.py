@@ -3,7 +3,7 @@
 from typing import Any
 
 from breakwater.breakers.contract import BreakerState
-from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.config import parse_config
 from services.breaker.handlers import states_by_labels
 

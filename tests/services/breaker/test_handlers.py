@@ -11,7 +11,7 @@ import redis.asyncio as aioredis
 from faststream.nats import TestNatsBroker
 from pydantic import SecretStr
 
-from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.breakers.store import UNSAVED, Breakers
 from breakwater.config import parse_config
 from breakwater.health.store import Healths

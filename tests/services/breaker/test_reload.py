@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.breakers.store import Breakers
 from breakwater.config import Config, parse_config
 from breakwater.jobs.store.task_keys import TaskKey

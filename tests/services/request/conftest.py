@@ -27,7 +27,7 @@ from breakwater.alerts.contract import Alert, AlertEvent
 from breakwater.alerts.rules.incidents import IncidentRules, decide
 from breakwater.alerts.rules.signals import Firing
 from breakwater.alerts.settings import Reminders
-from breakwater.breakers.rules import Breaker, BreakerKey
+from breakwater.breakers.rules.breaker import Breaker, BreakerKey
 from breakwater.breakers.store import Breakers, Saving
 from breakwater.config import Config, parse_config
 from breakwater.identity.api_keys import create_key

@@ -2,7 +2,7 @@
 
 import re
 
-from breakwater.breakers.rules import Breaker
+from breakwater.breakers.rules.breaker import Breaker
 from breakwater.health.store import EndedCall, Healths
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import format_time, time_from_ms

@@ -5,7 +5,7 @@ import asyncio
 import structlog.testing
 
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.breakers.rules import Breaker, BreakerKey, CountedFailure
+from breakwater.breakers.rules.breaker import Breaker, BreakerKey, CountedFailure
 from breakwater.breakers.rules.transitions import half_opened
 from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import UNSAVED, BreakerRefused, Breakers, Loaded, Saving

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from breakwater.breakers.api import agents_health, breaker_statuses, refused_until
 from breakwater.breakers.contract import AgentHealth
-from breakwater.breakers.rules import Breaker, BreakerKey, CountedFailure
+from breakwater.breakers.rules.breaker import Breaker, BreakerKey, CountedFailure
 from breakwater.breakers.rules.health import UNCALLED
 from breakwater.breakers.store import Breakers, Loaded, Saving
 from breakwater.config import Config, breakers_of, parse_config

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from breakwater.breakers.rules import Breaker
+from breakwater.breakers.rules.breaker import Breaker
 from breakwater.config import parse_config
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.contract.plans import PlanChange

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from breakwater.breakers.api import PROBE_POLL_S, PROBE_WAIT_S
-from breakwater.breakers.rules import Breaker, BreakerKey
+from breakwater.breakers.rules.breaker import Breaker, BreakerKey
 from breakwater.breakers.store import Breakers
 from breakwater.jobs.store.accepted import Accepted
 from breakwater.kernel.redis.connection import Redis

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.breakers.rules import Breaker
+from breakwater.breakers.rules.breaker import Breaker
 from breakwater.kernel.nats.subjects import Header, encode_token
 from tests.flow.kit import model
 from tests.helpers import until

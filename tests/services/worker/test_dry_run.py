@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.breakers.store import Breakers, Saving
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.nats.subjects import Header

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 import breakwater
 from bench.counting import CountingRedis
-from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.breakers.store import Saving
 from breakwater.calls.assignment import Checkpoint
 from breakwater.calls.claim_gate import ClaimGate

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.breakers.rules import BreakerKey, CountedFailure
+from breakwater.breakers.rules.breaker import BreakerKey, CountedFailure
 from breakwater.breakers.store import Saving
 from breakwater.kernel.nats import subjects
 from tests.flow.kit import Plane, model

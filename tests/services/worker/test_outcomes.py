@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.calls.providers.base import Answer
 from breakwater.jobs.store.executions import Claim
 from breakwater.limits.store.budget_counters import BudgetCounters, PeriodCounters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from breakwater.breakers.gate import PROBE_WAIT_S
-from breakwater.breakers.rules import Breaker, BreakerKey
+from breakwater.breakers.rules.breaker import Breaker, BreakerKey
 from breakwater.breakers.store import Saving
 from breakwater.jobs.store.executions import Claim
 from tests.flow.kit import model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.breakers.store import Saving
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.breakers.rules import Breaker
+from breakwater.breakers.rules.breaker import Breaker
 from tests.flow.kit import model
 from tests.services.request.conftest import put_breaker
 from tests.services.worker.conftest import StartWorker

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.breakers.store import Saving
 from breakwater.config import LiveConfig, load_config
 from breakwater.kernel.nats import subjects

@@ -20,7 +20,7 @@ from pydantic import BaseModel, JsonValue
 from breakwater.alerts.contract import Alert, AlertEvent
 from breakwater.alerts.rules.alert_rules import UNDELIVERABLE
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.breakers.rules.refusals import ISOLATED, breaker_open
 from breakwater.calls.rules.refusals import command, for_operators
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from breakwater.breakers.contract import BreakerState, Health
-from breakwater.breakers.rules import Breaker, is_open_for_one
+from breakwater.breakers.rules.breaker import Breaker, is_open_for_one
 from breakwater.kernel.types import time_from_ms
 
 NONE_SUCCEEDS = 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from breakwater.breakers.rules import BreakerKey
+from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.calls.rules.refusals import command, refusal
 from breakwater.jobs.contract.execution import ErrorInfo
 

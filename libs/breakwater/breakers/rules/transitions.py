@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.breakers.rules import Breaker, BreakerChange, BreakerKey, consecutive_failures, errors_within
+from breakwater.breakers.rules.breaker import Breaker, BreakerChange, BreakerKey, consecutive_failures, errors_within
 from breakwater.breakers.rules.health import CallHealth, health_of_model, open_for
 from breakwater.breakers.settings import BreakerRules
 from breakwater.kernel.types import ms_from_time, time_from_ms

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from breakwater.breakers.rules import caller_of
+from breakwater.breakers.rules.breaker import caller_of
 from breakwater.calls.gate import Gate, Refused, WaitForCapacity
 from breakwater.calls.rules.holds import after_hold_s, waits_for_hold
 from breakwater.calls.rules.retry import failures_on, hold_s

@@ -1,0 +1,785 @@
+"""Opens and closes breakers. A breaker's state is a value, and every function returns the next one.
+
+    closed ──a rule fires──► open ──cool-down over──► half-open ──probe succeeds──► closed
+                               ▲                          └──────probe fails──────► open
+    any ──isolate──► isolated          any ──reset──► closed
+
+Redis takes the step from open to half-open, when a call asks to be admitted; all other steps are decided here. An
+outcome is identified by its sequence number in the event log and by the version of the breaker that admitted its call,
+never by a caller's clock. So outcomes that are delivered twice, out of order or late need no special care.
+
+When a breaker has several callers, one caller's requests must not cut off the others. So a single caller's failures
+make up at most half of the failures that open the breaker for all, and those of one job count once. A caller's failures
+also count separately: they open the breaker for that caller alone, and calls of others pass.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import groupby
+
+from breakwater.breakers.contract import BreakerRule, BreakerScope, BreakerState
+from breakwater.breakers.settings import MAX_KEPT, BreakerRules
+from breakwater.kernel.formats import counted
+from breakwater.kernel.nats.subjects import encode_token
+
+ALL = "*"
+"""The agent in the name of a breaker that all agents share."""
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerKey:
+    """The key of a breaker.
+
+    Attributes:
+        agent: the agent; `*` for a breaker that all agents share.
+        model: the model; `<provider>/*` for a breaker of a whole provider.
+        task: the task whose jobs bring their own breaker. Such a breaker is listed nowhere, and its transitions are
+            not published.
+    """
+
+    agent: str
+    model: str
+    task: str | None = None
+
+    @classmethod
+    def of(cls, scope: BreakerScope, agent: str, model: str, provider: str) -> BreakerKey:
+        """Returns the key of the breaker that a call belongs to."""
+        match scope:
+            case "agent_model":
+                return cls(agent, model)
+            case "model":
+                return cls(ALL, model)
+            case "provider":
+                return cls(ALL, f"{provider}/{ALL}")
+
+    @property
+    def name(self) -> str:
+        """The breaker's name: `<agent>/<model>`, each encoded as a subject token, and `/<task>` if it has a task."""
+        name = f"{encode_token(self.agent)}/{encode_token(self.model)}"
+        return name if self.task is None else f"{name}/{self.task}"
+
+
+def short_hash(text: str) -> str:
+    """Hashes a job or a caller to 8 hex digits, which distinguish it in a breaker and reveal nothing."""
+    return blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+@lru_cache(maxsize=4096)
+def caller_of(name: str | None, tenant: str | None) -> str:
+    """Returns a caller's name in a breaker: the hash of its key or program, and of the tenant that it calls for.
+
+    Keys and tenants count separately, so a caller cannot pass for several, neither by making up tenants nor by using
+    many keys for one tenant.
+    """
+    return f"k{short_hash(name or '')} t{short_hash(tenant or '')}"
+
+
+@lru_cache(maxsize=4096)
+def task_of(tenant: str | None, task_id: str) -> str:
+    """Returns a task's name in a breaker. For a job without a task, pass the job's id as `task_id`."""
+    return short_hash(f"{tenant or ''}\n{task_id}")
+
+
+_NO_TENANT = f"t{short_hash('')}"
+MAX_ERRORS_SEEN = 100
+
+OWN_RUN_MS = 3_600_000
+"""The age up to which a caller's consecutive failures are kept beyond the window while others succeed."""
+MAX_OWN_RUN = 100
+"""The most failures that are kept for that reason."""
+
+SLICES = 100
+"""The slices of a window in which calls are counted. A failure rate's window is exact to one slice."""
+
+CALLERS_OF_SLICE = 8
+"""The number of callers that are counted separately in a slice."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountedFailure:
+    """A counted failure.
+
+    Attributes:
+        sequence: its sequence number in the event log.
+        at_ms: the time at which the log stored it, in milliseconds since the epoch.
+        error: the identity of the error text; empty if unknown.
+        job: the hash of its job; empty if unknown.
+        caller: the caller as `caller_of` names it; empty if unknown.
+        task: the hash of its task; empty if unknown.
+    """
+
+    sequence: int
+    at_ms: int
+    error: str = ""
+    job: str = ""
+    caller: str = ""
+    task: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The calls of one caller that ended within one slice of a window.
+
+    Attributes:
+        number: the slice's number, counted from the epoch.
+        calls: how many calls ended.
+        failed: how many of them failed.
+        caller: the caller; empty for all callers beyond the first `CALLERS_OF_SLICE`.
+    """
+
+    number: int
+    calls: int
+    failed: int
+    caller: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """The state of one breaker."""
+
+    state: BreakerState = "closed"
+    failures: tuple[CountedFailure, ...] = ()
+    """The latest failures, ordered by sequence: those in the window and the consecutive ones; at most `MAX_KEPT`."""
+    forgotten: int = 0
+    """The highest sequence of the failures that were counted and are no longer kept."""
+    last_success: int = 0
+    """The sequence of the latest success."""
+    open_until_ms: int = 0
+    openings: int = 0
+    """The number of times it has opened since it was last closed."""
+    probe: str | None = None
+    """The attempt that holds the half-open probe; its lease ends at `probe_until_ms`."""
+    probe_until_ms: int = 0
+    version: int = 0
+    """Grows with each transition. Each call carries the version that admitted it."""
+    counts_from: int = 0
+    """The version of the latest transition that concerned all callers; outcomes of earlier admissions do not count."""
+    closed_for: str = ""
+    """The caller for which alone it was last closed; the caller's admissions before `closed_version` do not count."""
+    closed_version: int = 0
+    closed_at: int = 0
+    """The sequence of the probe that last closed it; earlier events no longer count, even if delivered again."""
+    total_failures: int = 0
+    """The number of failures that were counted; only a reset starts over."""
+    errors_seen: tuple[str, ...] = ()
+    """The identities of their distinct errors, sorted; at most `MAX_ERRORS_SEEN`."""
+    slices: tuple[Slice, ...] = ()
+    """The calls within the window, if a rule needs a failure rate."""
+    counted: tuple[int, ...] = ()
+    """The sequences of the latest calls in `slices`, ordered."""
+    last_failure_ms: int = 0
+    last_success_ms: int = 0
+    limited_since_ms: int = 0
+    """The time of the first rate limit since the last success; 0 if there was none."""
+    changed_ms: int = 0
+    """The time of its latest change of state; 0 if there was none."""
+    reason: str = ""
+    """The reason for that change, in words; a half-open breaker keeps the reason for which it opened."""
+    callers: tuple[tuple[str, int], ...] = ()
+    """The latest two keys or programs that called and the latest two tenants, each with the time its call ended."""
+    alone: str = ""
+    """The only caller that it is open for (a key, a tenant, or both); empty if it is open for all."""
+    alone_name: str = ""
+    """The same in words, for operators."""
+    task: str = ""
+    """The task that caused more than half of the failures that opened it; empty if none did."""
+    successes: tuple[tuple[str, int], ...] = ()
+    """The sequence of the latest success of each key and tenant that has failures."""
+    probed_by: str = ""
+    """The caller whose probe has failed. One other caller may probe immediately, without a cool-down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The outcome of an attempt, as a breaker counts it.
+
+    Attributes:
+        sequence: its sequence number in the event log.
+        attempt_id: the attempt.
+        at_ms: when the log stored the event, by the log's clock, because workers' clocks differ.
+        failed: True for a failure, False for a success; None if the outcome says nothing about the model.
+        error: the identity of the error text; empty if unknown.
+        version: the version of the breaker that admitted the call; None if unknown.
+        limited: True for a rate limit. By itself that is no failure, because the model is only busy.
+        job: the hash of the execution; empty if unknown.
+        caller: the caller as `caller_of` names it; empty if unknown.
+        names: the caller in words: the key or program, and the tenant.
+        task: the hash of the task; empty if unknown.
+    """
+
+    sequence: int
+    attempt_id: str
+    at_ms: int
+    failed: bool | None
+    error: str = ""
+    version: int | None = None
+    limited: bool = False
+    job: str = ""
+    caller: str = ""
+    names: tuple[str, str] = ("", "")
+    task: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerChange:
+    """A transition, with the figures that explain it."""
+
+    before: Breaker
+    after: Breaker
+    rule: BreakerRule | None
+    reason: str
+    consecutive_failures: int
+    errors: int
+    error_hash: str | None = None
+    by: str | None = None
+
+
+def observe(
+    breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int, jitter: float = 0.0
+) -> tuple[Breaker, BreakerChange | None]:
+    """Applies one outcome to a breaker.
+
+    Nothing changes while the breaker is open: calls that were in flight when it opened must not extend its cool-down.
+    While it is half-open, only the probe's outcome counts. Once it is closed again, outcomes of calls admitted before
+    it opened are ignored, and so are outcomes that are delivered again. If it is open for one caller, all this holds
+    for that caller, and for all others it is closed.
+
+    Args:
+        breaker: the current state.
+        observation: the outcome.
+        rules: the rules of the calling agent.
+        now_ms: the current time, in milliseconds since the epoch.
+        jitter: a random number from 0 to 1, for the cool-down.
+
+    Returns:
+        The next state, and its transition; None if there is no transition.
+    """
+    is_stale = (
+        observation.version is not None
+        and not _counts_from(breaker, observation.caller) <= observation.version <= breaker.version
+    )
+    concerns = concerns_caller(breaker, observation.caller)
+    if breaker.state == "isolated" or is_stale or (breaker.state == "open" and concerns):
+        return breaker, None
+    # The log's clock may be ahead of ours. That must neither keep an outcome counting for longer nor delay it.
+    observation = replace(observation, at_ms=min(observation.at_ms, now_ms))
+    if observation.failed is not None and (callers := _with_caller(breaker.callers, observation)) != breaker.callers:
+        breaker = replace(breaker, callers=callers)
+    if observation.failed is None and observation.limited and observation.at_ms > breaker.last_success_ms:
+        breaker = replace(breaker, limited_since_ms=breaker.limited_since_ms or observation.at_ms)
+        # A model that has only refused calls for a whole window is not busy but broken.
+        observation = replace(
+            observation, failed=observation.at_ms - breaker.limited_since_ms >= _window_ms(rules) or None
+        )
+    if breaker.state == "half_open" and concerns:
+        return _after_probe(breaker, observation, rules, now_ms, jitter)
+    if observation.failed is None or observation.sequence <= breaker.closed_at:
+        return breaker, None
+    if observation.failed and (
+        observation.sequence <= breaker.forgotten or observation.sequence in _sequences(breaker)
+    ):
+        return breaker, None  # it has been counted
+    counted = _with_call(breaker, observation, rules, now_ms)
+    if not observation.failed:
+        return replace(
+            counted,
+            successes=_with_success(counted, observation),
+            last_success=max(counted.last_success, observation.sequence),
+            last_success_ms=max(counted.last_success_ms, observation.at_ms),
+            limited_since_ms=0,
+        ), None
+    return _open_if_due(_with_failure(counted, observation, rules, now_ms), observation, rules, now_ms, jitter)
+
+
+def concerns_caller(breaker: Breaker, caller: str) -> bool:
+    """Returns False if a breaker is open only for another caller, so that this one may call; else True."""
+    return not caller or set(breaker.alone.split()) <= set(caller.split())
+
+
+def _counts_from(breaker: Breaker, caller: str) -> int:
+    """Returns the first version of the breaker whose admissions count for a caller."""
+    is_its_own = bool(breaker.closed_for) and set(breaker.closed_for.split()) <= set(caller.split())
+    return max(breaker.counts_from, breaker.closed_version) if is_its_own else breaker.counts_from
+
+
+def is_open_for_one(breaker: Breaker) -> bool:
+    """Returns True if a breaker stops one caller while others call."""
+    alone = breaker.alone.split()
+    kinds = {name[0] for name in alone}
+    since_ms = breaker.changed_ms - 60_000
+    return (
+        bool(alone)
+        and breaker.state in {"open", "half_open"}
+        and any(
+            name[0] in kinds and name not in alone and name != _NO_TENANT and at_ms >= since_ms
+            for name, at_ms in breaker.callers
+        )
+    )
+
+
+def isolate(
+    breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: int
+) -> tuple[Breaker, BreakerChange | None]:
+    """Forces a breaker open until an operator resets it. Nothing changes if it is already isolated."""
+    if breaker.state == "isolated":
+        return breaker, None
+    reason = _operator_reason("isolated", by, why)
+    for_all = replace(breaker, open_until_ms=0, alone="", alone_name="", task="", probed_by="")
+    after = _move(for_all, "isolated", reason, now_ms)
+    return after, _change(breaker, after, None, reason, rules, now_ms, by=by)
+
+
+def reset(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: int) -> tuple[Breaker, BreakerChange]:
+    """Closes a breaker and forgets all that it counted, also if it is already closed."""
+    reason = _operator_reason("reset", by, why)
+    after = Breaker(
+        version=breaker.version + 1,
+        counts_from=breaker.version + 1,
+        changed_ms=now_ms,
+        reason=reason,
+        closed_at=max(breaker.closed_at, breaker.last_success, breaker.forgotten, *_sequences(breaker)),
+        last_failure_ms=breaker.last_failure_ms,
+        last_success_ms=breaker.last_success_ms,
+        callers=breaker.callers,
+    )
+    return after, _change(breaker, after, None, reason, rules, now_ms, by=by)
+
+
+def _operator_reason(action: str, by: str, why: str) -> str:
+    return f"{action} by {by}: {why}" if why else f"{action} by {by}"
+
+
+def _after_probe(
+    breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int, jitter: float
+) -> tuple[Breaker, BreakerChange | None]:
+    if observation.attempt_id != breaker.probe:
+        return breaker, None
+    if observation.failed is None:
+        # The probe's outcome says nothing about the model's health: the next call may probe.
+        return replace(breaker, probe=None, probe_until_ms=0), None
+    if observation.failed:
+        reason = "the half-open probe failed"
+        failed = _with_failure(breaker, observation, rules, now_ms)
+        failed = replace(failed, probed_by="" if breaker.probed_by else observation.caller)
+        opened = _open(failed, reason, rules, now_ms, jitter)
+        return opened, _change(breaker, opened, "probe_failed", reason, rules, now_ms)
+    reason = "the half-open probe succeeded"
+    if breaker.alone:
+        closed = _close_for_one(breaker, observation, reason, now_ms)
+        return closed, _change(breaker, closed, None, reason, rules, now_ms)
+    closed = Breaker(
+        changed_ms=now_ms,
+        reason=reason,
+        last_success=observation.sequence,
+        closed_at=observation.sequence,
+        version=breaker.version + 1,
+        counts_from=breaker.version + 1,
+        total_failures=breaker.total_failures,
+        errors_seen=breaker.errors_seen,
+        last_failure_ms=breaker.last_failure_ms,
+        last_success_ms=max(breaker.last_success_ms, observation.at_ms),
+        callers=breaker.callers,
+    )
+    return closed, _change(breaker, closed, None, reason, rules, now_ms)
+
+
+def _close_for_one(breaker: Breaker, observation: Observation, reason: str, now_ms: int) -> Breaker:
+    """Closes a breaker that was open for one caller: forgets that caller's calls and keeps those of others."""
+    forgotten = [failure.sequence for failure in breaker.failures if concerns_caller(breaker, failure.caller)]
+    return replace(
+        breaker,
+        state="closed",
+        reason=reason,
+        changed_ms=now_ms,
+        version=breaker.version + 1,
+        closed_for=breaker.alone,
+        closed_version=breaker.version + 1,
+        failures=tuple(failure for failure in breaker.failures if not concerns_caller(breaker, failure.caller)),
+        forgotten=max(breaker.forgotten, *forgotten, 0),
+        slices=tuple(calls for calls in breaker.slices if not concerns_caller(breaker, calls.caller)),
+        last_success=max(breaker.last_success, observation.sequence),
+        last_success_ms=max(breaker.last_success_ms, observation.at_ms),
+        limited_since_ms=0,
+        open_until_ms=0,
+        openings=0,
+        probe=None,
+        probe_until_ms=0,
+        alone="",
+        alone_name="",
+        task="",
+        probed_by="",
+    )
+
+
+def _open_if_due(
+    breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int, jitter: float
+) -> tuple[Breaker, BreakerChange | None]:
+    # The kinds of names of which several have called within the window: `k`, keys or programs; `t`, tenants.
+    since = now_ms - _window_ms(rules)
+    kinds = Counter(name[0] for name, at_ms in breaker.callers if at_ms > since)
+    several = [kind for kind, names in kinds.items() if names > 1]
+    fired = _rule_that_fires(breaker, observation.error, several, rules, now_ms)
+    # The names that it opens for alone; none: for all. A key remains one key however many tenants it calls for, even
+    # if no other key has called recently, and so does a tenant with many keys.
+    alone = [
+        name for name in observation.caller.split() if name[0] not in several and not (several and name == _NO_TENANT)
+    ]
+    if fired is None and several:
+        fired_for_caller = [
+            (_in_common(fired_rule[2], observation), fired_rule)
+            for name in observation.caller.split()
+            if name[0] in several and name != _NO_TENANT
+            if (fired_rule := _rule_for_one(_of_caller(breaker, name), observation, rules, now_ms)) is not None
+        ]
+        alone, fired = max(fired_for_caller, key=lambda match: len(match[0]), default=(alone, None))
+    elif fired is not None and several:
+        rule, reason, failures = fired
+        jobs = counted(len(_of_jobs(failures)), "job")
+        callers = counted(len({failure.caller for failure in failures}), "caller")
+        fired = rule, f"{reason}, of {jobs} of {callers}", failures
+    if fired is None:
+        return breaker, None
+    rule, reason, failures = fired
+    if breaker.state != "closed":
+        # It is already open for another caller: now it opens for what both have in common, or else for all.
+        alone = [name for name in alone if name in breaker.alone.split()]
+    due = replace(
+        breaker,
+        alone=" ".join(alone),
+        alone_name=_in_words(alone, observation),
+        task=_task_of(failures),
+        probed_by="",
+    )
+    opened = _open(due, reason, rules, now_ms, jitter)
+    repeated = observation.error if rule == "same_error" else None
+    return opened, _change(breaker, opened, rule, reason, rules, now_ms, error_hash=repeated)
+
+
+def _of_caller(breaker: Breaker, name: str) -> Breaker:
+    """Returns the part of a breaker's state that concerns the calls of one key or one tenant."""
+    return replace(
+        breaker,
+        failures=tuple(failure for failure in breaker.failures if name in failure.caller),
+        slices=tuple(counted_slice for counted_slice in breaker.slices if name in counted_slice.caller),
+        last_success=dict(breaker.successes).get(name, 0),
+    )
+
+
+def _rule_for_one(
+    caller_breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int
+) -> tuple[BreakerRule, str, Sequence[CountedFailure]] | None:
+    """Returns the rule that fires for one key or one tenant. Several tenants of a key count as several callers."""
+    names = {name for failure in caller_breaker.failures for name in failure.caller.split()}
+    several = [kind for kind, number in Counter(name[0] for name in names).items() if number > 1]
+    return _rule_that_fires(caller_breaker, observation.error, several, rules, now_ms)
+
+
+def _in_common(failures: Sequence[CountedFailure], observation: Observation) -> list[str]:
+    """Returns the key, the tenant or both that the latest failure shares with all `failures`."""
+    return [name for name in observation.caller.split() if all(name in failure.caller for failure in failures)]
+
+
+def _in_words(alone: Sequence[str], observation: Observation) -> str:
+    """Describes, for operators, the hashed key and tenant that a breaker is open for."""
+    callers = zip(observation.caller.split(), ("key", "tenant"), observation.names, strict=False)
+    words = [f"{kind} {name}" for hashed, kind, name in callers if hashed in alone and name]
+    return " and ".join(words) or ("the keys of operators" if alone else "")
+
+
+def _task_of(failures: Sequence[CountedFailure]) -> str:
+    """Returns the task that caused more than half of the failures; empty if none did."""
+    [(task, number)] = Counter(failure.task for failure in failures).most_common(1) or [("", 0)]
+    return task if 2 * number > len(failures) else ""
+
+
+def _with_success(breaker: Breaker, observation: Observation) -> tuple[tuple[str, int], ...]:
+    """Returns the latest successes of the keys and tenants that have failures, with one more success."""
+    if not breaker.failures:
+        return ()
+    failed = {name for caller in {failure.caller for failure in breaker.failures} for name in caller.split()}
+    latest = dict(breaker.successes)
+    for name in observation.caller.split():
+        if any(name in failure.caller for failure in breaker.failures if failure.sequence < observation.sequence):
+            latest[name] = max(latest.get(name, 0), observation.sequence)
+    return tuple(sorted((name, sequence) for name, sequence in latest.items() if name in failed))
+
+
+def _rule_that_fires(
+    breaker: Breaker, error: str, several: Sequence[str], rules: BreakerRules, now_ms: int
+) -> tuple[BreakerRule, str, Sequence[CountedFailure]] | None:
+    """Returns the first rule that fires, the reason in words, and the failures that the rule counts."""
+    consecutive = [failure for failure in breaker.failures if failure.sequence > breaker.last_success]
+    if _reaches(consecutive, rules.consecutive_failures, several):
+        figure = counted(len(consecutive), "consecutive failure")
+        return "consecutive_failures", f"{figure} (threshold: {rules.consecutive_failures})", consecutive
+    recent = _within(breaker.failures, rules, now_ms)
+    same = [failure for failure in recent if failure.error == error] if error else []
+    if _reaches(same, rules.same_error, several):
+        figure = f"Same error repeated {counted(len(same), 'time')}"
+        return "same_error", f"{figure} (threshold: {rules.same_error})", same
+    window = f"within {rules.within_s:g} s"
+    if _reaches(recent, rules.errors, several):
+        figure = counted(len(recent), "error")
+        return "errors", f"{figure} {window} (threshold: {rules.errors})", recent
+    calls, failed = calls_within(breaker, rules, now_ms)
+    if calls >= rules.minimum_calls and _fails_at_rate(breaker, several, rules, now_ms):
+        assert rules.failure_rate is not None
+        threshold = f"{_percent(rules.failure_rate)} of at least {rules.minimum_calls}"
+        figure = f"{_percent(failed / calls)} of {counted(calls, 'call')}"
+        return "failure_rate", f"{figure} failed {window} (threshold: {threshold})", recent
+    return None
+
+
+def _with_caller(callers: tuple[tuple[str, int], ...], observation: Observation) -> tuple[tuple[str, int], ...]:
+    """Returns the latest callers with those of one more call. Two of each kind suffice to prove that several call."""
+    latest = dict(callers)
+    for name in observation.caller.split():
+        latest[name] = max(observation.at_ms, latest.get(name, 0))
+    newest = sorted(latest.items(), key=lambda entry: (entry[0][0], -entry[1], entry[0]))
+    return tuple(entry for _, kind in groupby(newest, key=lambda entry: entry[0][0]) for entry in list(kind)[:2])
+
+
+def _name_of_kind(caller: str, kind: str) -> str:
+    return next((name for name in caller.split() if name[0] == kind), "")
+
+
+def _of_jobs(failures: Sequence[CountedFailure]) -> Sequence[CountedFailure]:
+    """Returns the last failure of each job."""
+    return tuple({failure.job or failure.sequence: failure for failure in failures}.values())
+
+
+def _reaches(failures: Sequence[CountedFailure], threshold: int | None, several: Sequence[str]) -> bool:
+    """Returns True if the failures reach a threshold.
+
+    If there are several callers, each job counts once, and each caller for at most half of the threshold.
+    """
+    if threshold is None or len(failures) < threshold:
+        return False
+    if not several:
+        return True
+    needed = max(threshold, 2)
+    most_of_one = -(-needed // 2)
+    of_jobs = _of_jobs(failures)
+    for kind in several:
+        counts = Counter(_name_of_kind(failure.caller, kind) for failure in of_jobs)
+        if sum(min(count, most_of_one) for count in counts.values()) < needed:
+            return False
+    return True
+
+
+def _fails_at_rate(breaker: Breaker, several: Sequence[str], rules: BreakerRules, now_ms: int) -> bool:
+    """Returns True if the failure rate is reached; with several callers, also without any one of them."""
+    if rules.failure_rate is None:
+        return False
+    live = _live(breaker.slices, rules, now_ms)
+    parts = [live]
+    for kind in several:
+        names = {_name_of_kind(calls.caller, kind) for calls in live}
+        parts += [[calls for calls in live if _name_of_kind(calls.caller, kind) != name] for name in names]
+    # Without one caller, half of the failures that suffice at `minimum_calls` must remain: one failure is no rate.
+    least_failures = max(1, int(rules.failure_rate * rules.minimum_calls) // 2) if several else 1
+    for part in parts:
+        total, failed = _totals(part)
+        # Divided, not multiplied: 7 of 100 are a share of 0.07, and yet fewer than 0.07 * 100 in floats.
+        if failed < least_failures or failed / total < rules.failure_rate:
+            return False
+    return True
+
+
+def _totals(slices: Sequence[Slice]) -> tuple[int, int]:
+    """Returns the calls in some slices, and how many of them failed."""
+    return sum(calls.calls for calls in slices), sum(calls.failed for calls in slices)
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.3g}%"
+
+
+def _change(
+    before: Breaker,
+    after: Breaker,
+    rule: BreakerRule | None,
+    reason: str,
+    rules: BreakerRules,
+    now_ms: int,
+    *,
+    error_hash: str | None = None,
+    by: str | None = None,
+) -> BreakerChange:
+    figures = after if after.failures else before
+    return BreakerChange(
+        before,
+        after,
+        rule,
+        reason,
+        consecutive_failures(figures),
+        errors_within(figures, rules, now_ms),
+        error_hash,
+        by,
+    )
+
+
+def cooldown_ms(rules: BreakerRules, openings: int, jitter: float) -> int:
+    """Returns how long a breaker stays open.
+
+    Args:
+        rules: its rules.
+        openings: how often it has opened without being closed in between, this time included.
+        jitter: a random number from 0 to 1.
+    """
+    # A loop that stops at the ceiling: growth**openings may overflow a float.
+    ceiling = max(rules.cooldown_s, rules.max_cooldown_s)
+    grown = rules.cooldown_s
+    for _ in range(openings - 1):
+        grown *= rules.cooldown_growth
+        if grown >= ceiling or rules.cooldown_growth == 1.0:
+            break
+    return round(min(grown, ceiling) * (1 + rules.cooldown_jitter * jitter) * 1000)
+
+
+def _open(breaker: Breaker, reason: str, rules: BreakerRules, now_ms: int, jitter: float) -> Breaker:
+    openings = breaker.openings + 1
+    until_ms = now_ms + cooldown_ms(rules, openings, jitter)
+    return _move(replace(breaker, open_until_ms=until_ms, openings=openings), "open", reason, now_ms)
+
+
+def _move(breaker: Breaker, state: BreakerState, reason: str, now_ms: int) -> Breaker:
+    """Returns the breaker in another state, without a probe."""
+    version = breaker.version + 1
+    return replace(
+        breaker,
+        state=state,
+        reason=reason,
+        changed_ms=now_ms,
+        version=version,
+        # While it opens for one caller, even repeatedly, the outcomes of others still count.
+        counts_from=breaker.counts_from if breaker.alone else version,
+        probe=None,
+        probe_until_ms=0,
+    )
+
+
+def _sequences(breaker: Breaker) -> list[int]:
+    return [failure.sequence for failure in breaker.failures]
+
+
+def _with_failure(breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int) -> Breaker:
+    """Counts a failure that was not counted before."""
+    place = bisect_left(_sequences(breaker), observation.sequence)
+    new_failure = CountedFailure(
+        observation.sequence,
+        observation.at_ms,
+        observation.error,
+        observation.job,
+        observation.caller,
+        observation.task,
+    )
+    failures = (*breaker.failures[:place], new_failure, *breaker.failures[place:])
+    needed = _failures_to_keep(failures, breaker, rules, now_ms)
+    remaining = {failure.sequence for failure in needed}
+    dropped = [failure.sequence for failure in failures if failure.sequence not in remaining]
+    errors = breaker.errors_seen
+    if observation.error and observation.error not in errors and len(errors) < MAX_ERRORS_SEEN:
+        errors = tuple(sorted((*errors, observation.error)))
+    return replace(
+        breaker,
+        failures=needed,
+        forgotten=max(breaker.forgotten, *dropped, 0),
+        total_failures=breaker.total_failures + 1,
+        errors_seen=errors,
+        last_failure_ms=max(breaker.last_failure_ms, observation.at_ms),
+    )
+
+
+def _failures_to_keep(
+    failures: Sequence[CountedFailure], breaker: Breaker, rules: BreakerRules, now_ms: int
+) -> tuple[CountedFailure, ...]:
+    """Returns the failures to keep: those in the window, consecutive ones, and ones that are consecutive for a caller.
+
+    They are kept even if no rule needs them, because transitions report how many there are.
+    """
+    since = now_ms - _window_ms(rules)
+    successes = dict(breaker.successes)
+    first = next(
+        (
+            index
+            for index, failure in enumerate(failures)
+            if failure.sequence > breaker.last_success or failure.at_ms > since
+        ),
+        len(failures),
+    )
+    own_runs = [
+        failure
+        for failure in failures[:first]
+        if failure.at_ms > now_ms - OWN_RUN_MS
+        if any(failure.sequence > successes.get(name, 0) for name in failure.caller.split())
+    ]
+    return (*own_runs[-MAX_OWN_RUN:], *failures[first:])[-MAX_KEPT:]
+
+
+def _with_call(breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int) -> Breaker:
+    """Counts a call for the failure rate, if a rule needs it."""
+    if rules.failure_rate is None:
+        return breaker
+    sequences = breaker.counted
+    place = bisect_left(sequences, observation.sequence)
+    if place < len(sequences) and sequences[place] == observation.sequence:
+        return breaker
+    if place == 0 and len(sequences) >= MAX_KEPT:
+        return breaker  # older than all remembered calls: it may have been counted
+    slices = {(calls.number, calls.caller): calls for calls in _live(breaker.slices, rules, now_ms)}
+    number = observation.at_ms // _slice_ms(rules)
+    caller = observation.caller
+    if (number, caller) not in slices and sum(key[0] == number for key in slices) >= CALLERS_OF_SLICE:
+        caller = ""
+    earlier = slices.get((number, caller), Slice(number, 0, 0))
+    slices[number, caller] = Slice(number, earlier.calls + 1, earlier.failed + bool(observation.failed), caller)
+    return replace(
+        breaker,
+        slices=tuple(_live([slices[key] for key in sorted(slices)], rules, now_ms)),
+        counted=(*sequences[:place], observation.sequence, *sequences[place:])[-MAX_KEPT:],
+    )
+
+
+def _window_ms(rules: BreakerRules) -> int:
+    return round(rules.within_s * 1000)
+
+
+def _slice_ms(rules: BreakerRules) -> int:
+    return max(1, -(-_window_ms(rules) // SLICES))
+
+
+def _live(slices: Sequence[Slice], rules: BreakerRules, now_ms: int) -> list[Slice]:
+    """Returns the slices within the rolling window that ends now.
+
+    Slices in the future were counted with another length, before the rules changed, and are dropped.
+    """
+    length_ms = _slice_ms(rules)
+    since = now_ms - _window_ms(rules)
+    return [calls for calls in slices if since < calls.number * length_ms <= now_ms]
+
+
+def calls_within(breaker: Breaker, rules: BreakerRules, now_ms: int) -> tuple[int, int]:
+    """Returns the calls within the rolling window that ends now, and how many failed; exact to 1 % of the window."""
+    return _totals(_live(breaker.slices, rules, now_ms))
+
+
+def consecutive_failures(breaker: Breaker) -> int:
+    """Counts the failures since the latest success."""
+    return sum(failure.sequence > breaker.last_success for failure in breaker.failures)
+
+
+def errors_within(breaker: Breaker, rules: BreakerRules, now_ms: int) -> int:
+    """Counts the failures within the rolling window that ends now."""
+    return len(_within(breaker.failures, rules, now_ms))
+
+
+def _within(failures: Sequence[CountedFailure], rules: BreakerRules, now_ms: int) -> list[CountedFailure]:
+    since = now_ms - _window_ms(rules)
+    return [failure for failure in failures if failure.at_ms > since]
