@@ -82,7 +82,7 @@ class Notifier:
         async def step() -> float:
             await self._fetch(wait_s)
             next_s = await self._step()
-            self._metrics.held(self._queue.held)
+            self._metrics.set_waiting(self._queue.held)
             return next_s
 
         try:
@@ -156,10 +156,10 @@ class Notifier:
         try:
             await self._send_once(message)
         except SendError as failure:
-            self._metrics.failed()
+            self._metrics.count_failure()
             await self._after_failure(composed, failure)
             return
-        self._metrics.sent()
+        self._metrics.count_delivery()
         self._outage.worked()
         self._queue.succeeded(composed, message, self._clock.now(), self._clock.monotonic())
         await _acknowledge(composed)
@@ -227,7 +227,7 @@ class Notifier:
             composed.not_before = self._clock.monotonic() + self._queue.schedule.max_s
             structlog.get_logger().error("dead_letter_refused", channel=name, alert_id=alert_id, error=str(refusal))
             return False
-        self._metrics.given_up()
+        self._metrics.count_dead_letter()
         structlog.get_logger().error(
             "alert_undeliverable", channel=name, alert_id=alert_id, failures=composed.failures, error=error
         )

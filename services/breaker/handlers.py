@@ -149,7 +149,7 @@ class BreakerHandler:
 
     async def _publish(self, key: BreakerKey, text: str) -> None:
         for event in await publish_saved(self._publisher, self._breakers, key, text):
-            self._metrics.transition(*labels_of(self.config, key), event.to_state)
+            self._metrics.count_transition(*labels_of(self.config, key), event.to_state)
             structlog.get_logger().info(
                 "breaker_" + event.to_state, agent=key.agent, model=key.model, reason=event.reason
             )

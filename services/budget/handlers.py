@@ -78,7 +78,7 @@ class BudgetHandler:
 
     async def _count(self, settlements: Sequence[Settlement], log: str) -> None:
         settled = await self._budgets.settle(settlements, log)
-        self._metrics.settled(len(settlements))
+        self._metrics.count_settled(len(settlements))
         latest: dict[tuple[str, str], Totals] = {}
         for totals in settled:
             for total in totals:
@@ -162,7 +162,7 @@ class BudgetHandler:
             )
             subject = subjects.budget(counter.scope, counter.window)
             await self._publisher.event(subject, event, id=event.event_id, at=event.at)
-            self._metrics.threshold(event)
+            self._metrics.count_threshold(event)
             structlog.get_logger().info("budget_threshold", budget=counter.name, percent=percent)
             await self._counters.announce(total.period, name)
 

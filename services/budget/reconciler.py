@@ -149,7 +149,7 @@ class Reconciler:
                 why="Redis has counted more than the record has, which may have lost rows",
                 remedy="restore ClickHouse; `breakwater budgets reconcile` shows the difference",
             )
-        self._metrics.compared(self._now())
+        self._metrics.set_compared_at(self._now())
         return comparison
 
     async def _try(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> bool:
@@ -175,11 +175,11 @@ class Reconciler:
             # Read it again: another budget service may have noticed before us that the log was replaced.
             await self._look_at_log()
             if not self._is_ours(filled):
-                self._metrics.filled(yes=False)
+                self._metrics.set_complete(yes=False)
                 await self._fill(filled)
                 filled = await self._counters.filled()
         if self._is_ours(filled):
-            self._metrics.filled(yes=True)
+            self._metrics.set_complete(yes=True)
             self._looked.set()
 
     def _is_ours(self, filled: Filled | None) -> bool:
@@ -236,7 +236,7 @@ class Reconciler:
             at=comparison.at,
         )
         structlog.get_logger().warning("budget_repaired", budget=counter.name, period=name, reason=event.reason)
-        self._metrics.repaired()
+        self._metrics.count_repair()
         subject = subjects.budget(counter.scope, counter.window)
         await self._outages.retry_while_unavailable(
             lambda: self._publisher.event(subject, event, id=event.event_id, at=event.at)

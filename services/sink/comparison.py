@@ -114,7 +114,7 @@ class LogComparer:
             lost += sum(sequence <= acknowledged and happened_at >= since for sequence, happened_at in stored)
             first = missing[-1] + 1 if len(missing) == MOST else end + 1
         if lost:
-            self._metrics.lost(lost)
+            self._metrics.count_lost_events(lost)
             structlog.get_logger().warning("clickhouse_lacked_rows", rows=lost, what_happens="they are stored again")
         return lost
 

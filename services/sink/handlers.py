@@ -50,13 +50,13 @@ class Sink:
         self._held: dict[str, datetime] = {}
         self._outages = Outages(self._report)
         for server in ("clickhouse", "nats"):
-            metrics.unavailable(server, yes=False)
+            metrics.set_unavailable(server, yes=False)
 
     async def store(self, deliveries: Sequence[Delivery]) -> None:
         """Stores a batch of one stream and acknowledges it; on `stop` during an outage, leaves it for redelivery."""
         stream = deliveries[0].stream
         self._held[stream] = min(delivery.published_at for delivery in deliveries)
-        self._metrics.began(stream, deliveries[-1].waiting)
+        self._metrics.begin_batch(stream, deliveries[-1].waiting)
         self._report_lag()
         try:
             async with heartbeat(deliveries):
@@ -64,7 +64,7 @@ class Sink:
         except StoppedWaitingError:
             structlog.get_logger().info("batch_left_for_redelivery", messages=len(deliveries))
         else:
-            self._metrics.ended(stream)
+            self._metrics.end_batch(stream)
         finally:
             self._report_lag()
             del self._held[stream]
@@ -109,7 +109,7 @@ class Sink:
         async def insert(part: Sequence[_Pending]) -> None:
             began = time.monotonic()
             await self._analytics.insert(table, [row for _, row in part])
-            self._metrics.stored(table.name, len(part), time.monotonic() - began)
+            self._metrics.count_rows(table.name, len(part), time.monotonic() - began)
 
         rejected = await insert_but_rejected(
             lambda part: self._outages.retry_while_unavailable(partial(insert, part)), pending
@@ -136,18 +136,18 @@ class Sink:
         except EventStreamFullError:
             log.exception("dead_letter_refused", error=error, tried_again_in_s=REFUSED_DELAY_S)
             return False
-        self._metrics.dead_lettered(delivery.stream)
+        self._metrics.count_dead_letter(delivery.stream)
         log.warning("unstorable", error=error)
         return True
 
     def _report(self, server: str, unavailable: bool) -> None:
-        self._metrics.unavailable(server, yes=unavailable)
+        self._metrics.set_unavailable(server, yes=unavailable)
         self._report_lag()
 
     def _report_lag(self) -> None:
         now = self._now()
         for stream, oldest in self._held.items():
-            self._metrics.behind(stream, (now - oldest).total_seconds())
+            self._metrics.set_lag(stream, (now - oldest).total_seconds())
 
 
 async def insert_but_rejected(

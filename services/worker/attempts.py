@@ -261,7 +261,7 @@ class Attempts:
         sequence = await self._extending_deadline(partial(record, worker, job, attempt))
         target = worker.targets.of(job.agent_name, attempt.model)
         await worker.outcomes.record(settling, job, target, attempt, sequence)
-        self._worker.metrics.attempt(attempt, tracing.recorded_trace_id(self._job.traceparent))
+        self._worker.metrics.count_attempt(attempt, tracing.recorded_trace_id(self._job.traceparent))
         self._checkpoint = self._checkpoint.after(attempt)
         self._flight = None
         self._waited.clear()

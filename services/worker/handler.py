@@ -201,11 +201,11 @@ class JobHandler:
                 job = replace(job, traceparent=span.traceparent, trace_id=trace_id)
             checkpoint, resumed = await self._checkpoint(job, claimed)
             result: Result | None = None
-            worker.metrics.began(self._agent_name)
+            worker.metrics.begin_job(self._agent_name)
             try:
                 result = await self._decide(job, checkpoint, progress, resumed=resumed)
             finally:
-                worker.metrics.ended(self._agent_name)
+                worker.metrics.end_job(self._agent_name)
                 error = None if result is None or result.error is None else result.error.class_
                 span.end(error=error, attributes={} if result is None else partial(job_ended, worker, job, result))
 
@@ -270,7 +270,7 @@ class JobHandler:
             lease.on_renew = None
             if cache is not None:
                 await cache.leave()
-        worker.metrics.job(result, tracing.recorded_trace_id(job.traceparent))
+        worker.metrics.count_job(result, tracing.recorded_trace_id(job.traceparent))
         return result
 
     async def _find_answer(
@@ -341,7 +341,7 @@ class JobHandler:
             structlog.get_logger().warning("job_not_parked", execution_id=ids.execution_id, error=str(error))
             await delivery.retry_in(max(0.0, (deferred.due - worker.now()).total_seconds()))
         else:
-            worker.metrics.parked(agent)
+            worker.metrics.count_parked_job(agent)
             if cancel.cancellation is None and (deferred.over is None or not await deferred.over()):
                 await worker.publisher.acknowledge(delivery.ack_subject)
             else:

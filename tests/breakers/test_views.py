@@ -63,7 +63,7 @@ def test_the_reason_is_that_of_the_state_or_of_the_health_and_names_the_caller_t
     for fields, reason in (
         ({"reason": "it fails"}, "it fails"),
         ({"health_reason": "no calls yet"}, "no calls yet"),
-        ({"reason": "it fails", "open_for": "key app"}, "it fails; open for key app alone"),
+        ({"reason": "it fails", "open_for": "key app"}, "it fails; refuses only key app"),
     ):
         assert texts(COLUMNS, BreakerStatus.model_validate(breaker(**fields)))["reason"] == reason
 

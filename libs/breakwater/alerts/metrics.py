@@ -31,18 +31,18 @@ class ChannelMetrics:
     _given_up: Counter
     _waiting: Gauge
 
-    def sent(self) -> None:
+    def count_delivery(self) -> None:
         """Counts a delivered message."""
         self._sent.inc()
 
-    def failed(self) -> None:
+    def count_failure(self) -> None:
         """Counts a failed try to send a message."""
         self._failed.inc()
 
-    def given_up(self) -> None:
+    def count_dead_letter(self) -> None:
         """Counts a message that became a dead letter."""
         self._given_up.inc()
 
-    def held(self, alerts: int) -> None:
+    def set_waiting(self, alerts: int) -> None:
         """Sets the number of alerts that wait."""
         self._waiting.set(alerts)

@@ -312,7 +312,7 @@ async def agents_health(
     breakers: Breakers,
     healths: Healths,
     deployments: Deployments,
-    never_called: Collection[str] = (),
+    unaffordable_agents: Collection[str] = (),
 ) -> list[AgentHealth]:
     """Reads the health of every configured agent, in the config's order. Takes two round trips to Redis.
 
@@ -324,7 +324,7 @@ async def agents_health(
         breakers: the breakers in Redis.
         healths: the recent calls in Redis.
         deployments: the holds in Redis.
-        never_called: agents whose hard caps have no room for a call. They are unhealthy before a job has failed.
+        unaffordable_agents: agents whose hard caps have no room for a call: unhealthy before a job has failed.
 
     Raises:
         StateUnavailableError: Redis does not answer.
@@ -347,7 +347,7 @@ async def agents_health(
             {model: key and loaded[key] for model, key in models.items()},
             calls,
             {model: hold_ends.get((name, model)) for model in models},
-            affordable=name not in never_called,
+            affordable=name not in unaffordable_agents,
         )
         for (name, models), calls in zip(keys.items(), recent_calls, strict=True)
     ]

@@ -64,7 +64,7 @@ class BreakerStatus(Event):
     reason: str | None = Field(default=None, description="Reason for the state.")
     open_for: str | None = Field(
         default=None,
-        description="The key, tenant or both that it is open for alone: calls of others pass. Null for all.",
+        description="The key, tenant or both whose calls it refuses; those of others pass. Null if it refuses all.",
     )
     since: Timestamp | None = None
     open_until: Timestamp | None = None
@@ -130,8 +130,8 @@ class BreakerTransition(Event):
     )
     open_for: str | None = Field(
         default=None,
-        description="The key, tenant or both that it is open for alone, as calls of others pass: `key app and tenant "
-        "acme`. Null where it is open for all, or no others call.",
+        description="The key, tenant or both whose calls it refuses, such as `key app and tenant acme`; those of "
+        "others pass. Null if it refuses all, or no others call.",
     )
     within_s: float | None = None
     cooldown_s: float = Field(description="Time that the breaker stays open, including growth and jitter.")

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from breakwater.breakers.rules.breaker import ALL, BreakerKey, caller_of, task_of
-from breakwater.breakers.rules.refusals import ISOLATED, breaker_open
+from breakwater.breakers.rules.refusals import breaker_open
 from breakwater.breakers.rules.transitions import half_opened
 from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
@@ -136,7 +136,7 @@ class BreakerGate(Gate):
         user_message = "This agent is paused for now. Please try again later."
         rules = self._rules()
         wait_s: float | None = None
-        state = ISOLATED
+        state: str | None = None
         if refused.until_ms:
             wait_s = refused.wait_ms / 1000
             until = moment(time_from_ms(refused.until_ms))
@@ -214,5 +214,5 @@ class BreakerWatch:
             elif alive is False and loop.time() >= grace_until:
                 self._outage.failed(MISSING)
             if alive is not None:
-                self._metrics.breaker_service_alive(alive)
+                self._metrics.set_breaker_service_alive(alive)
             await asyncio.sleep(background.aligned_delay(every_s))

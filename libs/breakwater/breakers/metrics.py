@@ -13,6 +13,6 @@ class BreakerMetrics:
         help_text = "Transitions published by the breaker service."
         self._transitions = counter(registry, "breaker_transitions_total", help_text, "agent", "model", "to")
 
-    def transition(self, agent: str, model: str, to: BreakerState) -> None:
+    def count_transition(self, agent: str, model: str, to: BreakerState) -> None:
         """Counts a breaker's transition; its labels are those of `BREAKER_STATE`."""
         self._transitions[agent, model, to].inc()

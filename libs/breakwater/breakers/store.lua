@@ -6,8 +6,8 @@ end
 
 --- admit
 -- Admits a call. Closed: yes. Isolated: no. Open: no, until the cool-down is over. Half-open: one leased probe in the fleet.
--- What is open for another caller alone lets the call pass, and so does what the call's own task has opened, where that has a
--- breaker of its own. After another's failed probe one more may be made before the cool-down is over.
+-- A breaker that refuses only another caller lets the call pass. So does one that the call's own task has opened, if the task has
+-- a breaker of its own. After another's failed probe one more may be made before the cool-down is over.
 -- Returns {verdict, until_ms, version, changed, wait_ms, why}: verdict is 'closed', 'probe', 'refused', or 'probing' (refused,
 -- as another attempt holds the probe). `why` comes with a refusal: the reason and the figures it opened for.
 local breaker, attempt_id = KEYS[1], ARGV[1]

@@ -42,9 +42,9 @@ def _time_and_distance(until: datetime, now: datetime) -> str:
 
 
 def _reason(breaker: BreakerStatus) -> str:
-    """Gives the reason for the breaker's state, and the caller if it is open for a single one."""
+    """Returns the reason for the breaker's state, and the caller if it refuses only one."""
     reason = breaker.reason or breaker.health_reason
-    return reason if breaker.open_for is None else f"{reason}; open for {breaker.open_for} alone"
+    return reason if breaker.open_for is None else f"{reason}; refuses only {breaker.open_for}"
 
 
 COLUMNS: tuple[Column[BreakerStatus], ...] = (

@@ -68,7 +68,7 @@ class WorkerMetrics:
             registry, "short_circuits_total", "Refused calls, which were not made.", *by_call
         )
 
-    def attempt(self, attempt: Attempt, trace_id: str | None = None) -> None:
+    def count_attempt(self, attempt: Attempt, trace_id: str | None = None) -> None:
         """Counts a recorded attempt. A sampled trace becomes the exemplar of the attempt's buckets."""
         agent = attempt.agent
         exemplar = _exemplar(trace_id)
@@ -93,8 +93,8 @@ class WorkerMetrics:
         if attempt.cost is not None:
             self._cost[agent, model].inc(attempt.cost / NANO_PER_USD)
 
-    def job(self, result: Execution, trace_id: str | None = None) -> None:
-        """Counts a decided job, with its trace as `attempt` does. Dry runs are not counted."""
+    def count_job(self, result: Execution, trace_id: str | None = None) -> None:
+        """Counts a decided job, with its trace as `count_attempt` does. Dry runs are not counted."""
         if result.dry_run:
             return
         agent = result.agent
@@ -111,20 +111,20 @@ class WorkerMetrics:
                 kind = NONE if before.error is None else before.error.kind
                 self._retries[agent, model, kind].inc()
 
-    def breaker_service_alive(self, alive: bool) -> None:
+    def set_breaker_service_alive(self, alive: bool) -> None:
         """Sets whether a breaker service is running; there is no series before the first call."""
         help_text = "1 while a breaker service is running. Without one, failures open no breaker."
         plain_gauge(self._registry, "breaker_service_alive", help_text).set(alive)
 
-    def began(self, agent: str) -> None:
+    def begin_job(self, agent: str) -> None:
         """Counts a job in progress."""
         self._in_progress[(agent,)].inc()
 
-    def ended(self, agent: str) -> None:
+    def end_job(self, agent: str) -> None:
         """Counts a job that is no longer in progress: decided, parked, or lost to another worker."""
         self._in_progress[(agent,)].dec()
 
-    def parked(self, agent: str) -> None:
+    def count_parked_job(self, agent: str) -> None:
         """Counts a job that was parked until its next attempt."""
         self._parked[(agent,)].inc()
 

@@ -22,22 +22,22 @@ class BudgetMetrics:
         help_text = "Time of the last comparison of the counters with the record."
         self._compared = plain_gauge(registry, "budgets_compared_timestamp_seconds", help_text)
 
-    def settled(self, calls: int) -> None:
+    def count_settled(self, calls: int) -> None:
         """Counts calls whose cost was settled."""
         self._settled.inc(calls)
 
-    def threshold(self, reached: BudgetEvent) -> None:
+    def count_threshold(self, reached: BudgetEvent) -> None:
         """Counts a threshold that was announced."""
         self._thresholds[reached.scope, reached.window, reached.kind].inc()
 
-    def filled(self, *, yes: bool) -> None:
+    def set_complete(self, *, yes: bool) -> None:
         """Sets whether the counters are complete."""
         self._filled.set(yes)
 
-    def repaired(self) -> None:
+    def count_repair(self) -> None:
         """Counts a counter that differed from the record."""
         self._repairs.inc()
 
-    def compared(self, at: datetime) -> None:
+    def set_compared_at(self, at: datetime) -> None:
         """Sets the time at which all counters were compared with the record."""
         self._compared.set(at.timestamp())

@@ -37,32 +37,32 @@ class SinkMetrics:
         self._waiting = gauge(registry, "sink_waiting_messages", help_text, "stream")
         self._unavailable = gauge(registry, "sink_unavailable", "1 while a required server is unavailable.", "what")
 
-    def began(self, stream: str, waiting: int) -> None:
+    def begin_batch(self, stream: str, waiting: int) -> None:
         """Sets the number of messages that wait behind a batch of a stream."""
         self._waiting[(stream,)].set(waiting)
 
-    def ended(self, stream: str) -> None:
+    def end_batch(self, stream: str) -> None:
         """Counts a batch that was stored and acknowledged."""
         self._batches[(stream,)].inc()
 
-    def behind(self, stream: str, seconds: float) -> None:
+    def set_lag(self, stream: str, seconds: float) -> None:
         """Sets the age of the oldest event of a batch, or its age when it was stored."""
         # The clocks of two machines may differ: nothing is stored before it happened.
         self._lag[(stream,)].set(max(seconds, 0.0))
 
-    def stored(self, table: str, rows: int, seconds: float) -> None:
+    def count_rows(self, table: str, rows: int, seconds: float) -> None:
         """Counts the rows of an insert, and its duration."""
         self._rows[(table,)].inc(rows)
         self._insert_seconds[(table,)].observe(seconds)
 
-    def dead_lettered(self, stream: str) -> None:
+    def count_dead_letter(self, stream: str) -> None:
         """Counts a message that became a dead letter, because no table accepts it."""
         self._dead_letters[(stream,)].inc()
 
-    def lost(self, events: int) -> None:
+    def count_lost_events(self, events: int) -> None:
         """Counts acknowledged events that were missing in ClickHouse."""
         self._lost.inc(events)
 
-    def unavailable(self, server: str, *, yes: bool) -> None:
+    def set_unavailable(self, server: str, *, yes: bool) -> None:
         """Sets whether a server is unavailable, by its name in the log."""
         self._unavailable[(server,)].set(yes)

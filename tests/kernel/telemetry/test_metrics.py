@@ -145,7 +145,7 @@ def result(**fields: Any) -> Result:
 def test_an_attempt_is_counted_with_its_time_tokens_and_cost() -> None:
     counted = Counted("m")
     for _ in range(2):
-        counted.metrics.attempt(attempt(input_tokens=10, output_tokens=5, cost=1_500_000, cost_basis="billed"))
+        counted.metrics.count_attempt(attempt(input_tokens=10, output_tokens=5, cost=1_500_000, cost_basis="billed"))
     assert counted.samples() == {
         ("attempts_total", "writer", "m", "success", "none"): 2,
         ("attempt_duration_seconds_count", "writer", "m"): 2,
@@ -158,8 +158,8 @@ def test_an_attempt_is_counted_with_its_time_tokens_and_cost() -> None:
 
 def test_a_streamed_answer_is_counted_with_the_time_until_it_began() -> None:
     counted = Counted("m")
-    counted.metrics.attempt(attempt(first_token_ms=250, chunks=40, output_tokens=101))
-    counted.metrics.attempt(attempt(first_token_ms=250, chunks=1, output_tokens=101))
+    counted.metrics.count_attempt(attempt(first_token_ms=250, chunks=40, output_tokens=101))
+    counted.metrics.count_attempt(attempt(first_token_ms=250, chunks=1, output_tokens=101))
     samples = counted.samples()
     assert samples["first_token_seconds_sum", "writer", "m"] == 0.5
     assert samples["output_tokens_per_second_sum", "writer", "m"] == 80
@@ -168,7 +168,7 @@ def test_a_streamed_answer_is_counted_with_the_time_until_it_began() -> None:
 
 def test_what_is_unknown_is_not_counted_as_nothing() -> None:
     counted = Counted("m")
-    counted.metrics.attempt(attempt("error", "timeout"))
+    counted.metrics.count_attempt(attempt("error", "timeout"))
     assert counted.samples() == {
         ("attempts_total", "writer", "m", "error", "timeout"): 1,
         ("attempt_duration_seconds_count", "writer", "m"): 1,
@@ -178,7 +178,7 @@ def test_what_is_unknown_is_not_counted_as_nothing() -> None:
 
 def test_a_call_that_was_not_made_has_no_duration_nor_cost() -> None:
     counted = Counted("m")
-    counted.metrics.attempt(attempt("short_circuited", "breaker_open", cost=0))
+    counted.metrics.count_attempt(attempt("short_circuited", "breaker_open", cost=0))
     assert counted.samples() == {
         ("attempts_total", "writer", "m", "short_circuited", "breaker_open"): 1,
         ("short_circuits_total", "writer", "m", "breaker_open"): 1,
@@ -187,7 +187,7 @@ def test_a_call_that_was_not_made_has_no_duration_nor_cost() -> None:
 
 def test_a_call_whose_worker_was_lost_has_a_cost_and_no_duration() -> None:
     counted = Counted("m")
-    counted.metrics.attempt(attempt("worker_lost", "worker_lost", cost=10**9))
+    counted.metrics.count_attempt(attempt("worker_lost", "worker_lost", cost=10**9))
     assert counted.samples() == {
         ("attempts_total", "writer", "m", "worker_lost", "worker_lost"): 1,
         ("cost_usd_total", "writer", "m"): 1,
@@ -196,8 +196,8 @@ def test_a_call_whose_worker_was_lost_has_a_cost_and_no_duration() -> None:
 
 def test_a_job_is_counted_with_how_it_ended() -> None:
     counted = Counted()
-    counted.metrics.job(result())
-    counted.metrics.job(result(status="dead_lettered", reason="timeout"))
+    counted.metrics.count_job(result())
+    counted.metrics.count_job(result(status="dead_lettered", reason="timeout"))
     assert counted.samples() == {
         ("jobs_total", "writer", "succeeded", "none"): 1,
         ("jobs_total", "writer", "dead_lettered", "timeout"): 1,
@@ -208,8 +208,8 @@ def test_a_job_is_counted_with_how_it_ended() -> None:
 
 def test_waste_is_counted_by_its_cause_and_a_hit_of_the_cache_as_one() -> None:
     counted = Counted()
-    counted.metrics.job(result(wasted_by_cause={"retry": 250_000_000, "fallback": 10**9}))
-    counted.metrics.job(result(cache_hit=True))
+    counted.metrics.count_job(result(wasted_by_cause={"retry": 250_000_000, "fallback": 10**9}))
+    counted.metrics.count_job(result(cache_hit=True))
     samples = counted.samples()
     assert samples["wasted_cost_usd_total", "writer", "retry"] == 0.25
     assert samples["wasted_cost_usd_total", "writer", "fallback"] == 1
@@ -224,7 +224,7 @@ def test_a_retry_is_counted_by_the_error_that_it_was_made_for() -> None:
         attempt("error", "logic", cause="retry"),
         attempt("success", cause="self_correction"),
     )
-    counted.metrics.job(result(attempts=attempts))
+    counted.metrics.count_job(result(attempts=attempts))
     retries = {key: value for key, value in counted.samples().items() if key[0] == "retries_total"}
     assert retries == {
         ("retries_total", "writer", "m", "rate_limit"): 1,
@@ -234,22 +234,22 @@ def test_a_retry_is_counted_by_the_error_that_it_was_made_for() -> None:
 
 def test_a_dry_run_is_no_job() -> None:
     counted = Counted()
-    counted.metrics.job(result(dry_run=True))
+    counted.metrics.count_job(result(dry_run=True))
     assert counted.samples() == {}
 
 
 def test_jobs_in_progress_are_those_that_began_and_have_not_ended() -> None:
     counted = Counted()
-    counted.metrics.began("writer")
-    counted.metrics.began("writer")
-    counted.metrics.ended("writer")
+    counted.metrics.begin_job("writer")
+    counted.metrics.begin_job("writer")
+    counted.metrics.end_job("writer")
     assert counted.samples() == {("jobs_in_progress", "writer"): 1}
 
 
 def test_several_workers_of_one_process_count_together() -> None:
     counted = Counted("m")
     other = WorkerMetrics(["n"], counted.registry)
-    counted.metrics.attempt(attempt())
+    counted.metrics.count_attempt(attempt())
     other.attempt(attempt())
     other.attempt(attempt(model="n"))
     samples = counted.samples()
@@ -260,9 +260,9 @@ def test_several_workers_of_one_process_count_together() -> None:
 
 def test_histograms_carry_the_trace_of_a_job_that_is_recorded_and_only_in_openmetrics() -> None:
     counted, trace_id = Counted("m"), "0af7651916cd43dd8448eb211c80319c"
-    counted.metrics.attempt(attempt(first_token_ms=250, chunks=40, output_tokens=101), trace_id)
-    counted.metrics.job(result(), trace_id)
-    counted.metrics.attempt(attempt(duration_ms=9_000))
+    counted.metrics.count_attempt(attempt(first_token_ms=250, chunks=40, output_tokens=101), trace_id)
+    counted.metrics.count_job(result(), trace_id)
+    counted.metrics.count_attempt(attempt(duration_ms=9_000))
     exemplars = {
         (sample.name.removeprefix("breakwater_"), sample.labels["le"]): (sample.exemplar.labels, sample.exemplar.value)
         for family in openmetrics_families(generate_openmetrics(counted.registry).decode())
@@ -374,8 +374,10 @@ def test_labels_stay_bounded_whatever_jobs_ask_for() -> None:
             attempt("short_circuited", "budget_exceeded", **ids),
         )
         for one in tried:
-            counted.metrics.attempt(one)
-        counted.metrics.job(result(execution_id=f"job-{number}", metadata={"x": f"note-{number}"}, attempts=tried))
+            counted.metrics.count_attempt(one)
+        counted.metrics.count_job(
+            result(execution_id=f"job-{number}", metadata={"x": f"note-{number}"}, attempts=tried)
+        )
     text = counted.text
     for private in ("job-", "tenant", "sk-secret", "org/", "note-"):
         assert private not in text
@@ -393,30 +395,30 @@ def documented() -> dict[str, tuple[str, tuple[str, ...]]]:
 def test_the_documented_metrics_are_those_that_are_served() -> None:
     registry = CollectorRegistry()
     metrics = WorkerMetrics(["m"], registry)
-    metrics.attempt(attempt(input_tokens=1, cost=1, usage_problem="the total is 1"))
-    metrics.attempt(attempt("short_circuited", "breaker_open"))
-    metrics.breaker_service_alive(True)
-    metrics.began("writer")
+    metrics.count_attempt(attempt(input_tokens=1, cost=1, usage_problem="the total is 1"))
+    metrics.count_attempt(attempt("short_circuited", "breaker_open"))
+    metrics.set_breaker_service_alive(True)
+    metrics.begin_job("writer")
     retried = (attempt("error", "server"), attempt(cause="retry"))
-    metrics.attempt(attempt(first_token_ms=250, chunks=40, output_tokens=9))
-    metrics.job(result(cache_hit=True, wasted_by_cause={"retry": 1}, attempts=retried))
+    metrics.count_attempt(attempt(first_token_ms=250, chunks=40, output_tokens=9))
+    metrics.count_job(result(cache_hit=True, wasted_by_cause={"retry": 1}, attempts=retried))
     HttpMetrics(registry).request("/api/v1/jobs", "POST", 202, 0.01)
     StreamMetrics(registry).used("EVENTS", 0.5)
-    metrics.parked("writer")
-    BudgetMetrics(registry).repaired()
-    BudgetMetrics(registry).threshold(THRESHOLD)
-    BreakerMetrics(registry).transition("writer", "m", "open")
+    metrics.count_parked_job("writer")
+    BudgetMetrics(registry).count_repair()
+    BudgetMetrics(registry).count_threshold(THRESHOLD)
+    BreakerMetrics(registry).count_transition("writer", "m", "open")
     plane = [gauge for gauges in PLANE_GAUGES.values() for gauge in gauges]
     assert {name for name, gauges in PLANE_GAUGES.items() for _ in gauges} <= set(NAMES)
-    AlerterMetrics(registry).of("ops").sent()
+    AlerterMetrics(registry).of("ops").count_delivery()
     sink = SinkMetrics(registry)
     dead_letters_refused(registry)[("JOBS",)].inc()
-    sink.began("EVENTS", 7)
-    sink.stored("attempts", 3, 0.02)
-    sink.dead_lettered("EVENTS")
-    sink.behind("EVENTS", 1.5)
-    sink.ended("EVENTS")
-    sink.unavailable("clickhouse", yes=False)
+    sink.begin_batch("EVENTS", 7)
+    sink.count_rows("attempts", 3, 0.02)
+    sink.count_dead_letter("EVENTS")
+    sink.set_lag("EVENTS", 1.5)
+    sink.end_batch("EVENTS")
+    sink.set_unavailable("clickhouse", yes=False)
     show_config("0123456789ab", registry)
     families = list(text_string_to_metric_families(generate_latest(registry).decode()))
     served = {

@@ -207,7 +207,7 @@ async def test_what_is_open_for_one_caller_degrades_the_agent_and_says_for_whom(
     await put(redis, "writer", "m", of_one)
     writer = (await health_of_all(redis))["writer"]
     of_m = writer.models[0]
-    assert (of_m.breaker, of_m.health, of_m.health_reason) == ("open", "degraded", "breaker open for key app alone")
+    assert (of_m.breaker, of_m.health, of_m.health_reason) == ("open", "degraded", "breaker refuses only key app")
     assert (writer.models[0].circuit_open_until, writer.circuit_open_until) == (None, None)
     statuses = await breaker_statuses(CONFIG, Breakers(redis), Healths(redis), Deployments(redis, None))
     assert [one.open_for for one in statuses if (one.agent, one.model) == ("writer", "m")] == ["key app"]

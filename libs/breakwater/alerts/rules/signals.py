@@ -21,7 +21,7 @@ from breakwater.alerts.contract import Alert, AlertEvent
 from breakwater.alerts.rules.alert_rules import UNDELIVERABLE
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules.breaker import BreakerKey
-from breakwater.breakers.rules.refusals import ISOLATED, breaker_open
+from breakwater.breakers.rules.refusals import breaker_open
 from breakwater.calls.rules.refusals import command, for_operators
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
 from breakwater.kernel.formats import counted, moment, money, moneys, percent, sentence
@@ -44,7 +44,7 @@ _CHANGES_IN_TEXT = 5
 _ALERTED_BY_OTHERS = frozenset(
     {"breaker_open", "budget_exceeded", "guard_tripped", "rate_limited", "dependency_failed"}
 )
-"""Reasons for ends without an answer that are no news: their cause is an incident of its own, or meant."""
+"""Reasons for ends without an answer that open no incident: their cause has one of its own, or is intended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +154,9 @@ def _of_breaker(event: BreakerTransition) -> tuple[Signal, ...]:
 
 def _open_text(event: BreakerTransition) -> str:
     shared = event.scope != "agent_model"
-    state = "open"
+    state = None if event.to_state == "isolated" else "open"
     until = ""
-    if event.to_state == "isolated":
-        state = ISOLATED
-    elif event.open_until is not None:
+    if state is not None and event.open_until is not None:
         state = f"open until {moment(event.open_until)}"
         until = " One probe call is admitted then."
     refused = breaker_open(BreakerKey(event.agent, event.model), event.reason, state=state)

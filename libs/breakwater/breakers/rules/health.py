@@ -50,7 +50,7 @@ class CallHealth:
 
 
 def open_for(breaker: Breaker) -> str | None:
-    """Returns the only caller that a breaker is open for, in words; None if it is not open for one caller."""
+    """Returns the only caller whose calls a breaker refuses, in words; None if it refuses all calls, or none."""
     # The caller's name is lost if Redis has been emptied since.
     return (breaker.alone_name or "one caller") if is_open_for_one(breaker) else None
 
@@ -64,10 +64,10 @@ def health_of_model(
         breaker: the state of the breaker; None without one.
         calls: the latest calls to this model.
         until_ms: the end of the breaker's cool-down, in milliseconds since the epoch; None if it is over.
-        only_for: the only caller that the breaker is open for (see `open_for`); others are served.
+        only_for: the only caller that the breaker refuses (see `open_for`).
     """
     if only_for is not None:
-        return Verdict("degraded", f"breaker open for {only_for} alone")
+        return Verdict("degraded", f"breaker refuses only {only_for}")
     match breaker:
         case None | "closed":
             return health_of_calls(calls)

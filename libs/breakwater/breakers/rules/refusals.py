@@ -6,14 +6,12 @@ from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.calls.rules.refusals import command, refusal
 from breakwater.jobs.contract.execution import ErrorInfo
 
-ISOLATED = "isolated until an operator resets it"
-
 
 def breaker_open(
     key: BreakerKey,
     reason: str,
     *,
-    state: str,
+    state: str | None,
     task_id: str | None = None,
     retry_after_s: float | None = None,
     user_message: str | None = None,
@@ -23,7 +21,7 @@ def breaker_open(
     Args:
         key: the breaker's key.
         reason: why it opened, with figures.
-        state: its state in words, with the time at which it ends.
+        state: its state in words, with the time at which it ends; None if an operator has isolated it.
         task_id: the task that the breaker belongs to, as its caller named it.
         retry_after_s: the seconds until a call may pass; None if unknown.
         user_message: the text for models and end users.
@@ -33,7 +31,8 @@ def breaker_open(
     failures = command("executions", None, agent=agent, since="1h")
     reset = command("breakers", "reset", key.agent, key.model)
     to_do = f"look at `{failures}` and at the provider's status page; `{reset}` admits calls now"
-    if state == ISOLATED:
+    if state is None:
+        state = "isolated until an operator resets it"
         to_do = f"`{reset}` once calls may resume"
     elif key.task is not None:
         owner = f"task {task_id}"
