@@ -16,11 +16,11 @@ from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.breakers.api import AgentAvailability, AgentRoutes, BreakerRoutes
 from breakwater.breakers.store import Breakers
 from breakwater.config import Config, LiveConfig
-from breakwater.dialects.api.calls import Calls
 from breakwater.dialects.api.chat import ChatRoutes
 from breakwater.dialects.api.embeddings import EmbeddingsRoutes
 from breakwater.dialects.api.messages import MessageRoutes
 from breakwater.dialects.api.models import ModelRoutes
+from breakwater.dialects.api.request_handler import ModelRequestHandler
 from breakwater.dialects.api.response_store import ResponseStore
 from breakwater.dialects.api.responses import ResponsesRoutes
 from breakwater.dialects.api.stored_responses import StoredResponseRoutes
@@ -158,9 +158,11 @@ class ApiDependencies:
         return JobIntake(self.config, self.queue, self.lookup, self.availability, self.plan_log)
 
     @cached_property
-    def calls(self) -> Calls:
+    def request_handler(self) -> ModelRequestHandler:
         """The common part of the providers' APIs."""
-        return Calls(self.config, self.intake, InFlightRequests(self.redis), self.connection, self.cancels)
+        return ModelRequestHandler(
+            self.config, self.intake, InFlightRequests(self.redis), self.connection, self.cancels
+        )
 
     @cached_property
     def stored_responses(self) -> StoredResponseRoutes:
@@ -205,11 +207,11 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
             needs.max_body_bytes, needs.intake, needs.availability, needs.plan_log, needs.analytics, needs.connection
         ),
         ModelRoutes: lambda needs: ModelRoutes(needs.config),
-        ChatRoutes: lambda needs: ChatRoutes(needs.calls),
+        ChatRoutes: lambda needs: ChatRoutes(needs.request_handler),
         StoredResponseRoutes: lambda needs: needs.stored_responses,
-        EmbeddingsRoutes: lambda needs: EmbeddingsRoutes(needs.calls, needs.config),
-        MessageRoutes: lambda needs: MessageRoutes(needs.calls),
-        ResponsesRoutes: lambda needs: ResponsesRoutes(needs.calls, needs.stored_responses),
+        EmbeddingsRoutes: lambda needs: EmbeddingsRoutes(needs.request_handler, needs.config),
+        MessageRoutes: lambda needs: MessageRoutes(needs.request_handler),
+        ResponsesRoutes: lambda needs: ResponsesRoutes(needs.request_handler, needs.stored_responses),
         ExecutionRoutes: lambda needs: ExecutionRoutes(needs.analytics, needs.cipher),
         EventRoutes: lambda needs: EventRoutes(needs.streams, needs.event_log),
         AgentRoutes: lambda needs: needs.agents,

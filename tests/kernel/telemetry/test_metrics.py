@@ -250,8 +250,8 @@ def test_several_workers_of_one_process_count_together() -> None:
     counted = Counted("m")
     other = WorkerMetrics(["n"], counted.registry)
     counted.metrics.count_attempt(attempt())
-    other.attempt(attempt())
-    other.attempt(attempt(model="n"))
+    other.count_attempt(attempt())
+    other.count_attempt(attempt(model="n"))
     samples = counted.samples()
     assert samples["attempts_total", "writer", "m", "success", "none"] == 1
     assert samples["attempts_total", "writer", "other", "success", "none"] == 1

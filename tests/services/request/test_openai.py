@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from nats.aio.msg import Msg
 
-from breakwater.dialects.api.call_options import SESSION_HEADERS
+from breakwater.dialects.api.request_options import SESSION_HEADERS
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.contract.execution import ErrorInfo, Result
 from breakwater.jobs.contract.job import Job

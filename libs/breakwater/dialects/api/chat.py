@@ -10,9 +10,9 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.dialects.api.call_options import CALL_HEADERS, OPENAI_ERRORS, options_of
-from breakwater.dialects.api.calls import Calls
-from breakwater.dialects.api.pending_call import ParsedCall
+from breakwater.dialects.api.pending_request import ParsedRequest
+from breakwater.dialects.api.request_handler import ModelRequestHandler
+from breakwater.dialects.api.request_options import OPENAI_ERRORS, REQUEST_HEADERS, options_of
 from breakwater.dialects.contract.openai import ChatCompletion, ChatCompletionRequest
 from breakwater.dialects.rules.chat_chunks import OBJECT, Assembly, missing_chunks_of
 from breakwater.dialects.rules.chat_completions import completion_of, is_usage, job_of
@@ -30,8 +30,8 @@ _DONE = b"data: [DONE]\n\n"
 class ChatRoutes:
     """The API of chat completions."""
 
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
+    def __init__(self, handler: ModelRequestHandler) -> None:
+        self._handler = handler
 
     @operation(
         "POST",
@@ -44,7 +44,7 @@ class ChatRoutes:
         "provider does not support them. `x-should-retry: false` is set if Breakwater has already retried. With "
         "`stream`, the response is server-sent events: OpenAI's "
         "`chat.completion.chunk` objects and `[DONE]`, or an `error` after some of the answer.",
-        headers=CALL_HEADERS,
+        headers=REQUEST_HEADERS,
         body=ChatCompletionRequest,
         results={200: ("The answer.", ChatCompletion)},
         errors={
@@ -56,9 +56,9 @@ class ChatRoutes:
     )
     async def create_chat_completion(self, request: Request) -> Response:
         """Responds with the chat completion once the job has ended, however long that takes."""
-        return await self._calls.respond(request, self._parse)
+        return await self._handler.respond(request, self._parse)
 
-    async def _parse(self, request: Request, body: bytes) -> ParsedCall:
+    async def _parse(self, request: Request, body: bytes) -> ParsedRequest:
         parsed = read_command(body, ChatCompletionRequest)
         options = parsed.stream_options
         if options is not None and not parsed.stream:
@@ -66,9 +66,9 @@ class ChatRoutes:
             raise RequestError(
                 400, "invalid_request", message, [FieldError(path="stream_options", message="needs `stream`")]
             )
-        agent, model = self._calls.agent_of(request, parsed.model)
+        agent, model = self._handler.agent_of(request, parsed.model)
         job = job_of(parsed, options_of(request.headers, parsed.breakwater), agent, model)
-        return ParsedCall(job, _ChatAnswer(with_usage=options is not None and bool(options.include_usage)))
+        return ParsedRequest(job, _ChatAnswer(with_usage=options is not None and bool(options.include_usage)))
 
 
 @dataclass(frozen=True, slots=True)

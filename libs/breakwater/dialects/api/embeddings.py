@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.config import Config
-from breakwater.dialects.api.call_options import OPENAI_ERRORS, options_of
-from breakwater.dialects.api.calls import Calls
-from breakwater.dialects.api.pending_call import ParsedCall
+from breakwater.dialects.api.pending_request import ParsedRequest
+from breakwater.dialects.api.request_handler import ModelRequestHandler
+from breakwater.dialects.api.request_options import OPENAI_ERRORS, options_of
 from breakwater.dialects.api.streams import Encoder
 from breakwater.dialects.contract.openai import EmbeddingsList, EmbeddingsRequest
 from breakwater.dialects.rules.embeddings import answer_of
@@ -28,8 +28,8 @@ _PLANE_FIELDS = {"model", "breakwater", "stream", "stream_options"}
 class EmbeddingsRoutes:
     """Embeddings."""
 
-    def __init__(self, calls: Calls, config: Config) -> None:
-        self._calls = calls
+    def __init__(self, handler: ModelRequestHandler, config: Config) -> None:
+        self._handler = handler
         self._config = config
 
     @operation(
@@ -60,11 +60,11 @@ class EmbeddingsRoutes:
     )
     async def create_embeddings(self, request: Request) -> Response:
         """Responds with the embeddings once the job has ended, however long that takes."""
-        return await self._calls.respond(request, self._parse)
+        return await self._handler.respond(request, self._parse)
 
-    async def _parse(self, request: Request, body: bytes) -> ParsedCall:
+    async def _parse(self, request: Request, body: bytes) -> ParsedRequest:
         parsed = read_command(body, EmbeddingsRequest)
-        agent, model = self._calls.agent_of(request, parsed.model)
+        agent, model = self._handler.agent_of(request, parsed.model)
         options = options_of(request.headers, parsed.breakwater).model_dump(exclude_unset=True)
         native = parsed.model_dump(mode="json", exclude_unset=True, exclude=_PLANE_FIELDS)
         if model is not None:
@@ -74,7 +74,7 @@ class EmbeddingsRoutes:
                 # The agent's own fallback models may be chat models.
                 options.setdefault("fallback_models", self._config.embeds_like(settings, model))
         job = Job(agent=agent, api_request=NativeRequest(api="embeddings", body=native), **options)
-        return ParsedCall(job, _EmbeddingsAnswer(parsed.encoding_format))
+        return ParsedRequest(job, _EmbeddingsAnswer(parsed.encoding_format))
 
 
 @dataclass(frozen=True, slots=True)

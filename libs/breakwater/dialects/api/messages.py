@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.dialects.api.call_options import CALL_HEADERS, options_of
-from breakwater.dialects.api.calls import Calls
-from breakwater.dialects.api.pending_call import ParsedCall
+from breakwater.dialects.api.pending_request import ParsedRequest
+from breakwater.dialects.api.request_handler import ModelRequestHandler
+from breakwater.dialects.api.request_options import REQUEST_HEADERS, options_of
 from breakwater.dialects.contract.anthropic import (
     AnthropicMessage,
     CountTokensRequest,
@@ -35,8 +35,8 @@ _BETA = "anthropic-beta"
 class MessageRoutes:
     """Messages, and the number of their tokens."""
 
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
+    def __init__(self, handler: ModelRequestHandler) -> None:
+        self._handler = handler
 
     @operation(
         "POST",
@@ -51,7 +51,7 @@ class MessageRoutes:
         headers={
             "x-api-key": "The API key, unless it is a bearer token.",
             _BETA: "Passed on to Anthropic.",
-            **CALL_HEADERS,
+            **REQUEST_HEADERS,
         },
         body=MessagesRequest,
         results={200: ("The answer.", AnthropicMessage)},
@@ -71,11 +71,11 @@ class MessageRoutes:
     )
     async def create_message(self, request: Request) -> Response:
         """Responds with the message once the job has ended, however long that takes."""
-        return await self._calls.respond(request, self._parse)
+        return await self._handler.respond(request, self._parse)
 
-    async def _parse(self, request: Request, body: bytes) -> ParsedCall:
+    async def _parse(self, request: Request, body: bytes) -> ParsedRequest:
         parsed = read_command(body, MessagesRequest)
-        agent, model = self._calls.agent_of(request, parsed.model)
+        agent, model = self._handler.agent_of(request, parsed.model)
         options = options_of(request.headers, parsed.breakwater).model_dump(exclude_unset=True)
         if parsed.stream:
             options["stream"] = True
@@ -83,7 +83,7 @@ class MessageRoutes:
         native = NativeRequest(api="messages", body=_body_of(parsed), headers={_BETA: ",".join(beta)} if beta else {})
         model_option = {} if model is None else {"model": model}
         job = Job(agent=agent, api_request=native, include_response=True, **model_option, **options)
-        return ParsedCall(job, _MessageAnswer())
+        return ParsedRequest(job, _MessageAnswer())
 
     @operation(
         "POST",
@@ -98,8 +98,8 @@ class MessageRoutes:
     )
     async def count_message_tokens(self, request: Request) -> Response:
         """Responds with the estimated number of tokens. Raises RequestError."""
-        parsed = read_command(await self._calls.read(request), CountTokensRequest)
-        self._calls.agent_of(request, parsed.model)
+        parsed = read_command(await self._handler.read(request), CountTokensRequest)
+        self._handler.agent_of(request, parsed.model)
         try:
             tokens = _estimate_input(NativeRequest(api="messages", body=_body_of(parsed)))
         except InvalidBodyError as error:

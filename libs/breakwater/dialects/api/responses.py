@@ -13,9 +13,9 @@ from pydantic import JsonValue
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.dialects.api.call_options import CALL_HEADERS, OPENAI_ERRORS, options_of
-from breakwater.dialects.api.calls import Calls
-from breakwater.dialects.api.pending_call import ParsedCall
+from breakwater.dialects.api.pending_request import ParsedRequest
+from breakwater.dialects.api.request_handler import ModelRequestHandler
+from breakwater.dialects.api.request_options import OPENAI_ERRORS, REQUEST_HEADERS, options_of
 from breakwater.dialects.api.response_store import input_of
 from breakwater.dialects.api.stored_responses import StoredResponseRoutes
 from breakwater.dialects.contract.openai import ResponseObject, ResponsesRequest
@@ -41,8 +41,8 @@ PLANE_FIELDS = frozenset(
 class ResponsesRoutes:
     """Responses."""
 
-    def __init__(self, calls: Calls, stored: StoredResponseRoutes) -> None:
-        self._calls = calls
+    def __init__(self, handler: ModelRequestHandler, stored: StoredResponseRoutes) -> None:
+        self._handler = handler
         self._stored = stored
 
     @operation(
@@ -55,7 +55,7 @@ class ResponsesRoutes:
         "the answer back; a field that can't be translated is refused by name. With `stream`, the response is the "
         "specification's semantic events, with `sequence_number`. With `background`, the response is returned "
         "immediately, and does not end with its client. Headers as with chat completions.",
-        headers=CALL_HEADERS,
+        headers=REQUEST_HEADERS,
         body=ResponsesRequest,
         results={200: ("The answer.", ResponseObject)},
         errors={
@@ -69,15 +69,15 @@ class ResponsesRoutes:
     )
     async def create_response(self, request: Request) -> Response:
         """Responds once the job has ended, however long that takes, or immediately to a background request."""
-        return await self._calls.respond(request, self._parse)
+        return await self._handler.respond(request, self._parse)
 
-    async def _parse(self, request: Request, body: bytes) -> ParsedCall:
+    async def _parse(self, request: Request, body: bytes) -> ParsedRequest:
         parsed = read_command(body, ResponsesRequest)
         if parsed.conversation is not None:
             raise _objection("conversation", "conversations are not kept here; send the items, or previous_response_id")
         background = bool(parsed.background)
         previous_id = parsed.previous_response_id
-        agent, model = self._calls.agent_of(request, parsed.model)
+        agent, model = self._handler.agent_of(request, parsed.model)
         if background:
             if parsed.store is False:
                 raise _objection("background", "needs `store`: the answer is read from the store")
@@ -114,7 +114,7 @@ class ResponsesRoutes:
             caller = caller_of(request)
             share = store_share(owner_of(caller), for_own_tenant(caller, job).tenant)
             await self._stored.store.take_room(share, size)
-        return self._stored.parsed_call(
+        return self._stored.parsed_request(
             job, answer, answer.echoed_request, previous_executions, streams=bool(parsed.stream), size=size
         )
 

@@ -18,7 +18,7 @@ from pydantic import Field, JsonValue
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.dialects.api.pending_call import ApiAnswer, ParsedCall
+from breakwater.dialects.api.pending_request import ApiAnswer, ParsedRequest
 from breakwater.dialects.api.response_store import ResponseStore, echoed_request_of, listed_items, outages_as, readable
 from breakwater.dialects.contract.openai import ResponseObject
 from breakwater.dialects.contract.stored_response import StoredResponse
@@ -110,7 +110,7 @@ class StoredResponseRoutes:
     streams: OpenStreams
     audit: AuditLog
 
-    def parsed_call(
+    def parsed_request(
         self,
         job: Job,
         answer: ApiAnswer,
@@ -119,8 +119,8 @@ class StoredResponseRoutes:
         *,
         streams: bool,
         size: int,
-    ) -> ParsedCall:
-        """Returns a parsed call that stores its request, if the client wants that.
+    ) -> ParsedRequest:
+        """Returns a parsed request that stores itself, if the client wants that.
 
         Args:
             job: the request as a job.
@@ -148,7 +148,9 @@ class StoredResponseRoutes:
                 return _json(await self.store.response(stored))
             return _json(pending_response(echoed_request_of(stored), "queued"))
 
-        return ParsedCall(job, answer, detached=respond) if job.keep_chunks else ParsedCall(job, answer, accepted=save)
+        if job.keep_chunks:
+            return ParsedRequest(job, answer, detached=respond)
+        return ParsedRequest(job, answer, accepted=save)
 
     @operation(
         "GET",

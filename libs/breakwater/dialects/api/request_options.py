@@ -1,4 +1,4 @@
-"""The options of calls in the providers' APIs, in headers or in the body, and their errors, for the documentation."""
+"""The options of requests to the providers' APIs, in headers or in the body, and the documentation of errors."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from breakwater.kernel.validation import FieldError, problems
 OPTION_PREFIX = "x-breakwater-"
 """The beginning of the headers of options, and of those that describe a job in its response."""
 
-CALL_HEADERS: Mapping[str, str] = {
+REQUEST_HEADERS: Mapping[str, str] = {
     "Idempotency-Key": "The job's id: 1 to 128 characters of printable ASCII.",
     "x-breakwater-tenant": "As `breakwater.tenant` in the body, which comes first; so for the other options.",
     "x-session-id": "Same as `breakwater.session_id`: calls of a session are shown as one run.",
     "traceparent": "W3C trace context that the job becomes a part of. Calls of one trace are one run, if they "
     "name no task and no session.",
 }
-"""Headers of requests that are calls of models, for the documentation."""
+"""Headers of requests that call models, for the documentation."""
 
 OPENAI_ERRORS: Mapping[int, str] = {
     403: "The task was stopped (`guard_tripped`), or the key may not do this (`forbidden`).",
@@ -36,7 +36,7 @@ OPENAI_ERRORS: Mapping[int, str] = {
     "(`unavailable`, `refused`).",
     504: "The job's time was over (`timeout`).",
 }
-"""Errors of a call below `/v1`, except for Messages, as the API document describes them."""
+"""Errors of a request below `/v1`, except for Messages, as the API document describes them."""
 
 SESSION_HEADERS = ("x-session-id", "x-claude-code-session-id", "session-id")
 """Headers in which programs name their session: other gateways and opencode, Claude Code, and Codex."""
@@ -44,7 +44,7 @@ _JSON_OPTIONS = frozenset({"fallback_models", "depends_on", "metadata", "breaker
 
 
 def options_of(headers: Headers, body_options: CallOptions | None) -> CallOptions:
-    """Returns the options of a call. Those of its body take precedence over those of its headers.
+    """Returns the options of a request. Those of its body take precedence over those of its headers.
 
     Args:
         headers: `x-breakwater-tenant`, `x-breakwater-task-id`, …, whose values are JSON if the option is not a text;

@@ -1,4 +1,4 @@
-"""Responses to calls that wait for their jobs: an answer or an error, with headers that describe the job."""
+"""Responses to requests that wait for their jobs: an answer or an error, with headers that describe the job."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from breakwater.calls.rules.parameters import own_params
 from breakwater.config import Config
-from breakwater.dialects.api.call_options import OPTION_PREFIX
 from breakwater.dialects.api.errors import error_response
-from breakwater.dialects.api.pending_call import PendingCall
+from breakwater.dialects.api.pending_request import PendingRequest
+from breakwater.dialects.api.request_options import OPTION_PREFIX
 from breakwater.dialects.rules import chat_form, dropped_fields, params_of
 from breakwater.dialects.rules.chat_completions import error_of, with_error_as_answer
 from breakwater.jobs.api.submission import Submission
@@ -25,32 +25,32 @@ _NO_RETRY = {"x-should-retry": "false"}
 
 
 @dataclass(frozen=True, slots=True)
-class CallResponses:
-    """Writes responses, by a config."""
+class ResponseWriter:
+    """Writes responses to requests by a config."""
 
     config: Config
 
-    def response(self, call: PendingCall, result: dict[str, Any]) -> Response:
+    def response(self, pending: PendingRequest, result: dict[str, Any]) -> Response:
         """Returns the answer of a decided job, or its error."""
-        headers = self.result_headers(call.sent, result)
+        headers = self.result_headers(pending.sent, result)
         result = with_error_as_answer(result)
         if result["status"] == "succeeded" and (why := result.get("encrypted")) is not None:
             message = f"the text of the answer was {why}"
             problem = RequestError(503, "undecryptable", message, headers=headers | _NO_RETRY)
-            return error_response(problem, call.path)
+            return error_response(problem, pending.path)
         if result["status"] == "succeeded":
-            return Response(call.answer.body(call.sent, result), 200, headers, "application/json")
+            return Response(pending.answer.body(pending.sent, result), 200, headers, "application/json")
         error = error_of(result)
         if error.retry_after_s is not None:
             headers["Retry-After"] = str(error.retry_after_s)
         param = error.param
-        request = call.sent.job.api_request
+        request = pending.sent.job.api_request
         if param is not None and request is not None:
             param = chat_form(request).in_body(param)
         details = [] if param is None else [FieldError(path=param, message=error.message)]
         headers |= {} if error.may_retry else _NO_RETRY
         problem = RequestError(error.status, error.code, error.message, details, headers)
-        return error_response(problem, call.path)
+        return error_response(problem, pending.path)
 
     def result_headers(self, sent: Submission, result: dict[str, Any]) -> dict[str, str]:
         """Returns the headers with the known figures of the execution."""

@@ -1,4 +1,4 @@
-"""A call whose answer is streamed, from the acceptance of its job to the end of the response."""
+"""A request whose answer is streamed, from the acceptance of its job to the end of the response."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.dialects.api.call_responses import CallResponses, stopping_error
-from breakwater.dialects.api.calls_in_flight import CallsInFlight
 from breakwater.dialects.api.errors import error_response
-from breakwater.dialects.api.pending_call import LONGEST_CALL_S, PendingCall
+from breakwater.dialects.api.pending_request import LONGEST_REQUEST_S, PendingRequest
+from breakwater.dialects.api.response_writer import ResponseWriter, stopping_error
+from breakwater.dialects.api.shared_jobs import SharedJobs
 from breakwater.dialects.api.streams import ChunkInbox, EncodedStream
 from breakwater.jobs.api.intake import FollowedJob, JobIntake
 from breakwater.kernel.http.problems import unavailable
@@ -22,15 +22,15 @@ from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.lookup import ClientGetter
 
 
-class StreamedCall:
-    """Follows the job of a call and its chunks."""
+class StreamedRequest:
+    """Follows the job of a request, and its chunks."""
 
     def __init__(
-        self, call: PendingCall, intake: JobIntake, calls_in_flight: CallsInFlight, connection: ClientGetter
+        self, pending: PendingRequest, intake: JobIntake, shared_jobs: SharedJobs, connection: ClientGetter
     ) -> None:
-        self._call = call
+        self._pending = pending
         self._intake = intake
-        self._calls_in_flight = calls_in_flight
+        self._shared_jobs = shared_jobs
         self._connection = connection
         self._inbox = ChunkInbox()
         self._resources = AsyncExitStack()
@@ -55,15 +55,15 @@ class StreamedCall:
             raise
 
     async def _begin(self, request: Request, traceparent: str | None, keepalive_s: float | None) -> bytes | None:
-        sent = self._call.sent
+        sent = self._pending.sent
         # The subscription comes first, on the same connection, so that no chunk of the job is missed.
         subject = subjects.chunks(sent.job.agent, sent.execution_id)
         chunks = hearing(self._connection, subject, self._inbox.put, confirmed=False)
         await self._resources.enter_async_context(chunks)
-        following = self._intake.follow(request, sent, traceparent, LONGEST_CALL_S)
+        following = self._intake.follow(request, sent, traceparent, LONGEST_REQUEST_S)
         self._followed = await self._resources.enter_async_context(following)
-        if self._call.accepted is not None:
-            await self._call.accepted(sent)
+        if self._pending.accepted is not None:
+            await self._pending.accepted(sent)
         deciding = self._followed.deciding
         await self._inbox.wait_nonempty(deciding, keepalive_s)
         if self._inbox.first is not None or not deciding.done():
@@ -78,24 +78,24 @@ class StreamedCall:
         return self._inbox.first
 
     def response(
-        self, headers: Mapping[str, str], responses: CallResponses, result: dict[str, Any] | None = None
+        self, headers: Mapping[str, str], writer: ResponseWriter, result: dict[str, Any] | None = None
     ) -> Response:
-        """Returns the response of a call that has begun. It closes everything at its end.
+        """Returns the response, whose answer has begun. It closes everything at its end.
 
         Args:
             headers: the headers of the response.
-            responses: writes an error that takes the place of the answer.
+            writer: writes an error that takes the place of the answer.
             result: the result, if the job was decided before its answer had begun; else None.
         """
-        call = self._call
+        pending = self._pending
 
         def error(failed: dict[str, Any] | None) -> bytes:
             if failed is None:
-                return bytes(error_response(stopping_error(call.sent.execution_id), call.path).body)
-            return bytes(responses.response(call, failed).body)
+                return bytes(error_response(stopping_error(pending.sent.execution_id), pending.path).body)
+            return bytes(writer.response(pending, failed).body)
 
         assert self._followed is not None
-        encoder = call.answer.encoder(call.sent)
+        encoder = pending.answer.encoder(pending.sent)
         return EncodedStream(
             self._inbox,
             self._followed.deciding,
@@ -107,21 +107,21 @@ class StreamedCall:
         )
 
     async def close(self, all_sent: bool, stuck: bool = False) -> None:
-        """Closes everything that is open for the call. If its client has left, its job may end, too.
+        """Closes everything that is open for the request. If its client has left, its job may end, too.
 
         Args:
             all_sent: the whole answer was sent.
             stuck: the client takes nothing any more.
         """
-        call = self._call
+        pending = self._pending
         followed = self._followed
         has_left = followed is not None and (stuck or followed.disconnection.done())
-        cancels = call.cancels and has_left and not _has_result(followed)
+        cancels = pending.cancels and has_left and not _has_result(followed)
         await self._resources.aclose()
         if all_sent:
-            await self._calls_in_flight.forget(call)
+            await self._shared_jobs.forget(pending)
         else:
-            await self._calls_in_flight.leave(call, cancels=cancels)
+            await self._shared_jobs.leave(pending, cancels=cancels)
 
 
 def _has_result(followed: FollowedJob | None) -> bool:

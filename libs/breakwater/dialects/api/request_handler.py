@@ -1,4 +1,4 @@
-"""Calls through the APIs of providers: a request becomes one job, and its result or chunks become the response."""
+"""Requests to the APIs of providers: each becomes one job, whose result or chunks become the response."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.config import Config
-from breakwater.dialects.api.call_responses import CallResponses, option_headers, stopping_error
-from breakwater.dialects.api.calls_in_flight import CLIENT_LEFT, CallsInFlight
 from breakwater.dialects.api.models import ModelNameTable
-from breakwater.dialects.api.pending_call import LONGEST_CALL_S, ParsedCall, PendingCall
+from breakwater.dialects.api.pending_request import LONGEST_REQUEST_S, ParsedRequest, PendingRequest
 from breakwater.dialects.api.request_ids import REQUEST_ID
-from breakwater.dialects.api.streamed_call import StreamedCall
+from breakwater.dialects.api.response_writer import ResponseWriter, option_headers, stopping_error
+from breakwater.dialects.api.shared_jobs import CLIENT_LEFT, SharedJobs
+from breakwater.dialects.api.streamed_request import StreamedRequest
 from breakwater.dialects.rules.chat_completions import with_error_as_answer
 from breakwater.identity.auth import caller_of
 from breakwater.jobs.api.cancels import Cancels
@@ -37,8 +37,8 @@ from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.validation import problems
 
 
-class Calls:
-    """The common part of all dialects: each request becomes a job like any other."""
+class ModelRequestHandler:
+    """Handles the requests of all dialects: each becomes a job like any other."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class Calls:
         self._connection = connection
         self._names = ModelNameTable(config)
         self._intake = intake
-        self._in_flight = CallsInFlight(config, in_flight, cancels)
-        self._responses = CallResponses(config)
+        self._shared_jobs = SharedJobs(config, in_flight, cancels)
+        self._writer = ResponseWriter(config)
         self._lookup = cancels.lookup
 
     def agent_of(self, request: Request, model: str) -> tuple[str, str | None]:
@@ -68,7 +68,7 @@ class Calls:
         """Reads the body of a request. Raises RequestError: 413."""
         return await read_body(request, self._config.limits.max_body_bytes)
 
-    async def respond(self, request: Request, parse: Callable[[Request, bytes], Awaitable[ParsedCall]]) -> Response:
+    async def respond(self, request: Request, parse: Callable[[Request, bytes], Awaitable[ParsedRequest]]) -> Response:
         """Responds to a request once its job has ended, however long that takes.
 
         Args:
@@ -82,78 +82,78 @@ class Calls:
                 parsed = await parse(request, body)
             except ValidationError as error:
                 raise invalid_job(problems(error)) from None
-            call = await self._begin(self._call(request, parsed))
-            trace.set_job(call.sent.job.agent, call.sent.execution_id)
+            pending = await self._begin(self._pending_request(request, parsed))
+            trace.set_job(pending.sent.job.agent, pending.sent.execution_id)
             if parsed.detached is not None:
-                response = await self._respond_detached(request, call, trace.traceparent, parsed.detached)
+                response = await self._respond_detached(request, pending, trace.traceparent, parsed.detached)
             else:
                 respond = self._stream if parsed.job.stream else self._respond_when_done
-                response = await respond(request, call, trace.traceparent)
+                response = await respond(request, pending, trace.traceparent)
             trace.set_status(response.status_code)
         return response
 
-    async def _respond_when_done(self, request: Request, call: PendingCall, traceparent: str | None) -> Response:
-        sent = call.sent
+    async def _respond_when_done(self, request: Request, pending: PendingRequest, traceparent: str | None) -> Response:
+        sent = pending.sent
         try:
-            async with self._intake.follow(request, sent, traceparent, LONGEST_CALL_S) as followed:
-                if call.accepted is not None:
-                    await call.accepted(sent)
+            async with self._intake.follow(request, sent, traceparent, LONGEST_REQUEST_S) as followed:
+                if pending.accepted is not None:
+                    await pending.accepted(sent)
                 result = await followed.deciding
                 has_left = followed.disconnection.done()
         except BaseException:
-            await self._in_flight.leave(call, cancels=False)
+            await self._shared_jobs.leave(pending, cancels=False)
             raise
         if result is None or has_left:
-            await self._in_flight.leave(call, cancels=False)
+            await self._shared_jobs.leave(pending, cancels=False)
         if result is None:
             raise stopping_error(sent.execution_id)
         result = await self._lookup.explained(caller_of(request), result)
-        response = self._responses.response(call, orjson.loads(result))
-        if call.request_key is not None and not has_left:
-            response.background = BackgroundTask(self._in_flight.forget, call)
+        response = self._writer.response(pending, orjson.loads(result))
+        if pending.request_key is not None and not has_left:
+            response.background = BackgroundTask(self._shared_jobs.forget, pending)
         return response
 
     async def _respond_detached(
         self,
         request: Request,
-        call: PendingCall,
+        pending: PendingRequest,
         traceparent: str | None,
         respond: Callable[[Request, Submission, bool], Awaitable[Response]],
     ) -> Response:
         try:
-            duplicate = await self._intake.store(call.sent, traceparent)
-            response = await respond(request, call.sent, duplicate)
+            duplicate = await self._intake.store(pending.sent, traceparent)
+            response = await respond(request, pending.sent, duplicate)
         except (BusError, StateUnavailableError) as error:
-            await self._in_flight.leave(call, cancels=False)
+            await self._shared_jobs.leave(pending, cancels=False)
             raise unavailable("unavailable", f"the job may have been accepted; send it again: {error}") from error
         except BaseException:
-            await self._in_flight.leave(call, cancels=False)
+            await self._shared_jobs.leave(pending, cancels=False)
             raise
-        # Equal requests find this call until its response is sent; the call of a stream they find until it expires.
-        response.background = BackgroundTask(self._in_flight.forget, call)
-        response.headers.update(option_headers({"execution-id": call.sent.execution_id}, ()))
+        # Equal requests find this one until its response is sent; that of a stream they find until it expires.
+        response.background = BackgroundTask(self._shared_jobs.forget, pending)
+        response.headers.update(option_headers({"execution-id": pending.sent.execution_id}, ()))
         return response
 
-    async def _stream(self, request: Request, call: PendingCall, traceparent: str | None) -> Response:
+    async def _stream(self, request: Request, pending: PendingRequest, traceparent: str | None) -> Response:
         """Responds once the answer has begun or the job is decided. Until then, an error is a response of its own."""
-        sent = call.sent
-        streamed = StreamedCall(call, self._intake, self._in_flight, self._connection)
+        sent = pending.sent
+        streamed = StreamedRequest(pending, self._intake, self._shared_jobs, self._connection)
         keepalive_s = self._config.agents[sent.job.agent].keepalive_before_answer_s
         decided = await streamed.begin(request, traceparent, keepalive_s)
         if decided is None:
-            headers = self._responses.begun_headers(sent, streamed.first_message)
-            return streamed.response(headers, self._responses)
+            headers = self._writer.begun_headers(sent, streamed.first_message)
+            return streamed.response(headers, self._writer)
         result: dict[str, Any] = orjson.loads(await self._lookup.explained(caller_of(request), decided))
-        if with_error_as_answer(result)["status"] == "succeeded" or call.answer.fails_in_stream(result):
-            return streamed.response(self._responses.result_headers(sent, result), self._responses, result)
+        if with_error_as_answer(result)["status"] == "succeeded" or pending.answer.fails_in_stream(result):
+            return streamed.response(self._writer.result_headers(sent, result), self._writer, result)
         await streamed.close(all_sent=True)
-        if call.repeats and (result.get("cancellation") or {}).get("by") == CLIENT_LEFT:
-            # The client that left is the client of this request, and has come back: it gets a call of its own.
-            own_call = replace(call, sent=call.authorize(None, call.request_id), repeats=False)
-            return await self._stream(request, await self._begin(own_call), traceparent)
-        return self._responses.response(call, result)
+        if pending.repeats and (result.get("cancellation") or {}).get("by") == CLIENT_LEFT:
+            # The client that left is the client of this request, and has come back: it gets a job of its own.
+            own_request = replace(pending, sent=pending.authorize(None, pending.request_id), repeats=False)
+            return await self._stream(request, await self._begin(own_request), traceparent)
+        return self._writer.response(pending, result)
 
-    def _call(self, request: Request, parsed: ParsedCall) -> PendingCall:
+    def _pending_request(self, request: Request, parsed: ParsedRequest) -> PendingRequest:
         caller = caller_of(request)
         headers = request.headers
         job = parsed.job
@@ -171,7 +171,7 @@ class Calls:
         # Requests with an idempotency key share a job by its id. They must find each other only if the job is to end
         # with the last of them.
         recorded = cancels if has_key else retries is not None
-        return PendingCall(
+        return PendingRequest(
             sent=sent,
             answer=parsed.answer,
             accepted=parsed.accepted,
@@ -185,13 +185,13 @@ class Calls:
             authorize=authorize,
         )
 
-    async def _begin(self, call: PendingCall) -> PendingCall:
-        """Returns the call that a request waits for, compared and admitted: its own, or an equal one in flight."""
-        call = await self._in_flight.attach(call)
+    async def _begin(self, pending: PendingRequest) -> PendingRequest:
+        """Returns a request with the job that it waits for, compared and admitted: its own, or that of an equal one."""
+        pending = await self._shared_jobs.attach(pending)
         try:
-            sent = await self._intake.compare(call.sent)
+            sent = await self._intake.compare(pending.sent)
             await self._intake.admit(sent)
         except BaseException:
-            await self._in_flight.leave(call, cancels=False)
+            await self._shared_jobs.leave(pending, cancels=False)
             raise
-        return replace(call, sent=sent)
+        return replace(pending, sent=sent)

@@ -1,4 +1,4 @@
-"""A call in a provider's API: the job that it becomes, and how its answer is written."""
+"""A request to a provider's API: the job that it becomes, and how its answer is written."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from breakwater.dialects.api.streams import Encoder
 from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.contract.job import Job
 
-LONGEST_CALL_S = 90_000.0
-"""Time limit of a call, longer than the longest `total_timeout_s` with a wait in the queue: the client decides."""
+LONGEST_REQUEST_S = 90_000.0
+"""The time limit of a request: more than the longest `total_timeout_s` and wait in the queue. The client decides."""
 
 
 class ApiAnswer(Protocol):
@@ -34,7 +34,7 @@ class ApiAnswer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedCall:
+class ParsedRequest:
     """A request as a job, and how to answer it.
 
     Attributes:
@@ -52,7 +52,7 @@ class ParsedCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PendingCall:
+class PendingRequest:
     """A request that waits for its job.
 
     Attributes:
