@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from contextlib import aclosing
 from time import monotonic
 
 import structlog
@@ -16,19 +15,14 @@ import structlog
 from breakwater.jobs.rules.workers import Silence, is_dead
 from breakwater.jobs.store.workers import LateWorker, Workers
 from breakwater.kernel.errors import UnavailableError
-from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import Presence
-from breakwater.kernel.nats.delivery import Delivery, held_deliveries
 from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.lookup import ClientGetter
-from breakwater.kernel.nats.subjects import Stream
-from breakwater.kernel.nats.topology import worker_consumer
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
-from breakwater.kernel.security.encryption import DecryptionError, may_be_encrypted
 from services.worker import process
 from services.worker.context import WorkerContext
-from services.worker.parsing import ids_of_unread
+from services.worker.held_jobs import held_jobs
 
 RETRY_S = 1.0
 
@@ -136,13 +130,7 @@ class DeadWorkers:
         Returns:
             The number of these jobs, and the sequences of jobs without a claim that another worker may still have.
         """
-        execution_ids: dict[Delivery, str] = {}
-        deliveries = held_deliveries(self._connection, Stream.JOBS, worker_consumer(agent), subjects.jobs_of(agent))
-        async with aclosing(deliveries):
-            async for delivery in deliveries:
-                if (execution_id := self._execution_id(delivery)) is not None:
-                    execution_ids[delivery] = execution_id
-                delivery.data = b""
+        execution_ids = {delivery: execution_id async for delivery, execution_id in held_jobs(self._worker, agent)}
         states = dict(
             zip(execution_ids, await self._worker.executions.free(dead, tuple(execution_ids.values())), strict=True)
         )
@@ -156,11 +144,3 @@ class DeadWorkers:
             await delivery.retry_in(0)
         unclaimed_now = {delivery.sequence for delivery, state in states.items() if state == "unclaimed"}
         return len(returned), unclaimed_now.difference(delivery.sequence for delivery in returned)
-
-    def _execution_id(self, delivery: Delivery) -> str | None:
-        if may_be_encrypted(delivery.data):
-            try:
-                delivery.data = self._worker.cipher.decrypt_document(delivery.data)
-            except DecryptionError:
-                return None  # this worker could not run the job, either; NATS redelivers it after the ack wait
-        return ids_of_unread(delivery).execution_id

@@ -19,7 +19,7 @@ from breakwater.dialects.rules.embeddings import inputs_of
 from breakwater.jobs.contract.execution import ErrorInfo, Result
 from breakwater.jobs.held_claims import JobCancelledError
 from breakwater.jobs.rules.runs import run_id
-from breakwater.jobs.store.executions import Claimed, ClaimLostError, Conflict, SavedProgress, Taken
+from breakwater.jobs.store.executions import Claimed, ClaimLostError, Conflict, MaybeHeld, SavedProgress, Taken
 from breakwater.jobs.store.records import decided
 from breakwater.kernel.nats.delivery import Delivery, park
 from breakwater.kernel.nats.errors import PublishRefusedError
@@ -38,6 +38,7 @@ from services.worker.dependencies import Dependencies
 from services.worker.dry_run import dry_run
 from services.worker.embeddings_batches import EmbeddingsBatches
 from services.worker.embeddings_cache import EmbeddingsCache
+from services.worker.held_jobs import is_behind_another
 from services.worker.parsing import JobReader
 from services.worker.plans import reach_stage
 from services.worker.progress import ProgressReporter
@@ -120,7 +121,9 @@ class JobHandler:
                     await self._run_claimed(job, claimed, maybe_seen=maybe_seen)
 
     async def _request_claim(self, job: Assignment) -> Claimed | Taken | Conflict:
+        """Claims a job, unless an earlier message of it is held: Redis may have lost the claim of its holder."""
         worker = self._worker
+        retry = worker.outages.retry_while_unavailable
         delivery = job.delivery
         ids = job.ids
         tenant = job.job.tenant
@@ -145,7 +148,14 @@ class JobHandler:
             redelivered=not delivery.is_first,
             delivered_before=delivery.deliveries > 1,
         )
-        return await worker.outages.retry_while_unavailable(request_claim)
+        is_only_message = Header.UNIQUE_ID.value in delivery.headers
+        claimed = await retry(partial(request_claim, may_have_another=not is_only_message))
+        if isinstance(claimed, MaybeHeld):
+            if await retry(partial(is_behind_another, worker, job)):
+                return Taken(worker.executions.liveness.grace_ms)
+            claimed = await retry(request_claim)
+            assert not isinstance(claimed, MaybeHeld)
+        return claimed
 
     async def _run_claimed(self, job: Assignment, claimed: Claimed, *, maybe_seen: bool) -> None:
         worker = self._worker

@@ -18,12 +18,14 @@ from breakwater.jobs.store.executions import (
     KEEP_MS,
     KEPT_SINCE,
     LINGER_MS,
+    MAYBE_HELD_MS,
     Claim,
     Claimed,
     ClaimEnded,
     ClaimKept,
     Conflict,
     Executions,
+    MaybeHeld,
     SavedProgress,
     Taken,
 )
@@ -167,12 +169,27 @@ async def test_a_job_that_was_delivered_before_waits_until_its_holder_has_writte
     assert isinstance(await executions.claim(Claim.new("j"), redelivered=True), Taken)
 
 
+async def test_a_job_with_another_message_is_new_only_if_redis_has_had_its_data_for_a_while(redis: Redis) -> None:
+    executions, holder = Executions(redis), Claim.new("j")
+    assert await executions.claim(Claim.new("k"), may_have_another=True) == MaybeHeld()
+    await executions.claim(holder)
+    assert isinstance(await executions.claim(Claim.new("j"), may_have_another=True), Taken)
+    # A message that was delivered before, and comes later than the loss.
+    await redis.client.incrby(KEPT_SINCE, -LIVENESS.grace_ms)
+    seconds, _ = await redis.client.time()
+    again = {"redelivered": True, "accepted_s": float(seconds), "delivered_before": True, "may_have_another": True}
+    assert await executions.claim(Claim.new("k"), **again) == MaybeHeld()
+    await redis.client.incrby(KEPT_SINCE, -MAYBE_HELD_MS)
+    assert await executions.claim(Claim.new("k"), **again) == Claimed(None)
+    assert await executions.claim(Claim.new("l"), may_have_another=True) == Claimed(None)
+
+
 async def test_a_claim_says_where_redis_may_have_lost_a_checkpoint(redis: Redis) -> None:
     executions = Executions(redis)
     seconds, _ = await redis.client.time()
     await redis.client.set(KEPT_SINCE, (seconds - 60) * 1000)
 
-    async def claim(job: str, accepted_s: float, *, delivered_before: bool) -> Claimed | Taken | Conflict:
+    async def claim(job: str, accepted_s: float, *, delivered_before: bool) -> Claimed | Taken | Conflict | MaybeHeld:
         return await executions.claim(
             Claim.new(job), accepted_s=accepted_s, redelivered=True, delivered_before=delivered_before
         )

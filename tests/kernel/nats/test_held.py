@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from breakwater.kernel.nats.delivery import held_deliveries
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.subjects import Stream, job
 from breakwater.kernel.nats.topology import Plan, worker_consumer
@@ -28,7 +29,8 @@ async def test_what_is_held_is_delivered_again_at_once_and_what_is_acknowledged_
         await fetched[3].nak(delay=600)
         # By two workers, at the same time.
         found, twice = [
-            [one async for one in held_deliveries(lambda: alive, Stream.JOBS, DURABLE, [job(AGENT)])] for _ in range(2)
+            [one async for one in held_deliveries(Lookup(lambda: alive), Stream.JOBS, DURABLE, [job(AGENT)])]
+            for _ in range(2)
         ]
         assert [one.data for one in found] == [b"1", b"2", b"3", b"4"]
         assert found[0].headers["Nats-Msg-Id"] == "m1"

@@ -301,6 +301,28 @@ async def test_a_redelivery_waits_for_the_worker_whose_claim_redis_has_lost(star
         assert "job_taken_over" not in plane.log("worker")
 
 
+async def test_a_second_message_waits_for_the_worker_whose_claim_redis_has_lost(start_worker: StartWorker) -> None:
+    held = Held()
+    agents = {"writer": {**AGENT, "concurrency": 2}}
+    liveness = renewed_every(600.0)
+    async with start_worker({"sim/m": model()}, agents, providers={"sim": held}, liveness=liveness) as plane:
+        await plane.publish(JOB)
+        await until(lambda: held.calls, "the call")
+        await empty_redis(plane)
+        # As a client that does not know whether the job was accepted.
+        await plane.publish(JOB)
+        await until(lambda: redelivered(plane), "the second message to be returned")
+        held.answer.set()
+        result = await plane.result("j1")
+        assert (result["attempts_count"], len(held.calls)) == (1, 1)
+        await until(lambda: is_empty(plane, Stream.JOBS), "the second message to be acknowledged")
+        assert "job_taken_over" not in plane.log("worker")
+
+
+async def is_empty(plane: WorkerPlane, stream: Stream) -> bool:
+    return not (await plane.jetstream.stream_info(stream.value)).state.messages
+
+
 async def redelivered(plane: WorkerPlane) -> bool:
     info = await plane.jetstream.consumer_info(Stream.JOBS.value, "worker-writer")
     return bool(info.num_redelivered)

@@ -18,6 +18,10 @@ LINGER_MS = 60_000
 
 KEEP_MS = 72 * 3_600_000
 
+MAYBE_HELD_MS = 60_000
+"""Time after Redis was emptied in which a job that it knows nothing of may be held by a worker that stands still. NATS
+delivers the message of such a job to another worker after 20 s."""
+
 _BATCH = 1_000
 
 SPAN_S = 4 * 3600
@@ -114,6 +118,11 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
+class MaybeHeld:
+    """Redis knows nothing of the job, as it may have lost the claim of a worker that holds another message of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Conflict:
     """The id is that of another job."""
 
@@ -157,7 +166,8 @@ class Executions:
         accepted_s: float = 0.0,
         redelivered: bool = False,
         delivered_before: bool = False,
-    ) -> Claimed | Taken | Conflict:
+        may_have_another: bool = False,
+    ) -> Claimed | Taken | Conflict | MaybeHeld:
         """Claims the job, unless another worker has. Idempotent for the same claim. Raises StateUnavailableError.
 
         Args:
@@ -171,6 +181,7 @@ class Executions:
             accepted_s: when it was accepted, since the epoch; its note (`jobs.store.accepted`) goes to the claim.
             redelivered: another handling may have begun it, of which Redis knows nothing if it was emptied.
             delivered_before: this very message was delivered to another handling, which may have been calling.
+            may_have_another: the job may have an earlier message, held by a worker. Ask without, where it has none.
 
         Raises DecryptionError, too: it is ours, and its checkpoint can't be read.
         """
@@ -186,6 +197,7 @@ class Executions:
         ]
         arguments += [claim.execution_id, run_id or "", int(redelivered)]
         arguments += [round(accepted_s * 1000) if delivered_before else "", task_id or ""]
+        arguments += [MAYBE_HELD_MS if may_have_another else 0]
         command = ScriptCommand(_LUA["claim"], [*claim.keys, accepted_key(accepted_s), KEPT_SINCE], arguments)
         [(verdict, detail, *cancels)] = await self._redis.run([command])
         match verdict:
@@ -196,6 +208,8 @@ class Executions:
                 return Claimed(checkpoint, _cancels(cancels), "" in cancels, _INCOMPLETE in cancels)
             case "taken":
                 return Taken(int(detail))
+            case "held?":
+                return MaybeHeld()
             case _:
                 return Conflict()
 

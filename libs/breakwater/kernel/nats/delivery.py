@@ -27,7 +27,7 @@ from typing_extensions import TypeVar
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.errors import BusUnavailableError, MessageTooLargeError, NoStreamError, PublishRefusedError
-from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import OURS, PROGRAM, Header, Stream, decode_token, encode_token
 from breakwater.kernel.nats.topology import ACK_WAIT_S
@@ -138,12 +138,12 @@ async def heartbeat(deliveries: Iterable[Delivery], every_s: float = ACK_WAIT_S 
 
 
 async def held_deliveries(
-    connection: ClientGetter, stream: Stream, durable: str, reads: Iterable[str]
+    lookup: Lookup, stream: Stream, durable: str, reads: Iterable[str]
 ) -> AsyncGenerator[Delivery]:
     """Yields the deliveries that some process holds. Returning them in its name makes NATS deliver them again.
 
     Args:
-        connection: to NATS.
+        lookup: reads the stream.
         stream: a work queue, which drops acknowledged messages: what it has up to the last delivered message is held.
         durable: the consumer's name.
         reads: the subjects that it reads.
@@ -151,7 +151,6 @@ async def held_deliveries(
     Raises:
         BusUnavailableError: NATS does not answer, or has no such consumer.
     """
-    lookup = Lookup(connection)
     consumer = await lookup.progress(stream, durable)
     begin = consumer.acknowledged + 1
     end = consumer.delivered
@@ -162,7 +161,7 @@ async def held_deliveries(
                 # delivery only against the number of deliveries.
                 place = f"1.{message.sequence}.{consumer.deliveries}.{int(message.stored_at.timestamp()) * 10**9}.0"
                 reply = f"$JS.ACK.{stream}.{durable}.{place}"
-                yield Delivery(Msg(connection(), message.subject, reply, message.data, dict(message.headers)))
+                yield Delivery(Msg(lookup.connection(), message.subject, reply, message.data, dict(message.headers)))
 
 
 async def dead_letter(

@@ -134,12 +134,12 @@ class Lookup:
 
     def __init__(self, connection: ClientGetter, cipher: Cipher | None = None) -> None:
         """Makes a reader. With a `cipher`, `last` and `next` decrypt messages; the other methods never do."""
-        self._connection = connection
+        self.connection = connection
         self._cipher = cipher
 
     def as_stored(self) -> Lookup:
         """Returns a reader that does not decrypt, for callers that need no texts."""
-        return Lookup(self._connection)
+        return Lookup(self.connection)
 
     async def last(self, stream: Stream, subject: str) -> StoredMessage | None:
         """The last message on a subject, or None. Raises DecryptionError: with a cipher that lacks its key."""
@@ -361,7 +361,7 @@ class Lookup:
         self, stream: Stream, wanted: Mapping[str, object], *, up_to: int | None = None, batch: int = BATCH_MESSAGES
     ) -> AsyncGenerator[StoredMessage]:
         """Requests batches until no message is pending, and none after the sequence `up_to`."""
-        async with _Inbox(self._connection(), stream) as inbox:
+        async with _Inbox(self.connection(), stream) as inbox:
             while True:
                 first = wanted.get("seq")
                 remaining = up_to - first + 1 if up_to is not None and isinstance(first, int) else batch
@@ -382,7 +382,7 @@ class Lookup:
 
     @property
     def _jetstream(self) -> JetStreamContext:
-        return self._connection().jetstream(timeout=LOOKUP_TIMEOUT_S)
+        return self.connection().jetstream(timeout=LOOKUP_TIMEOUT_S)
 
 
 def _backlog(info: ConsumerInfo) -> Backlog:
