@@ -100,12 +100,12 @@ async def run_background(times: int, seed: int) -> int:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-async def run_histories(seconds: float, first_seed: int, times: int) -> int:
+async def run_histories(seconds: float, first_seed: int, times: int, logs: Path | None) -> int:
     """Prints a line, what was done and what was broken for each history. Returns how many broke a promise."""
     failed = 0
     print(history.HEADER, flush=True)
     for seed in range(first_seed, first_seed + times):
-        outcome = await one_history(seed, seconds)
+        outcome = await one_history(seed, seconds, logs)
         broken = outcome.faults_found()
         failed += bool(broken)
         print(outcome.row(), flush=True)
@@ -115,8 +115,11 @@ async def run_histories(seconds: float, first_seed: int, times: int) -> int:
     return failed
 
 
-async def one_history(seed: int, seconds: float) -> history.HistoryOutcome:
-    """Runs a history on servers of its own; disks are filled where they can be mounted."""
+async def one_history(seed: int, seconds: float, logs: Path | None) -> history.HistoryOutcome:
+    """Runs a history on servers of its own; disks are filled where they can be mounted.
+
+    The logs of the services are copied to `logs`, unless that is None.
+    """
     directory, new_directory = directories()
     mounts = os.geteuid() == 0
     disks = {name: directory / f"server-{number}" for number, name in enumerate(SERVERS)} if mounts else {}
@@ -130,6 +133,10 @@ async def one_history(seed: int, seconds: float) -> history.HistoryOutcome:
         return await history.run_history(directory, servers, seed, seconds, disks=disks, clocks=clocks)
     finally:
         servers.stop()
+        if logs is not None:
+            (copies := logs / f"{seed}").mkdir(parents=True, exist_ok=True)
+            for log in directory.rglob("*.log"):
+                shutil.copy(log, copies)
         for disk in disks.values():
             await asyncio.to_thread(subprocess.run, ["umount", "--lazy", disk], check=False, stderr=subprocess.DEVNULL)
         shutil.rmtree(directory, ignore_errors=True)
@@ -239,13 +246,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="kills or background responses (default 50), or histories, each with the next seed (1)",
     )
     parser.add_argument("--seconds", type=float, default=600.0, help="of a history (default 600)")
+    parser.add_argument("--logs", type=Path, help="folder to copy the services' logs of histories to")
     wanted = parser.parse_args(arguments)
     if wanted.what == "last-answer":
         return 1 if asyncio.run(run_last_answer(wanted.times or 50)) else 0
     if wanted.what == "background":
         return 1 if asyncio.run(run_background(wanted.times or 50, wanted.seed)) else 0
     if wanted.what == "history":
-        return 1 if asyncio.run(run_histories(wanted.seconds, wanted.seed, wanted.times or 1)) else 0
+        return 1 if asyncio.run(run_histories(wanted.seconds, wanted.seed, wanted.times or 1, wanted.logs)) else 0
     if wanted.what == "streams":
         return 1 if asyncio.run(run_streams()) else 0
     if wanted.what == "kills":

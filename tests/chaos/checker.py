@@ -56,6 +56,8 @@ class ProviderCall:
     attempt_id: str | None
     model: str
     cost_nano: int
+    received_at: str = ""
+    """RFC 3339, UTC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +161,12 @@ def _records(evidence: Evidence) -> Iterator[str]:
 def _calls(evidence: Evidence) -> Iterator[str]:
     """Every call is one attempt, and every attempt that succeeded is a call."""
     called = [call.attempt_id or "-" for call in evidence.calls]
-    yield from _twice("calls with the same attempt id", called)
     attempts = {str(attempt["attempt_id"]): attempt for attempt in evidence.attempts}
+    for attempt_id in _repeated(called):
+        times = ", ".join(call.received_at for call in evidence.calls if call.attempt_id == attempt_id)
+        record = attempts.get(attempt_id, {})
+        outcome = f"{record.get('outcome')} at {record.get('completed_at')}"
+        yield f"attempt {attempt_id} was called more than once ({times}), and is recorded as {outcome}"
     without_attempt = set(called) - attempts.keys()
     if without_attempt:
         yield f"calls without an attempt: {_sample(without_attempt)}"
@@ -251,9 +257,12 @@ def _quiet(evidence: Evidence) -> Iterator[str]:
 
 
 def _twice(label: str, ids: Iterable[str]) -> Iterator[str]:
-    repeated = [found_id for found_id, count in Counter(ids).items() if count > 1]
-    if repeated:
+    if repeated := _repeated(ids):
         yield f"{label}, more than once: {_sample(repeated)}"
+
+
+def _repeated(ids: Iterable[str]) -> list[str]:
+    return [repeated_id for repeated_id, count in Counter(ids).items() if count > 1]
 
 
 def _differ(label: str, logged: Iterable[str], stored: Iterable[str]) -> Iterator[str]:

@@ -521,7 +521,10 @@ async def _gather(chaos: Chaos, http: aiohttp.ClientSession, history: History, r
         results={execution_id: result for execution_id, result in found.items() if result is not None},
         stored_executions=stored_ids["executions"],
         stored_attempts=stored_ids["attempts"],
-        calls=[ProviderCall(call.client_request_id, call.model, call.cost_nano) for call in plane.sim.ledger.calls],
+        calls=[
+            ProviderCall(call.client_request_id, call.model, call.cost_nano, call.received_at)
+            for call in plane.sim.ledger.calls
+        ],
         sums=record.sums,
         reserved_nano=record.reserved,
         caps_nano={CAPPED: cap_nano(history.seconds)},

@@ -74,7 +74,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("results without a record: op-2", {"results": {**RIGHT.results, "op-2": {"status": "cancelled"}}}),
     ("calls without an attempt: op-1:2", {"calls": [*RIGHT.calls, ProviderCall("op-1:2", "sim/m", 0)]}),
     ("calls without an attempt: -", {"calls": [*RIGHT.calls, ProviderCall(None, "sim/m", 0)]}),
-    ("calls with the same attempt id, more than once", {"calls": [ProviderCall("op-1:1", "sim/m", 42_000)] * 2}),
+    ("attempt op-1:1 was called more than once", {"calls": [ProviderCall("op-1:1", "sim/m", 42_000)] * 2}),
     ("attempts that succeeded without a call: op-1:1", {"calls": []}),
     ("sums differ", {"sums": {"attempts": 42_000, "Redis": 0}}),
     ("cost 43000 nano-dollars, and 42000 (billed)", {"calls": [ProviderCall("op-1:1", "sim/m", 43_000)]}),
