@@ -523,9 +523,9 @@ def test_jobs_that_end_without_an_answer_are_one_incident_of_their_agent_and_rea
 def test_a_failed_job_is_reported_with_its_kind_of_error_its_cost_and_where_to_look_and_not_with_its_error_text() -> (
     None
 ):
-    [said] = of_execution(ended(), None, None)
+    [said] = of_execution(ended(job_id="report-7"), None, None)
     assert said.text == (
-        "Job e11 of writer: no answer after 3 attempts (server 503). They cost $0.50. "
+        "Job report-7 of writer: no answer after 3 attempts (server 503). They cost $0.50. "
         "To do: `breakwater executions e11` shows what was tried."
     )
     assert "overloaded" not in str(said)

@@ -406,7 +406,7 @@ def _of_job(
         key=key_of(event, execution.agent, kind),
         event=event,
         title=f"{title}: {execution.agent} ({kind.removeprefix('execution_')})",
-        text=f"Job {execution.execution_id} of {execution.agent}{details} "
+        text=f"Job {execution.job_id} of {execution.agent}{details} "
         f"To do: `{command('executions', None, execution.execution_id)}` shows what {question}.",
         source_id=execution.execution_id,
         at=execution.completed_at,
