@@ -1,4 +1,4 @@
-"""A short form of `make chaos`: a minute's faults on one plane, in seconds."""
+"""A short form of `python -m tests.chaos`: a minute's faults on one plane, in seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.chaos.plane import Outcome, chaos_plane
 from tests.servers import Servers
 
 
-@pytest.mark.long(about_s=17)
+@pytest.mark.chaos
 async def test_nothing_is_lost_or_paid_twice_while_parts_die_stand_still_and_are_cut_off(
     tmp_path: Path, servers: Servers
 ) -> None:
@@ -102,7 +102,7 @@ def test_what_the_machine_cannot_do_is_left_out_with_what_it_lacks_and_the_rest_
     assert chaos.main(["--fault", "budget:jump:15"]) == 1, "what was asked for was not run"
 
 
-@pytest.mark.long(about_s=14)
+@pytest.mark.chaos
 async def test_a_short_history_of_random_clients_and_faults_keeps_every_promise(
     tmp_path: Path, servers: Servers
 ) -> None:

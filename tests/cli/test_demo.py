@@ -53,6 +53,7 @@ def test_the_demo_ends_with_ledgers_that_agree_and_leaves_nothing_behind(finishe
     assert list(finished_demo.temporary.iterdir()) == []
 
 
+@pytest.mark.chaos
 def test_ctrl_c_ends_the_demo_and_whatever_it_has_started(tmp_path: Path) -> None:
     with demo(tmp_path) as process:
         assert process.stderr is not None
