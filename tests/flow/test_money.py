@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,18 +18,18 @@ import pytest
 
 from breakwater.jobs.contract.execution import Attempt, Cancellation, PendingCancel
 from breakwater.jobs.store.executions import Executions
-from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import format_time, usd_from_nano
 from breakwater.limits.rules.ledger import AttemptSums, ledger
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import NotFilledError
-from breakwater.records.migrations import migrate
 from breakwater.records.reconciliation import BudgetComparison, RecordedSpend, compare
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model, seconds_between
 from tests.helpers import POLL_MOST_S, ZONE, until
+from tests.records.samples import new_database, url_of
 from tests.servers import RunningServer
 from tests.shown import Show
 
@@ -80,21 +79,18 @@ class Money:
 def start_money(start_plane: StartPlane, clickhouse_server: RunningServer) -> Any:
     @asynccontextmanager
     async def start(models: dict[str, Any], agents: dict[str, Any], **more: Any) -> AsyncGenerator[Money]:
-        url = f"{clickhouse_server.url.rstrip('/')}/bw_{uuid.uuid4().hex}"
-        analytics = connect(url)
-        await migrate(analytics)
-        # Killed workers are missed within a second.
-        environment = {"BREAKWATER_CLICKHOUSE_URL": url, "BREAKWATER_PACE": "4", **more.pop("environment", {})}
-        async with start_plane(models, agents, services=SERVICES, environment=environment, **more) as plane:
-            plane.start("worker", "worker-2")
-            plane.start("budget", "budget-2")
-            redis = Redis(plane.environment["BREAKWATER_REDIS_URL"])
-            try:
-                yield Money(plane, redis, analytics, RecordedSpend(lambda: plane.client, analytics, ZONE))
-            finally:
-                await redis.close()
-                await analytics.execute(f"DROP DATABASE {analytics.database}")
-                await analytics.close()
+        async with new_database(clickhouse_server.url) as analytics:
+            # Killed workers are missed within a second.
+            variables = {"BREAKWATER_CLICKHOUSE_URL": url_of(analytics, clickhouse_server), "BREAKWATER_PACE": "4"}
+            environment = variables | more.pop("environment", {})
+            async with start_plane(models, agents, services=SERVICES, environment=environment, **more) as plane:
+                plane.start("worker", "worker-2")
+                plane.start("budget", "budget-2")
+                redis = Redis(plane.environment["BREAKWATER_REDIS_URL"])
+                try:
+                    yield Money(plane, redis, analytics, RecordedSpend(lambda: plane.client, analytics, ZONE))
+                finally:
+                    await redis.close()
 
     return start
 

@@ -6,22 +6,18 @@ import asyncio
 import json
 import re
 import subprocess
-import uuid
 from html import unescape
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 
-from breakwater.config import load_config
 from breakwater.identity.api_keys import create_key
-from breakwater.kernel.process.settings import Settings
-from breakwater.local.commands.setup import prepare
 from breakwater.local.ports import free_port
 from tests.commands import run_command
 from tests.flow.kit import model, running_plane
 from tests.helpers import ZONE, accepts, until
+from tests.records.samples import new_database, url_of
 from tests.servers import RunningServer
 
 GOOD = {"model": "sim/good", "max_tokens": 40}
@@ -90,13 +86,11 @@ async def test_a_refusal_is_explained_in_the_same_words_everywhere(
 ) -> None:
     port, console_port = free_port(), free_port()
     keys, config = tmp_path / "api_keys.json", tmp_path / "breakwater.yaml"
-    clickhouse = urlsplit(clickhouse_server.url)._replace(path=f"/refusal_{uuid.uuid4().hex[:8]}").geturl()
     operator, program = create_key(keys, "ann"), create_key(keys, "app", scopes=("submit",))
     variables = {
         "BREAKWATER_CONFIG": str(config),
         "BREAKWATER_NATS_URL": own_nats_server.url,
         "BREAKWATER_REDIS_URL": own_redis_server.url,
-        "BREAKWATER_CLICKHOUSE_URL": clickhouse,
         "BREAKWATER_HTTP_PORT": str(port),
         "BREAKWATER_CONSOLE_PORT": str(console_port),
         "BREAKWATER_REQUEST_URL": f"http://127.0.0.1:{port}",
@@ -105,6 +99,7 @@ async def test_a_refusal_is_explained_in_the_same_words_everywhere(
         "BREAKWATER_API_KEY": operator,
     }
     async with (
+        new_database(clickhouse_server.url) as analytics,
         running_plane(
             tmp_path,
             nats_url=own_nats_server.url,
@@ -112,16 +107,12 @@ async def test_a_refusal_is_explained_in_the_same_words_everywhere(
             script={"models": {"sim/good": model(), "sim/bad": model({"rate": 1.0, "status": 500})}},
             agents=AGENTS,
             services=(),
-            environment=variables,
+            environment=variables | {"BREAKWATER_CLICKHOUSE_URL": url_of(analytics, clickhouse_server)},
             budgets={"timezone": ZONE.key},
         ) as plane,
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http,
         aiohttp.ClientSession(f"http://127.0.0.1:{console_port}", cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser,
     ):
-        await prepare(
-            Settings.model_validate({"nats_url": own_nats_server.url, "clickhouse_url": clickhouse}),
-            load_config(config),
-        )
         for service in SERVICES:
             plane.start(service)
         for listening in (port, console_port):
@@ -155,7 +146,7 @@ async def test_a_refusal_is_explained_in_the_same_words_everywhere(
             raise AssertionError(f"no call of {agent} is refused")
 
         def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-            return run_command(*arguments, environment={**plane.environment, **variables})
+            return run_command(*arguments, environment=plane.environment)
 
         results = {agent: await refused(agent) for agent in AGENTS}
         said = {agent: f"{one['error']['message']}. {one['error']['figures']}" for agent, one in results.items()}

@@ -12,14 +12,12 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from breakwater.identity.api_keys import create_key
-from breakwater.kernel.clickhouse.client import connect
 from breakwater.local.ports import free_port
-from breakwater.records.migrations import migrate
 from tests.commands import run_command
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import model
 from tests.helpers import until
-from tests.records.samples import new_database_url
+from tests.records.samples import new_database, url_of
 from tests.server_sources import RunningServer
 from tests.services.console.conftest import Console, Page
 
@@ -94,21 +92,24 @@ def row_of(page: Page, *names: str) -> str:
 async def test_health_is_the_same_in_api_cli_console_and_metrics(
     start_plane: StartPlane, tmp_path: Any, clickhouse_server: RunningServer
 ) -> None:
-    port, console_port, database = free_port(), free_port(), new_database_url(clickhouse_server.url)
+    port, console_port = free_port(), free_port()
     key = create_key(tmp_path / "keys.json", "test")
     url = f"http://127.0.0.1:{port}"
     environment = {
-        "BREAKWATER_CLICKHOUSE_URL": database,
         "BREAKWATER_HTTP_PORT": str(port),
         "BREAKWATER_REQUEST_URL": url,
         "BREAKWATER_CONSOLE_PORT": str(console_port),
         "BREAKWATER_API_KEYS_FILE": str(tmp_path / "keys.json"),
     }
-    analytics = connect(database)
-    await migrate(analytics)
     services = ("request", "console", "worker", "breaker", "budget", "sink")
     async with (
-        start_plane(MODELS, AGENTS, services=services, environment=environment) as plane,
+        new_database(clickhouse_server.url) as analytics,
+        start_plane(
+            MODELS,
+            AGENTS,
+            services=services,
+            environment={**environment, "BREAKWATER_CLICKHOUSE_URL": url_of(analytics, clickhouse_server)},
+        ) as plane,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
         for agent, jobs in JOBS.items():
@@ -195,5 +196,3 @@ async def test_health_is_the_same_in_api_cli_console_and_metrics(
         providers = Page(200, {}, overview.text.partition('id="providers"')[2].partition("</details>")[0], "")
         for name, (health, reason, available) in PROVIDERS.items():
             assert re.search(f"{health} {reason} ({available}) ", row_of(providers, name, "sim"))
-        await analytics.execute(f"DROP DATABASE {analytics.database}")
-        await analytics.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -20,16 +19,16 @@ import redis.asyncio as aioredis
 from breakwater.cli.doctor_checks import encryption_findings
 from breakwater.config import load_config
 from breakwater.identity.api_keys import create_key
-from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.types import NANO_PER_USD
 from breakwater.local.plane import PlaneLocation
 from breakwater.local.ports import free_port
-from breakwater.records.migrations import migrate
 from breakwater.records.schema import TABLES
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import COST_NANO, Plane, model
 from tests.helpers import until
+from tests.records.samples import new_database, url_of
 from tests.servers import RunningServer
 
 JOBS = 300
@@ -58,33 +57,29 @@ class Whole:
 def start_whole(start_plane: StartPlane, clickhouse_server: RunningServer, tmp_path: Any) -> Any:
     @asynccontextmanager
     async def start(models: dict[str, Any], agents: dict[str, Any], **more: Any) -> AsyncGenerator[Whole]:
-        url = f"{clickhouse_server.url.rstrip('/')}/bw_{uuid.uuid4().hex}"
-        analytics = connect(url)
-        await migrate(analytics)
         port, keys = free_port(), tmp_path / "keys.json"
         key = create_key(keys, "test")
-        environment = {
-            "BREAKWATER_CLICKHOUSE_URL": url,
-            "BREAKWATER_HTTP_PORT": str(port),
-            "BREAKWATER_API_KEYS_FILE": str(keys),
-        }
-        async with (
-            start_plane(models, agents, services=ALL, environment=environment, **more) as plane,
-            aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as http,
-        ):
-            whole = Whole(plane, analytics, http, f"http://127.0.0.1:{port}")
+        async with new_database(clickhouse_server.url) as analytics:
+            environment = {
+                "BREAKWATER_CLICKHOUSE_URL": url_of(analytics, clickhouse_server),
+                "BREAKWATER_HTTP_PORT": str(port),
+                "BREAKWATER_API_KEYS_FILE": str(keys),
+            }
+            async with (
+                start_plane(models, agents, services=ALL, environment=environment, **more) as plane,
+                aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as http,
+            ):
+                whole = Whole(plane, analytics, http, f"http://127.0.0.1:{port}")
 
-            async def ready() -> bool:
-                try:
-                    async with http.get(f"{whole.url}/readyz") as response:
-                        return response.status == 200
-                except aiohttp.ClientError:
-                    return False
+                async def ready() -> bool:
+                    try:
+                        async with http.get(f"{whole.url}/readyz") as response:
+                            return response.status == 200
+                    except aiohttp.ClientError:
+                        return False
 
-            await until(ready, what="the request service")
-            yield whole
-        await analytics.execute(f"DROP DATABASE {analytics.database}")
-        await analytics.close()
+                await until(ready, what="the request service")
+                yield whole
 
     return start
 
@@ -362,6 +357,8 @@ async def test_a_task_a_session_a_trace_and_a_tree_are_one_run_each(start_whole:
         await whole.plane.publish(over_nats, traceparent=trace)
         in_session = {"agent": "writer", "job_id": "in-session", "prompt": "x", "session_id": "a session"}
         await whole.plane.publish(in_session)
+        # Its run is known once a worker has it, and not before.
+        await whole.plane.result("in-session")
         grandchild = {"agent": "writer", "job_id": "below", "prompt": "x", "parent_execution_id": "in-session"}
         await whole.plane.publish(grandchild)
         await until(lambda: _equals(whole, "SELECT uniqExact(execution_id) FROM executions", (29,)), what="the record")

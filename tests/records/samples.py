@@ -16,6 +16,7 @@ from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.records import rows
 from breakwater.records.migrations import migrate
 from breakwater.records.schema import TABLES
+from tests.server_sources import RunningServer
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -80,6 +81,11 @@ async def _truncate_filled_tables(analytics: Analytics, column: str) -> frozense
         if table.name in filled:
             await analytics.execute(f"TRUNCATE TABLE {table.name}")
     return frozenset(row["wanted"] for row in tables)
+
+
+def url_of(analytics: Analytics, server: RunningServer) -> str:
+    """Returns the URL of a database on a shared server, for services that connect to it themselves."""
+    return f"{server.url.rstrip('/')}/{analytics.database}"
 
 
 def new_database_url(server_url: str) -> str:
