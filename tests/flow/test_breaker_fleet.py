@@ -23,10 +23,10 @@ from tests.flow.kit import Plane, model, seconds_between
 from tests.helpers import until
 
 WORKERS = tuple(f"worker-{number}" for number in range(1, 5))
-IN_FLIGHT = 80
-PER_S = 60
+IN_FLIGHT = 40
+PER_S = 30
 CALL_S = 4.0
-"""What a call takes while the upstream is well: 20 jobs a second, on a slow machine, are 80 in flight, too."""
+"""What a call takes while the upstream is well: 10 jobs a second, on a slow machine, are 40 in flight, too."""
 
 FAILED_CALL_S = 0.5
 RECOVERED_CALL_S = 0.3

@@ -479,7 +479,7 @@ async def test_a_storm_under_a_cap_of_twenty_worst_cases_uses_the_cap_and_is_ref
 ) -> None:
     answers = model(latency_ms=200, usage={"input_tokens": 1, "output_tokens": 500})
     # A call may cost $0.0012 and its input, and costs a quarter of that.
-    cap, jobs = 20 * 1_210_000, 300
+    cap, jobs = 20 * 1_210_000, 150
     hard = {"daily_usd": usd_from_nano(cap), "enforcement": "hard"}
     agents = {"writer": {"model": "sim/m", "breaker": "off", "max_tokens": 2000, "concurrency": 60, "budget": hard}}
     zone = {"timezone": ZONE.key}
