@@ -41,11 +41,11 @@ from services.worker.attempt_record import attempt_of, record
 from services.worker.call import call
 from services.worker.call_cost import spent_at_most
 from services.worker.call_end import CallEnd, answered
-from services.worker.conclude import cancelled, stopped
 from services.worker.context import WorkerContext
 from services.worker.next_call import admission_for, is_bounded, params_key
 from services.worker.progress import ProgressReporter
 from services.worker.recovery import classification_of, lost_attempt, recover
+from services.worker.results import cancelled, stopped
 from services.worker.streaming import AnswerStream, AttemptStream, continuing
 
 LOST_ANSWER = ErrorInfo(

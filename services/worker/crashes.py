@@ -15,11 +15,13 @@ from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.errors import BreakwaterError, UnavailableError
 from breakwater.kernel.nats.delivery import Delivery, dead_letter, park
+from breakwater.kernel.nats.errors import PublishRefusedError
 from breakwater.kernel.process.outage import StoppedWaitingError
 from breakwater.kernel.security.encryption import DecryptionError
-from services.worker.conclude import end_without_run, result_without_run
+from services.worker.conclude import end_without_run
 from services.worker.context import WorkerContext
-from services.worker.parsing import JobReader, ids_of_unread
+from services.worker.parsing import JobReader
+from services.worker.results import result_without_run
 
 KEY_WAIT = timedelta(hours=1)
 """The longest wait of a job for a missing key."""
@@ -36,7 +38,7 @@ class CrashedEachTimeError(BreakwaterError):
 
 
 class Crashes:
-    """Counts and handles the crashes of one agent's jobs."""
+    """Counts and handles the failures to handle one agent's jobs."""
 
     def __init__(self, worker: WorkerContext, agent_name: str, agent: Agent, reader: JobReader) -> None:
         self._worker = worker
@@ -51,71 +53,76 @@ class Crashes:
         return await self._worker.outages.retry_while_unavailable(count)
 
     async def repeat_or_end(self, delivery: Delivery, job: Assignment | None, error: Exception) -> None:
-        """Returns a message for redelivery after a crash, or ends its job after too many crashes."""
+        """Handles a failure: repeats the job, makes it wait for its key, or ends it.
+
+        `job` is None if it could not be read.
+        """
+        if isinstance(error, DecryptionError):
+            try:
+                await self._wait_for_key(self._reader.as_invalid(delivery, str(error)))
+            except PublishRefusedError as refusal:
+                error = refusal
+            else:
+                return
         crashes = await self.count(delivery)
         if crashes < MAX_CRASHES:
             await delivery.retry_in(min(2.0**crashes, 60.0))
-            return
-        info = ErrorInfo(kind="server", class_="InternalError", message=f"{type(error).__name__} in the worker")
+        else:
+            message = f"{type(error).__name__} in the worker"
+            await self._end(delivery, job, ErrorInfo(kind="server", class_="InternalError", message=message))
+
+    async def _wait_for_key(self, job: Assignment) -> None:
+        """Parks a job whose key is missing, and dead-letters it after `KEY_WAIT`."""
+        worker = self._worker
+        structlog.get_logger().error("job_not_decrypted", execution_id=job.execution_id, error=job.problem)
+        if worker.now() - job.delivery.queued_at > KEY_WAIT:
+            text = "The request could not be read."
+            error = ErrorInfo(kind="invalid", class_="UndecryptableJobError", message=job.problem, user_message=text)
+            # This fails if the job is already decided with a result that can't be decrypted, either.
+            with suppress(DecryptionError):
+                await end_without_run(worker, job, "invalid", error)
+                return
+        await worker.outages.retry_while_unavailable(
+            partial(
+                park,
+                worker.publisher,
+                job.delivery,
+                agent=self._agent_name,
+                execution_id=job.execution_id,
+                job_id=job.ids.job_id,
+                due=worker.now() + KEY_POLL,
+            )
+        )
+        await worker.publisher.acknowledge(job.delivery.ack_subject)
+
+    async def _end(self, delivery: Delivery, job: Assignment | None, error: ErrorInfo) -> None:
+        """Ends a job that crashes each time; without a record if making that fails, too."""
+        worker = self._worker
         try:
             # Not parsed again, as parsing may be the crash.
-            job = job or self._reader.as_invalid(delivery, info.message)
-            await end_without_run(self._worker, job, "error", info)
+            job = job or self._reader.as_invalid(delivery, error.message)
+            await end_without_run(worker, job, "error", error)
         except (UnavailableError, StoppedWaitingError):
             raise
         except Exception:  # noqa: BLE001  the message must end in any case
             place = {"agent": self._agent_name, "sequence": delivery.sequence}
             execution_id = None if job is None else job.execution_id
             structlog.get_logger().exception("job_ended_without_a_record", **place, execution_id=execution_id)
-            await self._end_without_record(job, delivery, info)
-
-    async def wait_for_key(self, delivery: Delivery, decryption_error: DecryptionError) -> None:
-        """Parks a job whose key is missing, and dead-letters it after `KEY_WAIT`."""
-        worker = self._worker
-        ids = ids_of_unread(delivery)
-        structlog.get_logger().error("job_not_decrypted", execution_id=ids.execution_id, error=str(decryption_error))
-        if worker.now() - delivery.queued_at > KEY_WAIT:
-            text = "The request could not be read."
-            error = ErrorInfo(
-                kind="invalid", class_="UndecryptableJobError", message=str(decryption_error), user_message=text
-            )
-            # This fails if the job is already decided with a result that can't be decrypted, either.
-            with suppress(DecryptionError):
-                await end_without_run(
-                    worker, self._reader.as_invalid(delivery, str(decryption_error)), "invalid", error
+            await worker.outages.retry_while_unavailable(
+                lambda: dead_letter(
+                    worker.publisher,
+                    delivery,
+                    reason="error",
+                    error=error.message,
+                    agent=self._agent_name,
+                    at=worker.now(),
+                    withheld=not self._agent.persist_prompts,
+                    private=not self._agent.keeps_error_texts,
                 )
-                return
-        due = worker.now() + KEY_POLL
-        await worker.outages.retry_while_unavailable(
-            partial(
-                park,
-                worker.publisher,
-                delivery,
-                agent=self._agent_name,
-                execution_id=ids.execution_id,
-                job_id=ids.job_id,
-                due=due,
             )
-        )
-        await worker.publisher.acknowledge(delivery.ack_subject)
-
-    async def _end_without_record(self, job: Assignment | None, delivery: Delivery, info: ErrorInfo) -> None:
-        """Ends a message without a record, as making the record failed. Its sender still gets an answer."""
-        worker = self._worker
-        await worker.outages.retry_while_unavailable(
-            lambda: dead_letter(
-                worker.publisher,
-                delivery,
-                reason="error",
-                error=info.message,
-                agent=self._agent_name,
-                at=worker.now(),
-                withheld=not self._agent.persist_prompts,
-                private=not self._agent.keeps_error_texts,
-            )
-        )
-        if job is not None and job.job.reply_to is not None:
-            bare_job = Job.model_construct(agent=self._agent_name, prompt="")
-            result = result_without_run(worker, replace(job, job=bare_job), "error", info)
-            await worker.publisher.send(job.job.reply_to, result.json_bytes())
-        await delivery.terminate()
+            if job is not None and job.job.reply_to is not None:
+                # Its sender still gets an answer.
+                bare_job = Job.model_construct(agent=self._agent_name, prompt="")
+                result = result_without_run(worker, replace(job, job=bare_job), "error", error)
+                await worker.publisher.send(job.job.reply_to, result.json_bytes())
+            await delivery.terminate()

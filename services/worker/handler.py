@@ -31,7 +31,7 @@ from services.worker import crashes
 from services.worker.admission import gates_of
 from services.worker.attempt_record import recorded_attempt
 from services.worker.attempts import Attempts
-from services.worker.conclude import answer_from_decision, cancelled, conclude, end_without_run, finish, refuse_id
+from services.worker.conclude import answer_from_decision, end_without_run, finish, refuse_id
 from services.worker.context import WorkerContext
 from services.worker.crashes import CrashedEachTimeError, Crashes
 from services.worker.dependencies import Dependencies
@@ -44,6 +44,7 @@ from services.worker.plans import reach_stage
 from services.worker.progress import ProgressReporter
 from services.worker.references import with_references
 from services.worker.response_cache import ResponseCache
+from services.worker.results import cancelled, result_of
 from services.worker.spans import job_ended
 
 AnyCache = ResponseCache | EmbeddingsCache
@@ -84,10 +85,7 @@ class JobHandler:
         except ClaimLostError:
             log.info("job_taken_over", agent=self._agent_name, sequence=delivery.sequence)
         except DecryptionError as error:
-            try:
-                await self._crashes.wait_for_key(delivery, error)
-            except PublishRefusedError as refusal:
-                await self._crashes.repeat_or_end(delivery, job, refusal)
+            await self._crashes.repeat_or_end(delivery, job, error)
         except asyncio.CancelledError:
             # The process stops: another worker may continue immediately.
             await delivery.retry_in(0)
@@ -178,7 +176,7 @@ class JobHandler:
                 await end_without_run(worker, job, "invalid", error)
             elif job.job.dry_run:
                 plan = await dry_run(worker, job, self._gates)
-                await finish(worker, job, conclude(job, plan, worker.now(), worker.config_version, dry_run=True))
+                await finish(worker, job, result_of(job, plan, worker.now(), worker.config_version, dry_run=True))
             else:
                 await self._run(job, claimed, progress)
         except BaseException:
@@ -266,7 +264,7 @@ class JobHandler:
                 return None
             # A worker that lost its claim during the call must not decide the job.
             await retry(partial(worker.leases.confirm, job.claim))
-            result = conclude(
+            result = result_of(
                 job, outcome, job.now(), worker.config_version, cached_from=cached_from, trace_id=job.trace_id
             )
             # Count the job before it is decided: the task's next job may arrive as soon as this one is answered.

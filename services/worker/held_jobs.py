@@ -48,4 +48,4 @@ def _execution_id(worker: WorkerContext, delivery: Delivery) -> str | None:
             delivery.data = worker.cipher.decrypt_document(delivery.data)
         except DecryptionError:
             return None  # this worker could not run the job, either; NATS redelivers it after the ack wait
-    return ids_of_unread(delivery).execution_id
+    return ids_of_unread(delivery, worker.config).execution_id

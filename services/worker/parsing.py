@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json
 
 from breakwater.calls.assignment import Assignment, Parameters
-from breakwater.config import Agent, validate_job
+from breakwater.config import Agent, Config, validate_job
 from breakwater.dialects.rules import params_of
 from breakwater.identity.settings import NatsProgram
 from breakwater.jobs.contract.job import Job
@@ -36,7 +35,7 @@ from breakwater.kernel.validation import ambiguity, explain
 from breakwater.limits.rules.job_rules import JobRules
 from breakwater.limits.rules.ledger import cost_tags
 from breakwater.redaction.rules.redact import id_objection
-from breakwater.redaction.rules.scanner import holds_key
+from breakwater.redaction.settings import RedactionRules
 from services.worker.context import WorkerContext
 
 MAX_HEADERS = 32 * 1024
@@ -80,10 +79,7 @@ class JobReader:
         self._embedding_agent = agent.model_copy(update={"guard": embedding_guard})
 
     def read(self, delivery: Delivery) -> Assignment:
-        """Reads a delivered job. The assignment of an invalid one says what is wrong.
-
-        Its session is redacted here, as it is stored in the id of its run. The same session has the same substitute.
-        """
+        """Reads a delivered job. The assignment of an invalid one says what is wrong."""
         origin = _origin_of(delivery, self._config.programs)
         try:
             job = self._valid_job(delivery, origin)
@@ -91,34 +87,19 @@ class JobReader:
             return self.as_invalid(delivery, error)
         except _InvalidJobError as error:
             return self.as_invalid(delivery, str(error), error.job)
-        ids = _ids_of(delivery, job, origin)
-        if job.session_id is not None:
-            ids = replace(ids, session_key=key_of(origin.scope, self._storable_session(job.session_id)))
-        trace_id = tracing.trace_id_of(delivery.headers.get(Header.TRACEPARENT))
-        if trace_id is not None and origin.owner is not None:
-            # Callers choose trace ids freely. The scope keeps a job out of another caller's run.
-            trace_id = key_of(origin.scope, trace_id)
-        run = run_of(ids, job.tenant, trace_id=trace_id)
-        return self._assignment(delivery, origin, job, ids, job_digest(job, origin.owner), run)
+        return self._assignment(delivery, origin, job, job)
 
-    def as_invalid(
-        self, delivery: Delivery, problem: str | ValidationError, rejected_job: Job | None = None
-    ) -> Assignment:
+    def as_invalid(self, delivery: Delivery, problem: str | ValidationError, job: Job | None = None) -> Assignment:
         """Describes a job that must not run because of `problem`. It is answered if its `reply_to` can be read.
 
-        `rejected_job` is the job if only the config rejects it.
+        `job` is given if only the config rejects it.
         """
         origin = _origin_of(delivery, self._config.programs)
         document = _document(delivery.data)
         if isinstance(problem, ValidationError):
             problem = explain(problem, Job, document)
-        job = _legible_part(document, origin, self._agent_name)
-        ids = _ids_of(delivery, job, origin)
-        if origin.execution_id is None and id_objection(self._config.redaction, ids.job_id) is not None:
-            generated_id = _generated_id(delivery)
-            ids = JobIds(generated_id, key_of(origin.scope, generated_id))
-        digest = job_digest(rejected_job or delivery.data, origin.owner)
-        return self._assignment(delivery, origin, job, ids, digest, ids.execution_id, problem)
+        legible_job = _legible_part(document, origin, self._agent_name, self._config.redaction)
+        return self._assignment(delivery, origin, legible_job, job or delivery.data, problem)
 
     def _valid_job(self, delivery: Delivery, origin: _Origin) -> Job:
         """Parses and checks a job. Raises ValidationError, _InvalidJobError."""
@@ -154,46 +135,33 @@ class JobReader:
         return job
 
     def _assignment(
-        self,
-        delivery: Delivery,
-        origin: _Origin,
-        job: Job,
-        ids: JobIds,
-        digest: str,
-        run_id: str,
-        problem: str = "",
+        self, delivery: Delivery, origin: _Origin, job: Job, content: Job | bytes, problem: str = ""
     ) -> Assignment:
-        agent = self._agent
-        rules = agent.rules_for(job)
-        assert isinstance(rules, JobRules)  # `validate_job` has refused others
-        task_guard = rules.guard
-        output_guard = self._output_guard
-        if job.api == "embeddings" and job.api_request is not None:
-            parameters = Parameters.of_embeddings(agent, job.api_request)
-            output_guard = None
-            agent = self._embedding_agent
-            task_guard = task_guard and task_guard.for_embeddings()
-        else:
-            params = params_of(job)
-            parameters = Parameters.of(agent, params, output_guard) if params else self._parameters
-        settings_of_job = {"guard": task_guard, "retry": rules.retry}
-        job_settings = {name: setting for name, setting in settings_of_job.items() if setting is not None}
+        """Makes the assignment of a job. `content` is what the sender sent."""
+        session_id = None if job.session_id is None else self._storable_session(job.session_id)
+        ids = _ids_of(delivery, job, origin, self._config.redaction, session_id)
         traceparent = delivery.headers.get(Header.TRACEPARENT.value)
+        trace_id = None if problem else tracing.trace_id_of(traceparent)
+        if trace_id is not None and origin.owner is not None:
+            # Callers choose trace ids freely. The scope keeps a job out of another caller's run.
+            trace_id = key_of(origin.scope, trace_id)
+        rules = self._agent.rules_for(job)
+        assert isinstance(rules, JobRules)  # `validate_job` has refused others
         return Assignment(
             delivery=delivery,
             job=job,
             problem=problem,
             ids=ids,
             scope=origin.scope,
-            digest=digest,
-            run_id=run_id,
+            digest=job_digest(content, origin.owner),
+            run_id=run_of(ids, job.tenant, trace_id=trace_id),
             owner=origin.owner,
             submitted_by=origin.sender,
             agent_name=self._agent_name,
-            agent=agent.model_copy(update=job_settings) if job_settings else agent,
+            agent=self._agent_for(job, rules),
             breaker=rules.breaker,
-            parameters=parameters,
-            output_guard=output_guard,
+            parameters=self._parameters_for(job),
+            output_guard=None if job.api == "embeddings" else self._output_guard,
             cost_tags=self._cost_tags(job) if job.metadata else {},
             claim=Claim.new(ids.execution_id, self._worker.id),
             lease=ClaimLease(CancelSignal(self._agent_name, origin.owner, job.tenant)),
@@ -202,22 +170,40 @@ class JobReader:
             trace_id=tracing.sampled_trace_id(traceparent),
         )
 
+    def _agent_for(self, job: Job, rules: JobRules) -> Agent:
+        """Returns the agent with the job's own rules."""
+        guard = rules.guard
+        agent = self._agent
+        if job.api == "embeddings":
+            guard = guard and guard.for_embeddings()
+            agent = self._embedding_agent
+        settings_of_job = {"guard": guard, "retry": rules.retry}
+        job_settings = {name: setting for name, setting in settings_of_job.items() if setting is not None}
+        return agent.model_copy(update=job_settings) if job_settings else agent
+
+    def _parameters_for(self, job: Job) -> Parameters:
+        if job.api == "embeddings" and job.api_request is not None:
+            return Parameters.of_embeddings(self._agent, job.api_request)
+        params = params_of(job)
+        return Parameters.of(self._agent, params, self._output_guard) if params else self._parameters
+
     def _cost_tags(self, job: Job) -> dict[str, str]:
         keys = [key for key in self._config.cost_tags if key in job.metadata]
         redacted = self._worker.redactor.json({key: job.metadata[key] for key in keys})
         return cost_tags(keys, redacted) if isinstance(redacted, dict) else {}
 
     def _storable_session(self, session_id: str) -> str:
-        """Returns a session's id as it may be stored."""
+        """Returns a session's id as it may be stored in the id of a run. The same session has the same substitute."""
         session: JsonValue = {"session_id": session_id}
         is_storable = self._worker.redactor.json(session) == session
         return session_id if is_storable else self._worker.cipher.pseudonym(session_id)
 
 
-def ids_of_unread(delivery: Delivery) -> JobIds:
+def ids_of_unread(delivery: Delivery, config: Config) -> JobIds:
     """Returns the ids of a job that can't be read yet. If it is valid and no dry run, they stay the same."""
-    origin = _origin_of(delivery, {})
-    return _ids_of(delivery, _legible_part(_document(delivery.data), origin, ""), origin)
+    origin = _origin_of(delivery, config.programs)
+    job = _legible_part(_document(delivery.data), origin, "", config.redaction)
+    return _ids_of(delivery, job, origin, config.redaction)
 
 
 def _origin_of(delivery: Delivery, programs: Mapping[str, NatsProgram]) -> _Origin:
@@ -245,9 +231,11 @@ def _document(data: bytes) -> JsonValue:
         return None
 
 
-def _legible_part(document: JsonValue, origin: _Origin, agent_name: str) -> Job:
+def _legible_part(document: JsonValue, origin: _Origin, agent_name: str, redaction: RedactionRules) -> Job:
     """Returns a job with what is usable of an invalid one: its id, and the subject for its answer."""
     job_id = _identifier(document, "job_id")
+    if job_id is not None and id_objection(redaction, job_id) is not None:
+        job_id = None
     subject = _identifier(document, "reply_to")
     is_answerable = (
         subject is not None and subjects.is_reply_subject(subject) and may_be_answered_at(subject, origin.sender)
@@ -255,7 +243,7 @@ def _legible_part(document: JsonValue, origin: _Origin, agent_name: str) -> Job:
     return Job.model_construct(
         agent=agent_name,
         prompt="",
-        job_id=None if job_id is None or holds_key(job_id) else job_id,
+        job_id=job_id,
         reply_to=subject if is_answerable else None,
     )
 
@@ -265,25 +253,25 @@ def _identifier(document: JsonValue, name: str) -> str | None:
     return value if isinstance(value, str) and is_identifier(value) else None
 
 
-def _ids_of(delivery: Delivery, job: Job, origin: _Origin) -> JobIds:
-    """Returns the ids of a job, which are the same for every delivery.
+def _ids_of(
+    delivery: Delivery, job: Job, origin: _Origin, redaction: RedactionRules, session_id: str | None = None
+) -> JobIds:
+    """Returns the ids of a job, which are the same for every delivery. Its session is as it may be stored.
 
     Its own id is the one in its body, else the message's, else one from the message's sequence. `request` has chosen
     both ids of the jobs that it has published.
     """
     if origin.execution_id is not None:
         job_id = origin.job_id or job.job_id or origin.execution_id
-        return ids_of(job, origin.scope, job_id=job_id, execution_id=origin.execution_id)
-    message_id = delivery.headers.get(Header.MSG_ID.value, "")
-    generated_id = _generated_id(delivery)
+        execution_id = origin.execution_id
+        return ids_of(job, origin.scope, job_id=job_id, execution_id=execution_id, session_id=session_id)
+    generated_id = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
     job_id = job.job_id
     if job_id is None:
-        job_id = message_id if is_identifier(message_id) and not holds_key(message_id) else generated_id
+        message_id = delivery.headers.get(Header.MSG_ID.value, "")
+        is_usable = is_identifier(message_id) and id_objection(redaction, message_id) is None
+        job_id = message_id if is_usable else generated_id
     # A program's dry run reserves no id: a later job with the same id still runs.
     reserves = not job.dry_run or subjects.user_of_job(delivery.subject) is None
     execution_id = key_of(origin.scope, job_id if reserves else generated_id)
-    return ids_of(job, origin.scope, job_id=job_id, execution_id=execution_id)
-
-
-def _generated_id(delivery: Delivery) -> str:
-    return f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
+    return ids_of(job, origin.scope, job_id=job_id, execution_id=execution_id, session_id=session_id)

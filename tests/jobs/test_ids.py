@@ -88,11 +88,12 @@ def test_a_job_refers_to_jobs_of_its_own_scope() -> None:
     job = Job(
         agent="a", prompt="x", task_id=GENERATED, plan_id="p", parent_execution_id="a", depends_on=("a", GENERATED)
     )
-    assert ids_of(job, "key:shop", job_id="j", execution_id="x") == JobIds(
+    assert ids_of(job, "key:shop", job_id="j", execution_id="x", session_id="s") == JobIds(
         job_id="j",
         execution_id="x",
         task_id=GENERATED,
         task_key=key_of("key:shop", GENERATED),
+        session_key=key_of("key:shop", "s"),
         plan_key=key_of("key:shop", "p"),
         parent=HASHED,
         dependencies=(HASHED, GENERATED),

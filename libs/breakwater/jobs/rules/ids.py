@@ -92,20 +92,22 @@ def execution_of(scope: str | None, job_id: str) -> str:
     return key_of(scope, job_id)
 
 
-def ids_of(job: Job, scope: str | None, *, job_id: str, execution_id: str) -> JobIds:
-    """Returns the ids of a job, without its session, whose id may have to be redacted first.
+def ids_of(job: Job, scope: str | None, *, job_id: str, execution_id: str, session_id: str | None = None) -> JobIds:
+    """Returns the ids of a job.
 
     Args:
         job: the job.
         scope: the scope of its ids.
         job_id: its own id.
         execution_id: its execution.
+        session_id: its session, redacted where its own id must not be stored.
     """
     return JobIds(
         job_id=job_id,
         execution_id=execution_id,
         task_id=job.task_id,
         task_key=job.task_id and key_of(scope, job.task_id),
+        session_key=session_id and key_of(scope, session_id),
         plan_key=job.plan_id and key_of(scope, job.plan_id),
         parent=job.parent_execution_id and execution_of(scope, job.parent_execution_id),
         dependencies=tuple([execution_of(scope, job_id) for job_id in job.depends_on]) if job.depends_on else (),
