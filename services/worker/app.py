@@ -12,9 +12,10 @@ from breakwater.config import Config, LiveConfig, cipher_of
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.workers import LIVENESS
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.broker import Batches, Each, ServiceApp, connection_of, make_broker, publisher_of
+from breakwater.kernel.nats.broker import Batches, Broker, Each, ServiceApp, connection_of, make_broker, publisher_of
 from breakwater.kernel.nats.delivery import DELAYED_BATCH, DELAYED_LINGER_S, DelayedQueue, Delivery
-from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import PARKED_CONSUMER, worker_consumer
 from breakwater.kernel.process import background
 from breakwater.kernel.process.pace import at_pace
@@ -24,7 +25,7 @@ from breakwater.records import channels
 from services.worker.admission import watches_of
 from services.worker.config_versions import ConfigVersions, ProviderPool
 from services.worker.consumers import ConsumerWatch
-from services.worker.context import context_for
+from services.worker.context import WorkerContext, context_for
 from services.worker.dead_workers import DeadWorkers
 from services.worker.leases import receive_cancel_requests
 
@@ -40,14 +41,13 @@ def build(settings: Settings, config: Config) -> ServiceApp:
             effect="their results and dead letters are stored without texts",
             remedy="set BREAKWATER_PLANE_KEY",
         )
-    redis = Redis(settings.redis_url.get_secret_value())
     connection = connection_of(broker)
     pool = ProviderPool()
     live = LiveConfig(config)
     worker = context_for(
         config,
         live.caps,
-        redis=redis,
+        redis=Redis(settings.redis_url.get_secret_value()),
         publisher=publisher_of(
             broker,
             *(channels.ATTEMPTS, channels.EXECUTIONS, channels.RESULTS, channels.PROGRESS, channels.CHUNKS),
@@ -60,66 +60,18 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         cipher=cipher,
         liveness=at_pace(LIVENESS, settings.pace),
     )
-    config_versions = ConfigVersions(worker, pool, live)
-    dead_workers = DeadWorkers(worker, connection, lambda: config_versions.agents)
-    declared: set[str] = set()
-    watches: list[asyncio.Task[None]] = []
     app = ServiceApp(broker)
-
-    def serve(agent: str) -> None:
-        """Declares the subscriber of an agent's jobs."""
-        concurrency = partial(config_versions.concurrency, agent)
-
-        @broker.subscriber(
-            channels.JOBS, durable=worker_consumer(agent), filters=subjects.jobs_of(agent), pull_sub=Each(concurrency)
-        )
-        async def run(job: Delivery[Job]) -> None:
-            await config_versions.handle(agent, job)
-
-    def serve_new() -> None:
-        for agent in config_versions.agents:
-            if agent not in declared:
-                declared.add(agent)
-                serve(agent)
-
-    @broker.subscriber(channels.PARKED, durable=PARKED_CONSUMER, pull_sub=Batches(DELAYED_BATCH, DELAYED_LINGER_S))
-    async def wake(jobs: list[Delivery[Job]]) -> None:
-        await DelayedQueue(worker.publisher, config_versions.agents).handle_all(jobs)
-
-    serve_new()
-
-    async def restore() -> None:
-        await config_versions.restore()
-        serve_new()
-        await app.start_subscribers()
-        await config_versions.save()
-
-    async def watch() -> None:
-        """Restarts the background work of the gates under the current config."""
-        ended = list(watches)
-        watches[:] = map(asyncio.create_task, watches_of(config_versions.newest.worker))
-        await background.stop(*ended)
+    config_versions = ConfigVersions(worker, pool, live)
+    subscribers = Subscribers(app, broker, worker.publisher, config_versions)
+    work = BackgroundWork(worker, connection, config_versions, subscribers)
 
     async def reload(changed: Config) -> None:
         await config_versions.reload(changed)
-        serve_new()
-        await app.start_subscribers()
-        await watch()
+        await subscribers.add_missing()
+        await work.watch()
 
     app.reload = reload
-    background_tasks: list[asyncio.Task[None]] = []
-
-    @app.after_startup
-    async def start() -> None:
-        lasting = (
-            worker.leases.run,
-            partial(receive_cancel_requests, connection, worker.leases.cancel),
-            dead_workers.run,
-            ConsumerWatch(connection, worker.publisher, config_versions).run,
-        )
-        background_tasks.append(asyncio.create_task(restore()))
-        background_tasks.extend(asyncio.create_task(background.keep_doing(work)) for work in lasting)
-        await watch()
+    app.after_startup(work.start)
 
     @app.on_shutdown
     async def drain() -> None:
@@ -127,10 +79,91 @@ def build(settings: Settings, config: Config) -> ServiceApp:
 
     @app.after_shutdown
     async def close() -> None:
-        await background.stop(*background_tasks, *watches)
-        with suppress(StateUnavailableError):
-            await dead_workers.leave()
+        await work.stop()
         await pool.close_except(())
-        await redis.close()
+        await worker.redis.close()
 
     return app
+
+
+class Subscribers:
+    """The subscribers of one worker: one for the jobs of each agent, and one for all parked jobs."""
+
+    def __init__(self, app: ServiceApp, broker: Broker, publisher: Publisher, config_versions: ConfigVersions) -> None:
+        self._app = app
+        self._broker = broker
+        self._config_versions = config_versions
+        self._agents: set[str] = set()
+
+        @broker.subscriber(channels.PARKED, durable=PARKED_CONSUMER, pull_sub=Batches(DELAYED_BATCH, DELAYED_LINGER_S))
+        async def wake(jobs: list[Delivery[Job]]) -> None:
+            await DelayedQueue(publisher, config_versions.agents).handle_all(jobs)
+
+        self._declare_missing()
+
+    async def add_missing(self) -> None:
+        """Adds those of the agents that a changed config has added."""
+        self._declare_missing()
+        await self._app.start_subscribers()
+
+    def _declare_missing(self) -> None:
+        for agent in self._config_versions.agents:
+            if agent not in self._agents:
+                self._agents.add(agent)
+                self._declare(agent)
+
+    def _declare(self, agent: str) -> None:
+        concurrency = partial(self._config_versions.concurrency, agent)
+
+        @self._broker.subscriber(
+            channels.JOBS, durable=worker_consumer(agent), filters=subjects.jobs_of(agent), pull_sub=Each(concurrency)
+        )
+        async def run(job: Delivery[Job]) -> None:
+            await self._config_versions.handle(agent, job)
+
+
+class BackgroundWork:
+    """What a worker does beside its jobs, from its start to its end."""
+
+    def __init__(
+        self,
+        worker: WorkerContext,
+        connection: ClientGetter,
+        config_versions: ConfigVersions,
+        subscribers: Subscribers,
+    ) -> None:
+        self._config_versions = config_versions
+        self._subscribers = subscribers
+        self._dead_workers = DeadWorkers(worker, connection, lambda: config_versions.agents)
+        self._lasting = (
+            worker.leases.run,
+            partial(receive_cancel_requests, connection, worker.leases.cancel),
+            self._dead_workers.run,
+            ConsumerWatch(connection, worker.publisher, config_versions).run,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._watches: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Starts all of it."""
+        self._tasks.append(asyncio.create_task(self._restore()))
+        self._tasks.extend(asyncio.create_task(background.keep_doing(work)) for work in self._lasting)
+        await self.watch()
+
+    async def watch(self) -> None:
+        """Restarts the background work of the gates under the current config."""
+        ended = self._watches
+        self._watches = list(map(asyncio.create_task, watches_of(self._config_versions.newest.worker)))
+        await background.stop(*ended)
+
+    async def stop(self) -> None:
+        """Stops all of it. Then other workers need not wait for this one's heartbeat."""
+        await background.stop(*self._tasks, *self._watches)
+        with suppress(StateUnavailableError):
+            await self._dead_workers.leave()
+
+    async def _restore(self) -> None:
+        """Serves agents again that were removed from the config before this worker started."""
+        await self._config_versions.restore()
+        await self._subscribers.add_missing()
+        await self._config_versions.save()
