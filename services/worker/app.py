@@ -123,7 +123,7 @@ class Subscribers:
 
 
 class BackgroundWork:
-    """What a worker does beside its jobs, from its start to its end."""
+    """The background work of a worker, from its start to its end."""
 
     def __init__(
         self,

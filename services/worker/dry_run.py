@@ -36,7 +36,7 @@ async def dry_run(worker: WorkerContext, job: Assignment, gates: Gates) -> JobEn
     ]
     models: list[JsonValue] = [await _planned(worker, admission, gates, coarse=coarse) for admission in admissions]
     output: JsonValue = {"dry_run": True, "models": models, "worst_case_cost_basis": "per attempt"}
-    return JobEnd(start, Answer(output))
+    return JobEnd(start, Answer(output), dry_run=True)
 
 
 async def _planned(worker: WorkerContext, admission: Admission, gates: Gates, *, coarse: bool) -> dict[str, Any]:

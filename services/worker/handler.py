@@ -176,7 +176,7 @@ class JobHandler:
                 await end_without_run(worker, job, "invalid", error)
             elif job.job.dry_run:
                 plan = await dry_run(worker, job, self._gates)
-                await finish(worker, job, result_of(job, plan, worker.now(), worker.config_version, dry_run=True))
+                await finish(worker, job, result_of(job, plan, worker.now(), worker.config_version))
             else:
                 await self._run(job, claimed, progress)
         except BaseException:
@@ -252,25 +252,22 @@ class JobHandler:
         lease.on_renew = None if cache is None else cache.renew
         try:
             outcome: JobEnd | Deferred | None = None
-            cached_from: str | None = None
             if job.job.depends_on and not resumed and lease.cancel.cancellation is None:
                 outcome = await Dependencies(worker, job, progress).settle(checkpoint)
             if outcome is None:
                 if job.job.plan_id is not None:
                     await reach_stage(worker, job, "running")
-                outcome, cached_from = await self._find_answer(job, checkpoint, cache, progress, resumed=resumed)
+                outcome = await self._find_answer(job, checkpoint, cache, progress, resumed=resumed)
             if isinstance(outcome, Deferred):
                 await self._park(job, outcome)
                 return None
             # A worker that lost its claim during the call must not decide the job.
             await retry(partial(worker.leases.confirm, job.claim))
-            result = result_of(
-                job, outcome, job.now(), worker.config_version, cached_from=cached_from, trace_id=job.trace_id
-            )
+            result = result_of(job, outcome, job.now(), worker.config_version, trace_id=job.trace_id)
             # Count the job before it is decided: the task's next job may arrive as soon as this one is answered.
             if counted := job.ids.task_key is not None or lease.has_children:
                 result = await retry(partial(worker.guards.count_job, job, result))
-            if cache is not None and cached_from is None:
+            if cache is not None and outcome.cached_from is None:
                 # Cache the answer before it is sent: an identical job may arrive right after that.
                 await cache.keep(outcome, job.execution_id)
             result = await finish(worker, job, result, counted=counted, progress=progress)
@@ -289,11 +286,11 @@ class JobHandler:
         progress: ProgressReporter,
         *,
         resumed: bool,
-    ) -> tuple[JobEnd | Deferred, str | None]:
-        """Finds a cached answer or calls models. Returns the outcome, and the execution that a cached one is from."""
+    ) -> JobEnd | Deferred:
+        """Finds a cached answer or calls models."""
         cancel = job.lease.cancel
         if cancel.cancellation is not None and not resumed:
-            return cancelled(checkpoint, cancel.cancellation), None
+            return cancelled(checkpoint, cancel.cancellation)
         await progress.report("dispatched")
         # A job that has made calls must report them, so it takes no cached answer.
         if cache is not None and not resumed and not checkpoint.may_have_called:
@@ -301,7 +298,7 @@ class JobHandler:
                 with cancel.interruptible():
                     cached = await cache.find(checkpoint.deadline)
             except JobCancelledError as stop:
-                return cancelled(checkpoint, stop.cancellation), None
+                return cancelled(checkpoint, stop.cancellation)
             if cached is not None:
                 answer = Answer(
                     cached.output,
@@ -309,7 +306,7 @@ class JobHandler:
                     finish_reason=cached.finish_reason,
                     choices=cached.choices,
                 )
-                return JobEnd(checkpoint, answer, chosen_model=cached.chosen_model), cached.execution_id
+                return JobEnd(checkpoint, answer, chosen_model=cached.chosen_model, cached_from=cached.execution_id)
         model_job = cache.rest() if isinstance(cache, EmbeddingsCache) else job
         if model_job.job.api == "embeddings" and (size := self._batch_size(model_job)) is not None:
             outcome = await EmbeddingsBatches(self._worker, model_job, size, progress, self._gates).run(
@@ -319,7 +316,7 @@ class JobHandler:
             outcome = await Attempts(self._worker, model_job, checkpoint, progress, self._gates).run(resumed=resumed)
         if isinstance(cache, EmbeddingsCache) and isinstance(outcome, JobEnd):
             outcome = cache.whole(outcome)
-        return outcome, None
+        return outcome
 
     def _batch_size(self, job: Assignment) -> int | None:
         """Returns how many inputs one call of a job for embeddings may have; None if one call takes all of them."""

@@ -15,18 +15,7 @@ class ProgressReporter:
     def __init__(self, worker: WorkerContext, job: Assignment) -> None:
         self._worker = worker
         self._subject = subjects.progress(job.agent_name, job.execution_id)
-        self._belongs_to: dict[str, str | None] = {
-            "job_id": job.ids.job_id,
-            "run_id": job.run_id,
-            "tenant": job.job.tenant,
-            "task_id": job.ids.task_id,
-            "task_key": job.ids.task_key,
-            "parent_execution_id": job.ids.parent,
-            "parent_job_id": job.job.parent_execution_id,
-            "plan_id": job.job.plan_id,
-            "plan_key": job.ids.plan_key,
-        }
-        self._fields = {"execution_id": job.execution_id, "agent": job.agent_name, **self._belongs_to}
+        self._names = job.names
         self._queued_at = job.delivery.queued_at
 
     async def queued(self) -> None:
@@ -36,7 +25,7 @@ class ProgressReporter:
 
     async def report(self, state: str, event: Notification | None = None, **details: object) -> None:
         """Reports a step; `details` are fields of `Progress`."""
-        step = {**self._fields, "state": state, "event": event, "at": self._worker.now(), **details}
+        step = {**self._names, "state": state, "event": event, "at": self._worker.now(), **details}
         await self._worker.publisher.send(self._subject, Progress.model_validate(step).json_bytes())
 
     async def failed(
@@ -48,5 +37,5 @@ class ProgressReporter:
 
     async def attempt_ended(self, attempt: Attempt) -> None:
         """Reports a recorded attempt, including a refused one."""
-        for step in steps_of(attempt, self._belongs_to):
+        for step in steps_of(attempt, self._names):
             await self._worker.publisher.send(self._subject, step.json_bytes())

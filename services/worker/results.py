@@ -32,18 +32,9 @@ def stopped(checkpoint: Checkpoint, reason: Reason) -> JobEnd:
 
 
 def result_of(
-    job: Assignment,
-    end: JobEnd,
-    completed_at: datetime,
-    config_version: str,
-    *,
-    cached_from: str | None = None,
-    dry_run: bool = False,
-    trace_id: str | None = None,
+    job: Assignment, end: JobEnd, completed_at: datetime, config_version: str, *, trace_id: str | None = None
 ) -> Result:
-    """Builds the result of a job. `cached_from` is the execution whose answer was reused."""
-    ids = job.ids
-    chain = job.chain
+    """Builds the result of a job. `trace_id` is that of its calls."""
     # The clock of NATS may be ahead of this worker's, but no step of a job may precede its queueing.
     queued_at = min(job.delivery.queued_at, end.checkpoint.dispatched_at)
     attempts = end.checkpoint.attempts
@@ -57,23 +48,13 @@ def result_of(
             output = error.user_message
     started = next((attempt.started_at for attempt in attempts if not attempt.short_circuited), None)
     return Result(
-        job_id=ids.job_id,
-        execution_id=ids.execution_id,
-        agent=job.agent_name,
+        **job.names,
         api=job.job.api,
-        tenant=job.job.tenant,
-        task_id=ids.task_id,
-        task_key=ids.task_key,
-        parent_execution_id=ids.parent,
-        parent_job_id=job.job.parent_execution_id,
-        plan_id=job.job.plan_id,
-        plan_key=ids.plan_key,
-        run_id=job.run_id,
         status=status_of(end.reason),
         reason=end.reason,
-        requested_model=chain[0],
+        requested_model=job.chain[0],
         chosen_model=end.chosen_model,
-        fallback_chain=chain,
+        fallback_chain=job.chain,
         attempts=tuple(map(without_figures, attempts)),
         attempts_count=len(attempts),
         input_tokens=sums.input_tokens,
@@ -95,9 +76,9 @@ def result_of(
         started_at=started,
         completed_at=completed_at,
         duration_ms=max(0, round((completed_at - queued_at).total_seconds() * 1000)),
-        cache_hit=cached_from is not None,
-        cached_from=cached_from,
-        dry_run=dry_run,
+        cache_hit=end.cached_from is not None,
+        cached_from=end.cached_from,
+        dry_run=end.dry_run,
         owner=job.owner,
         job_digest=job.digest,
         config_version=config_version,

@@ -229,6 +229,23 @@ class Assignment:
         """
         return self.owner or (self.submitted_by if self.job.tenant else None)
 
+    @cached_property
+    def names(self) -> dict[str, Any]:
+        """The fields that name the job in its record and in the steps of its progress."""
+        return {
+            "execution_id": self.execution_id,
+            "job_id": self.ids.job_id,
+            "agent": self.agent_name,
+            "tenant": self.job.tenant,
+            "task_id": self.ids.task_id,
+            "task_key": self.ids.task_key,
+            "parent_execution_id": self.ids.parent,
+            "parent_job_id": self.job.parent_execution_id,
+            "plan_id": self.job.plan_id,
+            "plan_key": self.ids.plan_key,
+            "run_id": self.run_id,
+        }
+
     def attempt_id(self, number: int) -> str:
         """Returns the id of an attempt by its number, from 1."""
         return f"{self.execution_id}:{number}"
@@ -383,6 +400,9 @@ class JobEnd:
     error: ErrorInfo | None = None
     chosen_model: str | None = None
     cancellation: Cancellation | None = None
+    cached_from: str | None = None
+    """The execution whose answer was reused."""
+    dry_run: bool = False
 
     @property
     def output(self) -> JsonValue:
