@@ -261,17 +261,17 @@ def _ids_of(
     Its own id is the one in its body, else the message's, else one from the message's sequence. `request` has chosen
     both ids of the jobs that it has published.
     """
-    if origin.execution_id is not None:
-        job_id = origin.job_id or job.job_id or origin.execution_id
-        execution_id = origin.execution_id
-        return ids_of(job, origin.scope, job_id=job_id, execution_id=execution_id, session_id=session_id)
-    generated_id = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
     job_id = job.job_id
-    if job_id is None:
-        message_id = delivery.headers.get(Header.MSG_ID.value, "")
-        is_usable = is_identifier(message_id) and id_objection(redaction, message_id) is None
-        job_id = message_id if is_usable else generated_id
-    # A program's dry run reserves no id: a later job with the same id still runs.
-    reserves = not job.dry_run or subjects.user_of_job(delivery.subject) is None
-    execution_id = key_of(origin.scope, job_id if reserves else generated_id)
+    if origin.execution_id is not None:
+        execution_id = origin.execution_id
+        job_id = origin.job_id or job_id or execution_id
+    else:
+        generated_id = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
+        if job_id is None:
+            message_id = delivery.headers.get(Header.MSG_ID.value, "")
+            is_usable = is_identifier(message_id) and id_objection(redaction, message_id) is None
+            job_id = message_id if is_usable else generated_id
+        # A program's dry run reserves no id: a later job with the same id still runs.
+        reserves = not job.dry_run or subjects.user_of_job(delivery.subject) is None
+        execution_id = key_of(origin.scope, job_id if reserves else generated_id)
     return ids_of(job, origin.scope, job_id=job_id, execution_id=execution_id, session_id=session_id)
