@@ -62,6 +62,7 @@ class Leases:
             yield
         finally:
             del self.claims[claim]
+            lease.end()
 
     async def confirm(self, claim: Claim) -> None:
         """Confirms that this worker still holds a claim, before a call and before the decision.

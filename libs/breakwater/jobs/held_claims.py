@@ -88,6 +88,11 @@ class Restore(Protocol):
         ...
 
 
+def no_progress() -> SavedProgress:
+    """Returns the progress of a job that has not begun."""
+    return SavedProgress(None)
+
+
 @dataclass(slots=True)
 class ClaimLease:
     """The lease of a claim of this process."""
@@ -99,6 +104,11 @@ class ClaimLease:
     """Renews the job's lead among identical jobs that share one call."""
     has_children: bool = False
     """True if the job names no task and has children: the job then counts in the task that has the job's id."""
-    progress: Callable[[], SavedProgress] = lambda: SavedProgress(None)
+    progress: Callable[[], SavedProgress] = no_progress
     """Returns the progress that Redis must have now."""
     restore: Restore | None = None
+
+    def end(self) -> None:
+        """Forgets the run, which refers to this lease: without the cycle, a job needs no garbage collector."""
+        self.progress = no_progress
+        self.restore = None
