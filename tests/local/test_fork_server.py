@@ -97,16 +97,6 @@ def test_each_is_a_process_of_its_own_with_its_name_its_log_and_its_group(tmp_pa
     assert said["service"] == "budget"
 
 
-def test_a_long_temporary_directory_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fork_server.stop()
-    (long := tmp_path / ("x" * 100)).mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-    monkeypatch.delitem(current_process()._config, "tempdir", raising=False)  # pyright: ignore
-    assert fork(tmp_path).poll() is None
-    assert not list(long.iterdir())
-    assert tempfile.gettempdir() == str(long)
-
-
 def test_it_ends_by_a_signal_and_says_by_which(tmp_path: Path) -> None:
     process = fork(tmp_path)
     assert process.poll() is None
@@ -174,12 +164,24 @@ def test_forks_do_not_share_their_randomness(tmp_path: Path) -> None:
     assert one.read_text() != two.read_text()
 
 
-def test_a_server_that_was_killed_takes_its_services_along_and_is_started_again(tmp_path: Path) -> None:
+def test_with_a_server_that_was_killed_or_stopped_ends_every_service_and_the_next_call_starts_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     process = fork(tmp_path)
     server_process().kill()
     assert process.wait(60) == 255, "nobody is left to report its exit code"
     wait_until(lambda: not psutil.pid_exists(process.pid))
-    assert fork(tmp_path).poll() is None
+    # In a temporary directory whose name is too long for a socket's.
+    (long := tmp_path / ("x" * 100)).mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(long))
+        patch.delitem(current_process()._config, "tempdir", raising=False)  # pyright: ignore
+        processes = [fork(tmp_path), fork(tmp_path, "budget")]
+        assert [process.poll() for process in processes] == [None] * 2
+        assert not list(long.iterdir())
+        assert tempfile.gettempdir() == str(long)
+    fork_server.stop()
+    assert [process.wait(60) for process in processes] == [255] * 2
 
 
 def test_a_service_that_cannot_be_imported_says_why_in_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,14 +213,9 @@ async def test_a_stop_does_not_wait_for_a_server_that_hangs(tmp_path: Path) -> N
     assert hanging.status() == psutil.STATUS_ZOMBIE
 
 
-def test_with_the_server_ends_every_service(tmp_path: Path) -> None:
-    processes = [fork(tmp_path), fork(tmp_path, "budget")]
-    fork_server.stop()
-    assert [process.wait(60) for process in processes] == [255] * 2
-
-
 def test_services_end_with_a_supervisor_that_is_killed_and_keep_its_lock_until_then(tmp_path: Path) -> None:
     (tmp_path / "environment.json").write_text(json.dumps(waiting_for_a_bus(tmp_path)))
+    (tmp_path / "preloaded.json").write_text(json.dumps(fork_server._PRELOADED))
     command = [sys.executable, "-c", SUPERVISOR]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as killed:
         assert killed.stdout is not None
@@ -236,6 +233,7 @@ import fcntl, json, os, time
 import psutil
 from breakwater.local import fork_server
 
+fork_server._PRELOADED[:] = json.load(open("preloaded.json"))
 with open("lock", "w") as lock, open("log", "w") as log:
     fcntl.flock(lock, fcntl.LOCK_EX)
     fork_server.start()
