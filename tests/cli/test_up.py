@@ -1,10 +1,12 @@
-"""`breakwater up` as a person runs it: in a process of its own, with signals and crashes.
+"""`breakwater up` as a person runs it: in a process of its own, with signals, crashes and a config that is edited.
 
-The stack of the browser's tests is one that starts on its data again, and is killed.
+The stack of the browser's tests is one that starts on its data again, and is killed; that of
+tests/flow/test_environment.py is one that stops when it is asked to.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -19,9 +21,11 @@ import urllib.request
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from breakwater.kernel.telemetry.metrics import PLANE_GAUGES
@@ -29,8 +33,11 @@ from breakwater.local.commands.up import link_to_show
 from breakwater.local.datadir import Endpoints
 from tests.commands import run_command
 from tests.helpers import runs, wait_until
+from tests.servers import RunningServer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "breakwater.yaml"
+HOOK_SECRET = "whsec_" + base64.b64encode(b"only for the tests of the stack").decode()
+ALERTER_READY = {"event": "ready", "process": "alerter", "pid": 0, "code": None}
 
 
 class Up:
@@ -73,22 +80,63 @@ class Up:
         self.process.send_signal(sig)
         return self.process.wait(timeout_s)
 
-    def ask(self, prompt: str) -> dict[str, Any]:
+    def last(self, event: str) -> dict[str, Any] | None:
+        return next((one for one in reversed(self.events) if one["event"] == event), None)
+
+    def applied(self, *changes: str) -> dict[str, Any]:
+        """Waits until a config with these changes is in force."""
+
+        def found() -> dict[str, Any] | None:
+            event = self.last("config_applied")
+            return event if event is not None and set(changes) <= set(event["changes"]) else None
+
+        return wait_until(found, f"{changes} to be applied")
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The answer of the HTTP API."""
         endpoints = json.loads((self.data / "endpoints.json").read_text())
-        key = Path(endpoints["api_key_file"]).read_text()
         request = urllib.request.Request(
-            endpoints["request_url"] + "/api/v1/jobs?wait_s=60",
-            data=json.dumps({"agent": "support-triage", "prompt": prompt}).encode(),
-            headers={"Authorization": f"Bearer {key}"},
+            f"{endpoints['request_url']}{path}",
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {Path(endpoints['api_key_file']).read_text()}"},
         )
-        while True:  # a program does as the response says: 503 with Retry-After while NATS comes back
+        with urllib.request.urlopen(request, timeout=70) as response:
+            return json.loads(response.read())
+
+    def answer(self, agent: str, job_id: str) -> dict[str, Any]:
+        """The result of a job, once the API and NATS are there and the agent is known; asked again, it is the same."""
+
+        def answered() -> dict[str, Any] | None:
             try:
-                with urllib.request.urlopen(request, timeout=70) as response:
-                    return json.loads(response.read())
+                return self.ask("/api/v1/jobs?wait_s=60", {"agent": agent, "job_id": job_id, "prompt": "x"})
             except urllib.error.HTTPError as error:
-                if error.code != 503:
+                if error.code not in {404, 503}:
                     raise
-                time.sleep(float(error.headers["Retry-After"]))
+                # A program does as the response says: 503 with Retry-After while NATS comes back.
+                time.sleep(float(error.headers["Retry-After"] or 0))
+            except OSError:
+                pass  # not listening yet, or killed while it answered
+            return None
+
+        result = wait_until(answered, f"an answer of {agent}")
+        assert result["status"] == "succeeded", result["error"]
+        return result
+
+
+class Edited:
+    """A config file, the example's with a channel, that is saved as an editor does: another file in its place."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.document: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+        webhook = {"url": "http://127.0.0.1:9/", "secret": {"env": "HOOK_SECRET"}}
+        self.document["alerts"] = {"channels": {"ops": {"webhook": webhook}}}
+        self.save()
+
+    def save(self, text: str | None = None) -> None:
+        new = self.path.with_suffix(".new")
+        new.write_text(yaml.safe_dump(self.document) if text is None else text)
+        new.replace(self.path)
 
 
 def taken(port: int) -> socket.socket | None:
@@ -128,47 +176,120 @@ def up(tmp_path: Path) -> Generator[Callable[..., Up]]:
         one.process.wait()
 
 
-@pytest.mark.long(about_s=15)
-def test_it_answers_survives_kills_and_stops_cleanly(up: Callable[..., Up]) -> None:
-    first = up("--simulate")
-    ready_event = first.ready()
+@pytest.mark.long(about_s=25)
+def test_it_answers_follows_its_config_survives_kills_and_ends_at_a_second_ctrl_c(
+    up: Callable[..., Up], tmp_path: Path, own_redis_server: RunningServer
+) -> None:
+    """One stack, on a Redis that is given, through all that happens to it; to start another takes 6 s of CPU."""
+    edited = Edited(tmp_path / "breakwater.yaml")
+    stack = up("--simulate", config=edited.path, HOOK_SECRET=HOOK_SECRET, BREAKWATER_REDIS_URL=own_redis_server.url)
+    ready_event = stack.ready()
+    assert ready_event["redis_url"] == own_redis_server.url
+    started = {event.get("process") for event in stack.events}
+    assert {"clickhouse", "nats"} <= started
+    assert "redis" not in started
     assert ready_event["first_api_key"].startswith("bw_")
-    assert (first.data / "endpoints.json").stat().st_mode & 0o777 == 0o600
-    assert ready_event["first_api_key"] not in (first.data / "api_keys.json").read_text()
-    assert first.ask("before")["status"] == "succeeded"
+    assert (stack.data / "endpoints.json").stat().st_mode & 0o777 == 0o600
+    assert ready_event["first_api_key"] not in (stack.data / "api_keys.json").read_text()
+    first = stack.answer("support-triage", "before")
     # Some is only known once the counters of the budgets are filled; and early in a day there is no forecast.
     shown = {gauge.name for gauges in PLANE_GAUGES.values() for gauge in gauges} - {"budget_forecast_usd"}
     wait_until(lambda: shown <= plane_gauges(ready_event["metrics"]))
 
-    for name in ("worker", "nats", "clickhouse"):
-        before = first.pid(name)
-        os.kill(before, signal.SIGKILL)
-        wait_until(lambda name=name, before=before: first.pid(name) != before)
-    assert first.ask("after the kills")["status"] == "succeeded"
+    version = follow_edits(stack, edited, before=first["config_version"])
+    kill_the_alerter_and_take_its_port(stack, edited, ready_event["metrics"]["alerter"])
+    of_stack = ("--config", str(edited.path), "--data", str(stack.data))
+    ran = run_command("agents", "add", "intern", "--model", "gpt-4o-mini", *of_stack)
+    assert ran.returncode == 0, ran.stderr
+    assert "which the running plane has applied" in ran.stdout
+    assert "submit intern" in ran.stdout
+    event = stack.last("config_applied")
+    assert event is not None
+    assert event["before"] == version
+    stack.answer("intern", "added")
 
-    # A NATS that could not write for a moment takes nothing more until it is started again.
-    before = first.pid("nats")
-    resource.prlimit(before, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
-    assert first.ask("after the disk was full")["status"] == "succeeded"
-    assert first.pid("nats") != before
-    [event] = [event for event in first.events if event["event"] == "nats_can_write_again"]
-    assert "write error" in event["message"]
+    for name in ("worker", "request", "nats", "clickhouse"):
+        killed = stack.pid(name)
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda name=name, killed=killed: stack.pid(name) != killed, f"another {name}")
+    assert stack.answer("editor", "after-the-kills")["config_version"] == event["version"]
+    fill_the_disk_of_nats(stack)
 
     def is_all_stored() -> bool:
         sql = "SELECT count() AS n FROM executions FINAL"
-        answer = run_command("query", "--data", str(first.data), "--json", sql)
-        return json.loads(answer.stdout) == [{"n": 3}]
+        answer = run_command("query", "--data", str(stack.data), "--json", sql)
+        return answer.returncode == 0 and json.loads(answer.stdout) == [{"n": 5}]
 
-    wait_until(is_all_stored)
-    code, text = refused(first.data, "--simulate")
+    wait_until(is_all_stored, "all jobs to be stored, once each")
+    code, text = refused(stack.data, "--simulate")
     assert code == 1
-    assert f"held by process {first.process.pid}" in text
+    assert f"held by process {stack.process.pid}" in text
+    assert len(stack.children()) >= 10
+    end_by_a_second_ctrl_c(stack)
 
-    processes = first.children()
-    assert len(processes) >= 10
-    assert first.stop() == 143
-    wait_until(lambda: not [process for process in processes if runs(process)])
-    assert not (first.data / "endpoints.json").exists()
+
+def follow_edits(stack: Up, edited: Edited, before: str) -> str:
+    """Adds an agent to the config, and breaks the file. Returns the version that is in force."""
+    edited.document["agents"]["editor"] = {"model": "new-model"}
+    edited.document["models"]["new-model"] = {"price": {"input_usd_per_mtok": "1", "output_usd_per_mtok": "2"}}
+    edited.save()
+    event = stack.applied("agents.editor: added")
+    job = stack.answer("editor", "edited")
+    assert job["config_version"] == event["version"] != before == event["before"]
+
+    def told() -> Any:
+        return stack.ask("/api/v1/alerts?status=all&event=config_applied")["alerts"]
+
+    [incident] = wait_until(told, "the incident")
+    assert incident["status"] == "resolved"
+    assert "agents.editor: added" in incident["text"]
+    edited.save("agents: {writer: [\n")
+    refusal = wait_until(lambda: stack.last("config_not_applied"), "the refusal")
+    assert refusal["version"] == event["version"]
+    assert "is not YAML" in refusal["error"]
+    return event["version"]
+
+
+def kill_the_alerter_and_take_its_port(stack: Up, edited: Edited, metrics_url: str) -> None:
+    """Kills the alerter while the config file is broken and another program has the port of its metrics."""
+    before = stack.pid("alerter")
+    os.kill(before, signal.SIGKILL)
+    with wait_until(lambda: taken(urlsplit(metrics_url).port or 0), "the port"):
+        wait_until(lambda: stack.pid("alerter") != before and stack.events[-1] | {"pid": 0} == ALERTER_READY)
+
+        def tested() -> dict[str, Any] | None:
+            # The alerter may still be starting.
+            ran = run_command("alerts", "test", "ops", "--data", str(stack.data), "--json")
+            return json.loads(ran.stdout) if ran.returncode == 1 else None
+
+        answer = wait_until(tested, "the test of the channel")
+        assert (answer["channel"], answer["delivered"]) == ("ops", False)
+        assert "alerts.allow_networks" in answer["error"]
+    version = wait_until(lambda: stack.last("config_not_applied"), "the refusal")["version"]
+    edited.save()
+    assert wait_until(lambda: stack.last("config_valid_again"), "the repair")["version"] == version
+
+
+def fill_the_disk_of_nats(stack: Up) -> None:
+    """A NATS that could not write for a moment takes nothing more until it is started again."""
+    before = stack.pid("nats")
+    resource.prlimit(before, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+    stack.answer("support-triage", "after-the-disk-was-full")
+    assert stack.pid("nats") != before
+    [event] = [event for event in stack.events if event["event"] == "nats_can_write_again"]
+    assert "write error" in event["message"]
+
+
+def end_by_a_second_ctrl_c(stack: Up) -> None:
+    """Ends a stack whose worker does not listen, and would hold the stop up."""
+    processes = stack.children()
+    os.kill(stack.pid("worker"), signal.SIGSTOP)
+    stack.process.send_signal(signal.SIGINT)
+    wait_until(lambda: [event for event in stack.events if event["event"] == "stopping"])
+    assert stack.stop(signal.SIGINT) == 130
+    # Whoever waits for the worker, for nine seconds, stops the servers after it.
+    assert not [event for event in stack.events if event["event"] == "stopping" and event["process"] == "clickhouse"]
+    wait_until(lambda: not [process for process in processes if runs(process)], timeout_s=5)
 
 
 def refused(data: Path, *arguments: str, config: Path = EXAMPLE, **environment: str) -> tuple[int, str]:

@@ -18,7 +18,7 @@ from breakwater.local.datadir import DataDir
 from breakwater.local.process import ProcessSpec
 from breakwater.local.stack import plan_stack
 from tests.commands import run_command
-from tests.helpers import wait_until
+from tests.helpers import runs, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps a process from reading another")
 
@@ -132,9 +132,14 @@ def up(config: Path, tmp_path: Path) -> Generator[Path]:
         wait_until(lambda: (data / "endpoints.json").exists() or process.poll() is not None)
         assert process.poll() is None, log.read_text()
         yield data
-    finally:
+        processes = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
-        process.wait(60)
+        assert process.wait(120) == 143, log.read_text()
+        assert not [child for child in processes if runs(child)]
+        assert not (data / "endpoints.json").exists()
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.long(about_s=10)
