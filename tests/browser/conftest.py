@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from playwright.sync_api import Browser, Page, StorageState, expect, sync_playwright
+from playwright.sync_api import Browser, Page, StorageState, ViewportSize, expect, sync_playwright
 
 from breakwater.local.ports import free_port
 from tests.browser.talk import submit_talk
@@ -85,10 +85,19 @@ class Visitor:
     """Statuses, and parts of messages, that are no trouble."""
 
     def __post_init__(self) -> None:
-        self.page.on("console", lambda said: self._note(said.text) if said.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self._note(str(error)))
-        self.page.on("response", lambda got: self._note(f"{got.status} {got.url}") if got.status >= 400 else None)
-        self.page.on("request", self._check_where)
+        self._listeners: dict[Any, Callable[[Any], None]] = {
+            "console": lambda said: self._note(said.text) if said.type in ("error", "warning") else None,
+            "pageerror": lambda error: self._note(str(error)),
+            "response": lambda got: self._note(f"{got.status} {got.url}") if got.status >= 400 else None,
+            "request": self._check_where,
+        }
+        for event, listener in self._listeners.items():
+            self.page.on(event, listener)
+
+    def leave(self) -> None:
+        """Stops listening to the page."""
+        for event, listener in self._listeners.items():
+            self.page.remove_listener(event, listener)
 
     def open(self, path: str) -> None:
         """Opens a page with all that follows it; again where a part took too long: a busy machine's user would, too."""
@@ -184,23 +193,32 @@ def _started(running: "subprocess.Popen[bytes]", data: Path, log: Path) -> Runni
     )
 
 
+LAPTOP: ViewportSize = {"width": 1360, "height": 900}
+
+
 @contextmanager
-def _visiting(chromium: Browser, plane: RunningPlane, **how: Any) -> Generator[Visitor]:
+def _opened(chromium: Browser, **how: Any) -> Generator[Page]:
     # What moves has Chromium draw the whole page 60 times a second, which is half of a visit's CPU.
     context = chromium.new_context(reduced_motion="reduce", **how)
     context.set_default_timeout(60_000)
     # On a busy machine five seconds, the default, are not many.
     expect.set_options(timeout=60_000)
-    visitor = Visitor(context.new_page(), plane)
-    yield visitor
+    yield context.new_page()
     context.close()
+
+
+@contextmanager
+def _visiting(chromium: Browser, plane: RunningPlane, **how: Any) -> Generator[Visitor]:
+    with _opened(chromium, **how) as page:
+        visitor = Visitor(page, plane)
+        yield visitor
     assert visitor.troubles == []
 
 
 @pytest.fixture
 def stranger(chromium: Browser, plane: RunningPlane) -> Generator[Visitor]:
     """Somebody who is not signed in."""
-    with _visiting(chromium, plane, viewport={"width": 1360, "height": 900}) as visitor:
+    with _visiting(chromium, plane, viewport=LAPTOP) as visitor:
         yield visitor
 
 
@@ -216,10 +234,29 @@ def signed_in(chromium: Browser, plane: RunningPlane) -> StorageState:
 
 
 @pytest.fixture
-def visitor(chromium: Browser, plane: RunningPlane, signed_in: StorageState) -> Generator[Visitor]:
-    """Somebody who is signed in."""
-    with _visiting(chromium, plane, viewport={"width": 1360, "height": 900}, storage_state=signed_in) as visitor:
+def newcomer(chromium: Browser, plane: RunningPlane, signed_in: StorageState) -> Generator[Visitor]:
+    """Somebody who is signed in, in a window of their own: for tests that leave something behind in it."""
+    with _visiting(chromium, plane, viewport=LAPTOP, storage_state=signed_in) as visitor:
         yield visitor
+
+
+@pytest.fixture(scope="module")
+def window(chromium: Browser, signed_in: StorageState) -> Generator[Page]:
+    """The window of a laptop, in which somebody is signed in. Opening another takes 0.2 s of CPU."""
+    with _opened(chromium, viewport=LAPTOP, storage_state=signed_in) as page:
+        yield page
+
+
+@pytest.fixture
+def visitor(window: Page, plane: RunningPlane) -> Generator[Visitor]:
+    """Somebody who is signed in, in the window that all of them share."""
+    window.set_viewport_size(LAPTOP)
+    window.emulate_media(color_scheme="light")
+    visitor = Visitor(window, plane)
+    yield visitor
+    visitor.leave()
+    window.goto("about:blank")
+    assert visitor.troubles == []
 
 
 @pytest.fixture

@@ -86,11 +86,11 @@ def test_the_keyboard_alone_reaches_everything(visitor: Visitor):
     assert {"Overview", "Plans", "Sign out", "Search", "f-text", "7d"} <= reached
 
 
-def test_light_and_dark_are_a_choice_that_stays(visitor: Visitor):
-    visitor.open("/")
-    visitor.page.get_by_role("button", name="Switch between light and dark").click()
-    visitor.open("/agents")
-    assert visitor.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
+def test_light_and_dark_are_a_choice_that_stays(newcomer: Visitor):
+    newcomer.open("/")
+    newcomer.page.get_by_role("button", name="Switch between light and dark").click()
+    newcomer.open("/agents")
+    assert newcomer.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
 
 
 def test_a_job_is_followed_live_from_queued_to_done(visitor: Visitor, plane: RunningPlane):
@@ -244,9 +244,9 @@ def test_the_navigation_counts_what_needs_attention(visitor: Visitor, by_phone: 
         expect(badge.locator(".badge")).to_be_visible()
 
 
-def test_a_page_is_not_live_while_clickhouse_does_not_respond(visitor: Visitor):
-    page, empty = visitor.page, '<div id="away" data-live></div>'
-    visitor.open("/?window=15m")
+def test_a_page_is_not_live_while_clickhouse_does_not_respond(newcomer: Visitor):
+    page, empty = newcomer.page, '<div id="away" data-live></div>'
+    newcomer.open("/?window=15m")
     expect(page.locator(".live")).to_have_text("live")
 
     def without_clickhouse(route: Route) -> None:
@@ -356,30 +356,30 @@ def test_a_chart_is_read_with_the_keyboard(visitor: Visitor):
     expect(visitor.page).to_have_url(re.compile(r"/executions\?from="))
 
 
-def test_nothing_moves_while_a_page_is_drawn(visitor: Visitor):
-    visitor.page.add_init_script(
+def test_nothing_moves_while_a_page_is_drawn(newcomer: Visitor):
+    newcomer.page.add_init_script(
         """window.shifted = 0; new PerformanceObserver((seen) => {
             for (const one of seen.getEntries()) window.shifted += one.value;
         }).observe({ type: "layout-shift", buffered: true });"""
     )
     for path in ("/?window=1h", "/agents/content-writer", "/budgets"):
-        visitor.open(path)
-        expect(visitor.page.locator(".chart.drawn").first).to_be_visible()
-        assert visitor.page.evaluate("window.shifted") < 0.01, path
+        newcomer.open(path)
+        expect(newcomer.page.locator(".chart.drawn").first).to_be_visible()
+        assert newcomer.page.evaluate("window.shifted") < 0.01, path
 
 
 @pytest.mark.parametrize("blocked", ["**/Chart.bundle.js*", "**/*.js*"])
-def test_a_chart_without_its_script_is_an_open_table(visitor: Visitor, blocked: str):
-    visitor.expected = {"ERR_FAILED"}
-    visitor.page.route(blocked, lambda route: route.abort())
-    visitor.open("/?window=1h")
-    expect(visitor.page.get_by_role("region", name="Figures: Executions").get_by_role("table")).to_be_visible()
-    expect(visitor.page.locator("canvas").first).not_to_be_visible()
+def test_a_chart_without_its_script_is_an_open_table(newcomer: Visitor, blocked: str):
+    newcomer.expected = {"ERR_FAILED"}
+    newcomer.page.route(blocked, lambda route: route.abort())
+    newcomer.open("/?window=1h")
+    expect(newcomer.page.get_by_role("region", name="Figures: Executions").get_by_role("table")).to_be_visible()
+    expect(newcomer.page.locator("canvas").first).not_to_be_visible()
 
 
-def test_what_was_typed_survives_a_sign_in_that_ended(visitor: Visitor):
-    page = visitor.page
-    visitor.open("/breakers/one?agent=support-triage&model=gpt-4o-mini")
+def test_what_was_typed_survives_a_sign_in_that_ended(newcomer: Visitor):
+    page = newcomer.page
+    newcomer.open("/breakers/one?agent=support-triage&model=gpt-4o-mini")
     page.get_by_text("Isolate…").click()
     page.get_by_role("textbox").fill("a long story")
     page.context.clear_cookies()
@@ -387,7 +387,7 @@ def test_what_was_typed_survives_a_sign_in_that_ended(visitor: Visitor):
     expect(page.get_by_role("textbox")).to_have_value("a long story")
     page.get_by_role("button", name="Isolate this breaker").click()
     expect(page.get_by_role("alert")).to_contain_text("nothing was changed")
-    page.get_by_label("API key").fill(visitor.plane.key)
+    page.get_by_label("API key").fill(newcomer.plane.key)
     page.get_by_role("button", name="Sign in").click()
     expect(page).to_have_url(re.compile(r"/breakers/one\?agent=support-triage"))
 
