@@ -10,7 +10,7 @@ import sys
 import time
 
 from breakwater.jobs.store import executions
-from breakwater.jobs.store.accepted import Accepted
+from breakwater.jobs.store.accepted import AcceptedJobs
 from breakwater.jobs.store.executions import Claim, Executions
 from breakwater.kernel.ids import id_at
 from breakwater.kernel.redis.connection import Redis
@@ -27,7 +27,7 @@ async def used(redis: Redis) -> int:
 async def measure(url: str, jobs: int) -> None:
     """Prints the bytes of a job in each of its states."""
     redis, now = Redis(url), time.time()
-    accepted, claims = Accepted(redis), Executions(redis)
+    accepted, claims = AcceptedJobs(redis), Executions(redis)
     ids = [id_at(int(now * 1000), number.to_bytes(10, "big")) for number in range(jobs)]
     await claims.claim(Claim.new("warm"), accepted_s=now)
     before = await used(redis)

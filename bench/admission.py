@@ -47,7 +47,7 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.rules.guard import Trip
 from breakwater.limits.store.budget_counters import BudgetCounters
-from breakwater.limits.store.tasks import Tripped
+from breakwater.limits.store.tasks import TripRecord
 from services.worker.admission import admit, gates_of
 from services.worker.context import WorkerContext, context_for
 from services.worker.next_call import admission_for
@@ -180,7 +180,9 @@ class Bench:
 
     async def stop_task(self) -> None:
         trip = Trip("max_iterations", "10 iterations (limit: 10)")
-        await self._worker.guards.tasks.restore(TaskKey(None, TASK), Tripped(trip, "writer", "job", 1, published=True))
+        await self._worker.guards.tasks.restore(
+            TaskKey(None, TASK), TripRecord(trip, "writer", "job", 1, published=True)
+        )
 
 
 async def measure(url: str, calls: int) -> dict[str, Figures]:

@@ -100,7 +100,7 @@ class Bench:
             attempt_id, "writer", self._tenant, HELD, self._counters, now=now, lease_ms=60_000
         )
         [raw] = await self._redis.run([command])
-        answer = self._budgets.reserved(raw, self._counters, HELD, now=now)
+        answer = self._budgets.read_reservation(raw, self._counters, HELD, now=now)
         assert isinstance(answer, Reserved)
         figures = AttemptSums(spent=COST, calls=1, gauged=1, foreseen=HELD, measured=COST)
         self._settlements.append(Settlement(attempt_id, number + 1, "writer", self._tenant, figures, answer.at))

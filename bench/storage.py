@@ -194,7 +194,7 @@ ORDER BY bytes DESC
 async def report(analytics: Analytics, count: int, *, columns: bool) -> None:
     database = {"database": analytics.database}
     total = 0
-    for table in (await analytics.query(TABLES, database)).named():
+    for table in (await analytics.query(TABLES, database)).named_rows():
         total += table["on_disk"]
         print(
             f"{table['table']:>12}: {table['rows']:>9,} rows, {table['on_disk'] / table['rows']:6.1f} bytes a row, "
@@ -202,7 +202,7 @@ async def report(analytics: Analytics, count: int, *, columns: bool) -> None:
             f"{table['raw'] / table['on_disk']:.1f} times smaller than uncompressed"
         )
         if columns:
-            for column in (await analytics.query(COLUMNS, {**database, "table": table["table"]})).named():
+            for column in (await analytics.query(COLUMNS, {**database, "table": table["table"]})).named_rows():
                 print(f"{column['column']:>26} {column['bytes'] / table['rows']:8.2f} bytes a row  {column['codec']}")
     print(f"{'together':>12}: {total / count:.0f} bytes an execution")
 

@@ -123,7 +123,7 @@ class Database:
 
     def types(self, query: Query) -> dict[str, str]:
         sql = SHOWN.query(query.sql, nothing_chosen(query.dashboard))
-        return {row["name"]: row["type"] for row in self.query(f"DESCRIBE TABLE ({sql})").named()}
+        return {row["name"]: row["type"] for row in self.query(f"DESCRIBE TABLE ({sql})").named_rows()}
 
 
 @contextmanager

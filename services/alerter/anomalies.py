@@ -10,7 +10,7 @@ from functools import partial
 import structlog
 
 from breakwater.alerts.contract import Alert
-from breakwater.alerts.rules.anomaly import Baseline, Place, signals, turned_off, unwatched
+from breakwater.alerts.rules.anomaly import Baseline, Place, signals, turned_off_signals, unwatched_signals
 from breakwater.alerts.rules.signals import Signal
 from breakwater.alerts.settings import Alerts
 from breakwater.kernel.clickhouse.client import Analytics
@@ -51,7 +51,7 @@ class AnomalyWatch:
         if self._analytics is None or not self._is_on:
             reason = "the config turns them off" if self._analytics else "BREAKWATER_CLICKHOUSE_URL is not set"
             structlog.get_logger().warning("anomalies_not_watched", reason=reason)
-            await self._record(partial(turned_off, reason, now=self._now()))
+            await self._record(partial(turned_off_signals, reason, now=self._now()))
             await asyncio.Event().wait()
             return
         while True:
@@ -71,7 +71,7 @@ class AnomalyWatch:
             self._failures += 1
             if self._failures == MAX_FAILURES:
                 refused = "ClickHouse refuses the query: " if isinstance(error, QueryError) else ""
-                await self._record(partial(unwatched, f"{refused}{error}", now=now))
+                await self._record(partial(unwatched_signals, f"{refused}{error}", now=now))
         else:
             self._clickhouse.worked()
             self._failures = 0

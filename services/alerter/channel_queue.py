@@ -56,7 +56,7 @@ DEFAULT_SCHEDULE = Schedule()
 
 
 @dataclass(slots=True, eq=False)
-class Composed:
+class ComposedMessage:
     """A message on its way, and the deliveries of the alerts that it covers, by their ids."""
 
     message: ChannelMessage
@@ -112,7 +112,7 @@ class ChannelQueue:
         self._channel = channel
         self._rules = rules
         self._waiting: dict[str, tuple[Delivery, Alert]] = {}
-        self._on_the_way: list[Composed] = []
+        self._on_the_way: list[ComposedMessage] = []
         self._updatable: dict[str, datetime] = {}
         """The incidents with a message that can be updated, and when it was updated last."""
         self._sent: deque[datetime] = deque()
@@ -164,24 +164,24 @@ class ChannelQueue:
             if composed.replay and message_id(composed.message) == identity:
                 composed.deliveries = {identity: delivery}  # delivered again, while it waits here
                 return
-        self._on_the_way.append(Composed(message, {identity: delivery}, replay=True))
+        self._on_the_way.append(ComposedMessage(message, {identity: delivery}, replay=True))
 
-    def due(self, clock: float, *, replay: bool = False) -> Composed | None:
+    def due(self, clock: float, *, replay: bool = False) -> ComposedMessage | None:
         """The message on its way, or the replay, whose next try is due."""
         due = [composed for composed in self._on_the_way if composed.replay == replay and composed.not_before <= clock]
         return min(due, key=lambda composed: composed.not_before, default=None)
 
-    def due_replay(self, now: datetime, clock: float) -> Composed | None:
+    def due_replay(self, now: datetime, clock: float) -> ComposedMessage | None:
         """The replay whose next try is due, if the channel's rate limit has room for it."""
         limit = self._rules.route.rate_limit
         full = limit is not None and len(self._recently_sent(now)) >= limit.messages
         return None if full else self.due(clock, replay=True)
 
-    def unsent(self) -> Composed | None:
+    def unsent(self) -> ComposedMessage | None:
         """The first message on its way that is no replay, due or not."""
         return next((composed for composed in self._on_the_way if not composed.replay), None)
 
-    def compose(self, now: datetime) -> tuple[Composed | None, list[Delivery]]:
+    def compose(self, now: datetime) -> tuple[ComposedMessage | None, list[Delivery]]:
         """The next message of the alerts that wait, if one is due; and the deliveries that need no message."""
         # The next message of an incident waits for the one on its way: people read of it in order.
         busy = {incident for composed in self._on_the_way if not composed.replay for incident in composed.incidents}
@@ -200,7 +200,7 @@ class ChannelQueue:
         if decided.message is None:
             return None, skipped
         deliveries = {ids[place]: self._waiting.pop(ids[place])[0] for place in decided.covers}
-        composed = Composed(decided.message, deliveries, counts=decided.counts)
+        composed = ComposedMessage(decided.message, deliveries, counts=decided.counts)
         self._on_the_way.append(composed)
         return composed, skipped
 
@@ -215,7 +215,7 @@ class ChannelQueue:
             min([self._idle_s, *(composed.not_before - clock for composed in self._on_the_way if not composed.replay)]),
         )
 
-    def succeeded(self, composed: Composed, message: ChannelMessage, now: datetime, clock: float) -> None:
+    def succeeded(self, composed: ComposedMessage, message: ChannelMessage, now: datetime, clock: float) -> None:
         """Notes that a message has arrived. `message`: as it was sent."""
         self._not_before = clock + self._channel.interval_s
         self._failures = 0
@@ -228,7 +228,9 @@ class ChannelQueue:
                 del self._updatable[message.incident_id]
         self.end(composed)
 
-    def failed(self, composed: Composed, failure: SendError, clock: float) -> Literal["give up", "retry", "disable"]:
+    def failed(
+        self, composed: ComposedMessage, failure: SendError, clock: float
+    ) -> Literal["give up", "retry", "disable"]:
         """Decides what becomes of a message that did not arrive."""
         schedule = self.schedule
         self._not_before = clock + self._channel.interval_s
@@ -246,7 +248,7 @@ class ChannelQueue:
         composed.not_before = max(clock + schedule.backoff_s(composed.failures), self._not_before)
         return "give up" if clock - composed.first_failed_at >= schedule.give_up_s else "retry"
 
-    def end(self, composed: Composed) -> None:
+    def end(self, composed: ComposedMessage) -> None:
         """Forgets a message that was delivered or given up, but for the ids of its alerts."""
         self._on_the_way.remove(composed)
         if not composed.replay:

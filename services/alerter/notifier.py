@@ -26,7 +26,7 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import ALERTS_HELD, alert_consumer
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
-from services.alerter.channel_queue import DEFAULT_SCHEDULE, IDLE_S, ChannelQueue, Composed, Schedule
+from services.alerter.channel_queue import DEFAULT_SCHEDULE, IDLE_S, ChannelQueue, ComposedMessage, Schedule
 from services.alerter.clock import Clock
 from services.alerter.incident_recorder import IncidentRecorder
 
@@ -142,13 +142,13 @@ class Notifier:
         await _to_its_end(self._send(composed))
         return self._queue.pause_s(self._clock.monotonic())
 
-    async def _compose(self) -> Composed | None:
+    async def _compose(self) -> ComposedMessage | None:
         composed, skipped = self._queue.compose(self._clock.now())
         for delivery in skipped:
             await delivery.ack_sync()
         return composed
 
-    async def _send(self, composed: Composed) -> None:
+    async def _send(self, composed: ComposedMessage) -> None:
         message = composed.message
         if composed.replay and isinstance(message, Alert):
             # A replayed alert may be long out of date: people are notified of the incident as it is.
@@ -181,7 +181,7 @@ class Notifier:
             structlog.get_logger().exception("alert_not_sent", channel=self._channel.name, alert_id=message_id(message))
             raise SendError(f"it can't be sent ({type(error).__name__})", permanent=True) from error
 
-    async def _after_failure(self, composed: Composed, failure: SendError) -> None:
+    async def _after_failure(self, composed: ComposedMessage, failure: SendError) -> None:
         decided = self._queue.failed(composed, failure, self._clock.monotonic())
         if not (failure.disables or failure.permanent):
             self._outage.failed(failure)
@@ -213,7 +213,7 @@ class Notifier:
                 return self._queue.schedule.max_s
         return None if self._queue.has_replays else self._queue.idle_s(self._clock.monotonic())
 
-    async def _give_up(self, composed: Composed, error: str) -> bool:
+    async def _give_up(self, composed: ComposedMessage, error: str) -> bool:
         """Keeps a message as a dead letter; False if that is refused."""
         name = self._channel.name
         alert_id = message_id(composed.message)
@@ -236,7 +236,7 @@ class Notifier:
         return True
 
 
-async def _acknowledge(composed: Composed) -> None:
+async def _acknowledge(composed: ComposedMessage) -> None:
     for delivery in composed.deliveries.values():
         await delivery.ack_sync()
 

@@ -14,9 +14,9 @@ from breakwater.breakers.contract import BreakerState
 from breakwater.breakers.metrics import BreakerMetrics
 from breakwater.breakers.rules.breaker import ALL, BreakerKey
 from breakwater.breakers.store import Breakers
-from breakwater.breakers.transitions import Seen, decide, observation_of, publish_saved
+from breakwater.breakers.transitions import ObservedOutcome, decide, observation_of, publish_saved
 from breakwater.config import Config, breakers_of
-from breakwater.health.rules import failed, out_of_budget
+from breakwater.health.rules import out_of_budget, speaks_against_health
 from breakwater.health.store import EndedCall, Healths
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.store.records import read_record
@@ -33,7 +33,7 @@ _WORST: tuple[BreakerState, ...] = ("isolated", "open", "half_open", "closed")
 class AttemptBatch:
     """The attempts of a batch, by breaker, and by agent and model for the agents' health."""
 
-    breakers: dict[BreakerKey, list[Seen]] = field(default_factory=dict[BreakerKey, "list[Seen]"])
+    breakers: dict[BreakerKey, list[ObservedOutcome]] = field(default_factory=dict[BreakerKey, "list[ObservedOutcome]"])
     health: dict[str, dict[str, list[EndedCall]]] = field(default_factory=dict[str, "dict[str, list[EndedCall]]"])
 
 
@@ -67,7 +67,7 @@ class BreakerHandler:
     ) -> None:
         """Takes a batch of attempts into account, and acknowledges it. `is_log` is as for `apply`."""
         async with heartbeat(batch):
-            sorted_batch = self.sorted(
+            sorted_batch = self.batch_of(
                 (delivery.sequence, ms_from_time(delivery.published_at), attempt)
                 for delivery in batch
                 if (attempt := read_record(delivery, Attempt)) is not None
@@ -76,7 +76,7 @@ class BreakerHandler:
         for delivery in batch:
             await delivery.ack()
 
-    def sorted(self, attempts: Iterable[tuple[int, int, Attempt]]) -> AttemptBatch:
+    def batch_of(self, attempts: Iterable[tuple[int, int, Attempt]]) -> AttemptBatch:
         """Sorts attempts, each with its sequence and the time when it was stored (ms since the epoch)."""
         batch = AttemptBatch()
         for sequence, at_ms, attempt in attempts:
@@ -85,12 +85,12 @@ class BreakerHandler:
                 continue
             if out_of_budget(attempt):
                 batch.health.setdefault(attempt.agent, {}).setdefault("", []).append(EndedCall(sequence, at_ms, True))
-            elif (went_wrong := failed(attempt)) is not None:
+            elif (went_wrong := speaks_against_health(attempt)) is not None:
                 models = batch.health.setdefault(attempt.agent, {})
                 models.setdefault(attempt.model, []).append(EndedCall(sequence, at_ms, went_wrong))
             if agent.breaker is not None:
                 key = BreakerKey.of(agent.breaker.scope, attempt.agent, attempt.model, attempt.provider)
-                observed = Seen(observation_of(sequence, at_ms, attempt), agent.breaker)
+                observed = ObservedOutcome(observation_of(sequence, at_ms, attempt), agent.breaker)
                 batch.breakers.setdefault(key, []).append(observed)
         return batch
 
@@ -105,7 +105,7 @@ class BreakerHandler:
         Raises:
             StateUnavailableError, BusUnavailableError: the batch may be repeated.
         """
-        waiting: dict[BreakerKey, list[Seen]] = batch.breakers
+        waiting: dict[BreakerKey, list[ObservedOutcome]] = batch.breakers
         notes = [self._healths.note_command(agent, models) for agent, models in batch.health.items()]
         while waiting or notes:
             log, breakers = await self._breakers.load_with_log(list(waiting))

@@ -16,8 +16,8 @@ import structlog
 
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules.breaker import BreakerKey
-from breakwater.breakers.rules.transitions import recalled
-from breakwater.breakers.store import Breakers, Loaded, Saving
+from breakwater.breakers.rules.transitions import breaker_after
+from breakwater.breakers.store import Breakers, LoadedBreaker, Saving
 from breakwater.config import Config
 from breakwater.health.store import Healths
 from breakwater.jobs.contract.execution import Attempt, Execution
@@ -31,7 +31,7 @@ from breakwater.kernel.process.outage import Outage, Outages
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import GuardEvent
 from breakwater.limits.rules.guard import Trip, outcome_of
-from breakwater.limits.store.tasks import Tasks, Tripped
+from breakwater.limits.store.tasks import Tasks, TripRecord
 from services.breaker.handlers import BreakerHandler
 
 HEALTH_FROM_S = 600.0
@@ -127,12 +127,12 @@ class Rebuild:
         pairs = zip(latest.items(), breakers, strict=True)
         return sum([await self._recall(key, *newest, loaded) for (key, newest), loaded in pairs])
 
-    async def _recall(self, key: BreakerKey, latest: BreakerTransition, sequence: int, loaded: Loaded) -> bool:
+    async def _recall(self, key: BreakerKey, latest: BreakerTransition, sequence: int, loaded: LoadedBreaker) -> bool:
         # A breaker that is isolated, or has an unpublished transition, is the latest decision, whatever its version.
         while loaded.breaker.version < latest.version and not (
             loaded.unpublished or loaded.breaker.state == "isolated"
         ):
-            [saved] = await self._breakers.save([Saving(key, loaded, recalled(latest, sequence), None)])
+            [saved] = await self._breakers.save([Saving(key, loaded, breaker_after(latest, sequence), None)])
             if saved:
                 return True
             [loaded] = await self._breakers.load([key])
@@ -152,7 +152,7 @@ class Rebuild:
             if event.kind == "tripped" and event.rule is not None:
                 trip = Trip(event.rule, event.reason)
                 at_ms = ms_from_time(event.at)
-                stopped = Tripped(
+                stopped = TripRecord(
                     trip, event.agent, event.execution_id or "", at_ms, published=True, task_id=event.task_id
                 )
                 await self._tasks.restore(key, stopped)
@@ -195,9 +195,9 @@ class Rebuild:
                     batch.append((message.sequence, ms_from_time(message.stored_at), attempt))
                     count += 1
                 if len(batch) == BATCH:
-                    await self._handler.apply(self._handler.sorted(batch))
+                    await self._handler.apply(self._handler.batch_of(batch))
                     batch = []
-        await self._handler.apply(self._handler.sorted(batch))
+        await self._handler.apply(self._handler.batch_of(batch))
         return count
 
 

@@ -53,7 +53,9 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         metrics,
         compare_every_s=lambda: live.now.budgets.compare_every_s,
     )
-    handler = BudgetHandler(live.caps, Budgets(redis, zone), counters, publisher, lookup, reconciler.filled, metrics)
+    handler = BudgetHandler(
+        live.caps, Budgets(redis, zone), counters, publisher, lookup, reconciler.await_source, metrics
+    )
     gauges = BudgetGauges(live.caps, counters, analytics)
 
     def linger_s(last: int) -> float:

@@ -20,7 +20,15 @@ from breakwater.kernel.process.outage import Outages
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import BudgetEvent
 from breakwater.limits.metrics import BudgetMetrics
-from breakwater.limits.rules.budget import CapTable, Counter, Period, effective_limit, periods_at, reached, threshold
+from breakwater.limits.rules.budget import (
+    CapTable,
+    Counter,
+    Period,
+    effective_limit,
+    periods_at,
+    reached_thresholds,
+    threshold,
+)
 from breakwater.limits.rules.ledger import charged_at
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets, NotFilledError, Settlement, Totals
@@ -96,7 +104,7 @@ class BudgetHandler:
             StateUnavailableError, BusUnavailableError: repeat it.
         """
         charged: set[str] = set()
-        while attempt_ids := set(await self._budgets.lapsed(datetime.now(UTC))) - charged:
+        while attempt_ids := set(await self._budgets.lapsed_attempts(datetime.now(UTC))) - charged:
             for attempt_id in attempt_ids:
                 await self._charge(attempt_id, log)
             charged |= attempt_ids
@@ -124,7 +132,7 @@ class BudgetHandler:
             for counter in self._caps().counters(attempt.agent, attempt.tenant):
                 if counter.name == attempt.refused_by and attempt.refused_cap is not None:
                     period = periods_at(charged_at(attempt), self._counters.zone).of(counter.window)
-                    spent, raised = await self._counters.spent(period, counter.key)
+                    spent, raised = await self._counters.spend_in(period, counter.key)
                     total = Totals(period, counter.key, spent, raised, attempt.agent)
                     await self._announce(total, refused=attempt)
 
@@ -138,11 +146,13 @@ class BudgetHandler:
         limit = effective_limit(counter.limit, total.raised)
         if limit is None:
             return
-        percents = reached(counter, limit, total.spent, refused=refused is not None and refused.refused_cap == limit)
+        percents = reached_thresholds(
+            counter, limit, total.spent, refused=refused is not None and refused.refused_cap == limit
+        )
         if not percents:
             return
         thresholds = [threshold(total.key, limit, percent) for percent in percents]
-        reserved, announced = await self._counters.announced(total.period, total.key, thresholds)
+        reserved, announced = await self._counters.announcements(total.period, total.key, thresholds)
         for percent, name, is_announced in zip(percents, thresholds, announced, strict=True):
             if is_announced:
                 continue

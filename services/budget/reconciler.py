@@ -23,7 +23,7 @@ from breakwater.limits.rules.budget import CapTable
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
 from breakwater.limits.store.budget_counters import BudgetCounters, Filled
 from breakwater.limits.store.budgets import NotFilledError
-from breakwater.records.reconciliation import BudgetComparison, RecordedSpend, added, at_least, compare
+from breakwater.records.reconciliation import BudgetComparison, RecordedSpend, add_ledgers, at_least, compare
 from services.budget.handlers import event_of
 
 CHECK_EVERY_S = 1.0
@@ -70,7 +70,7 @@ class Reconciler:
         self._restarted = False
         self._looked = asyncio.Event()
 
-    async def filled(self, lost: bool) -> str:
+    async def await_source(self, lost: bool) -> str:
         """Waits until the counters are derived from the log, and returns the log's identity.
 
         Args:
@@ -170,14 +170,14 @@ class Reconciler:
         self._log = (await self._lookup.facts(Stream.EVENTS)).identity
 
     async def _look(self) -> None:
-        filled = await self._counters.filled()
+        filled = await self._counters.source()
         if self._log is None or not self._is_ours(filled):
             # Read it again: another budget service may have noticed before us that the log was replaced.
             await self._look_at_log()
             if not self._is_ours(filled):
                 self._metrics.set_complete(yes=False)
                 await self._fill(filled)
-                filled = await self._counters.filled()
+                filled = await self._counters.source()
         if self._is_ours(filled):
             self._metrics.set_complete(yes=True)
             self._looked.set()
@@ -205,7 +205,7 @@ class Reconciler:
         earlier = stored.figures
         if lost_log:
             earlier = at_least(earlier, (await self._counters.snapshot(periods)).settled)
-        figures = added(earlier, logged.figures)
+        figures = add_ledgers(earlier, logged.figures)
         log = stored.log.identity
         alone = previous is None and await self._record.is_alone(stored, periods)
         if await self._counters.fill(previous, log, logged.upto, periods, figures, notes, alone=alone):

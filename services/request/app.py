@@ -39,7 +39,7 @@ from breakwater.jobs.api.callable_agents import CallableAgentTable
 from breakwater.jobs.api.cancels import CancelRequests, Cancels
 from breakwater.jobs.api.job_queue import QueueQuota
 from breakwater.jobs.api.results import JobLookup, ResultReader, Waiters
-from breakwater.jobs.store.accepted import Accepted
+from breakwater.jobs.store.accepted import AcceptedJobs
 from breakwater.jobs.store.executions import Executions
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.http.problems import RequestError, unavailable
@@ -80,7 +80,7 @@ class RequestService:
         self._settings = settings
         self._broker = make_broker(settings.nats_url.get_secret_value(), "request")
         self._redis = Redis(settings.redis_url.get_secret_value())
-        self._accepted = Accepted(self._redis)
+        self._accepted = AcceptedJobs(self._redis)
         cipher = cipher_of(config, settings.plane_key)
         self._waiters = Waiters(self._any_connection, cipher)
         lookup = JobLookup(ResultReader(self._connection, self._reconnects, cipher), self._waiters, self._accepted)

@@ -53,7 +53,7 @@ def gates_of(worker: WorkerContext) -> Gates:
         ),
         partial(RateLimitGate, rate_limits=worker.rate_limits, limits_of=worker.limits_of, jitter=jitter),
         partial(DeploymentGate, deployments=worker.deployments, policies=worker.retry_policies, jitter=jitter),
-        partial(TaskBreakerGate, bound=worker.guards.tasks.begun, **breaker.keywords),
+        partial(TaskBreakerGate, bound=worker.guards.tasks.note_begun, **breaker.keywords),
     )
 
 

@@ -167,7 +167,7 @@ class Attempts:
         messages: Sequence[JsonMessage] = self._job.messages
         dropped = 0
         if self._checkpoint.repairs is not None:
-            messages, dropped = self._checkpoint.repairs.applied(messages)
+            messages, dropped = self._checkpoint.repairs.apply_to(messages)
         if self._checkpoint.partial:
             messages = [*messages, *continuing(self._checkpoint.partial)]
         timeout_s = min(self._job.agent.timeout_s, remaining_s)

@@ -9,7 +9,7 @@ from traceback import format_tb
 import structlog
 
 from breakwater.calls.assignment import Assignment, InFlight
-from breakwater.calls.providers.base import Answer, Call, CallError, refused
+from breakwater.calls.providers.base import Answer, Call, CallError, refusal_of
 from breakwater.calls.rules.classify import BrokenAnswer, classify
 from breakwater.calls.rules.parameters import field_of
 from breakwater.calls.rules.repairs import JsonMessage, Repairs
@@ -139,7 +139,7 @@ async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, r
     try:
         losses = job.losses if request.native is None else ()
         if (loss := next((loss for loss in losses if field_of(loss.path) not in flight.left_out), None)) is not None:
-            raise refused(loss.message, loss.path)
+            raise refusal_of(loss.message, loss.path)
         answer = await worker.providers[flight.provider].perform(request)
     except CallError as failed:
         if job.agent.on_empty_answer == "fail" or classify(failed.failure, job.now()).class_name != "EmptyAnswerError":

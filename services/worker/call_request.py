@@ -12,7 +12,7 @@ from breakwater.calls.rules.repairs import JsonMessage, Repairs
 from breakwater.calls.targets import Target
 from breakwater.dialects.rules import repaired_body
 from breakwater.dialects.rules.provider_state import StateRepair, author_of, for_author
-from breakwater.prices.rules.price import limited
+from breakwater.prices.rules.price import with_output_limit
 from services.worker.context import WorkerContext
 
 
@@ -86,7 +86,7 @@ def _params(
     """Returns the parameters of a call, with the lowest output limit of its reservation and its repairs."""
     limits = [limit for limit in (max_tokens, repaired_limit) if limit is not None]
     params = job.params_without(left_out)
-    return limited(params, min(limits)) if limits else params
+    return with_output_limit(params, min(limits)) if limits else params
 
 
 def _native_body(

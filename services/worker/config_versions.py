@@ -131,7 +131,9 @@ class ConfigVersions:
 
     async def restore(self) -> None:
         """Serves agents again that were removed from the config before this worker started."""
-        for name, version in (await self.newest.worker.outages.retry_while_unavailable(self._configs.retired)).items():
+        for name, version in (
+            await self.newest.worker.outages.retry_while_unavailable(self._configs.removed_agents)
+        ).items():
             if name not in self._serving and (compiled := await self._load(version, name)) is not None:
                 self._serving[name] = compiled
                 self._live.keep(name, compiled.worker.config.agents[name].budget)

@@ -45,7 +45,7 @@ class ConsumerWatch:
         """Checks once. Raises BusError: check again."""
         config = self._config_versions.newest.worker.config
         agents = {name: agent.concurrency for name, agent in config.agents.items()}
-        deleted = await self._check.deleted(Plan(agents, tuple(config.alerts.channels)))
+        deleted = await self._check.deleted_consumers(Plan(agents, tuple(config.alerts.channels)))
         if not deleted:
             return
         incidents, rules = self._incidents(config)

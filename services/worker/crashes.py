@@ -49,7 +49,7 @@ class Crashes:
     async def count(self, delivery: Delivery, by: int = 1) -> int:
         """Counts a crash of a message, and returns the number of its crashes."""
         message = f"{self._agent_name}/{delivery.sequence}/{int(delivery.published_at.timestamp())}"
-        count = partial(self._worker.executions.crashed, message, by)
+        count = partial(self._worker.executions.count_crash, message, by)
         return await self._worker.outages.retry_while_unavailable(count)
 
     async def repeat_or_end(self, delivery: Delivery, job: Assignment | None, error: Exception) -> None:

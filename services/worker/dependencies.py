@@ -11,8 +11,8 @@ import structlog
 from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, JobEnd
 from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.jobs.rules.plans import Dependency, dependency_failure, look_again_in
-from breakwater.jobs.store.accepted import Accepted, JobStatus
-from breakwater.jobs.store.records import decided
+from breakwater.jobs.store.accepted import AcceptedJobs, JobStatus
+from breakwater.jobs.store.records import stored_result
 from breakwater.kernel.nats.delivery import wake_early
 from breakwater.kernel.nats.errors import BusUnavailableError, PublishRefusedError
 from services.worker.context import WorkerContext
@@ -77,11 +77,11 @@ class Dependencies:
         return dict(zip(ids, statuses, strict=True))
 
     async def _status(self, execution_id: str) -> Dependency:
-        result = await decided(self._worker.lookup.as_stored(), execution_id)
+        result = await stored_result(self._worker.lookup.as_stored(), execution_id)
         if result is not None:
             # The outcome of another owner's job is not disclosed.
             return result.status if self._is_ours(result.tenant, result.owner) and not result.dry_run else "unknown"
-        status = await Accepted(self._worker.redis).status(execution_id, just_now=False)
+        status = await AcceptedJobs(self._worker.redis).status(execution_id, just_now=False)
         return "undecided" if status is not None and self._is_visible(execution_id, status) else "unknown"
 
     def _is_visible(self, execution_id: str, status: JobStatus) -> bool:

@@ -20,7 +20,7 @@ from breakwater.jobs.contract.execution import ErrorInfo, Result
 from breakwater.jobs.held_claims import JobCancelledError
 from breakwater.jobs.rules.runs import run_id
 from breakwater.jobs.store.executions import Claimed, ClaimLostError, Conflict, MaybeHeld, SavedProgress, Taken
-from breakwater.jobs.store.records import decided
+from breakwater.jobs.store.records import stored_result
 from breakwater.kernel.nats.delivery import Delivery, park
 from breakwater.kernel.nats.errors import PublishRefusedError
 from breakwater.kernel.nats.subjects import PROGRAM, Header
@@ -354,5 +354,5 @@ class JobHandler:
                 await delivery.retry_in(0)
 
     async def _find_result(self, job: Assignment) -> Result | None:
-        find = partial(decided, self._worker.lookup, job.execution_id, self._agent_name)
+        find = partial(stored_result, self._worker.lookup, job.execution_id, self._agent_name)
         return await self._worker.outages.retry_while_unavailable(find)

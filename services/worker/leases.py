@@ -16,7 +16,7 @@ import structlog
 from breakwater.jobs.contract.execution import PendingCancel
 from breakwater.jobs.held_claims import ClaimLease
 from breakwater.jobs.store.executions import Claim, ClaimKept, ClaimLostError, Executions
-from breakwater.kernel.nats.core import hearing
+from breakwater.kernel.nats.core import core_subscription
 from breakwater.kernel.nats.delivery import Delivery, report_in_progress
 from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.lookup import ClientGetter
@@ -183,7 +183,9 @@ async def receive_cancel_requests(connection: ClientGetter, take: Callable[[Pend
     """Receives requests to cancel jobs until it is cancelled itself."""
 
     async def receive() -> None:
-        async with hearing(connection, CANCEL_REQUESTS, lambda data: take(PendingCancel.model_validate_json(data))):
+        async with core_subscription(
+            connection, CANCEL_REQUESTS, lambda data: take(PendingCancel.model_validate_json(data))
+        ):
             await asyncio.Event().wait()
 
     await Outage("cancel requests").retry_until_available(receive, on=BusUnavailableError, retry_s=RETRY_S)

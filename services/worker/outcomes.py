@@ -20,7 +20,7 @@ from breakwater.breakers.gate import breaker_of_agent, breaker_of_task
 from breakwater.breakers.rules.breaker import BreakerKey, caller_of
 from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import Breakers
-from breakwater.breakers.transitions import AS_OF_NOW, Seen, decide, observation_of
+from breakwater.breakers.transitions import AS_OF_NOW, ObservedOutcome, decide, observation_of
 from breakwater.calls.assignment import Assignment
 from breakwater.calls.targets import Target
 from breakwater.jobs.contract.execution import Attempt
@@ -44,7 +44,7 @@ class Outcomes:
         self._outputs: dict[tuple[str, str], deque[int]] = {}
         self.answered: dict[str, datetime] = {}
         """The time of each deployment's latest answer to this worker."""
-        self._pending: dict[BreakerKey, list[Seen]] = {}
+        self._pending: dict[BreakerKey, list[ObservedOutcome]] = {}
         self._updating = asyncio.Lock()
 
     def outputs(self, agent: str, model: str) -> Sequence[int]:
@@ -110,7 +110,7 @@ class Outcomes:
                 observed = (
                     observation if breaker_key.task is None else replace(observation, version=None, caller="", task="")
                 )
-                self._pending.setdefault(breaker_key, []).append(Seen(observed, breaker_rules))
+                self._pending.setdefault(breaker_key, []).append(ObservedOutcome(observed, breaker_rules))
             recording.add(self._begin(self._update_breakers))
         if recording:
             await asyncio.wait(recording, timeout=RECORD_TIMEOUT_S)
@@ -118,7 +118,7 @@ class Outcomes:
     async def _update_breakers(self) -> None:
         """Applies all pending outcomes to their breakers, those of all jobs together."""
         async with self._updating:
-            pending: dict[BreakerKey, list[Seen]] = dict(self._pending)
+            pending: dict[BreakerKey, list[ObservedOutcome]] = dict(self._pending)
             self._pending.clear()
             while pending:
                 log, breakers = await self._breakers.load_with_log(list(pending))

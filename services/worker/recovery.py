@@ -88,7 +88,7 @@ def _with_recorded(job: Assignment, checkpoint: Checkpoint, attempt: Attempt) ->
     if attempt.cause != checkpoint.cause:
         # The repair was decided after the checkpoint was saved; otherwise, the checkpoint would have it.
         repairs_before = checkpoint.repairs or Repairs()
-        repairs = repairs_before.replayed(attempt.cause, job.messages, checkpoint.attempts, attempt.dropped_params)
+        repairs = repairs_before.replay(attempt.cause, job.messages, checkpoint.attempts, attempt.dropped_params)
         checkpoint = checkpoint.model_copy(update={"repairs": repairs})
     return checkpoint.after(attempt)
 

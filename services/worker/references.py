@@ -8,8 +8,8 @@ from functools import partial
 from breakwater.calls.assignment import Assignment
 from breakwater.jobs.rules.ids import is_made_here, key_of
 from breakwater.jobs.rules.runs import run_id, run_of
-from breakwater.jobs.store.accepted import Accepted
-from breakwater.jobs.store.records import decided
+from breakwater.jobs.store.accepted import AcceptedJobs
+from breakwater.jobs.store.records import stored_result
 from breakwater.kernel.nats.subjects import PROGRAM
 from breakwater.limits.settings import GuardRules
 from services.worker.context import WorkerContext
@@ -43,9 +43,9 @@ async def _with_execution_ids(worker: WorkerContext, job: Assignment) -> Assignm
 async def _is_of_sender(worker: WorkerContext, execution_id: str, job: Assignment) -> bool:
     """Returns True if an execution belongs to the owner of a job, or for a program of a tenant to the tenant."""
     # The note of an accepted job is deleted soon after the job ends, so look for a result first.
-    referred = await decided(worker.lookup.as_stored(), execution_id)
+    referred = await stored_result(worker.lookup.as_stored(), execution_id)
     if referred is None:
-        referred = await Accepted(worker.redis).status(execution_id, just_now=False)
+        referred = await AcceptedJobs(worker.redis).status(execution_id, just_now=False)
         if referred is None or not referred.is_owner_known:
             return False
     if referred.tenant != job.job.tenant:

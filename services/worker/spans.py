@@ -17,12 +17,12 @@ from breakwater.calls.span_attributes import (
     request_attributes,
     result_attributes,
 )
-from breakwater.dialects.rules.provider_words import hashed, known_or_hash
+from breakwater.dialects.rules.provider_words import known_or_hash, short_digest
 from breakwater.jobs.contract.execution import Attempt, Result
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.telemetry.tracing.messages import (
     JsonObject,
-    fitted,
+    fit,
     input_messages,
     last_text,
     output_message,
@@ -71,7 +71,7 @@ def call_ended(
     if response is not None and not worker.keeps_error_texts(job.agent):
         # A provider may write anything there.
         model = attempt.response_model or worker.targets.of(job.agent_name, attempt.model).name
-        response = {"id": hashed(str(response.get("id") or "")), "model": model}
+        response = {"id": short_digest(str(response.get("id") or "")), "model": model}
         reasons = tuple(map(known_or_hash, reasons))
     attributes = {**outcome_attributes(attempt, response, reasons)}
     if not worker.config.tracing.capture_content or job.job.api == "embeddings":
@@ -148,5 +148,5 @@ def _answers(
 
 def _bounded(worker: WorkerContext, content: Mapping[str, Sequence[JsonObject]]) -> tracing.SpanAttributes:
     limit = worker.config.tracing.max_content_bytes
-    texts = {name: fitted(messages, limit) for name, messages in content.items()}
+    texts = {name: fit(messages, limit) for name, messages in content.items()}
     return {name: text for name, text in texts.items() if text is not None}

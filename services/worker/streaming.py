@@ -24,7 +24,7 @@ from breakwater.dialects.rules.provider_state import AUTHOR
 from breakwater.dialects.store.response_log import DELETED, ChunksDroppedError, ResponseLog
 from breakwater.dialects.store.response_room import COUNTED_BYTES, MESSAGE_BYTES
 from breakwater.jobs.contract.execution import Attempt
-from breakwater.jobs.rules.chat_messages import THOUGHT, encoded
+from breakwater.jobs.rules.chat_messages import THOUGHT, encode_json
 from breakwater.jobs.rules.ownership import store_share
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.nats import subjects
@@ -226,7 +226,7 @@ class AnswerStream:
             await self._worker.leases.restore(claim)
 
     async def _append(self, log: ResponseLog, message: bytes) -> None:
-        stored = log.sealed(message, private=not self._job.agent.keeps_error_texts)
+        stored = log.seal(message, private=not self._job.agent.keeps_error_texts)
         outages = self._worker.outages
         if not self._last:
             self._worker.room.begin_soon(self.execution_id)
@@ -257,7 +257,7 @@ class AnswerStream:
             self._uncounted = 0
 
     def _message(self, attempt: int, model: str, chunks: Sequence[Chunk], dropped_params: Sequence[str]) -> bytes:
-        return encoded(
+        return encode_json(
             {
                 "type": "chunks",
                 "execution_id": self.execution_id,

@@ -22,8 +22,8 @@ from breakwater.alerts.rules.anomaly import (
     Place,
     judge,
     signals,
-    turned_off,
-    unwatched,
+    turned_off_signals,
+    unwatched_signals,
 )
 from breakwater.alerts.rules.incidents import IncidentRules, decide
 from breakwater.alerts.rules.signals import Firing, Resolved, Signal
@@ -213,13 +213,13 @@ def test_property_asked_twice_nothing_changes_the_second_time(
 def test_other_incidents_of_an_agent_are_not_touched() -> None:
     cost = incident_of().model_copy(update={"key": "agent_anomaly/writer/execution_cost"})
     breaker = incident_of().model_copy(update={"key": "breaker_open/writer/latency"})
-    assert signals({}, {}, [cost, breaker], RULES, AT) == turned_off("off", [cost, breaker], AT) == []
+    assert signals({}, {}, [cost, breaker], RULES, AT) == turned_off_signals("off", [cost, breaker], AT) == []
 
 
 def test_without_clickhouse_an_incident_says_so_and_nothing_else_ends() -> None:
     incidents: dict[str, Alert] = {"anomaly": incident_of()}
     for _ in range(2):
-        changes = unwatched("ClickHouse does not answer: refused", incidents.values(), AT)
+        changes = unwatched_signals("ClickHouse does not answer: refused", incidents.values(), AT)
         recorded(incidents, changes)
     blind = incidents["agent_anomaly//unwatched"]
     assert (blind.count, blind.status, blind.agent, blind.severity) == (1, "firing", "*", "warning")
@@ -235,7 +235,7 @@ def test_without_clickhouse_an_incident_says_so_and_nothing_else_ends() -> None:
 
 
 def test_what_is_turned_off_leaves_no_incident_open() -> None:
-    [over] = turned_off("the config turns them off", [incident_of()], AT)
+    [over] = turned_off_signals("the config turns them off", [incident_of()], AT)
     assert isinstance(over, Resolved)
     assert over.text == "Anomalies are not watched any more: the config turns them off. Nothing to do."
 

@@ -27,7 +27,7 @@ from breakwater.breakers.rules.breaker import (
     reset,
 )
 from breakwater.breakers.settings import BreakerRules
-from breakwater.breakers.store import BreakerAdmitted, BreakerRefused, Breakers, Loaded, Saving
+from breakwater.breakers.store import BreakerAdmitted, BreakerRefused, Breakers, LoadedBreaker, Saving
 from tests.limits.machine import RedisMachine, run_for_steps
 from tests.servers import RunningServer
 
@@ -125,7 +125,7 @@ class Call:
 class Decision:
     """What somebody has read and decided, and not saved yet."""
 
-    before: Loaded
+    before: LoadedBreaker
     changes: int
     """How often the breaker had been changed when it was read."""
     outcomes: Sequence[Observation] = ()
@@ -157,11 +157,11 @@ class Fleet(RedisMachine):
         self.decided: dict[str, Decision] = {}
         self.number = self.changes = 0
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedBreaker:
         [loaded] = self.run(Breakers(self.redis).load([KEY]))
         return loaded
 
-    def save(self, before: Loaded, after: Breaker) -> bool:
+    def save(self, before: LoadedBreaker, after: Breaker) -> bool:
         [saved] = self.run(Breakers(self.redis).save([Saving(KEY, before, after, None)]))
         return saved
 
@@ -180,7 +180,7 @@ class Fleet(RedisMachine):
     def ask(self, attempt: str, *, answer_is_lost: bool = False) -> BreakerAdmitted | BreakerRefused:
         # The breaker may have been read some time ago, and Redis' clock goes on.
         [answer] = self.run(self.redis.run([Breakers.admit_command(KEY, attempt, LEASE_MS)]))
-        verdict, asked, after = Breakers.admission(answer), self.last.now_ms, self.load()
+        verdict, asked, after = Breakers.read_admission(answer), self.last.now_ms, self.load()
         self.may = OF_ADMISSIONS
         self.calls[attempt] = Call()
         match self.model.state:
@@ -218,7 +218,7 @@ class Fleet(RedisMachine):
             assert verdict.probe
             assert until_ms <= answered
 
-    def probe_begins(self, attempt: str, verdict: BreakerAdmitted, asked: int, after: Loaded) -> None:
+    def probe_begins(self, attempt: str, verdict: BreakerAdmitted, asked: int, after: LoadedBreaker) -> None:
         opens = self.model.state == "open"
         assert verdict.version == self.model.version + opens
         assert verdict.became_half_open == (opens or self.model.probe == attempt)
@@ -461,7 +461,7 @@ class Callers(RedisMachine):
         self.sequence += 1
         attempt, breakers = f"j{self.sequence}:1", Breakers(self.redis)
         [answer] = self.run(self.redis.run([Breakers.admit_command(KEY, attempt, LEASE_MS, CALLERS[name])]))
-        verdict = Breakers.admission(answer)
+        verdict = Breakers.read_admission(answer)
         if isinstance(verdict, BreakerRefused):
             # It is stopped by failures of its own, or by those of two; never by those of one other.
             failing = [one for one, number in self.in_a_row.items() if number > 0]

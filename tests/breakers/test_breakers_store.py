@@ -16,7 +16,15 @@ from breakwater.breakers.rules.breaker import (
     reset,
 )
 from breakwater.breakers.settings import BreakerRules
-from breakwater.breakers.store import ALIVE_MS, KEEP_MS, BreakerAdmitted, BreakerRefused, Breakers, Loaded, Saving
+from breakwater.breakers.store import (
+    ALIVE_MS,
+    KEEP_MS,
+    BreakerAdmitted,
+    BreakerRefused,
+    Breakers,
+    LoadedBreaker,
+    Saving,
+)
 from breakwater.jobs.contract.execution import FailureStatistics
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 
@@ -63,15 +71,15 @@ async def admit(
     redis: Redis, attempt: str, lease_ms: int | None = 60_000, caller: str = ""
 ) -> BreakerAdmitted | BreakerRefused:
     [answer] = await redis.run([Breakers.admit_command(KEY, attempt, lease_ms, caller)])
-    return Breakers.admission(answer)
+    return Breakers.read_admission(answer)
 
 
-async def save(redis: Redis, before: Loaded, after: Breaker, unpublished: str | None = None) -> bool:
+async def save(redis: Redis, before: LoadedBreaker, after: Breaker, unpublished: str | None = None) -> bool:
     [saved] = await Breakers(redis).save([Saving(KEY, before, after, unpublished)])
     return saved
 
 
-async def load(redis: Redis) -> Loaded:
+async def load(redis: Redis) -> LoadedBreaker:
     [loaded] = await Breakers(redis).load([KEY])
     return loaded
 
@@ -259,7 +267,7 @@ async def test_nothing_is_left_of_a_note_upon_a_breaker_that_is_forgotten(redis:
 async def test_a_redis_that_is_away_is_reported_as_such() -> None:
     away = Redis("redis://127.0.0.1:1/0")
     breakers = Breakers(away)
-    saving = Saving(KEY, Loaded(Breaker(), "0", 0, None), OPEN, None)
+    saving = Saving(KEY, LoadedBreaker(Breaker(), "0", 0, None), OPEN, None)
     for work in (
         lambda: breakers.load([KEY]),
         lambda: breakers.save([saving]),
@@ -304,7 +312,7 @@ async def test_a_task_with_a_breaker_of_its_own_is_not_stopped_by_what_it_has_op
 
     async def asked(task: str) -> BreakerAdmitted | BreakerRefused:
         [answer] = await redis.run([Breakers.admit_command(KEY, "t:1", 1000, "kA t", task)])
-        return Breakers.admission(answer)
+        return Breakers.read_admission(answer)
 
     assert await asked("0badc0de") == BreakerAdmitted(probe=False, version=1, became_half_open=False)
     for other in ("", "deadbeef"):
@@ -342,7 +350,7 @@ async def test_whose_probe_has_failed_lets_another_probe_at_once_and_clears_that
 
 
 async def test_a_success_says_who_called_until_two_are_known(redis: Redis) -> None:
-    def names(loaded: Loaded) -> list[str]:
+    def names(loaded: LoadedBreaker) -> list[str]:
         return [name for name, _ in loaded.breaker.callers]
 
     async def succeeded(sequence: int, caller: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules.breaker import Breaker, BreakerChange, BreakerKey, Observation, isolate, observe, reset
 from breakwater.breakers.rules.health import open_for
-from breakwater.breakers.rules.transitions import half_opened, recalled, transition
+from breakwater.breakers.rules.transitions import breaker_after, half_opened, transition
 from breakwater.breakers.settings import BreakerRules
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from tests.tables import each_row
@@ -134,14 +134,14 @@ def test_a_half_open_one_reported_twice_has_one_id_and_each_cooldown_another() -
 def test_a_lost_breaker_is_recalled_from_its_latest_transition(
     event: BreakerTransition, expected: dict[str, Any]
 ) -> None:
-    breaker = recalled(BreakerTransition.model_validate_json(event.json_bytes()), sequence=77)
+    breaker = breaker_after(BreakerTransition.model_validate_json(event.json_bytes()), sequence=77)
     assert {name: getattr(breaker, name) for name in expected} == expected
     assert (breaker.version, breaker.reason, breaker.closed_at) == (event.version, event.reason, 77)
     assert time_from_ms(breaker.changed_ms) == event.at
 
 
 def test_what_was_reported_before_the_transition_counts_for_no_recalled_one() -> None:
-    breaker = recalled(CLOSED_AGAIN, sequence=77)
+    breaker = breaker_after(CLOSED_AGAIN, sequence=77)
     for sequence in (1, 6, 77):
         assert observe(breaker, Observation(sequence, "a", NOW, True, A), RULES, NOW) == (breaker, None)
     counted, _ = observe(breaker, Observation(78, "a", NOW, True, A), RULES, NOW)
@@ -150,5 +150,5 @@ def test_what_was_reported_before_the_transition_counts_for_no_recalled_one() ->
 
 def test_a_recalled_breaker_that_was_open_for_its_only_caller_is_open_for_one_once_another_calls() -> None:
     alone = OPENED_AGAIN.model_copy(update={"alone": "k1a2b3c4d", "open_for": None})
-    breaker = replace(recalled(alone, sequence=77), callers=(("k5eed0002", ms_from_time(alone.at)),))
+    breaker = replace(breaker_after(alone, sequence=77), callers=(("k5eed0002", ms_from_time(alone.at)),))
     assert open_for(breaker) == "one caller"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from breakwater.calls.rules.classify import MAX_END, MAX_LENGTH, error_identity, normalised
+from breakwater.calls.rules.classify import MAX_END, MAX_LENGTH, error_identity, normalise
 from tests.tables import each_row
 
 SEED = "TypeError: Cannot read property 'id' of undefined at UserController (/src/controllers/user.ts:{})"
@@ -117,13 +117,13 @@ TRACES: list[Trace] = [
 
 @pytest.mark.parametrize("place", ["42:15", "87:22"])
 def test_the_seeds_examples_have_the_seeds_normal_form(place: str) -> None:
-    assert normalised(SEED.format(place)) == "typeerror: cannot read property 'id' of undefined STACK"
+    assert normalise(SEED.format(place)) == "typeerror: cannot read property 'id' of undefined STACK"
 
 
 @each_row("trace", TRACES)
 def test_lines_addresses_and_depth_of_a_trace_say_nothing(trace: Trace) -> None:
     texts = [trace("OrderError: no stock", depth, line) for depth, line in ((1, 42), (3, 9), (7, 1024), (60, 3))]
-    assert len({normalised(text) for text in texts}) == 1
+    assert len({normalise(text) for text in texts}) == 1
 
 
 @each_row("trace", TRACES)
@@ -134,13 +134,13 @@ def test_a_trace_of_another_error_is_another(trace: Trace, other: str) -> None:
 
 @each_row("trace", TRACES)
 def test_nothing_of_a_frame_is_left(trace: Trace) -> None:
-    assert "srv" not in normalised(trace("OrderError: no stock", 3, 42))
-    assert "STACK" in normalised(trace("OrderError: no stock", 3, 42))
+    assert "srv" not in normalise(trace("OrderError: no stock", 3, 42))
+    assert "STACK" in normalise(trace("OrderError: no stock", 3, 42))
 
 
 def test_a_traceback_keeps_the_error_and_what_led_to_it() -> None:
-    assert normalised(python("ValueError: bad order 42", 3, 7)) == "STACK valueerror: bad order N"
-    assert normalised(python_chain("ValueError: bad order 42", 3, 7)) == (
+    assert normalise(python("ValueError: bad order 42", 3, 7)) == "STACK valueerror: bad order N"
+    assert normalise(python_chain("ValueError: bad order 42", 3, 7)) == (
         "STACK keyerror: 'id' the above exception was the direct cause of the following exception: "
         "STACK valueerror: bad order N"
     )
@@ -215,7 +215,7 @@ SAME = {
 
 @each_row("texts", SAME.values(), ids=SAME)
 def test_what_varies_says_nothing(texts: tuple[str, str]) -> None:
-    assert normalised(texts[0]) == normalised(texts[1])
+    assert normalise(texts[0]) == normalise(texts[1])
     assert error_identity(texts[0]) == error_identity(texts[1])
 
 
@@ -275,7 +275,7 @@ def test_different_errors_stay_apart() -> None:
     ],
 )
 def test_normal_forms(text: str, form: str) -> None:
-    assert normalised(text) == form
+    assert normalise(text) == form
 
 
 def test_the_identity_is_the_start_of_the_md5_of_the_normal_form() -> None:
@@ -301,7 +301,7 @@ HOSTILE = (
 def test_a_hostile_text_does_not_hang(piece: str) -> None:
     # Quadratic work would take minutes here; the limit is no measurement.
     for end in ("", "!", "\n"):
-        assert len(normalised(piece * (2 * MAX_END // len(piece)) + end)) <= MAX_LENGTH
+        assert len(normalise(piece * (2 * MAX_END // len(piece)) + end)) <= MAX_LENGTH
 
 
 CHARACTERS = st.characters(exclude_categories=())
@@ -318,7 +318,7 @@ WORDS = st.lists(st.text(string.ascii_letters + ".:,;!-_'()[]", min_size=1, max_
 
 @given(TEXTS)
 def test_every_text_has_an_identity(text: str) -> None:
-    form, identity = normalised(text), error_identity(text)
+    form, identity = normalise(text), error_identity(text)
     assert len(form) <= MAX_LENGTH
     assert form == form.strip()
     assert "  " not in form
@@ -328,20 +328,20 @@ def test_every_text_has_an_identity(text: str) -> None:
 
 @given(TEXTS)
 def test_no_digit_is_left(text: str) -> None:
-    assert not any(character.isdecimal() for character in normalised(text))
+    assert not any(character.isdecimal() for character in normalise(text))
 
 
 @given(TEXTS.filter(lambda text: "\\" not in text))
 @example("0 ?0= 0")
 def test_a_normal_form_has_nothing_left_to_take_out(text: str) -> None:
     # But for the tokens' case, which are words to a second pass; and escapes, of which one level is read.
-    form = normalised(text)
-    assert normalised(form) == form.lower()
+    form = normalise(text)
+    assert normalise(form) == form.lower()
 
 
 @given(TEXTS.filter(lambda text: "0x" not in text.lower()), st.permutations(string.digits))
 def test_other_digits_are_the_same_error(text: str, digits: list[str]) -> None:
-    assert normalised(text) == normalised(text.translate(str.maketrans(string.digits, "".join(digits))))
+    assert normalise(text) == normalise(text.translate(str.maketrans(string.digits, "".join(digits))))
 
 
 @given(WORDS, st.lists(st.tuples(st.integers(0), st.integers(0)), min_size=6, max_size=6))
@@ -359,4 +359,4 @@ def test_other_uuids_and_addresses_are_the_same_error(a: object, b: object, m: i
 
 @given(st.text(string.ascii_lowercase + " ", max_size=100), st.text(string.ascii_lowercase + " ", max_size=100))
 def test_texts_of_other_words_are_other_errors(one: str, other: str) -> None:
-    assert (normalised(one) == normalised(other)) == (one.split() == other.split())
+    assert (normalise(one) == normalise(other)) == (one.split() == other.split())

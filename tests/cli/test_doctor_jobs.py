@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from breakwater.cli import doctor_nats
 from breakwater.cli.doctor_findings import Finding
 from breakwater.cli.doctor_nats import job_findings
-from breakwater.jobs.store.accepted import Accepted
+from breakwater.jobs.store.accepted import AcceptedJobs
 from breakwater.jobs.store.executions import Claim, Executions
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
@@ -44,7 +44,7 @@ async def look() -> Finding:
 
 
 async def accept(redis: Redis, *job_ids: str) -> None:
-    accepted = Accepted(redis)
+    accepted = AcceptedJobs(redis)
     for job_id in job_ids:
         accepted.mark(job_id, "writer")
     await accepted.close()

@@ -125,7 +125,7 @@ VISIBLE = "a\\u001b]0;title\\u0007b\\u009b2Jc\\u202ed\\u000de\\u007f"
     [
         lambda: output.write(HOSTILE),
         lambda: output.note(HOSTILE),
-        lambda: output.styled(HOSTILE, (HOSTILE, "red")),
+        lambda: output.print_styled(HOSTILE, (HOSTILE, "red")),
         lambda: output.table([Column("name", str)], [HOSTILE]),
         lambda: output.records([Column("name", str), Column("other", str, below=True)], [HOSTILE]),
         lambda: output.facts([HOSTILE], [Column("name", str)], HOSTILE),
@@ -177,9 +177,9 @@ def test_one_module_writes_to_the_terminal() -> None:
 
 
 def test_no_color_is_honoured(on_terminal: Show, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "\x1b[31m" in on_terminal(lambda: output.styled(("failed", "red")))
+    assert "\x1b[31m" in on_terminal(lambda: output.print_styled(("failed", "red")))
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[31m" not in on_terminal(lambda: output.styled(("failed", "red")))
+    assert "\x1b[31m" not in on_terminal(lambda: output.print_styled(("failed", "red")))
 
 
 def test_more_columns_than_fit_make_a_list_of_each_row(on_terminal: Show) -> None:

@@ -13,7 +13,7 @@ from breakwater.dialects.rules import DIALECTS, Dialect, InvalidBodyError
 from breakwater.dialects.rules.messages import message_of
 from breakwater.dialects.rules.responses_answer import EchoedRequest
 from breakwater.dialects.rules.responses_stream import ResponseEvents, event_bytes
-from breakwater.jobs.rules.chat_messages import encoded
+from breakwater.jobs.rules.chat_messages import encode_json
 
 ODD: list[Any] = [None, 0, -1, 1.5, True, "", "x", [], {}, [[]], [{}], {"a": {"b": []}}, {"type": {}}, [1, "a", None]]
 TEXT = {"type": "input_text", "text": "a"}
@@ -146,4 +146,4 @@ def test_numbers_beyond_64_bits_are_repeated_and_passed_on() -> None:
     message = message_of(
         {"execution_id": "j", "job_id": "j", "status": "succeeded", "response": completion, "attempts": []}
     )
-    assert json.loads(encoded(message))["content"][0]["input"] == {"n": 10**30}
+    assert json.loads(encode_json(message))["content"][0]["input"] == {"n": 10**30}

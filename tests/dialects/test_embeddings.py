@@ -18,7 +18,7 @@ from breakwater.dialects.rules.embeddings import (
     answer_of,
     fallback_objection,
     inputs_of,
-    packed,
+    pack_vectors,
     recorded_input,
     request_objection,
     size_of,
@@ -116,7 +116,7 @@ OF_32_BITS = st.floats(allow_nan=False, allow_infinity=False, width=32)
 def test_floats_come_through_as_the_same_doubles(vectors: list[list[float]]) -> None:
     sent = orjson.loads(orjson.dumps(answer(*vectors)))
     body = asking(len(vectors))
-    kept = orjson.loads(orjson.dumps(packed(sent, body)))
+    kept = orjson.loads(orjson.dumps(pack_vectors(sent, body)))
     read = orjson.loads(orjson.dumps(answer_of(kept, "float")))
     assert read == answer_of(kept, None) == answer(*vectors)
     bits = [[struct.pack("<d", number) for number in vector] for vector in vectors]
@@ -128,7 +128,7 @@ def test_floats_come_through_as_the_same_doubles(vectors: list[list[float]]) -> 
 def test_base64_comes_through_byte_for_byte(vectors: list[list[float]]) -> None:
     texts = [base64_of(*vector) for vector in vectors]
     body = asking(len(vectors), encoding_format="base64")
-    kept = orjson.loads(orjson.dumps(packed(answer(*texts), body)))
+    kept = orjson.loads(orjson.dumps(pack_vectors(answer(*texts), body)))
     assert answer_of(kept, "base64") == answer(*texts)
     assert summary(kept) == {"embeddings": len(vectors), "dimensions": 3}
 
@@ -136,23 +136,23 @@ def test_base64_comes_through_byte_for_byte(vectors: list[list[float]]) -> None:
 def test_an_answer_in_the_other_form_is_changed_into_the_one_that_was_asked_for() -> None:
     exact = answer([0.5, -0.25])
     asked = asking(1, encoding_format="base64")
-    assert answer_of(packed(exact, asked), "base64") == answer(base64_of(0.5, -0.25))
-    assert answer_of(packed(answer([0.1, 2]), asked), "base64") == answer(base64_of(0.1, 2.0))
-    assert answer_of(packed(answer(base64_of(0.5, -0.25)), asking(1)), "float") == exact
+    assert answer_of(pack_vectors(exact, asked), "base64") == answer(base64_of(0.5, -0.25))
+    assert answer_of(pack_vectors(answer([0.1, 2]), asked), "base64") == answer(base64_of(0.1, 2.0))
+    assert answer_of(pack_vectors(answer(base64_of(0.5, -0.25)), asking(1)), "float") == exact
 
 
 def test_quantized_vectors_come_through_as_they_are() -> None:
     numbers, asked = answer([-128, 127, 0, 5]), asking(1, output_dtype="int8")
-    assert answer_of(packed(numbers, asked), None) == numbers
+    assert answer_of(pack_vectors(numbers, asked), None) == numbers
     of_bytes = answer(base64.b64encode(b"\xff\xff\xff\x7f\x00").decode())
     asked["encoding_format"] = "base64"
-    assert answer_of(packed(of_bytes, asked), "base64") == of_bytes
+    assert answer_of(pack_vectors(of_bytes, asked), "base64") == of_bytes
 
 
 def test_a_vector_of_32_bits_is_stored_in_half_the_room() -> None:
     exact = struct.unpack("<64f", struct.pack("<64f", *(math.sin(number) for number in range(64))))
-    [short] = packed(answer(list(exact)), asking(1))["data"]
-    [long] = packed(answer([math.sin(number) for number in range(64)]), asking(1))["data"]
+    [short] = pack_vectors(answer(list(exact)), asking(1))["data"]
+    [long] = pack_vectors(answer([math.sin(number) for number in range(64)]), asking(1))["data"]
     assert [len(*short["embedding"].values()), len(*long["embedding"].values())] == [344, 684]
 
 
@@ -165,7 +165,7 @@ def test_a_vector_of_32_bits_is_stored_in_half_the_room() -> None:
     ],
 )
 def test_embeddings_are_in_the_order_of_their_inputs(data: list[Any]) -> None:
-    found = answer_of(packed({"data": data, "model": "m", "usage": None}, asking(2)), None)
+    found = answer_of(pack_vectors({"data": data, "model": "m", "usage": None}, asking(2)), None)
     items = [{"object": "embedding", "index": index, "embedding": [index + 1.5]} for index in range(2)]
     assert found == {"object": "list", "model": "m", "data": items}
 
@@ -188,33 +188,33 @@ INF = base64_of(math.inf)
 @each_row("form", [None, "base64"])
 def test_an_answer_without_a_vector_for_each_input_is_broken(data: Any, form: str | None) -> None:
     with pytest.raises(BrokenEmbeddingsError):
-        packed({"data": data}, asking(1, encoding_format=form))
+        pack_vectors({"data": data}, asking(1, encoding_format=form))
 
 
 @pytest.mark.parametrize("data", [[[0.5], [0.5, 0.5]], ["AAAAAA==", "AAAAAAAAAAA="], [[1, 2], [0.5]]])
 def test_vectors_of_different_lengths_are_broken(data: list[Any]) -> None:
     with pytest.raises(BrokenEmbeddingsError):
-        packed(answer(*data), asking(2))
+        pack_vectors(answer(*data), asking(2))
 
 
 @pytest.mark.parametrize("indices", [[0, 0], [1, 2], [0, None]])
 def test_indices_that_are_not_those_of_the_inputs_are_broken(indices: list[Any]) -> None:
     data = [{"embedding": [0.5], "index": index} for index in indices]
     with pytest.raises(BrokenEmbeddingsError):
-        packed({"data": data}, asking(2))
+        pack_vectors({"data": data}, asking(2))
 
 
 def test_a_number_that_32_bits_do_not_hold_is_broken_only_as_base64() -> None:
     with pytest.raises(BrokenEmbeddingsError):
-        packed(answer([1e300]), asking(1, encoding_format="base64"))
-    assert answer_of(packed(answer([1e300]), asking(1)), None) == answer([1e300])
+        pack_vectors(answer([1e300]), asking(1, encoding_format="base64"))
+    assert answer_of(pack_vectors(answer([1e300]), asking(1)), None) == answer([1e300])
 
 
 @given(JSON)
 def test_any_answer_is_packed_or_broken(given_data: Any) -> None:
     for form in ("float", "base64"):
         try:
-            kept = packed({"data": given_data}, asking(1, encoding_format=form))
+            kept = pack_vectors({"data": given_data}, asking(1, encoding_format=form))
         except BrokenEmbeddingsError:
             continue
         assert summary(kept)["embeddings"] == len(answer_of(kept, form)["data"]) == 1
@@ -233,8 +233,8 @@ def test_what_can_not_fit_into_an_answer_is_refused_before_the_call() -> None:
 def test_an_answer_that_is_too_large_is_broken() -> None:
     vector = base64.b64encode(bytes(900_000)).decode()
     with pytest.raises(BrokenEmbeddingsError, match="fewer inputs"):
-        packed(answer(*[vector] * 5), asking(5, encoding_format="base64"))
-    assert summary(packed(answer(*[vector] * 4), asking(4))) == {"embeddings": 4, "dimensions": 225_000}
+        pack_vectors(answer(*[vector] * 5), asking(5, encoding_format="base64"))
+    assert summary(pack_vectors(answer(*[vector] * 4), asking(4))) == {"embeddings": 4, "dimensions": 225_000}
 
 
 @each_row(

@@ -24,7 +24,7 @@ from breakwater.dialects.rules.provider_state import (
     state_repair,
     token_of,
 )
-from breakwater.jobs.rules.chat_messages import encoded
+from breakwater.jobs.rules.chat_messages import encode_json
 from tests.any_answers import JSON
 
 NOW = datetime(2026, 11, 28, tzinfo=UTC)
@@ -86,7 +86,7 @@ def test_what_is_no_token_is_ignored(token: Any) -> None:
 def test_a_forged_token_of_any_json_is_read_or_ignored(message: Any, calls: Any, thought_in: Any) -> None:
     forged = {"author": ME, "message": message, "calls": calls, "thought_in": thought_in}
     for content in (message, forged, {**forged, "calls": {"call_1": calls}}, {**forged, "message": {"a": message}}):
-        token = "breakwater:1:" + base64.urlsafe_b64encode(encoded(content)).rstrip(b"=").decode()
+        token = "breakwater:1:" + base64.urlsafe_b64encode(encode_json(content)).rstrip(b"=").decode()
         state = open_token(token, "Hm")
         for_author([turn(**{STATE: [] if state is None else [state]})], ME, ["signature", "reasoning", "ids"])
 

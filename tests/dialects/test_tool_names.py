@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.dialects.rules.tool_names import MAX_TOOL_NAME, long_names, shortened, with_long_names
+from breakwater.dialects.rules.tool_names import MAX_TOOL_NAME, long_names, shorten_names, with_long_names
 
 LONG = "mcp__a_server_with_a_very_long_name__" + "find_ship_" * 5
 NAMES = st.text(st.sampled_from("ab_"), min_size=1, max_size=100)
@@ -31,7 +31,7 @@ def test_a_request_without_long_names_has_none() -> None:
 def test_each_name_is_short_distinct_and_comes_back(names: list[str]) -> None:
     messages, params = request(*names)
     by_short_name = long_names(messages, params)
-    sent_messages, sent_params = shortened(messages, params, by_short_name)
+    sent_messages, sent_params = shorten_names(messages, params, by_short_name)
     sent = [tool["function"]["name"] for tool in sent_params["tools"]]
     assert max(map(len, sent)) <= MAX_TOOL_NAME
     assert len(set(sent)) == len(names)

@@ -122,7 +122,7 @@ async def test_jobs_that_were_cancelled_did_not_fail(seeded: Analytics) -> None:
         samples.execution(f"c{n}", agent=AGENT, completed_at=datetime.now(UTC), status="cancelled") for n in (1, 2)
     ]
     await seeded.insert(schema.EXECUTIONS, [rows.execution_row(one, 9) for one in lines])
-    (row,) = (await seeded.query(asked("AS succeeded_percent").text)).named()
+    (row,) = (await seeded.query(asked("AS succeeded_percent").text)).named_rows()
     assert (row["jobs"], row["failed"], row["succeeded_percent"]) == (4, 1, 50.0)
 
 
@@ -142,10 +142,10 @@ async def test_the_forecast_goes_on_as_the_month_began(analytics: Analytics) -> 
         at = datetime(2026, 11, 1 + day, 12, tzinfo=UTC)
         tried = samples.attempt(f"e{day}", agent=AGENT, cost=12 * 10**9, started_at=at)
         await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(tried, day)])
-    (row,) = (await analytics.query(text)).named()
+    (row,) = (await analytics.query(text)).named_rows()
     assert (row["spent"], row["left_over"], row["forecast"]) == (120, 0, 360.0)
     assert abs(row["cap_reached_at"] - datetime(2026, 11, 11, tzinfo=UTC)) <= timedelta(seconds=1)
-    (row,) = (await analytics.query(text.replace("WITH 120 AS cap", "WITH 1000 AS cap"))).named()
+    (row,) = (await analytics.query(text.replace("WITH 120 AS cap", "WITH 1000 AS cap"))).named_rows()
     assert (row["left_over"], row["cap_reached_at"]) == (880, None)
 
 

@@ -304,7 +304,7 @@ async def test_after_a_flush_no_call_is_made_before_the_budgets_are_rebuilt_and_
         flushed_at = datetime.now(UTC)
 
         async def filled() -> bool:
-            return await BudgetCounters(money.redis, ZONE).filled() is not None
+            return await BudgetCounters(money.redis, ZONE).source() is not None
 
         await until(filled, what="rebuilt budgets")
         filled_at = datetime.now(UTC)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from breakwater.breakers.contract import BreakerState, Health
 from breakwater.breakers.rules.health import LAST_CALLS, NONE_SUCCEEDS, UNCALLED, CallHealth, Verdict, health_of_model
-from breakwater.health.rules import failed, health_of_agent, out_of_budget
+from breakwater.health.rules import health_of_agent, out_of_budget, speaks_against_health
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, ErrorKind, Outcome
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.rules.budget import NEVER_FITS, OWN_CAP
@@ -38,16 +38,16 @@ def attempt(outcome: Outcome, kind: ErrorKind | None = None, *, counts: bool = F
 
 
 def test_a_success_speaks_for_a_models_health_and_a_refusal_says_nothing_of_it() -> None:
-    assert failed(attempt("success")) is False
+    assert speaks_against_health(attempt("success")) is False
     for kind in ("breaker_open", "budget_exceeded", "guard_tripped", "rate_limit", "retry_budget"):
-        assert failed(attempt("short_circuited", kind)) is None
+        assert speaks_against_health(attempt("short_circuited", kind)) is None
 
 
 @pytest.mark.parametrize("class_name", sorted(NEVER_FITS))
 def test_a_call_that_no_cap_ever_has_room_for_speaks_against_it(class_name: str) -> None:
     refused = attempt("short_circuited", "budget_exceeded")
     error = ErrorInfo(kind="budget_exceeded", class_=class_name, message="x")
-    assert failed(refused.model_copy(update={"error": error})) is True
+    assert speaks_against_health(refused.model_copy(update={"error": error})) is True
 
 
 @each_row(
@@ -66,7 +66,7 @@ def test_an_exhausted_cap_speaks_against_the_agent_unless_it_is_a_tenants_a_task
 ) -> None:
     error = ErrorInfo(kind="budget_exceeded", class_=class_name, message="x")
     refused = attempt("short_circuited").model_copy(update={"error": error, "refused_by": refused_by})
-    assert (out_of_budget(refused), failed(refused)) == (expected, None)
+    assert (out_of_budget(refused), speaks_against_health(refused)) == (expected, None)
 
 
 @each_row("kind", get_args(ErrorKind))
@@ -74,7 +74,7 @@ def test_an_exhausted_cap_speaks_against_the_agent_unless_it_is_a_tenants_a_task
 def test_an_error_speaks_against_it_whether_a_breaker_counts_it_or_not_but_for_those_of_the_request_and_haste(
     kind: ErrorKind, *, counts: bool
 ) -> None:
-    assert failed(attempt("error", kind, counts=counts)) is (None if kind in SAYS_NOTHING else True)
+    assert speaks_against_health(attempt("error", kind, counts=counts)) is (None if kind in SAYS_NOTHING else True)
 
 
 FEW, MANY = CallHealth(2, 2, 1, 4, 2), CallHealth(NONE_SUCCEEDS, 2, None, NONE_SUCCEEDS, NONE_SUCCEEDS)

@@ -9,7 +9,7 @@ import pytest
 
 from breakwater.alerts.rules.signals import of_execution
 from breakwater.calls.rules.retry import failures_on
-from breakwater.health.rules import failed
+from breakwater.health.rules import speaks_against_health
 from breakwater.jobs.contract.execution import Attempt, Cancellation, Execution, PendingCancel
 from breakwater.jobs.rules.record import cancelled_by, ends_with_client, error_of, status_of, totals
 from breakwater.limits.rules.guard import outcome_of
@@ -81,7 +81,7 @@ def test_a_stream_ends_with_its_client_unless_that_can_ask_again(
 
 
 def test_a_cancelled_call_says_nothing_of_its_model_and_its_cost_is_wasted() -> None:
-    assert failed(ATTEMPT) is None
+    assert speaks_against_health(ATTEMPT) is None
     assert failures_on("sim/m", [ATTEMPT]) == {}
     sums = totals([ATTEMPT], answered=False)
     assert (sums.total_cost, sums.wasted_by_cause, sums.cost_basis) == (7, {"cancelled": 7}, "estimated")

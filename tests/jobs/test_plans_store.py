@@ -29,7 +29,7 @@ async def test_whoever_changes_the_state_of_a_plan_learns_of_it_also_after_a_cra
     assert await plans.change("p", "dead_lettered", {"b": None}) == PlanMove(6, "running", "partial")
     assert await plans.change("p", "succeeded", {"b": None}) is None, "it has ended"
     assert await plans.change("p", "running", {"c": NOTED}) == PlanMove(7, "partial", "running")
-    known = (await plans.known(["p"]))["p"]
+    known = (await plans.notes_of(["p"]))["p"]
     assert (known.jobs, known.announced) == (dict.fromkeys("abc", NOTED), {})
     assert known.begun == {"a", "b", "c"}
 
@@ -39,7 +39,7 @@ async def test_of_a_plan_that_redis_has_lost_no_end_is_made_up(redis: Redis) -> 
     await plans.change("p", "pending", {"a": NOTED, "b": NOTED})
     await redis.client.flushall()
     assert await plans.change("p", "succeeded", {"a": None}) is None
-    assert (await plans.known(["p"]))["p"].jobs == {}
+    assert (await plans.notes_of(["p"]))["p"].jobs == {}
 
 
 async def test_jobs_that_are_withdrawn_count_no_more(redis: Redis) -> None:

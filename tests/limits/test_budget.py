@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from breakwater.limits.rules.budget import MAX_CACHED, CapTable, Counter, reached, scope_keys
+from breakwater.limits.rules.budget import MAX_CACHED, CapTable, Counter, reached_thresholds, scope_keys
 from breakwater.limits.settings import Caps
 from tests.tables import each_row
 
@@ -97,54 +97,57 @@ def test_it_is_known_whether_any_cap_must_hold(caps: CapTable, expected: bool) -
 
 def test_thresholds_are_reached_to_the_nano_dollar() -> None:
     spends = (499, 500, 799, 800, 999, 1_000, 5_000)
-    assert [reached(daily(), 1_000, spent) for spent in spends] == [
+    assert [reached_thresholds(daily(), 1_000, spent) for spent in spends] == [
         (), (50,), (50,), (50, 80), (50, 80), (50, 80, 100), (50, 80, 100)
     ]  # fmt: skip
 
 
 def test_a_soft_budget_reports_exactly_the_thresholds_that_it_was_given() -> None:
-    assert reached(daily(soft_at_percent=(80, 50, 80)), 1_000, 1_000) == (50, 80)
-    assert reached(daily(soft_at_percent=()), 1_000, 1_000) == ()
+    assert reached_thresholds(daily(soft_at_percent=(80, 50, 80)), 1_000, 1_000) == (50, 80)
+    assert reached_thresholds(daily(soft_at_percent=()), 1_000, 1_000) == ()
 
 
 def test_a_hard_cap_reports_also_that_it_is_reached() -> None:
-    assert reached(daily(soft_at_percent=(50,), enforcement="hard"), 1_000, 1_000) == (50, 100)
-    assert reached(daily(soft_at_percent=(), enforcement="hard"), 1_000, 999) == ()
+    assert reached_thresholds(daily(soft_at_percent=(50,), enforcement="hard"), 1_000, 1_000) == (50, 100)
+    assert reached_thresholds(daily(soft_at_percent=(), enforcement="hard"), 1_000, 999) == ()
 
 
 def test_a_cap_that_refuses_is_reached_though_the_spend_is_below_it() -> None:
     counter = daily(soft_at_percent=(50, 80), enforcement="hard")
-    assert [reached(counter, 1_000, spent, refused=True) for spent in (10, 850, 1_000)] == [
+    assert [reached_thresholds(counter, 1_000, spent, refused=True) for spent in (10, 850, 1_000)] == [
         (100,), (50, 80, 100), (50, 80, 100)
     ]  # fmt: skip
 
 
 def test_a_cap_that_was_raised_has_its_thresholds_further_up() -> None:
-    assert reached(daily(), 2_000, 1_000) == (50,)
+    assert reached_thresholds(daily(), 2_000, 1_000) == (50,)
 
 
 @pytest.mark.parametrize("enforcement", ["hard", "soft"])
 def test_a_cap_of_nothing_is_reached_when_it_refuses_and_by_no_spend(enforcement: str) -> None:
     counter = daily(soft_at_percent=(50,), enforcement=enforcement)
-    assert [reached(counter, 0, spent, refused=True) for spent in (0, 10**9)] == [(100,), (100,)]
-    assert [reached(counter, 0, spent) for spent in (0, 10**9)] == [(), ()]
+    assert [reached_thresholds(counter, 0, spent, refused=True) for spent in (0, 10**9)] == [(100,), (100,)]
+    assert [reached_thresholds(counter, 0, spent) for spent in (0, 10**9)] == [(), ()]
 
 
 @each_row(("limit", "enforcement"), [(None, "hard"), (None, "soft"), (0, "none"), (1_000, "none")])
 def test_a_budget_without_a_cap_or_that_only_tracks_reaches_nothing(limit: int | None, enforcement: str) -> None:
-    assert reached(daily(enforcement=enforcement), limit, 10**9, refused=True) == ()
+    assert reached_thresholds(daily(enforcement=enforcement), limit, 10**9, refused=True) == ()
 
 
 def test_a_budget_that_is_only_tracked_reports_the_thresholds_that_it_asks_for() -> None:
     counter = daily(enforcement="none", soft_at_percent=(50, 100))
-    assert [reached(counter, 1_000, spent) for spent in (499, 500, 2_000)] == [(), (50,), (50, 100)]
-    assert reached(daily(enforcement="none", soft_at_percent=()), 1_000, 2_000) == ()
+    assert [reached_thresholds(counter, 1_000, spent) for spent in (499, 500, 2_000)] == [(), (50,), (50, 100)]
+    assert reached_thresholds(daily(enforcement="none", soft_at_percent=()), 1_000, 2_000) == ()
 
 
 @given(st.integers(1, 2**53), st.integers(1, 100))
 def test_a_threshold_of_any_cap_is_reached_by_the_first_nano_dollar_that_does(limit: int, percent: int) -> None:
     counter, first = daily(soft_at_percent=(percent,)), -(-limit * percent // 100)
-    assert (reached(counter, limit, first - 1), reached(counter, limit, first)) == ((), (percent,))
+    assert (reached_thresholds(counter, limit, first - 1), reached_thresholds(counter, limit, first)) == (
+        (),
+        (percent,),
+    )
 
 
 @pytest.mark.parametrize("percent", [0, 101, -5])

@@ -104,7 +104,7 @@ async def test_what_is_settled_after_a_log_was_found_to_be_counted_whole_can_be_
 async def test_of_an_empty_redis_nothing_is_counted(redis: Redis) -> None:
     counters = BudgetCounters(redis, ZONE)
     found = await counters.snapshot(counters.periods(now()), LOG, 1, 100)
-    assert await counters.filled() is None
+    assert await counters.source() is None
     assert (found.filled, found.figures, found.reserved, found.reservations) == (None, {}, {}, ())
     assert not found.counts(1)
 
@@ -163,7 +163,7 @@ async def test_counters_become_what_the_record_says_and_what_was_there_goes(redi
     found = await counters.snapshot((day, month), LOG, 1, 20)
     del figures["1999-12", "global"]
     assert found.figures == figures
-    assert await counters.filled() == found.filled
+    assert await counters.source() == found.filled
     assert of_log(found.filled) == (LOG, "UTC", 17, True)
     assert [found.counts(one) for one in (1, 17, 18)] == [True, True, False]
     for one in (day, month):
@@ -212,21 +212,21 @@ async def test_of_many_services_that_fill_at_once_one_does(redis: Redis) -> None
 
     done = await asyncio.gather(*(fill(spent) for spent in range(1, 9)))
     assert sorted(done) == [False] * 7 + [True]
-    found = await counters.filled()
+    found = await counters.source()
     assert found is not None
     assert (await counted(redis))["spent:global"] == found.upto == done.index(True) + 1
 
 
 async def test_another_log_or_time_zone_is_filled_by_who_knows_what_was_there(redis: Redis) -> None:
     counters = await filled(redis)
-    known = await counters.filled()
+    known = await counters.source()
     assert not await counters.fill(None, "new", 0, current(), {}, {})
     assert await counters.fill(known, "new", 0, current(), {}, {})
     assert not await counters.fill(known, "newer", 0, current(), {}, {})
-    berlin, known = BudgetCounters(redis, ZoneInfo("Europe/Berlin")), await counters.filled()
+    berlin, known = BudgetCounters(redis, ZoneInfo("Europe/Berlin")), await counters.source()
     assert await berlin.fill(known, "new", 3, (), {}, {}, alone=False)
     assert not await counters.fill(known, "new", 0, (), {}, {})
-    assert of_log(await counters.filled()) == ("new", "Europe/Berlin", 3, False)
+    assert of_log(await counters.source()) == ("new", "Europe/Berlin", 3, False)
 
 
 # Repairing
@@ -266,29 +266,29 @@ async def test_events_that_a_repair_has_counted_count_no_more_and_those_before_n
     day, _ = current()
     counters = await filled(redis, upto=5, figures={(day.name, "global"): AttemptSums(spent=30)})
     for upto, counts_upto in [(9, 9), (7, 9)]:
-        known = await counters.filled()
+        known = await counters.source()
         assert known is not None
         assert await counters.repair(known, [Repair(day, "spent:global", 10)], upto)
-        assert of_log(await counters.filled()) == (LOG, "UTC", counts_upto, True)
+        assert of_log(await counters.source()) == (LOG, "UTC", counts_upto, True)
     await Budgets(redis, ZONE).settle([settlement("j:1", 9, 4), settlement("k:1", 10, 1)], LOG)
-    assert await counters.spent(day, "global") == (51, None)
+    assert await counters.spend_in(day, "global") == (51, None)
 
 
 async def test_counters_of_a_period_that_are_missing_altogether_are_repaired_and_go_with_their_period(
     redis: Redis,
 ) -> None:
     counters, (day, _) = await filled(redis), current()
-    known = await counters.filled()
+    known = await counters.source()
     assert known is not None
     # Redis has come back with what it knew before the first call of the day.
     assert await counters.repair(known, [Repair(day, "spent:global", 10)], 1)
-    assert await counters.spent(day, "global") == (10, None)
+    assert await counters.spend_in(day, "global") == (10, None)
     assert await redis.client.pttl(period_key("daily", day.name)) > 0
 
 
 async def test_counters_that_were_lost_or_filled_since_are_not_repaired(redis: Redis) -> None:
     counters = await filled(redis)
-    known = await counters.filled()
+    known = await counters.source()
     assert known is not None
     await filled(redis, log="new")
     assert not await counters.repair(known, [Repair(current()[0], "spent:global", 5)], 0)
@@ -309,9 +309,9 @@ async def test_raised_caps_and_reported_thresholds_come_back_and_survive_a_filli
     await counters.note_raise(day, "tenant:Zoë|:%", RAISE)
     await counters.announce(month, "agent:a@15@50")
     await counters.announce(month, "agent:a@15@80")
-    assert await counters.spent(day, "tenant:Zoë|:%") == (0, (15, 10))
+    assert await counters.spend_in(day, "tenant:Zoë|:%") == (0, (15, 10))
     asked = [f"agent:a@{limit}@{percent}" for limit in (15, 16) for percent in (50, 80, 100)]
-    assert await counters.announced(month, "global", asked) == (0, [True, True, False, False, False, False])
+    assert await counters.announcements(month, "global", asked) == (0, [True, True, False, False, False, False])
     found = await counters.snapshot((day, month))
     notes = {one.period.name: one.notes for one in found.periods}
     reported = frozenset({"agent:a@15@50", "agent:a@15@80"})
@@ -319,9 +319,9 @@ async def test_raised_caps_and_reported_thresholds_come_back_and_survive_a_filli
     await redis.client.flushall()
     assert await counters.fill(None, LOG, 0, (day, month), {}, notes)
     assert (await counters.snapshot((day, month))).periods == found.periods
-    assert await counters.spent(day, "tenant:Zoë|:%") == (0, (15, 10))
+    assert await counters.spend_in(day, "tenant:Zoë|:%") == (0, (15, 10))
     await counters.note_raise(day, "tenant:Zoë|:%", None)
-    assert await counters.spent(day, "tenant:Zoë|:%") == (0, None)
+    assert await counters.spend_in(day, "tenant:Zoë|:%") == (0, None)
 
 
 async def test_notes_stay_through_settlements_and_repairs_and_go_with_their_period(redis: Redis) -> None:
@@ -330,11 +330,11 @@ async def test_notes_stay_through_settlements_and_repairs_and_go_with_their_peri
     await counters.note_raise(day, "global", RAISE)
     await counters.announce(day, "global@15@50")
     await Budgets(redis, ZONE).settle([settlement("j:1", 1, 40)], LOG)
-    known = await counters.filled()
+    known = await counters.source()
     assert known is not None
     assert await counters.repair(known, [Repair(day, "spent:global", 2)], 1)
-    assert await counters.spent(day, "global") == (42, (15, 10))
-    assert await counters.announced(day, "global", ["global@15@50", "global@15@80"]) == (0, [True, False])
+    assert await counters.spend_in(day, "global") == (42, (15, 10))
+    assert await counters.announcements(day, "global", ["global@15@50", "global@15@80"]) == (0, [True, False])
 
 
 @pytest.mark.parametrize("note", ["raise", "announce"])

@@ -212,7 +212,7 @@ class Money(RedisMachine):
             *whose, amount, counters, now=now, lease_ms=3_600_000, caller=call.caller, waits_ms=waits_ms
         )
         [raw] = self.run(self.redis.run([asked]))
-        answer = self.budgets.reserved(raw, counters, amount, now=now)
+        answer = self.budgets.read_reservation(raw, counters, amount, now=now)
         if expected is not None:
             assert answer == expected
             held_up = isinstance(expected, OverBudget) and expected.limit - expected.spent >= more
@@ -397,7 +397,7 @@ class Money(RedisMachine):
         held = self.held[name]
         if not held.charged:
             self.run(self.redis.client.zadd(LEASES, {name: 1}))
-            assert self.run(self.budgets.lapsed(self.now())) == [name]
+            assert self.run(self.budgets.lapsed_attempts(self.now())) == [name]
         [found] = self.run(self.budgets.reservations([name]))
         assert found is not None
         for _ in range(times):
@@ -453,7 +453,7 @@ class Money(RedisMachine):
                     caller=call.caller,
                 )
                 [raw] = self.run(self.redis.run([again]))
-                assert self.budgets.reserved(raw, counters, held.amount, now=self.now()) == Reserved(held.at)
+                assert self.budgets.read_reservation(raw, counters, held.amount, now=self.now()) == Reserved(held.at)
             del self.lost[call.attempt_id]
             shared = any(counter.hard_limit is not None for counter in counters)
             self.held[call.attempt_id] = held = replace(held, shared=shared)

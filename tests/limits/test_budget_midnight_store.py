@@ -172,7 +172,9 @@ async def test_a_day_and_a_month_that_end_while_calls_are_made_have_each_what_is
             attempt_id = f"{name}{number}:1"
             command = one.reserve_command(attempt_id, "a", "t", 1, counters, now=now, lease_ms=60_000)
             # Sent twice, as if the first answer were lost.
-            answers = [one.reserved(answer, counters, 1, now=now) for answer in await redis.run([command, command])]
+            answers = [
+                one.read_reservation(answer, counters, 1, now=now) for answer in await redis.run([command, command])
+            ]
             elsewhen += PeriodChanged() in answers
             refused.extend(answer for answer in answers if isinstance(answer, OverBudget))
             granted.update((attempt_id, ms_from_time(answer.at)) for answer in answers if isinstance(answer, Reserved))

@@ -83,7 +83,7 @@ class Worker:
             command = self._budgets.reserve_command(
                 attempt_id, agent, tenant, amount, counters, now=now, lease_ms=LEASE_MS
             )
-            answer = self._budgets.reserved(await self._watched(command, counters), counters, amount, now=now)
+            answer = self._budgets.read_reservation(await self._watched(command, counters), counters, amount, now=now)
             if isinstance(answer, PeriodChanged):
                 return await reserve()
             return answer.at if isinstance(answer, Reserved) else None
@@ -212,7 +212,7 @@ class Fleet:
 
     async def sweep(self) -> None:
         """Charges what has lapsed, as the budget service does."""
-        for attempt_id in await self._budgets.lapsed(datetime.now(UTC)):
+        for attempt_id in await self._budgets.lapsed_attempts(datetime.now(UTC)):
             [held] = await self._budgets.reservations([attempt_id])
             reported = {event["id"]: place for place, event in enumerate(await self.events(), 1)}
             if held is None:

@@ -66,7 +66,7 @@ async def filled(redis: Redis, *, log: str = LOG, upto: int = 0, figures: Ledger
     """Makes the counters ready, as the budget service does."""
     all_counters = BudgetCounters(redis, ZONE)
     assert await all_counters.fill(
-        await all_counters.filled(), log, upto, all_counters.periods(now()), figures or {}, {}
+        await all_counters.source(), log, upto, all_counters.periods(now()), figures or {}, {}
     )
     return all_counters
 
@@ -88,7 +88,7 @@ async def ask(
     budgets, clock = budgets or Budgets(redis, ZONE), clock or now()
     command = budgets.reserve_command(attempt_id, agent, tenant, amount, counters, now=clock, lease_ms=lease_ms, at=at)
     [answer] = await redis.run([command])
-    return budgets.reserved(answer, counters, amount, now=clock)
+    return budgets.read_reservation(answer, counters, amount, now=clock)
 
 
 async def granted(redis: Redis, attempt_id: str, amount: int, **more: Any) -> datetime:
@@ -116,7 +116,7 @@ async def charge(redis: Redis, attempt_id: str) -> None:
     """Charges a reservation as a sweep does, once its lease has ended by Redis' clock."""
     budgets = Budgets(redis, ZONE)
     async with asyncio.timeout(60):
-        while attempt_id not in await budgets.lapsed(await redis_time(redis)):
+        while attempt_id not in await budgets.lapsed_attempts(await redis_time(redis)):
             await asyncio.sleep(0.002)
     [reservation] = await budgets.reservations([attempt_id])
     assert reservation is not None
@@ -278,9 +278,9 @@ async def test_a_hard_cap_holds_nothing_while_the_counters_are_lost(redis: Redis
     counters = against(caps(enforcement="soft", daily=1), of_tenant=caps(monthly=10**9))
     assert await ask(redis, "j:1", 7, counters) == CountersLost()
     assert await redis.client.keys("*") == []
-    assert not await Budgets(redis, ZONE).filled()
+    assert not await Budgets(redis, ZONE).has_counters()
     await filled(redis)
-    assert await Budgets(redis, ZONE).filled()
+    assert await Budgets(redis, ZONE).has_counters()
     assert isinstance(await ask(redis, "j:1", 7, counters), Reserved)
 
 
@@ -334,7 +334,7 @@ async def test_a_released_reservation_leaves_no_trace(redis: Redis) -> None:
         await redis.run([budgets.release_command("j:1", "a", "t", at)])
         assert await same_in_both_windows(redis) == {}
     assert await budgets.reservations(["j:1"]) == [None]
-    assert await budgets.lapsed(now() + timedelta(days=1)) == []
+    assert await budgets.lapsed_attempts(now() + timedelta(days=1)) == []
 
 
 async def test_a_reservation_of_another_day_is_not_released(redis: Redis) -> None:
@@ -360,7 +360,7 @@ async def test_settling_replaces_the_reservation_by_the_cost_in_all_budgets_once
         ]
     assert await same_in_both_windows(redis) == {**in_all("spent", 4), **in_all("calls", 1)}
     assert await budgets.reservations(["j:1"]) == [None]
-    assert await budgets.lapsed(now() + timedelta(days=1)) == []
+    assert await budgets.lapsed_attempts(now() + timedelta(days=1)) == []
 
 
 async def test_events_that_many_services_settle_at_once_are_counted_once(redis: Redis) -> None:
@@ -459,7 +459,7 @@ async def test_a_lapsed_reservation_is_charged_at_its_estimate_and_corrected_by_
     budgets, at = Budgets(redis, ZONE), await granted(redis, "j:1", 7, lease_ms=1)
     await charge(redis, "j:1")
     assert await same_in_both_windows(redis) == in_all("spent", 7)
-    assert await budgets.lapsed(now() + timedelta(seconds=1)) == []
+    assert await budgets.lapsed_attempts(now() + timedelta(seconds=1)) == []
     [held] = await budgets.reservations(["j:1"])
     assert held is not None
     assert held.charged
@@ -484,7 +484,7 @@ async def test_a_charge_that_two_services_make_or_one_makes_again_is_made_once_a
 async def test_a_reservation_whose_lease_goes_on_is_not_charged(redis: Redis) -> None:
     budgets = Budgets(redis, ZONE)
     await granted(redis, "j:1", 7)
-    assert await budgets.lapsed(now()) == []
+    assert await budgets.lapsed_attempts(now()) == []
     [held] = await budgets.reservations(["j:1"])
     assert held is not None
     await budgets.charge_estimate(held)
@@ -501,7 +501,7 @@ async def test_long_after_its_month_a_charge_is_forgotten(redis: Redis) -> None:
     assert held.charged
     await charge(redis, "j:1")
     assert await budgets.reservations(["j:1"]) == [None]
-    assert await budgets.lapsed(now() + timedelta(days=365)) == []
+    assert await budgets.lapsed_attempts(now() + timedelta(days=365)) == []
 
 
 @pytest.mark.parametrize("end", ["settle", "settle what was counted", "release", "charge"])
@@ -524,15 +524,15 @@ async def test_a_lease_without_a_reservation_is_taken_off_the_list(redis: Redis)
     budgets = Budgets(redis, ZONE)
     await granted(redis, "j:1", 7)
     await budgets.forget_lease("j:1")
-    assert await budgets.lapsed(now() + timedelta(days=1)) == []
+    assert await budgets.lapsed_attempts(now() + timedelta(days=1)) == []
 
 
 async def test_those_that_lapsed_first_are_found_first_and_only_so_many(redis: Redis) -> None:
     budgets = Budgets(redis, ZONE)
     for lease_s in (30, 10, 20, 40):
         await granted(redis, f"j{lease_s}:1", 1, lease_ms=lease_s * 1000)
-    assert await budgets.lapsed(now() + timedelta(seconds=35)) == ["j10:1", "j20:1", "j30:1"]
-    assert await budgets.lapsed(now() + timedelta(seconds=35), limit=2) == ["j10:1", "j20:1"]
+    assert await budgets.lapsed_attempts(now() + timedelta(seconds=35)) == ["j10:1", "j20:1", "j30:1"]
+    assert await budgets.lapsed_attempts(now() + timedelta(seconds=35), limit=2) == ["j10:1", "j20:1"]
 
 
 async def test_a_reservation_under_an_attempt_that_was_counted_already_is_void(redis: Redis) -> None:
@@ -546,7 +546,7 @@ async def test_a_reservation_under_an_attempt_that_was_counted_already_is_void(r
             await charge(redis, "j:1")
         await budgets.settle(settlements, LOG)
         assert await same_in_both_windows(redis) == {**in_all("spent", 4), **in_all("calls", 1)}
-        assert await budgets.lapsed(now() + timedelta(days=1)) == []
+        assert await budgets.lapsed_attempts(now() + timedelta(days=1)) == []
 
 
 async def test_reservations_of_nothing_are_settled_charged_and_released_too(redis: Redis) -> None:

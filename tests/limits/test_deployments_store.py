@@ -175,7 +175,7 @@ class Callers:
             MODEL, first_try=False, caller=caller, attempt_id=attempt_id or f"{caller}:1", lease_ms=lease_ms
         )
         [answer] = await self.redis.run([asked])
-        return self.deployments.admission(answer)
+        return self.deployments.read_admission(answer)
 
     async def limited(self, caller: str, hold_s: float, attempt_id: str = "") -> None:
         await self.redis.run([self.deployments.hold_command(MODEL, hold_s, caller, attempt_id or f"{caller}:1")])

@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError as Away
 from breakwater.kernel.redis.connection import Redis, Script, ScriptCommand, StateUnavailableError
 from breakwater.limits.rules.rate_limit import WINDOW_MS
 from breakwater.limits.settings import RateLimit
-from breakwater.limits.store.rate_limits import SLICES, Limited, OverLimit, RateLimits
+from breakwater.limits.store.rate_limits import SLICES, LimitedSubject, OverLimit, RateLimits
 from tests.helpers import until
 from tests.servers import RunningServer
 
@@ -25,35 +25,35 @@ ASKS_EVERY_S = 0.001
 AGENT, MODEL = "agent:a.b/{c}", "model:openai/gpt-4.1{mini}"
 
 
-def rpm(most: int, name: str = AGENT) -> Limited:
-    return Limited(name, RateLimit(requests_per_minute=most))
+def rpm(most: int, name: str = AGENT) -> LimitedSubject:
+    return LimitedSubject(name, RateLimit(requests_per_minute=most))
 
 
-def tpm(most: int, name: str = AGENT) -> Limited:
-    return Limited(name, RateLimit(tokens_per_minute=most))
+def tpm(most: int, name: str = AGENT) -> LimitedSubject:
+    return LimitedSubject(name, RateLimit(tokens_per_minute=most))
 
 
-def at_once(most: int, name: str = AGENT) -> Limited:
-    return Limited(name, RateLimit(concurrent_calls=most))
+def at_once(most: int, name: str = AGENT) -> LimitedSubject:
+    return LimitedSubject(name, RateLimit(concurrent_calls=most))
 
 
 async def admit(
     redis: Redis,
     attempt: str,
-    *limits: Limited,
+    *limits: LimitedSubject,
     tokens: int = 0,
     lease_ms: int = LEASE_MS,
     window_ms: int = WINDOW_MS,
 ) -> OverLimit | None:
     [answer] = await redis.run([RateLimits(window_ms).admit_command(attempt, limits, tokens, lease_ms)])
-    return RateLimits.admitted(answer, limits)
+    return RateLimits.read_admission(answer, limits)
 
 
-async def settle(redis: Redis, attempt: str, limits: Sequence[Limited], tokens: int | None) -> None:
+async def settle(redis: Redis, attempt: str, limits: Sequence[LimitedSubject], tokens: int | None) -> None:
     await redis.run([RateLimits.settle_command(attempt, limits, [tokens] * len(limits))])
 
 
-async def release(redis: Redis, attempt: str, limits: Sequence[Limited]) -> None:
+async def release(redis: Redis, attempt: str, limits: Sequence[LimitedSubject]) -> None:
     await redis.run([RateLimits.release_command(attempt, limits)])
 
 
@@ -102,12 +102,12 @@ async def passed(redis: Redis, moment_ms: int) -> bool:
         (tpm(90), 30, 3, "tokens_per_minute"),
         (tpm(10_000_000_000), 5_000_000_000, 2, "tokens_per_minute"),
         (at_once(4), 10, 4, "concurrent_calls"),
-        (Limited(AGENT, RateLimit(requests_per_minute=5, tokens_per_minute=40)), 10, 4, "tokens_per_minute"),
-        (Limited(AGENT, RateLimit(requests_per_minute=3, concurrent_calls=5)), 10, 3, "requests_per_minute"),
+        (LimitedSubject(AGENT, RateLimit(requests_per_minute=5, tokens_per_minute=40)), 10, 4, "tokens_per_minute"),
+        (LimitedSubject(AGENT, RateLimit(requests_per_minute=3, concurrent_calls=5)), 10, 3, "requests_per_minute"),
     ],
 )
 async def test_calls_are_admitted_up_to_each_limit_and_not_beyond(
-    redis: Redis, limited: Limited, tokens: int, granted: int, what: str
+    redis: Redis, limited: LimitedSubject, tokens: int, granted: int, what: str
 ) -> None:
     answers = [await admit(redis, f"j{number}", limited, tokens=tokens) for number in range(granted + 2)]
     assert answers[:granted] == [None] * granted
@@ -120,7 +120,7 @@ async def test_requests_and_tokens_of_an_hour_or_a_day_are_counted_for_that_long
     redis: Redis, period: Literal["hour", "day"], hours: int
 ) -> None:
     rule = RateLimit(requests=2, tokens=100, per=period, requests_per_minute=10, concurrent_calls=10)
-    limits = Limited.all_of(AGENT, rule)
+    limits = LimitedSubject.all_of(AGENT, rule)
     assert [limited.period for limited in limits] == ["minute", period]
     assert [await admit(redis, f"j{number}", *limits, tokens=20) for number in range(2)] == [None, None]
     over = await admit(redis, "j2", *limits, tokens=20)
@@ -144,7 +144,7 @@ async def test_requests_and_tokens_of_an_hour_or_a_day_are_counted_for_that_long
 
 
 async def test_a_limit_of_an_hour_alone_is_one_question(redis: Redis) -> None:
-    [limited] = Limited.all_of(MODEL, RateLimit(requests=1, per="hour"))
+    [limited] = LimitedSubject.all_of(MODEL, RateLimit(requests=1, per="hour"))
     assert await admit(redis, "j0", limited, lease_ms=1) is None
     assert await admit(redis, "j1", limited, rpm(5)) is not None
     assert await used(redis, AGENT) == [(0, 0, 0)]
@@ -168,7 +168,7 @@ async def test_a_call_that_one_limit_refuses_counts_towards_none(redis: Redis) -
 
 
 async def test_asking_again_gives_the_same_answer_and_counts_once(redis: Redis) -> None:
-    limits = (Limited(AGENT, RateLimit(requests_per_minute=1, concurrent_calls=1)), tpm(10, MODEL))
+    limits = (LimitedSubject(AGENT, RateLimit(requests_per_minute=1, concurrent_calls=1)), tpm(10, MODEL))
     answers = await asyncio.gather(*(admit(redis, "j", *limits, tokens=10) for _ in range(50)))
     assert answers == [None] * 50
     assert await used(redis, AGENT, MODEL) == [(1, 10, 1)] * 2
@@ -183,7 +183,7 @@ async def test_asking_again_for_a_settled_call_does_not_bring_it_back(redis: Red
 
 
 async def test_settling_frees_the_call_and_the_tokens_it_did_not_use_however_often(redis: Redis) -> None:
-    limits = (Limited(AGENT, RateLimit(tokens_per_minute=100, concurrent_calls=1)), rpm(100, MODEL))
+    limits = (LimitedSubject(AGENT, RateLimit(tokens_per_minute=100, concurrent_calls=1)), rpm(100, MODEL))
     await admit(redis, "j", *limits, tokens=80)
     assert await admit(redis, "k", *limits, tokens=60) is not None
     for _ in range(3):
@@ -210,7 +210,10 @@ async def test_unknown_usage_leaves_the_worst_case_and_known_usage_corrects_it_l
 
 @pytest.mark.parametrize("tokens", [5, 0])
 async def test_a_released_call_leaves_no_trace_and_may_be_asked_for_again(redis: Redis, tokens: int) -> None:
-    limits = (Limited(AGENT, RateLimit(requests_per_minute=1, tokens_per_minute=5, concurrent_calls=1)), rpm(1, MODEL))
+    limits = (
+        LimitedSubject(AGENT, RateLimit(requests_per_minute=1, tokens_per_minute=5, concurrent_calls=1)),
+        rpm(1, MODEL),
+    )
     for _ in range(2):
         assert await admit(redis, "j", *limits, tokens=tokens) is None
         assert await admit(redis, "k", *limits, tokens=tokens) is not None
@@ -264,7 +267,7 @@ async def test_the_lease_of_a_dead_worker_ends_and_its_call_still_counts_as_a_re
 
 
 async def test_who_asks_again_after_the_lease_asks_for_another_call(redis: Redis) -> None:
-    limited = Limited(AGENT, RateLimit(requests_per_minute=2))
+    limited = LimitedSubject(AGENT, RateLimit(requests_per_minute=2))
     assert await admit(redis, "j", limited, tokens=7, lease_ms=1) is None
     async with asyncio.timeout(60):
         while (await used(redis, AGENT))[0][2]:
@@ -289,7 +292,7 @@ async def test_asking_again_renews_the_lease(redis: Redis) -> None:
 
 
 @pytest.mark.parametrize("limited", [rpm(1), tpm(10)])
-async def test_the_wait_for_a_window_is_what_is_left_of_it(redis: Redis, limited: Limited) -> None:
+async def test_the_wait_for_a_window_is_what_is_left_of_it(redis: Redis, limited: LimitedSubject) -> None:
     before = await clock_ms(redis)
     await admit(redis, "j", limited, tokens=10)
     counted = await clock_ms(redis)
@@ -462,7 +465,7 @@ RULES = st.builds(
 LIMITED = ("requests_per_minute", "tokens_per_minute", "concurrent_calls")
 NAMES = ("agent:a", "agent:b", "model:m")
 LIMITS = st.dictionaries(st.sampled_from(NAMES), RULES, min_size=1).map(
-    lambda rules: [Limited(name, limit) for name, limit in rules.items()]
+    lambda rules: [LimitedSubject(name, limit) for name, limit in rules.items()]
 )
 ATTEMPTS = st.sampled_from("abcdef")
 
@@ -488,7 +491,7 @@ class Limits(RuleBasedStateMachine):
         mine = [call for call in self.calls.values() if name in call.names]
         return len(mine), sum(call.tokens for call in mine), sum(name in call.under_way_at for call in mine)
 
-    def refusing(self, limits: list[Limited], tokens: int) -> set[tuple[str, str]]:
+    def refusing(self, limits: list[LimitedSubject], tokens: int) -> set[tuple[str, str]]:
         found: set[tuple[str, str]] = set()
         for limited in limits:
             more = zip(self.expected(limited.name), (1, tokens, 1), strict=True)
@@ -499,7 +502,7 @@ class Limits(RuleBasedStateMachine):
         return found
 
     @rule(attempt=ATTEMPTS, limits=LIMITS, tokens=st.integers(0, 60))
-    def ask(self, attempt: str, limits: list[Limited], tokens: int) -> None:
+    def ask(self, attempt: str, limits: list[LimitedSubject], tokens: int) -> None:
         refused = self.run(admit(self.redis, attempt, *limits, tokens=tokens))
         if attempt in self.calls:
             assert refused is None

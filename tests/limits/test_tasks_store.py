@@ -13,7 +13,16 @@ from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.limits.rules.guard import JobOutcome, Task, Trip, after_job, before_call
 from breakwater.limits.settings import GuardRules
-from breakwater.limits.store.tasks import IN_USE_MS, KEEP_DONE_MS, KEEP_MS, MAX_KEPT, TRIPPED, Entered, Tasks, Tripped
+from breakwater.limits.store.tasks import (
+    IN_USE_MS,
+    KEEP_DONE_MS,
+    KEEP_MS,
+    MAX_KEPT,
+    TRIPPED,
+    Tasks,
+    TaskTurn,
+    TripRecord,
+)
 from tests.servers import RunningServer
 
 KEY = TaskKey("acme", "nightly run")
@@ -33,9 +42,9 @@ async def enter(
     hold: int = 0,
     cap: int | None = None,
     only_first: bool = False,
-) -> Entered:
+) -> TaskTurn:
     [answer] = await redis.run([Tasks.enter_command(key, execution_id, hold=hold, cap=cap, only_first=only_first)])
-    return Tasks.entered(answer)
+    return Tasks.read_turn(answer)
 
 
 async def shrink(redis: Redis, execution_id: str, spent: int) -> None:
@@ -50,7 +59,7 @@ async def holds(redis: Redis) -> dict[str, int]:
     return held
 
 
-async def stop(tasks: Tasks, key: TaskKey = KEY, trip: Trip = LOOPS) -> Tripped:
+async def stop(tasks: Tasks, key: TaskKey = KEY, trip: Trip = LOOPS) -> TripRecord:
     return await tasks.trip(key, trip, agent="an agent", execution_id="job 11")
 
 
@@ -87,7 +96,7 @@ async def test_a_job_is_counted_once_however_often_it_is_recorded(redis: Redis) 
     expected = Task(1, 20, 500, consecutive_failures=1, total_failures=1, errors={A: 1})
     assert recorded == [expected] * 10
     assert await tasks.record(KEY, "a", FINE) == expected
-    assert (await enter(redis, "a")) == Entered(1, expected, None)
+    assert (await enter(redis, "a")) == TaskTurn(1, expected, None)
     assert await tasks.record(KEY, "a", FINE) == expected
 
 
@@ -171,7 +180,7 @@ async def test_the_first_trip_stands_and_has_redis_time(redis: Redis) -> None:
     before = await clock_ms(redis)
     first = await stop(tasks)
     assert before <= first.at_ms <= await clock_ms(redis)
-    assert first == Tripped(LOOPS, "an agent", "job 11", first.at_ms, published=False)
+    assert first == TripRecord(LOOPS, "an agent", "job 11", first.at_ms, published=False)
     assert await tasks.trip(KEY, BURNS, agent="b", execution_id="job 12") == first
     assert await tasks.load(KEY) == (Task(), first)
 
@@ -186,7 +195,7 @@ async def test_a_tripped_task_lets_no_job_in_and_counts_none(redis: Redis) -> No
     tasks = Tasks(redis)
     await enter(redis, "a")
     tripped = await stop(tasks)
-    assert await enter(redis, "a") == await enter(redis, "b") == Entered(0, Task(iterations=1), tripped)
+    assert await enter(redis, "a") == await enter(redis, "b") == TaskTurn(0, Task(iterations=1), tripped)
 
 
 async def test_what_was_under_way_when_a_task_tripped_is_counted_all_the_same(redis: Redis) -> None:
@@ -212,11 +221,11 @@ async def test_telling_of_a_task_that_is_not_tripped_leaves_nothing(redis: Redis
 
 async def test_a_trip_is_put_back_after_redis_was_emptied_but_takes_no_others_place(redis: Redis) -> None:
     tasks = Tasks(redis)
-    lost = Tripped(BURNS, "an agent", "job 3", at_ms=1_800_000_000_123, published=True)
+    lost = TripRecord(BURNS, "an agent", "job 3", at_ms=1_800_000_000_123, published=True)
     await tasks.restore(KEY, lost)
     assert await tasks.load(KEY) == (Task(), lost)
     assert (await enter(redis, "a")).number == 0
-    assert await tasks.tripped() == [(KEY, lost)]
+    assert await tasks.stopped_tasks() == [(KEY, lost)]
     stands = await stop(tasks, OTHER)
     await tasks.restore(OTHER, lost)
     assert (await tasks.load(OTHER))[1] == stands
@@ -232,7 +241,7 @@ async def test_a_reset_forgets_everything_and_says_what_it_was_also_if_asked_aga
     was = (Task(1, 20, 500, 1, 1, {A: 1}, (0.5,)), tripped)
     assert await tasks.reset(KEY) == was
     assert await tasks.load(KEY) == (Task(), None)
-    assert await tasks.tripped() == []
+    assert await tasks.stopped_tasks() == []
     assert await tasks.reset(KEY) == was
     assert 0 < await redis.client.pttl(f"{KEY.redis_key}:was") <= 60_000
     assert await tasks.reset(OTHER) == (Task(), None)
@@ -247,7 +256,7 @@ async def test_a_task_that_was_reset_counts_from_one_and_may_trip_again(redis: R
     assert [(await enter(redis, job)).number for job in ("new", "newer", "new", "e10")] == [1, 2, 1, 0]
     again = await stop(tasks, trip=BURNS)
     assert (again.trip, first.trip) == (BURNS, LOOPS)
-    assert await tasks.tripped() == [(KEY, again)]
+    assert await tasks.stopped_tasks() == [(KEY, again)]
     assert (await tasks.reset(KEY))[1] == again
 
 
@@ -472,13 +481,13 @@ def test_a_cap_is_kept_whatever_happens_in_whatever_order(redis_server: RunningS
 async def test_tripped_tasks_are_listed_in_the_order_they_tripped_and_those_gone_are_dropped(redis: Redis) -> None:
     tasks = Tasks(redis)
     keys = [TaskKey(None, "later"), TaskKey("b", "first"), TaskKey("b", "gone"), TaskKey("c", "let go")]
-    stopped = [Tripped(LOOPS, "a", "e", 1_800_000_000_000 + at, published=True) for at in (3, 1, 2, 0)]
+    stopped = [TripRecord(LOOPS, "a", "e", 1_800_000_000_000 + at, published=True) for at in (3, 1, 2, 0)]
     for key, tripped in zip(keys, stopped, strict=True):
         await tasks.restore(key, tripped)
     await redis.client.delete(keys[2].redis_key)
     await tasks.reset(keys[3])
     assert await redis.client.zcard(TRIPPED) == 3
-    assert await tasks.tripped() == [(keys[1], stopped[1]), (keys[0], stopped[0])]
+    assert await tasks.stopped_tasks() == [(keys[1], stopped[1]), (keys[0], stopped[0])]
     assert await redis.client.zcard(TRIPPED) == 2
 
 
@@ -487,7 +496,7 @@ async def test_telling_lists_a_trip_whose_worker_died_before_it_did(redis: Redis
     tripped = await stop(tasks)
     await redis.client.delete(TRIPPED)
     await tasks.mark_published(KEY)
-    assert await tasks.tripped() == [(KEY, replace(tripped, published=True))]
+    assert await tasks.stopped_tasks() == [(KEY, replace(tripped, published=True))]
 
 
 # Names
@@ -512,7 +521,7 @@ async def test_tasks_of_other_tenants_or_names_are_others_however_odd_the_names(
             await tasks.record(key, f"e}}:{{{number} was", FINE)
         await stop(tasks, key)
     assert [(await tasks.load(key))[0].iterations for key in NAMES] == list(range(1, len(NAMES) + 1))
-    assert {key for key, _ in await tasks.tripped()} == set(NAMES)
+    assert {key for key, _ in await tasks.stopped_tasks()} == set(NAMES)
     await tasks.reset(NAMES[0])
     assert [(await tasks.load(key))[1] is None for key in NAMES] == [True] + [False] * (len(NAMES) - 1)
 
@@ -557,7 +566,7 @@ async def test_the_same_error_trips_across_successes_as_the_table_says(redis: Re
 async def test_a_redis_that_is_away_is_reported_as_such() -> None:
     away = Redis("redis://127.0.0.1:1/0")
     tasks = Tasks(away)
-    for call in (tasks.load(KEY), tasks.record(KEY, "a", FINE), stop(tasks), tasks.reset(KEY), tasks.tripped()):
+    for call in (tasks.load(KEY), tasks.record(KEY, "a", FINE), stop(tasks), tasks.reset(KEY), tasks.stopped_tasks()):
         with pytest.raises(StateUnavailableError, match="did not answer"):
             await call
     await away.close()
@@ -578,7 +587,7 @@ async def test_a_job_that_was_refused_without_a_call_is_neither_an_iteration_nor
     assert (task.iterations, task.consecutive_failures, task.total_failures) == (1, 1, 1)
     # Refused in the middle, after paid calls: it has used something, and says nothing of the task all the same.
     [answer] = await redis.run([Tasks.enter_command(key, "half")])
-    assert Tasks.entered(answer).number == 2
+    assert Tasks.read_turn(answer).number == 2
     task = await tasks.record(key, "half", replace(REFUSED, tokens=50, cost=7, called=True))
     assert (task.iterations, task.consecutive_failures, task.tokens) == (2, 1, FAILED.tokens + 50)
 
@@ -601,7 +610,7 @@ async def test_a_task_takes_little_memory_whatever_its_names(redis: Redis) -> No
         assert await taken("bw:task:*}") < 300
         assert await taken("bw:task:*") < 700
         await stop(tasks, key)
-        assert [one for one, _ in await tasks.tripped()] == [key]
+        assert [one for one, _ in await tasks.stopped_tasks()] == [key]
 
 
 async def test_of_too_many_tasks_of_one_caller_those_that_rest_are_forgotten_and_nobody_elses(
@@ -618,8 +627,8 @@ async def test_of_too_many_tasks_of_one_caller_those_that_rest_are_forgotten_and
             await tasks.trip(key, LOOPS, agent="a", execution_id="j")
         if rests:
             await cast(Any, client.pexpire(key.redis_key, KEEP_MS - IN_USE_MS - 1))
-        tasks.begun(key.redis_key, caller)
-        await tasks.bound()
+        tasks.note_begun(key.redis_key, caller)
+        await tasks.delete_idle()
 
     async def known() -> set[str]:
         names = {str(key).removeprefix("bw:task:") for key in await client.keys("bw:task:*")}

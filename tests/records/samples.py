@@ -75,7 +75,7 @@ async def _truncate_filled_tables(analytics: Analytics, column: str) -> frozense
     Most tests fill one or two tables, and truncating an empty one takes as long as one that is not.
     """
     sql = f"SELECT name, {column} AS wanted, total_rows FROM system.tables WHERE database = {{database:String}}"
-    tables = list((await analytics.query(sql, {"database": analytics.database})).named())
+    tables = list((await analytics.query(sql, {"database": analytics.database})).named_rows())
     filled = {row["name"] for row in tables if row["total_rows"]}
     for table in TABLES:
         if table.name in filled:

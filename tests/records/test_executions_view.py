@@ -6,7 +6,7 @@ from typing import Any
 
 from breakwater.jobs.contract.execution import Execution, ExecutionSummary, FailureStatistics
 from breakwater.kernel.columns import clock
-from breakwater.records.views.executions import ATTEMPTS, COLUMNS, FACTS, as_tree, shortened
+from breakwater.records.views.executions import ATTEMPTS, COLUMNS, FACTS, as_tree, shorten
 from tests.columns import texts, tones
 from tests.records.samples import NOON, RATE_LIMITED, attempt, execution
 from tests.tables import each_row
@@ -32,7 +32,7 @@ def test_an_execution_is_listed_with_how_it_ended_and_what_it_cost() -> None:
         "took": "1.0 s",
         "reason": "dry run: error: slow down: “zu viele Anfragen”",
     }
-    assert shortened("a\n b " + "c" * 90) == f"a b {'c' * 55}…"
+    assert shorten("a\n b " + "c" * 90) == f"a b {'c' * 55}…"
 
 
 def test_all_that_is_known_of_one_is_shown() -> None:

@@ -49,7 +49,9 @@ async def store(analytics: Analytics, *alerts: Alert, first_sequence: int = 1) -
 
 async def incidents(analytics: Analytics, **only: str) -> list[dict[str, Any]]:
     where = " AND ".join(f"{name} = {{{name}:String}}" for name in only)
-    return list((await analytics.query(f"SELECT * FROM incidents{f' WHERE {where}' if only else ''}", only)).named())
+    return list(
+        (await analytics.query(f"SELECT * FROM incidents{f' WHERE {where}' if only else ''}", only)).named_rows()
+    )
 
 
 async def test_an_incident_is_its_newest_change_with_every_field(analytics: Analytics) -> None:

@@ -90,14 +90,14 @@ async def test_a_transition_stands_in_the_right_columns(analytics: Analytics, tr
     await analytics.insert(schema.BREAKER_TRANSITIONS, [rows.transition_row(transition, 3)])
     found = await analytics.query("SELECT * FROM breaker_transitions FINAL")
     kept = transition.model_dump(exclude={"alone", "open_for"})
-    assert list(found.named()) == [{**kept, "event_sequence": 3}]
+    assert list(found.named_rows()) == [{**kept, "event_sequence": 3}]
 
 
 @pytest.mark.parametrize("event", [samples.guard_event(), samples.full_guard_event()], ids=["plain", "full"])
 async def test_a_guard_event_stands_in_the_right_columns(analytics: Analytics, event: GuardEvent) -> None:
     await analytics.insert(schema.GUARD_EVENTS, [rows.guard_row(event, 4)])
     found = await analytics.query("SELECT * FROM guard_events FINAL")
-    assert list(found.named()) == [{**event.model_dump(), "cost": Decimal("1.000000001"), "event_sequence": 4}]
+    assert list(found.named_rows()) == [{**event.model_dump(), "cost": Decimal("1.000000001"), "event_sequence": 4}]
 
 
 async def test_a_guard_event_that_arrives_twice_is_one_row(analytics: Analytics) -> None:
@@ -114,7 +114,7 @@ async def test_an_action_stands_in_the_right_columns_and_its_outcome_replaces_it
     begun, done = samples.audit_event(outcome="begun"), samples.audit_event()
     for sequence, event in ((1, begun), (2, done), (1, begun)):
         await analytics.insert(schema.AUDIT, [rows.audit_row(event, sequence)])
-    [found] = (await analytics.query("SELECT * FROM audit FINAL")).named()
+    [found] = (await analytics.query("SELECT * FROM audit FINAL")).named_rows()
     details = json.loads(found.pop("details"))
     assert {**found, "details": details} == {**done.model_dump(), "event_sequence": 2}
 
@@ -133,7 +133,7 @@ async def test_an_attempt_keeps_its_breakers_version_and_its_errors_identity(ana
 )
 async def test_what_happened_to_a_budget_comes_back_as_it_went_in(analytics: Analytics, event: BudgetEvent) -> None:
     await analytics.insert(schema.BUDGET_EVENTS, [rows.budget_row(event, 4)])
-    (row,) = (await analytics.query("SELECT * FROM budget_events FINAL")).named()
+    (row,) = (await analytics.query("SELECT * FROM budget_events FINAL")).named_rows()
     assert rows.budget_of(**row) == event
     assert row["event_sequence"] == 4
 
@@ -150,7 +150,7 @@ async def test_a_change_of_an_incident_stands_in_the_right_columns(analytics: An
     await analytics.insert(schema.ALERTS, [rows.alert_row(alert, 5)])
     found = await analytics.query("SELECT * FROM alerts FINAL")
     fields = alert.model_dump(exclude={"remind_at", "last_event_id"})
-    assert list(found.named()) == [
+    assert list(found.named_rows()) == [
         {**fields, "payload": to_json(alert.payload).decode(), "event_sequence": 5},
     ]
 

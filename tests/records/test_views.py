@@ -223,7 +223,7 @@ async def test_a_condition_on_the_time_reads_that_time_only(brand_new_analytics:
 
 
 async def granules(analytics: Analytics, sql: str) -> int:
-    return sum(row["marks"] for row in (await analytics.query(f"EXPLAIN ESTIMATE {sql}")).named())
+    return sum(row["marks"] for row in (await analytics.query(f"EXPLAIN ESTIMATE {sql}")).named_rows())
 
 
 async def test_a_plan_is_one_row_with_its_cost_and_waste_however_often_its_jobs_are_stored(

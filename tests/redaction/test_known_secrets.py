@@ -26,7 +26,7 @@ TWO_LINES = "first-half-123\nsecond-half-456"
     ],
 )
 def test_whole_secrets_and_their_lines_are_hidden_and_words_are_not(secrets: list[str], text: str, hidden: str) -> None:
-    assert KnownSecrets(secrets, "*").hidden(text) == hidden
+    assert KnownSecrets(secrets, "*").hide(text) == hidden
 
 
 @each_row(
@@ -39,7 +39,7 @@ def test_whole_secrets_and_their_lines_are_hidden_and_words_are_not(secrets: lis
     ],
 )
 def test_a_secret_that_begins_before_the_text_is_hidden(text: str, hidden: str) -> None:
-    assert KnownSecrets([TWO_LINES], "*").hidden_in_rest(text) == hidden
+    assert KnownSecrets([TWO_LINES], "*").hide_in_tail(text) == hidden
 
 
 @each_row("secret", ["sk-planted-0123456789", 'with "quotes" and \\', "schlüssel-0123", TWO_LINES, "tab\there-0123"])
@@ -47,10 +47,10 @@ def test_a_secret_is_found_anywhere_in_json(secret: str) -> None:
     value = {"a": [{"b": f"x {secret} y", secret: 1}, 2, None], "c": 10**400}
     hidden = {"a": [{"b": "x * y", "*": 1}, 2, None], "c": 10**400}
     known = KnownSecrets([secret], "*")
-    assert known.hidden_in(value) == hidden
-    assert known.hidden_in(value["a"]) == hidden["a"]
+    assert known.hide_in(value) == hidden
+    assert known.hide_in(value["a"]) == hidden["a"]
     clean = {"a": ["x", {"b": "sk-other"}]}
-    assert known.hidden_in(clean) == clean
+    assert known.hide_in(clean) == clean
 
 
 @each_row("secret", ["sk-planted/0123456789", 'with "quotes" and \\', "schlüssel-0123", TWO_LINES, "tab\there-0123"])
@@ -65,6 +65,6 @@ def test_a_secret_is_found_in_json_however_it_was_written(secret: str) -> None:
         f'{{"a": ["x {escaped} y"]}}'.encode(),
         json.dumps(value).encode("utf-16"),
     ):
-        assert known.hidden_in_read(raw, value) == hidden, raw
+        assert known.hide_in_parsed(raw, value) == hidden, raw
     clean = {"a": 'x "y"'}
-    assert known.hidden_in_read(json.dumps(clean).encode(), clean) == clean
+    assert known.hide_in_parsed(json.dumps(clean).encode(), clean) == clean

@@ -16,7 +16,7 @@ from breakwater.kernel.columns import with_display
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.commands.text_input import check_sendable
-from breakwater.kernel.formats import counted
+from breakwater.kernel.formats import quantity
 
 TEST_TIMEOUT_S = 30.0
 """Seconds to wait for a test message. The API waits 20 s for an alerter, which waits for the receiver."""
@@ -134,9 +134,9 @@ def send_test(
 
     def show(tested: ChannelTest) -> None:
         if tested.delivered:
-            output.styled(f"{tested.channel}: the test message has ", ("arrived", "green"))
+            output.print_styled(f"{tested.channel}: the test message has ", ("arrived", "green"))
         else:
-            output.styled(f"{tested.channel}: the test message did ", ("not arrive", "red"), f": {tested.error}")
+            output.print_styled(f"{tested.channel}: the test message did ", ("not arrive", "red"), f": {tested.error}")
 
     result = api.act(
         ChannelTest,
@@ -208,13 +208,13 @@ def replay(
 
 def _show_replays(result: AlertReplays) -> None:
     channels = ", ".join(f"{number:,} on {name}" for name, number in sorted(result.channels.items()))
-    replayed = counted(result.replayed, "alert")
+    replayed = quantity(result.replayed, "alert")
     output.write(f"{replayed} will be sent again{f': {channels}' if channels else ''}")
     if result.already:
-        already = counted(result.already, "alert")
+        already = quantity(result.already, "alert")
         output.note(f"{already} had been sent again before; --dead-letter sends one once more")
     if result.skipped:
-        skipped = counted(result.skipped, "alert")
+        skipped = quantity(result.skipped, "alert")
         output.note(f"{skipped} of channels that are no longer in the config", "yellow")
 
 
@@ -240,7 +240,7 @@ def _change(api: Api, action: Literal["ack", "resolve"], incident: str, reason: 
         because = f": {alert.reason}" if alert.reason else ""
         [short_id] = short_ids([alert.incident_id]).values()
         is_now = f"{short_id} is {'already ' if unchanged else ''}"
-        output.styled(is_now, output.state(alert.status), by_operator, because)
+        output.print_styled(is_now, output.state(alert.status), by_operator, because)
         output.note(alert.title)
 
     result = api.act(

@@ -11,8 +11,16 @@ from starlette.routing import Route
 
 from breakwater.alerts.contract import Alert, AlertEvent, AlertList, AlertReplays, IncidentStatus, UndeliveredList
 from breakwater.alerts.views import INCIDENTS, NO_CHANNEL, UNDELIVERED
-from breakwater.identity.pages.operator_actions import Fields, act, action, back_to, reason_of, submitted, whole_number
-from breakwater.identity.pages.rendering import Fetched, NavigationLink, PageContext, fetched
+from breakwater.identity.pages.operator_actions import (
+    Fields,
+    act,
+    action,
+    back_to,
+    read_action,
+    reason_of,
+    whole_number,
+)
+from breakwater.identity.pages.rendering import NavigationLink, PageContext, PagePart, fetch_part
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
 from breakwater.kernel.columns import Column
 from breakwater.kernel.pages.tables import PageTable
@@ -56,8 +64,8 @@ def routes(context: PageContext) -> list[Route]:
             "alerts.html",
             view,
             default_range="7d",
-            unresolved=lambda _, models: fetched(models.api.read(AlertList, "alerts", {"limit": 200})),
-            undelivered=lambda _, models: fetched(
+            unresolved=lambda _, models: fetch_part(models.api.read(AlertList, "alerts", {"limit": 200})),
+            undelivered=lambda _, models: fetch_part(
                 models.api.read(UndeliveredList, "alerts/undelivered", {"limit": 50})
             ),
             past=_past,
@@ -70,8 +78,8 @@ def routes(context: PageContext) -> list[Route]:
             "/alerts/{incident_id:path}",
             "alert.html",
             view_incident,
-            incident=lambda visit, models: fetched(models.api.read(Alert, f"alerts/{segment(_id(visit))}")),
-            changes=lambda visit, models: fetched(incident_changes(models.analytics, _id(visit))),
+            incident=lambda visit, models: fetch_part(models.api.read(Alert, f"alerts/{segment(_id(visit))}")),
+            changes=lambda visit, models: fetch_part(incident_changes(models.analytics, _id(visit))),
         ),
     ]
 
@@ -80,19 +88,19 @@ def _id(visit: Visit) -> str:
     return visit.path_params["incident_id"]
 
 
-def _past(visit: Visit, models: ReadModels) -> Awaitable[Fetched[tuple[Incident, ...]]]:
+def _past(visit: Visit, models: ReadModels) -> Awaitable[PagePart[tuple[Incident, ...]]]:
     limit = MAX_SAVED if _takes_all(visit) else PAGE_ROWS
     stored = incidents(
         models.analytics, visit.time_range.window, **_filters_of(visit), before=_before(visit), limit=limit + 1
     )
-    return fetched(stored)
+    return fetch_part(stored)
 
 
 def view(
     visit: Visit,
-    unresolved: Fetched[AlertList],
-    undelivered: Fetched[UndeliveredList],
-    past: Fetched[tuple[Incident, ...]],
+    unresolved: PagePart[AlertList],
+    undelivered: PagePart[UndeliveredList],
+    past: PagePart[tuple[Incident, ...]],
 ) -> dict[str, Any]:
     """The values of the page of all alerts."""
     takes_all = _takes_all(visit)
@@ -120,7 +128,7 @@ def view(
 
 
 def view_incident(
-    visit: Visit, incident: Fetched[Alert], changes: Fetched[tuple[Alert, ...]]
+    visit: Visit, incident: PagePart[Alert], changes: PagePart[tuple[Alert, ...]]
 ) -> dict[str, Any] | NotFound:
     """The values of the page of an incident."""
     incident_id = _id(visit)
@@ -139,7 +147,7 @@ def view_incident(
 
 async def replay(request: Request) -> Response:
     """POST: retries undelivered alerts."""
-    session, fields = await submitted(request)
+    session, fields = await read_action(request)
     dead_letter_id = fields.get("dead_letter_id")
     after = fields.get("after")
     if any(value and not whole_number(value) for value in (dead_letter_id, after)):

@@ -7,7 +7,7 @@ from datetime import datetime
 from breakwater.alerts.contract import Alert, UndeliveredAlert
 from breakwater.alerts.rules.alert_rules import began_with, highest_severity
 from breakwater.kernel.columns import Column, clock
-from breakwater.kernel.formats import counted
+from breakwater.kernel.formats import quantity
 
 NO_CHANNEL = (
     "Alerts are not sent to anyone: the config has no channel. Add one under `alerts.channels`, such as Slack or a "
@@ -47,7 +47,7 @@ def changed_by(operator: str | None, at: datetime | None) -> str:
 
 
 def _occurrences(alert: Alert) -> str:
-    times = counted(alert.count, "occurrence")
+    times = quantity(alert.count, "occurrence")
     return times if alert.last_at == alert.opened_at else f"{times}, the last at {clock(alert.last_at)}"
 
 

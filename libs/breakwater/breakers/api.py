@@ -34,11 +34,11 @@ from breakwater.breakers.rules.breaker import (
 from breakwater.breakers.rules.health import CallHealth, Verdict, health_of_model, open_for
 from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.settings import BreakerRules
-from breakwater.breakers.store import UNSAVED, Breakers, Loaded, Saving
-from breakwater.breakers.transitions import dumped, publish_saved
+from breakwater.breakers.store import UNSAVED, Breakers, LoadedBreaker, Saving
+from breakwater.breakers.transitions import dump_transitions, publish_saved
 from breakwater.config import Config, breaker_of, breakers_of
 from breakwater.config.pricing import unaffordable
-from breakwater.health.rules import combined, health_of_agent
+from breakwater.health.rules import combine, health_of_agent
 from breakwater.health.store import Healths
 from breakwater.identity.operations import PERHAPS_DONE, REDIS_UNAVAILABLE, ApiRequest, operation
 from breakwater.jobs.api.submission import Submission
@@ -56,7 +56,7 @@ PROBE_WAIT_S = 2.0
 
 PROBE_POLL_S = 0.2
 
-BreakerDecision = Callable[[Loaded, BreakerRules], tuple[Breaker, BreakerChange | None]]
+BreakerDecision = Callable[[LoadedBreaker, BreakerRules], tuple[Breaker, BreakerChange | None]]
 
 _CHANGED = "The transition; or, if there was nothing to do, the breaker with `unchanged`."
 _CHANGE_ERRORS = {
@@ -197,7 +197,7 @@ class BreakerRoutes:
     async def isolate_breaker(self, request: ApiRequest[BreakerRequest]) -> BreakerTransition | UnchangedBreaker:
         """Forces a breaker open and publishes the transition."""
 
-        def decide(loaded: Loaded, rules: BreakerRules) -> tuple[Breaker, BreakerChange | None]:
+        def decide(loaded: LoadedBreaker, rules: BreakerRules) -> tuple[Breaker, BreakerChange | None]:
             return isolate(loaded.breaker, by=request.by, why=request.why, rules=rules, now_ms=loaded.now_ms)
 
         return await self._change(request, "breaker_isolated", decide)
@@ -215,7 +215,7 @@ class BreakerRoutes:
     async def reset_breaker(self, request: ApiRequest[BreakerRequest]) -> BreakerTransition | UnchangedBreaker:
         """Closes a breaker, clears its counts and publishes the transition. The hold of its model ends, too."""
 
-        def decide(loaded: Loaded, rules: BreakerRules) -> tuple[Breaker, BreakerChange | None]:
+        def decide(loaded: LoadedBreaker, rules: BreakerRules) -> tuple[Breaker, BreakerChange | None]:
             if loaded.revision == UNSAVED:
                 return loaded.breaker, None
             return reset(loaded.breaker, by=request.by, why=request.why, rules=rules, now_ms=loaded.now_ms)
@@ -246,13 +246,13 @@ class BreakerRoutes:
             [health] = await healths_on(self._config, self._healths, {key: loaded})
             return UnchangedBreaker.model_validate(breaker_status(key, loaded.breaker, health).model_dump())
         try:
-            await self._publish(key, dumped([event]))
+            await self._publish(key, dump_transitions([event]))
         except BusError as error:
             message = f"the breaker is {event.to_state} from now on, but its event is not published yet: {error}"
             raise unavailable("not_published", f"{message}; a breaker service will publish it") from error
         return event
 
-    async def _save(self, key: BreakerKey, decide: BreakerDecision) -> tuple[Loaded, BreakerTransition | None]:
+    async def _save(self, key: BreakerKey, decide: BreakerDecision) -> tuple[LoadedBreaker, BreakerTransition | None]:
         """Decides on a breaker and saves the decision. The caller publishes the event.
 
         Returns:
@@ -272,7 +272,7 @@ class BreakerRoutes:
             if change is None:
                 return before, None
             event = transition(key, change, known_rules, before.now_ms)
-            if all(await self._breakers.save([Saving(key, before, after, dumped([event]))])):
+            if all(await self._breakers.save([Saving(key, before, after, dump_transitions([event]))])):
                 return before, event
             # Another writer was quicker: decide again, on what it has saved.
 
@@ -389,7 +389,7 @@ async def breaker_statuses(
     ]
 
 
-async def healths_on(config: Config, healths: Healths, loaded: Mapping[BreakerKey, Loaded]) -> list[Verdict]:
+async def healths_on(config: Config, healths: Healths, loaded: Mapping[BreakerKey, LoadedBreaker]) -> list[Verdict]:
     """Returns the health of each breaker's agent on its model, or of all agents that share the breaker.
 
     Takes one round trip to Redis.
@@ -415,7 +415,7 @@ async def healths_on(config: Config, healths: Healths, loaded: Mapping[BreakerKe
             f"{name} on {model}": health_of_model(state, calls[name].get(model, CallHealth()), until_ms, only_for)
             for name, model in sorted(its_users)
         }
-        verdicts.append(combined(parts) if parts else health_of_model(state, CallHealth(), until_ms, only_for))
+        verdicts.append(combine(parts) if parts else health_of_model(state, CallHealth(), until_ms, only_for))
     return verdicts
 
 
@@ -444,7 +444,7 @@ def breaker_status(
     )
 
 
-def refused_until(loaded: Loaded, caller: str = "") -> int | None:
+def refused_until(loaded: LoadedBreaker, caller: str = "") -> int | None:
     """Returns the time until which a breaker admits no call, in ms since the epoch, as of when it was read.
 
     Args:
@@ -475,7 +475,7 @@ def refused_until(loaded: Loaded, caller: str = "") -> int | None:
 def _agent_health(
     config: Config,
     name: str,
-    models: Mapping[str, Loaded | None],
+    models: Mapping[str, LoadedBreaker | None],
     calls: Mapping[str, CallHealth],
     hold_ends: Mapping[str, datetime | None],
     *,

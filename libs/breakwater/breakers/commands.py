@@ -11,7 +11,7 @@ from breakwater.breakers.contract import BreakerList, BreakerStatus, BreakerTran
 from breakwater.breakers.views import COLUMNS
 from breakwater.client.commands import Api, DefaultListGroup, ReasonOption, api_command
 from breakwater.kernel.commands import output
-from breakwater.kernel.formats import counted, money
+from breakwater.kernel.formats import money, quantity
 from breakwater.limits.contract import GuardEvent, StoppedTask, StoppedTasks
 from breakwater.limits.views import TASKS
 
@@ -96,7 +96,7 @@ def _change(api: Api, action: Literal["isolate", "reset"], agent: str, model: st
             state = result.to_state
             change = f"was {result.from_state}, is now " if result.from_state != state else "is "
         because = f": {result.reason}" if result.reason else ""
-        output.styled(f"{result.agent} on {result.model} ", change, output.state(state), because)
+        output.print_styled(f"{result.agent} on {result.model} ", change, output.state(state), because)
 
     body = {"agent": agent, "model": model, "reason": reason}
     form = (BreakerTransition, UnchangedBreaker)
@@ -144,7 +144,7 @@ def reset_task(
     def show(event: GuardEvent) -> None:
         of_tenant = f" of {event.tenant}" if event.tenant else ""
         output.write(f"{event.task_id}{of_tenant} may continue: {event.reason}")
-        used = f"{counted(event.iterations, 'iteration')}, {counted(event.tokens, 'token')}"
+        used = f"{quantity(event.iterations, 'iteration')}, {quantity(event.tokens, 'token')}"
         output.note(f"it had used {used} and {money(event.cost)}; its usage counts from zero again")
 
     result = api.act(

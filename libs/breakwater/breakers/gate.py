@@ -96,7 +96,7 @@ class BreakerGate(Gate):
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Refuses while the breaker is open, and while another call is its probe, after a short wait for its end."""
-        match self.breakers.admission(answer):
+        match self.breakers.read_admission(answer):
             case BreakerRefused() as refused:
                 verdict = self._refusal(refused)
                 # Not where another model can be tried immediately.

@@ -14,7 +14,7 @@ from breakwater.breakers.contract import BreakerList, BreakerStatus, BreakerTran
 from breakwater.breakers.views import COLUMNS as BREAKERS
 from breakwater.breakers.views import ORDER
 from breakwater.identity.pages.operator_actions import Fields, action
-from breakwater.identity.pages.rendering import Fetched, NavigationLink, PageContext, fetched
+from breakwater.identity.pages.rendering import NavigationLink, PageContext, PagePart, fetch_part
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
 from breakwater.kernel.columns import Column, columns_of_part
 from breakwater.kernel.pages.charts import Series
@@ -79,9 +79,9 @@ def routes(context: PageContext) -> list[Route]:
             view,
             default_range=BY_DATA,
             breaker_list=_breaker_list,
-            opened=lambda visit, models: fetched(openings(models.analytics, visit.time_range.window, visit.now)),
-            actions=lambda visit, models: fetched(operator_actions(models.analytics, visit.time_range.window)),
-            stopped=lambda _, models: fetched(models.api.read(StoppedTasks, "guards")),
+            opened=lambda visit, models: fetch_part(openings(models.analytics, visit.time_range.window, visit.now)),
+            actions=lambda visit, models: fetch_part(operator_actions(models.analytics, visit.time_range.window)),
+            stopped=lambda _, models: fetch_part(models.api.read(StoppedTasks, "guards")),
         ),
         # The breaker is in the query, because the names of agents and models may contain slashes.
         page(
@@ -91,10 +91,10 @@ def routes(context: PageContext) -> list[Route]:
             view_breaker,
             default_range="7d",
             breaker_list=_breaker_list,
-            opened=lambda visit, models: fetched(
+            opened=lambda visit, models: fetch_part(
                 openings(models.analytics, visit.time_range.window, visit.now, *_agent_and_model(visit))
             ),
-            changes=lambda visit, models: fetched(
+            changes=lambda visit, models: fetch_part(
                 transitions(models.analytics, visit.time_range.window, *_agent_and_model(visit))
             ),
         ),
@@ -120,8 +120,8 @@ def routes(context: PageContext) -> list[Route]:
     ]
 
 
-def _breaker_list(_: Visit, models: ReadModels) -> Awaitable[Fetched[BreakerList]]:
-    return fetched(models.api.read(BreakerList, "breakers"))
+def _breaker_list(_: Visit, models: ReadModels) -> Awaitable[PagePart[BreakerList]]:
+    return fetch_part(models.api.read(BreakerList, "breakers"))
 
 
 def _agent_and_model(visit: Visit) -> tuple[str, str]:
@@ -130,10 +130,10 @@ def _agent_and_model(visit: Visit) -> tuple[str, str]:
 
 def view(
     visit: Visit,
-    breaker_list: Fetched[BreakerList],
-    opened: Fetched[tuple[BreakerOpening, ...]],
-    actions: Fetched[tuple[OperatorAction, ...]],
-    stopped: Fetched[StoppedTasks],
+    breaker_list: PagePart[BreakerList],
+    opened: PagePart[tuple[BreakerOpening, ...]],
+    actions: PagePart[tuple[OperatorAction, ...]],
+    stopped: PagePart[StoppedTasks],
 ) -> dict[str, Any]:
     """The values of the page of all breakers."""
     rows = _rows(breaker_list.value.breakers if breaker_list.value else (), opened.value or ())
@@ -149,9 +149,9 @@ def view(
 
 def view_breaker(
     visit: Visit,
-    breaker_list: Fetched[BreakerList],
-    opened: Fetched[tuple[BreakerOpening, ...]],
-    changes: Fetched[tuple[BreakerTransition, ...]],
+    breaker_list: PagePart[BreakerList],
+    opened: PagePart[tuple[BreakerOpening, ...]],
+    changes: PagePart[tuple[BreakerTransition, ...]],
 ) -> dict[str, Any] | NotFound:
     """The values of the page of a breaker."""
     agent, model = _agent_and_model(visit)

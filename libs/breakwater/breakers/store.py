@@ -68,7 +68,7 @@ class BreakerRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedBreaker:
     """A breaker as it was at `now_ms` of Redis' clock. `revision` guards its saving."""
 
     breaker: Breaker
@@ -83,7 +83,7 @@ class Saving:
     """A breaker to be saved, as it was read and as it is to be, with the transitions to be published, as JSON."""
 
     key: BreakerKey
-    before: Loaded
+    before: LoadedBreaker
     after: Breaker
     unpublished: str | None
 
@@ -98,7 +98,7 @@ class Breakers:
     def admit_command(
         key: BreakerKey, attempt_id: str, probe_lease_ms: int | None, caller: str = "", task: str = ""
     ) -> ScriptCommand:
-        """Asks for an admission; read its answer with `admission`.
+        """Asks for an admission; read its answer with `read_admission`.
 
         Args:
             key: the breaker.
@@ -111,7 +111,7 @@ class Breakers:
         return ScriptCommand(_LUA["admit"], [_redis_key(key)], [attempt_id, lease, caller, task])
 
     @staticmethod
-    def admission(answer: Sequence[object]) -> BreakerAdmitted | BreakerRefused:
+    def read_admission(answer: Sequence[object]) -> BreakerAdmitted | BreakerRefused:
         """Reads the answer to `admit_command`."""
         verdict, until_ms, version, changed, wait_ms, *why = answer
         if verdict in {"refused", "probing"}:
@@ -136,11 +136,11 @@ class Breakers:
         """Notes the success of a call that a version of a breaker let pass, by the sequence of its event."""
         return ScriptCommand(_LUA["succeeded"], [_redis_key(key)], [version, sequence, caller, KEEP_MS])
 
-    async def load(self, keys: Sequence[BreakerKey]) -> list[Loaded]:
+    async def load(self, keys: Sequence[BreakerKey]) -> list[LoadedBreaker]:
         """Reads breakers in one round trip. Raises StateUnavailableError."""
         return [_read_loaded(*answer) for answer in await self._redis.run([_load_command(key) for key in keys])]
 
-    async def load_with_log(self, keys: Sequence[BreakerKey]) -> tuple[str | None, list[Loaded]]:
+    async def load_with_log(self, keys: Sequence[BreakerKey]) -> tuple[str | None, list[LoadedBreaker]]:
         """The answers of `filled_from` and `load`, in one round trip. Raises StateUnavailableError."""
         log, *answers = await self._redis.run([ScriptCommand(_LUA["log"], [_FILLED], []), *map(_load_command, keys)])
         return cast(str | None, log), [_read_loaded(*answer) for answer in answers]
@@ -171,12 +171,12 @@ class Breakers:
             await self._redis.client.sadd(INDEX, *new_names)
         return saved
 
-    async def all(self) -> list[tuple[BreakerKey, Loaded]]:
+    async def all(self) -> list[tuple[BreakerKey, LoadedBreaker]]:
         """All known breakers, by name. Raises StateUnavailableError."""
         listed = cast(AsyncIterator[str], self._redis.client.sscan_iter(INDEX, count=_BATCH))
         names = sorted({name async for name in listed})
         keys = [_key(name) for name in names]
-        loaded_breakers: list[tuple[BreakerKey, Loaded]] = []
+        loaded_breakers: list[tuple[BreakerKey, LoadedBreaker]] = []
         for begin in range(0, len(keys), _BATCH):
             batch = keys[begin : begin + _BATCH]
             loaded_breakers += zip(batch, await self.load(batch), strict=True)
@@ -301,7 +301,7 @@ def _load_command(key: BreakerKey) -> ScriptCommand:
     return ScriptCommand(_LUA["load"], [_redis_key(key)], [])
 
 
-def _read_loaded(now_ms: int, flat: Sequence[str]) -> Loaded:
+def _read_loaded(now_ms: int, flat: Sequence[str]) -> LoadedBreaker:
     """Reads the answer of a `_load_command`."""
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     errors_seen = fields.get("errors_seen")
@@ -329,4 +329,4 @@ def _read_loaded(now_ms: int, flat: Sequence[str]) -> Loaded:
         probed_by=fields.get("probed_by", ""),
         **{name: int(fields.get(name, 0)) for name in _NUMBERS},
     )
-    return Loaded(breaker, fields.get("revision", UNSAVED), now_ms, fields.get("unpublished") or None)
+    return LoadedBreaker(breaker, fields.get("revision", UNSAVED), now_ms, fields.get("unpublished") or None)

@@ -16,7 +16,7 @@ from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules.breaker import Breaker, BreakerKey, Observation, caller_of, observe, short_hash, task_of
 from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.settings import BreakerRules
-from breakwater.breakers.store import Breakers, Loaded, Saving
+from breakwater.breakers.store import Breakers, LoadedBreaker, Saving
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
@@ -28,7 +28,7 @@ AS_OF_NOW = 2**53
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedOutcome:
     """An outcome, with the rules of the agent that called."""
 
     observation: Observation
@@ -52,7 +52,7 @@ def observation_of(sequence: int, at_ms: int, attempt: Attempt) -> Observation:
     return Observation(sequence, attempt.attempt_id, at_ms, failed, error, version, limited, job, caller, names, task)
 
 
-def decide(key: BreakerKey, before: Loaded, outcomes: Sequence[Seen], jitter: float) -> Saving:
+def decide(key: BreakerKey, before: LoadedBreaker, outcomes: Sequence[ObservedOutcome], jitter: float) -> Saving:
     """A breaker after some outcomes, with its transitions behind those that `before` has yet to publish."""
     breaker = before.breaker
     transitions = list[BreakerTransition]()
@@ -63,14 +63,14 @@ def decide(key: BreakerKey, before: Loaded, outcomes: Sequence[Seen], jitter: fl
     return saving(key, before, breaker, transitions)
 
 
-def saving(key: BreakerKey, before: Loaded, after: Breaker, transitions: Sequence[BreakerTransition]) -> Saving:
+def saving(key: BreakerKey, before: LoadedBreaker, after: Breaker, transitions: Sequence[BreakerTransition]) -> Saving:
     """A breaker to be saved, with its transitions behind those that `before` has yet to publish."""
     if before.unpublished is not None and transitions:
         transitions = [*_TRANSITIONS.validate_json(before.unpublished), *transitions]
-    return Saving(key, before, after, dumped(transitions) or before.unpublished)
+    return Saving(key, before, after, dump_transitions(transitions) or before.unpublished)
 
 
-def dumped(transitions: Sequence[BreakerTransition]) -> str | None:
+def dump_transitions(transitions: Sequence[BreakerTransition]) -> str | None:
     """Transitions as they are saved with a breaker; None where there are none."""
     return _TRANSITIONS.dump_json(list(transitions)).decode() if transitions else None
 

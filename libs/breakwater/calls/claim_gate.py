@@ -26,7 +26,7 @@ class ClaimGate(Gate):
     def read(self, answer: Any) -> ClaimLostError | JobCancelledError | AskAgain | None:
         """Fails if another handling has taken the job over. Asks again if the job has got its first child."""
         job = self.admission.job
-        claim_state = self.executions.kept(answer)
+        claim_state = self.executions.read_claim_answer(answer)
         if claim_state is None:
             return ClaimLostError(job.execution_id)
         if claim_state.cancels:

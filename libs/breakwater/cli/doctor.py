@@ -69,7 +69,7 @@ def doctor(
         findings = [Finding("config", "fail", as_cli_error(error).message, remedy)]
     else:
         file = plane.config_file(config)
-        findings = [Finding("config", "ok", f"{file} is valid, {formats.counted(len(settings.agents), 'agent')}")]
+        findings = [Finding("config", "ok", f"{file} is valid, {formats.quantity(len(settings.agents), 'agent')}")]
         findings += [] if plane.runs_with(file) else doctor_checks.secret_findings(settings)
     findings += run(all_findings(plane, settings))
     counts: Counter[FindingVerdict] = Counter(finding.verdict for finding in findings)
@@ -110,16 +110,18 @@ def _show(findings: Sequence[Finding], counts: Counter[FindingVerdict], *, verbo
         if finding.verdict == "ok" and not verbose:
             continue
         first, *more_lines = _fold(finding.text, len(indent)) or [""]
-        output.styled(output.state(finding.verdict, f"{finding.verdict:<4}"), f"  {finding.area:<{width}}  {first}")
+        output.print_styled(
+            output.state(finding.verdict, f"{finding.verdict:<4}"), f"  {finding.area:<{width}}  {first}"
+        )
         for line in more_lines:
-            output.styled(indent + line)
+            output.print_styled(indent + line)
         for line in () if finding.verdict == "ok" else _fold(finding.remedy, len(indent)):
-            output.styled((indent + line, "dim"))
+            output.print_styled((indent + line, "dim"))
     cells: list[output.Cell] = []
     for verdict in ("ok", "warn", "fail"):
         if count := counts[verdict]:
             cells += [", " if cells else "", output.state(verdict, f"{count} {verdict}")]
-    output.styled(*cells, ("; --verbose lists all" if counts["ok"] and not verbose else "", "dim"))
+    output.print_styled(*cells, ("; --verbose lists all" if counts["ok"] and not verbose else "", "dim"))
 
 
 def _fold(text: str, indent: int) -> list[str]:

@@ -23,9 +23,9 @@ from breakwater.cli.doctor_findings import (
     Finding,
     Findings,
     answers,
+    assess,
     clock,
-    judged,
-    timed,
+    measure,
 )
 from breakwater.client import ApiError, ApiKeyRefusedError
 from breakwater.config import Config, cipher_of, named_secrets, unusable_programs
@@ -89,13 +89,13 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
             )
             return
         alive = await Breakers(redis).alive()
-        filled = await Budgets(redis, ZoneInfo("UTC")).filled()
+        filled = await Budgets(redis, ZoneInfo("UTC")).has_counters()
         workers = await Workers(redis).running()
     yield answers(
         "redis", f"{connect.without_password(url)} answers in {facts.ping_ms:.1f} ms ({facts.version})", facts.ping_ms
     )
     yield clock("redis", facts.clock_ahead_s)
-    yield judged(
+    yield assess(
         "redis",
         f"{facts.version} has no known vulnerability",
         f"{facts.version} has known vulnerabilities: {', '.join(facts.vulnerabilities)}",
@@ -103,14 +103,14 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
         " changing the version.",
         ok=not facts.vulnerabilities,
     )
-    yield judged(
+    yield assess(
         "breakers",
         "a breaker service is running",
         "no breaker service is running: failures open no breaker, and the health of agents is out of date",
         "Is the service `breaker` running? See its log. After an outage it first catches up.",
         ok=alive,
     )
-    yield judged(
+    yield assess(
         "budgets",
         "the counters are complete",
         "the counters are lost, or not built yet: no call is made under a hard cap",
@@ -123,9 +123,9 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
         takeover = "others take its jobs over within 5 s"
         if len(workers) == 1:
             takeover = "it takes its jobs over within 5 s of its restart"
-        yield judged(
+        yield assess(
             "workers",
-            f"{formats.counted(len(workers), 'worker')}; if one dies, {takeover}",
+            f"{formats.quantity(len(workers), 'worker')}; if one dies, {takeover}",
             (
                 f"{unannounced} of {len(workers)} workers are not announced on NATS: if one of them dies, workers on "
                 "other machines notice only after 20 to 25 s"
@@ -137,14 +137,14 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
         remedy = "Check that your managed Redis has appendonly (or an equivalent) and noeviction."
         yield Finding("redis", "warn", "its settings are hidden", remedy)
         return
-    yield judged(
+    yield assess(
         "redis",
         "keeps its data across restarts (appendonly yes)",
         "loses its data at a restart (appendonly no)",
         "Set `appendonly yes`: breakers and budgets would be refused until they are rebuilt.",
         ok=facts.appendonly,
     )
-    yield judged(
+    yield assess(
         "redis",
         "never evicts keys (noeviction)",
         f"evicts keys when memory is low (maxmemory-policy {facts.maxmemory_policy})",
@@ -159,7 +159,7 @@ async def clickhouse_findings(plane: PlaneLocation, _config: Config | None = Non
     url = plane.clickhouse_url
     async with connect.analytics(url, answer_timeout_s=ANSWER_TIMEOUT_S) as analytics:
         await analytics.ping()
-        _, ms = await timed(analytics.ping())
+        _, ms = await measure(analytics.ping())
         version = (await analytics.query("SELECT version()")).rows[0][0]
         yield answers("clickhouse", f"{connect.without_password(url)} answers in {ms:.1f} ms (server {version})", ms)
         try:
@@ -273,7 +273,7 @@ async def api_findings(plane: PlaneLocation, _config: Config | None = None) -> F
             yield Finding("api", "fail", f"{api.url} does not respond: {error}", remedy)
             return
         not_ready = f"{api.url} is not ready ({ready}): {text[:200]}"
-        yield judged(
+        yield assess(
             "api", f"{api.url} is ready", not_ready, "See the log of `request`.", ok=ready == 200, verdict="fail"
         )
         try:
@@ -302,7 +302,7 @@ async def console_findings(plane: PlaneLocation, _config: Config | None = None) 
         yield Finding("console", "warn", f"{url} does not respond: {error}", remedy)
         return
     remedy = "Is that the console? See its log."
-    yield judged("console", f"{url} answers", f"{url} responds {status}", remedy, ok=status == 200)
+    yield assess("console", f"{url} answers", f"{url} responds {status}", remedy, ok=status == 200)
 
 
 async def config_findings(plane: PlaneLocation, config: Config | None) -> Findings:
@@ -331,7 +331,7 @@ async def config_findings(plane: PlaneLocation, config: Config | None) -> Findin
         good = f"version {version} is effective in each of {len(versions)} processes"
         bad = f"version {version} is not effective in {behind}"
         remedy = "Send SIGHUP to them; their logs say why they keep the old one (`config_not_taken_over`)."
-        yield judged("config", good, bad, remedy, ok=not behind)
+        yield assess("config", good, bad, remedy, ok=not behind)
 
 
 async def _configs_in_use(urls: Mapping[str, str], headers: Mapping[str, str]) -> tuple[dict[str, str], set[str]]:
@@ -375,7 +375,7 @@ async def _provider(name: str, base_url: str) -> Finding:
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            (_, writer), ms = await timed(asyncio.open_connection(host, port))
+            (_, writer), ms = await measure(asyncio.open_connection(host, port))
     except (OSError, TimeoutError) as error:
         reason = f"within {CONNECT_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else str(error)
         text = f"{name}: no connection to {host}:{port}: {reason}"
@@ -435,7 +435,7 @@ async def call_findings(plane: PlaneLocation, config: Config | None) -> Findings
             continue
         most_frequent = failures[0]
         text = (
-            f"{provider}: {failed:,} of {formats.counted(calls, 'call')} of the last hour failed, "
+            f"{provider}: {failed:,} of {formats.quantity(calls, 'call')} of the last hour failed, "
             f"most with {_failure_name(most_frequent.error_class, most_frequent.status)}"
         )
         verdict = "fail" if failed == calls >= LEAST_CALLS else "warn"
@@ -489,7 +489,7 @@ async def openid_findings(_plane: PlaneLocation, config: Config | None) -> Findi
 async def _openid(openid: OpenId) -> Finding:
     url = openid.issuer.rstrip("/") + "/.well-known/openid-configuration"
     try:
-        document, ms = await timed(_json_at(url, openid))
+        document, ms = await measure(_json_at(url, openid))
     except ValueError as error:
         remedy = (
             "Check console.openid.issuer, name resolution and the firewall: `request` must reach it. API keys work."

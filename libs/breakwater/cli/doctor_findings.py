@@ -36,7 +36,7 @@ Check = Callable[[PlaneLocation, Config | None], Findings]
 """A check yields findings with remedies. It changes nothing."""
 
 
-def judged(area: str, good: str, bad: str, remedy: str, *, ok: object, verdict: FindingVerdict = "warn") -> Finding:
+def assess(area: str, good: str, bad: str, remedy: str, *, ok: object, verdict: FindingVerdict = "warn") -> Finding:
     """Makes a finding: `good` if `ok` is true; otherwise `bad`, with the verdict and the remedy."""
     return Finding(area, "ok", good) if ok else Finding(area, verdict, bad, remedy)
 
@@ -46,7 +46,7 @@ def answers(area: str, text: str, ms: float, remedy: str = "") -> Finding:
     return Finding(area, "warn" if ms > SLOW_MS else "ok", text, remedy)
 
 
-async def timed(work: Awaitable[T]) -> tuple[T, float]:
+async def measure(work: Awaitable[T]) -> tuple[T, float]:
     """Awaits work. Returns its result, and the milliseconds that it took."""
     started_at = time.perf_counter()
     return await work, (time.perf_counter() - started_at) * 1000

@@ -14,9 +14,9 @@ import nats.errors
 from nats.aio.client import Client
 
 from breakwater.alerts.settings import Alerts, Route
-from breakwater.cli.doctor_findings import SETUP, Finding, Findings, answers, clock, timed
+from breakwater.cli.doctor_findings import SETUP, Finding, Findings, answers, clock, measure
 from breakwater.config import Config
-from breakwater.jobs.store.accepted import RememberedJob, lately_accepted, unclaimed
+from breakwater.jobs.store.accepted import RememberedJob, lately_accepted, unclaimed_jobs
 from breakwater.kernel.commands import connect, formats
 from breakwater.kernel.nats import subjects, topology
 from breakwater.kernel.nats.core import RESTART, unhealthy_servers
@@ -66,7 +66,7 @@ async def nats_findings(plane: PlaneLocation, config: Config | None) -> Findings
     """Checks NATS, its streams and consumers, and how far each consumer is behind."""
     url = plane.admin_nats_url
     async with connect.bus(url) as client:
-        _, ms = await timed(client.flush(5))
+        _, ms = await measure(client.flush(5))
         version = client.connected_server_version
         server_version = f"server {version.major}.{version.minor}.{version.patch}"
         yield answers("nats", f"{connect.without_password(url)} answers in {ms:.1f} ms ({server_version})", ms)
@@ -265,7 +265,7 @@ async def job_findings(plane: PlaneLocation, _config: Config | None = None) -> F
         # Looks twice, because a job may move on during the first look.
         lost = jobs
         for _ in range(2):
-            lost = await unclaimed(redis, await _undecided_jobs(client, lost))
+            lost = await unclaimed_jobs(redis, await _undecided_jobs(client, lost))
             if lost:
                 waiting = await _waiting(client)
                 if waiting is None:

@@ -44,11 +44,11 @@ class Configs:
         """The text of a config; None for one that is not known any more. Raises StateUnavailableError."""
         return await cast(Any, self._redis.client.get(_key(version)))
 
-    async def retired(self) -> dict[str, str]:
+    async def removed_agents(self) -> dict[str, str]:
         """The agents that are configured no more, with the last version that had them. Raises StateUnavailableError."""
         return (await read_hashes(self._redis.client, [_RETIRED]))[0]
 
-    async def applied(self) -> str | None:
+    async def last_applied(self) -> str | None:
         """The text of the config that was applied last; None where none was. Raises StateUnavailableError."""
         return await cast(Any, self._redis.client.get(_APPLIED))
 

@@ -151,12 +151,12 @@ def add(
     if running := plane.runs_with(path):
         run(_until_listed(plane, name, path), waiting=f"{path} is written; waiting for the running plane to apply it")
     applied = ", which the running plane has applied" if running else ""
-    output.styled((f"Added {name} to {path}", "green"), f"{applied}. Next:")
+    output.print_styled((f"Added {name} to {path}", "green"), f"{applied}. Next:")
     data_option = "" if data is None else f" --data {shlex.quote(str(data))}"
     if not running:
         config_option = "" if str(path) == "breakwater.yaml" else f" --config {shlex.quote(str(path))}"
-        output.styled((f"  {breakwater_command()} up{config_option}{data_option}", "bold"))
-    output.styled(
+        output.print_styled((f"  {breakwater_command()} up{config_option}{data_option}", "bold"))
+    output.print_styled(
         (f'  {breakwater_command()} submit {shlex.quote(name)} "Write a haiku about harbours."{data_option}', "bold")
     )
 

@@ -12,7 +12,7 @@ _SAYS_NOTHING: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "o
 """Kinds of errors that say nothing about health: the request was wrong and is repaired, or the model was busy."""
 
 
-def failed(attempt: Attempt) -> bool | None:
+def speaks_against_health(attempt: Attempt) -> bool | None:
     """Returns True if a call speaks against its model's health; None if it says nothing about it.
 
     More failures count than for a breaker: a refused key or a call that no cap has room for opens no breaker, but
@@ -51,7 +51,7 @@ def health_of_agent(models: Mapping[str, Verdict], calls: CallHealth, *, afforda
     """
     if not affordable:
         return Verdict("unhealthy", "no call fits under a hard cap")
-    models_verdict = combined(models)
+    models_verdict = combine(models)
     failed = "failed" if models_verdict.health != "healthy" else "failed or were refused"
     calls_verdict = health_of_calls(calls, failed)
     some_down = any(model.health == "unhealthy" for model in models.values())
@@ -64,7 +64,7 @@ def health_of_agent(models: Mapping[str, Verdict], calls: CallHealth, *, afforda
     return calls_verdict if is_healthy else Verdict("degraded", calls_verdict.health_reason)
 
 
-def combined(parts: Mapping[str, Verdict]) -> Verdict:
+def combine(parts: Mapping[str, Verdict]) -> Verdict:
     """Returns the health of several agents or models: `unhealthy` if all are, `degraded` if any is not healthy."""
     for health in ("unhealthy", "degraded"):
         for name, part in parts.items():

@@ -146,7 +146,7 @@ class FollowedStream(EventStream):
         self._streams = streams
         self._request = request
 
-    def opened(self, ending: Ending) -> AbstractAsyncContextManager[Callable[[Sender], Coroutine[Any, Any, None]]]:
+    def open_source(self, ending: Ending) -> AbstractAsyncContextManager[Callable[[Sender], Coroutine[Any, Any, None]]]:
         """Opens the source of the stream, and yields the function that writes the events to a sender."""
         raise NotImplementedError
 
@@ -154,7 +154,7 @@ class FollowedStream(EventStream):
         """Sends the stream until it is done, its reader leaves or is too slow, its key is revoked, or it is ended."""
         with self._streams.open(self._request) as ending:
             try:
-                async with self.opened(ending) as write:
+                async with self.open_source(ending) as write:
                     await self.begin(send)
                     if scope["method"] == "HEAD":
                         await send_part(send, b"", more=False)

@@ -82,7 +82,7 @@ StoredSession = KeySession | PersonSession
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class NewSession:
     """A new session."""
 
     id: str
@@ -92,7 +92,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class SessionRecord:
     """A stored session."""
 
     id: str
@@ -107,7 +107,7 @@ class Sessions:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
-    async def begin(self, session: StoredSession) -> Begun:
+    async def begin(self, session: StoredSession) -> NewSession:
         """Begins a session, and ends the oldest one of a key's holder or a person who has too many."""
         holder = _of(session)
         session_id = secrets.token_hex(8)
@@ -118,9 +118,9 @@ class Sessions:
             await self._redis.client.set(_of_sid(session.issuer, session.sid), holder, px=LASTS_MS)
         command = ScriptCommand(_BEGIN, [_key(holder)], [session_id, stored, LASTS_MS, MAX_OF_A_HOLDER])
         [ends_ms] = await self._redis.run([command])
-        return Begun(session_id, f"{SESSION_PREFIX}_{holder}_{session_id}_{secret}", int(ends_ms))
+        return NewSession(session_id, f"{SESSION_PREFIX}_{holder}_{session_id}_{secret}", int(ends_ms))
 
-    async def find(self, token: str) -> Known | None:
+    async def find(self, token: str) -> SessionRecord | None:
         """The session of a token; None if there is none, or it has ended."""
         parts = _parts(token)
         if parts is None:
@@ -147,7 +147,7 @@ class Sessions:
         """Uses a link and returns the id of its key; None if the link was used before, or is too old."""
         return cast("str | None", await self._redis.client.getdel(_link(token)))
 
-    async def end(self, token: str) -> Known | None:
+    async def end(self, token: str) -> SessionRecord | None:
         """Ends a session, so that its token is invalid. Returns the session; None if there was none."""
         parts = _parts(token)
         session = await self.find(token)
@@ -155,7 +155,7 @@ class Sessions:
             await cast(Any, self._redis.client.hdel(_key(parts[0]), parts[1]))
         return session
 
-    async def end_of_person(self, issuer: str, subject: str | None, sid: str | None) -> list[Known]:
+    async def end_of_person(self, issuer: str, subject: str | None, sid: str | None) -> list[SessionRecord]:
         """Ends all sessions of a person, or only those that came from one session at the provider.
 
         Args:
@@ -209,17 +209,17 @@ def _used_key(token: str) -> str:
     return f"bw:openid:used:{_digest(token)}"
 
 
-def _has(session: Known, sid: str | None) -> bool:
+def _has(session: SessionRecord, sid: str | None) -> bool:
     """Returns True for a person's session that came from the provider's session `sid`, or may have; None is any."""
     return isinstance(session.session, PersonSession) and (sid is None or session.session.sid in (None, sid))
 
 
-def _read(session_id: str, text: str) -> tuple[Known, str]:
+def _read(session_id: str, text: str) -> tuple[SessionRecord, str]:
     """Parses a stored session. Returns it with the digest of its secret."""
     began_ms, ends_ms, stored = text.split(" ", 2)
     fields: dict[str, Any] = json.loads(stored)
     digest = fields.pop("sha256")
-    return Known(session_id, int(began_ms), int(ends_ms), _session(fields)), digest
+    return SessionRecord(session_id, int(began_ms), int(ends_ms), _session(fields)), digest
 
 
 def _session(fields: dict[str, Any]) -> StoredSession:

@@ -171,6 +171,6 @@ def with_display(
     return [replace(column, display=display) if column.key in names else column for column in columns]
 
 
-def humanized(word: str | None) -> str:
+def humanize(word: str | None) -> str:
     """Writes a value of the wire contract in plain English: `dead_lettered` as `dead lettered`; empty for None."""
     return "" if word is None else word.replace("_", " ")

@@ -91,7 +91,7 @@ def sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:].rstrip('.')}."
 
 
-def counted(number: int, noun: str) -> str:
+def quantity(number: int, noun: str) -> str:
     """Formats a number of things: `1 token`, `200,000 tokens`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
@@ -163,7 +163,7 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def joined(message: str, figures: str | None) -> str:
+def join_figures(message: str, figures: str | None) -> str:
     """Joins the message of an error and its figures, if it has any."""
     return message if not figures else f"{message}. {figures}"
 

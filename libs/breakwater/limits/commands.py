@@ -12,7 +12,7 @@ from breakwater.client.commands import Api, DefaultListGroup, api_command
 from breakwater.kernel.columns import clock, with_display
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import ExitCode
-from breakwater.kernel.formats import counted, exact_money, money, moneys, typed_money
+from breakwater.kernel.formats import exact_money, money, moneys, quantity, typed_money
 from breakwater.limits.contract import BudgetEvent, BudgetList, BudgetStatus, Reconciliation, UnchangedBudget
 from breakwater.limits.views import COLUMNS, RECONCILIATION, differs
 
@@ -129,7 +129,7 @@ def _note_exceeded(budgets: Sequence[BudgetStatus]) -> None:
         assert budget.estimate is not None
         output.note(
             (
-                f"{budget.budget}: of {counted(budget.estimate.calls, 'call')} {budget.estimate.exceeded:,} cost "
+                f"{budget.budget}: of {quantity(budget.estimate.calls, 'call')} {budget.estimate.exceeded:,} cost "
                 "more than was reserved for them; a hard cap can be exceeded by that amount"
             ),
             "yellow",
@@ -140,9 +140,9 @@ def _show_reconciliation(reconciliation: Reconciliation) -> None:
     """Prints the counters, the record, and whether they agree."""
     output.table(RECONCILIATION, reconciliation.budgets, empty="nothing is counted or recorded")
     if reconciliation.equal:
-        output.styled(("the counters agree with the record", "green"))
+        output.print_styled(("the counters agree with the record", "green"))
         return
-    output.styled(("the counters differ from the record", "red"), f": {_differences(reconciliation)}")
+    output.print_styled(("the counters differ from the record", "red"), f": {_differences(reconciliation)}")
     output.note("the budget service compares them too, and repairs the counters; the record is not changed")
 
 

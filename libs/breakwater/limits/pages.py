@@ -15,14 +15,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.client import ApiError, ApiKeyRefusedError
-from breakwater.identity.pages.operator_actions import back_to, reason_of, submitted
+from breakwater.identity.pages.operator_actions import back_to, read_action, reason_of
 from breakwater.identity.pages.rendering import (
     API_CLICKHOUSE_S,
     CLICKHOUSE_AWAY,
-    Fetched,
     NavigationLink,
     PageContext,
-    fetched,
+    PagePart,
+    fetch_part,
 )
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page, render_page
 from breakwater.kernel.clickhouse.client import Analytics
@@ -106,7 +106,7 @@ class BudgetChart:
     """A budget with its chart."""
 
     row: BudgetRow
-    picture: Fetched[Markup]
+    picture: PagePart[Markup]
     unknown_costs: int
 
 
@@ -134,12 +134,12 @@ def routes(context: PageContext) -> list[Route]:
         return await render_page(context, request, "budget.html", view_with_form, figures=_figures)
 
     async def raise_cap(request: Request) -> Response:
-        session, fields = await submitted(request, approval=True)
+        session, fields = await read_action(request, approval=True)
         name = request.path_params["name"]
         typed_limit = fields.get("limit_usd")
         reason = reason_of(fields) or ""
         limit_usd = typed_limit.strip().removeprefix("$").strip()
-        budget_list = await fetched(session.api.read(BudgetList, "budgets"))
+        budget_list = await fetch_part(session.api.read(BudgetList, "budgets"))
         budgets = budget_list.value.budgets if budget_list.value else ()
         status = next((budget for budget in budgets if budget.budget == name), None)
         if budget_list.value and status is None:
@@ -168,7 +168,7 @@ def routes(context: PageContext) -> list[Route]:
             "/budgets/reconciliation",
             "budget_reconciliation.html",
             view_comparison,
-            compared=lambda _, models: fetched(
+            compared=lambda _, models: fetch_part(
                 models.api.read(Reconciliation, "budgets/reconciliation", timeout_s=API_CLICKHOUSE_S)
             ),
         ),
@@ -181,8 +181,8 @@ def routes(context: PageContext) -> list[Route]:
 class BudgetFigures(NamedTuple):
     """The budgets, their forecasts, and charts of some of them."""
 
-    budget_list: Fetched[BudgetList]
-    recent: Fetched[_RecentSpend]
+    budget_list: PagePart[BudgetList]
+    recent: PagePart[_RecentSpend]
     rows: list[BudgetRow]
     charts: list[BudgetChart]
 
@@ -195,7 +195,7 @@ async def _figures(visit: Visit, models: ReadModels) -> BudgetFigures:
     """Reads the budgets, those nearest to their caps first, with charts of these or of the budget in the path."""
     name = visit.path_params.get("name")
     budget_list, recent = await asyncio.gather(
-        fetched(models.api.read(BudgetList, "budgets")), fetched(_recent_spend(models.analytics, visit))
+        fetch_part(models.api.read(BudgetList, "budgets")), fetch_part(_recent_spend(models.analytics, visit))
     )
     periods = periods_at(visit.now, visit.zone)
     rows = [
@@ -214,7 +214,7 @@ async def _figures(visit: Visit, models: ReadModels) -> BudgetFigures:
         charted = [row for row in rows if row.bar][:MAX_CHARTS]
     if recent.problem == CLICKHOUSE_AWAY:
         # Does not wait for ClickHouse again.
-        charts = [BudgetChart(row, Fetched(None, recent.problem), 0) for row in charted]
+        charts = [BudgetChart(row, PagePart(None, recent.problem), 0) for row in charted]
     else:
         charts = await asyncio.gather(*(_chart(models, visit, row) for row in charted))
     return BudgetFigures(budget_list, recent, rows, charts)
@@ -263,7 +263,7 @@ def view_budget(
     }
 
 
-def view_comparison(visit: Visit, compared: Fetched[Reconciliation]) -> dict[str, Any]:
+def view_comparison(visit: Visit, compared: PagePart[Reconciliation]) -> dict[str, Any]:
     """The values of the page of the comparison."""
     budgets = compared.value.budgets if compared.value else ()
     table = PageTable(visit.address, "list", "Reconciliation", RECONCILIATION, budgets)
@@ -371,11 +371,11 @@ async def _recent_spend(analytics: Analytics, visit: Visit) -> _RecentSpend:
 async def _chart(models: ReadModels, visit: Visit, row: BudgetRow) -> BudgetChart:
     status = row.status
     period = periods_at(visit.now, visit.zone).of(status.window)
-    fetched_burn = await fetched(burn(models.analytics, period, _scope(status), visit.zone, visit.now))
+    fetched_burn = await fetch_part(burn(models.analytics, period, _scope(status), visit.zone, visit.now))
     if fetched_burn.value is None:
-        return BudgetChart(row, Fetched(None, fetched_burn.problem), 0)
+        return BudgetChart(row, PagePart(None, fetched_burn.problem), 0)
     return BudgetChart(
-        row, Fetched(_picture(row, period, fetched_burn.value, visit.now)), fetched_burn.value.unknown_costs
+        row, PagePart(_picture(row, period, fetched_burn.value, visit.now)), fetched_burn.value.unknown_costs
     )
 
 

@@ -18,7 +18,7 @@ from breakwater.calls.assignment import Assignment, Checkpoint
 from breakwater.jobs.contract.execution import FailureStatistics, Result
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.store.executions import Executions
-from breakwater.jobs.store.records import decided
+from breakwater.jobs.store.records import stored_result
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.lookup import Lookup
@@ -33,7 +33,7 @@ from breakwater.limits.rules.budget import spent_by
 from breakwater.limits.rules.failure_statistics import task_statistics
 from breakwater.limits.rules.guard import Task, Trip, after_job, outcome_of
 from breakwater.limits.settings import GuardRules
-from breakwater.limits.store.tasks import Tasks, Tripped
+from breakwater.limits.store.tasks import Tasks, TripRecord
 
 BOUND_EVERY_S = 1.0
 
@@ -133,7 +133,7 @@ class TaskGuards:
         rules, key = shared
         task, statistics = await self._count(key, result, rules)
         if task.iterations <= FIRST_JOBS:  # it may have made no call, as its answer was cached
-            self.tasks.begun(key.redis_key, job.caller)
+            self.tasks.note_begun(key.redis_key, job.caller)
         return result if statistics is None else result.model_copy(update={"statistics": statistics})
 
     async def count_ended(
@@ -163,7 +163,7 @@ class TaskGuards:
     async def _result_of(self, execution_id: str, tenant: str | None) -> Result | None:
         """Returns the stored result of a tenant's job; None if its texts can no longer be decrypted."""
         try:
-            result = await decided(self._lookup, execution_id, None)
+            result = await stored_result(self._lookup, execution_id, None)
         except DecryptionError:
             return None
         return result if result is not None and result.tenant == tenant else None
@@ -198,7 +198,7 @@ class TaskGuards:
             lambda: self._publisher.event(subjects.guard(event.agent), event, id=event.event_id, at=event.at)
         )
 
-    async def publish(self, key: TaskKey, tripped: Tripped, task: Task) -> None:
+    async def publish(self, key: TaskKey, tripped: TripRecord, task: Task) -> None:
         """Publishes a trip that is not published yet: the worker that tripped the task may have died before that."""
         if tripped.published:
             return
@@ -229,7 +229,7 @@ async def bound_tasks(tasks: Tasks) -> None:
     while True:
         await asyncio.sleep(background.aligned_delay(BOUND_EVERY_S))
         try:
-            await tasks.bound()
+            await tasks.delete_idle()
         except StateUnavailableError as error:
             outage.failed(error)
         else:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from breakwater.kernel.clickhouse.client import Analytics, database_ddl, quoted, without_comments
+from breakwater.kernel.clickhouse.client import Analytics, database_ddl, quote_name, without_comments
 from breakwater.kernel.clickhouse.errors import SchemaMismatchError
 from breakwater.kernel.clickhouse.table import PLAIN, Layout
 from breakwater.records.log_comparison import LOG_COMPARISONS
@@ -218,7 +218,7 @@ def script(database: str, layout: Layout) -> Iterator[str]:
     comments.
     """
     yield f"{database_ddl(database, layout.on_cluster)};"
-    yield f"USE {quoted(database)};"
+    yield f"USE {quote_name(database)};"
     yield f"{_record(layout)};"
     yield f"{LOG_COMPARISONS.ddl(layout)};"
     for migration in migrations(layout):

@@ -205,7 +205,7 @@ class BudgetComparison:
     @property
     def recorded(self) -> Ledger:
         """The whole record, by period and scope."""
-        return added(self.stored.figures, self.logged.figures)
+        return add_ledgers(self.stored.figures, self.logged.figures)
 
     @property
     def differences(self) -> Mapping[BudgetPlace, AttemptSums]:
@@ -333,7 +333,7 @@ async def compare(
     return BudgetComparison(snapshot, stored, await record.logged(stored, periods, counts), now)
 
 
-def added(first: Ledger, second: Ledger) -> dict[BudgetPlace, AttemptSums]:
+def add_ledgers(first: Ledger, second: Ledger) -> dict[BudgetPlace, AttemptSums]:
     """Adds two ledgers."""
     return {place: first.get(place, AttemptSums()) + second.get(place, AttemptSums()) for place in {*first, *second}}
 

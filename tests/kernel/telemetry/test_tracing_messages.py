@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.kernel.telemetry.tracing.messages import (
-    fitted,
+    fit,
     input_messages,
     last_text,
     output_message,
@@ -75,19 +75,19 @@ def test_instructions_are_the_texts_of_system_messages() -> None:
 
 
 def test_the_longest_texts_are_cut_first_and_the_oldest_messages_left_out_then() -> None:
-    cut = json.loads(fitted(input_messages([{"content": "short"}, {"content": "x" * 1000}]), 300) or "")
+    cut = json.loads(fit(input_messages([{"content": "short"}, {"content": "x" * 1000}]), 300) or "")
     assert [one["parts"][0]["content"] for one in cut] == ["short", "x" * 149 + "…"]
     many = [text_message(str(number)) for number in range(100)]
-    left = json.loads(fitted(many, 500) or "")
+    left = json.loads(fit(many, 500) or "")
     assert left == many[-len(left) :]
     assert 1 < len(left) < 10
-    assert fitted([text_message("x" * 100)], 20) is None
+    assert fit([text_message("x" * 100)], 20) is None
 
 
 @given(st.lists(st.text(max_size=500), min_size=1, max_size=20), st.integers(256, 4096))
 def test_no_more_bytes_than_the_limit_are_said(values: list[str], limit: int) -> None:
     messages = [text_message(values[0])] + [output_message(value, "stop") for value in values]
-    said = fitted(messages, limit)
+    said = fit(messages, limit)
     assert said is None or (len(said.encode()) <= limit and json.loads(said))
     assert len(last_text(messages, limit).encode()) <= limit
 

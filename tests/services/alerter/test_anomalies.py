@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from breakwater.alerts.rules.anomaly import Baseline, Minute, Place, signals, unwatched
+from breakwater.alerts.rules.anomaly import Baseline, Minute, Place, signals, unwatched_signals
 from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.signals import Firing
 from breakwater.alerts.store.incidents import IncidentLog
@@ -97,7 +97,7 @@ async def test_an_alerter_without_clickhouse_leaves_no_anomaly_open(own_nats_ser
     costly = Firing(key, "agent_anomaly", "Unusual", "It is.", "e1", now, fades=True)
     async with bus_of(own_nats_server.url, config) as bus:
         incidents = recorder_of(bus, config)
-        for signal in (*anomaly, *unwatched("ClickHouse does not answer", (), now), costly):
+        for signal in (*anomaly, *unwatched_signals("ClickHouse does not answer", (), now), costly):
             await incidents.apply(signal)
         async with alerter(bus, config):
             await bus.reported("resolved", times=2)

@@ -12,7 +12,7 @@ from breakwater.alerts.channels.channel import SendError
 from breakwater.alerts.rules.alert_rules import UNDELIVERABLE
 from breakwater.alerts.rules.outbox import ChannelRules
 from breakwater.alerts.settings import Route
-from services.alerter.channel_queue import ChannelQueue, Composed, Schedule
+from services.alerter.channel_queue import ChannelQueue, ComposedMessage, Schedule
 from tests.alerts.test_outbox import alert
 
 NOW = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
@@ -29,7 +29,7 @@ def queue_of(**route: Any) -> ChannelQueue:
     return ChannelQueue(channel, rules, SCHEDULE)
 
 
-def composed_of(queue: ChannelQueue, name: str = "a", sequence: int = 1) -> Composed:
+def composed_of(queue: ChannelQueue, name: str = "a", sequence: int = 1) -> ComposedMessage:
     assert queue.add(alert(name), delivery(sequence))
     composed, skipped = queue.compose(NOW)
     assert composed is not None
@@ -86,7 +86,7 @@ def test_a_replay_is_not_held_and_waits_for_the_rate_limit() -> None:
 
 @pytest.mark.parametrize(("replay", "about"), [(False, alert("a").key), (True, UNDELIVERABLE)])
 def test_a_dead_letter_says_which_incident_was_not_delivered(replay: bool, about: str) -> None:
-    composed = Composed(alert("a"), {"alert_a_1": delivery(7)}, replay=replay, failures=3)
+    composed = ComposedMessage(alert("a"), {"alert_a_1": delivery(7)}, replay=replay, failures=3)
     dead_letter = composed.dead_letter("ops", "no answer", NOW)
     assert (dead_letter.sequence, dead_letter.error) == (7, "ops: no answer (tried 3 times)")
     assert dead_letter.headers["Breakwater-Incident"] == about

@@ -7,7 +7,7 @@ from uuid import uuid4
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.alerts.channels.slack import escaped, slack_message
+from breakwater.alerts.channels.slack import escape, slack_message
 from breakwater.alerts.channels.wording import MessageText, Wording, clean, duration, plain
 from breakwater.alerts.contract import AlertDigest
 from breakwater.alerts.settings import AlertTemplate
@@ -118,7 +118,7 @@ def test_a_template_replaces_the_words_and_nothing_else() -> None:
         f"Call 555, 1 times. See {link(alert().incident_id, AT)}.",
     ]
     [*_, text] = texts_of(Wording({"breaker_open": template}, link).alert(alert()))
-    assert text == f"Call 555, 1 times. See <{escaped(link(alert().incident_id, AT), 3000)}>."
+    assert text == f"Call 555, 1 times. See <{escape(link(alert().incident_id, AT), 3000)}>."
     assert "See ." in plain(Wording({"breaker_open": template}).alert(alert()))
     assert "Breaker closed" in plain(Wording({"breaker_open": template}).alert(closed(alert())))
 
@@ -196,7 +196,7 @@ def test_no_text_of_anybody_breaks_a_message(title: str, text: str, agent: str, 
 
 @given(st.text(alphabet="&<>a", max_size=50), st.integers(0, 60))
 def test_an_escaped_text_is_cut_between_characters(text: str, limit: int) -> None:
-    cut = escaped(text, limit)
+    cut = escape(text, limit)
     assert len(cut) <= max(limit, 0)
     back = cut.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
     assert back == text or text.startswith(back.removesuffix("…"))

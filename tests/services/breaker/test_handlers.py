@@ -179,7 +179,7 @@ async def test_a_batch_takes_two_round_trips_and_counts_for_nothing_before_redis
     for sequence in (1, 2):
         attempt = Attempt.model_validate(attempt_of(f"job-{sequence}", "error"))
         redis.pipelines = 0
-        await handler.apply(handler.sorted([(sequence, 1000, attempt)]), is_log)
+        await handler.apply(handler.batch_of([(sequence, 1000, attempt)]), is_log)
     assert (known, redis.pipelines) == ([None, "other log"], 2)
     assert [len(one.breaker.failures) for one in await breakers.load([KEY])] == [2]
     assert (await healths.of(["writer"]))[0][""].consecutive_failures == 2

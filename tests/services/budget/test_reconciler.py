@@ -110,7 +110,7 @@ class BudgetPlane:
         """Makes the counters of a plane that is new."""
         reconciler = self.reconciler()
         async with self.kept(reconciler):
-            return await reconciler.filled(False)
+            return await reconciler.await_source(False)
 
     async def publish_attempt(self, cost: int) -> int:
         """An attempt, on the log; gives its sequence."""
@@ -165,7 +165,7 @@ class BudgetPlane:
 
     async def spent(self, key: str = "agent:writer") -> int:
         """Of the month."""
-        spent, _ = await self.counters.spent(self.month, key)
+        spent, _ = await self.counters.spend_in(self.month, key)
         return spent
 
     async def compared(self) -> BudgetComparison:
@@ -325,7 +325,9 @@ async def test_a_reservation_in_a_day_that_is_not_compared_is_no_leak(plane: Bud
     await plane.spend(*COSTS)
     tomorrow, counters = now() + timedelta(days=1), CAPS.counters("writer", None)
     command = plane.budgets.reserve_command("n:1", "writer", None, 9, counters, now=now(), lease_ms=60_000, at=tomorrow)
-    assert isinstance(plane.budgets.reserved((await plane.redis.run([command]))[0], counters, 9, now=now()), Reserved)
+    assert isinstance(
+        plane.budgets.read_reservation((await plane.redis.run([command]))[0], counters, 9, now=now()), Reserved
+    )
     found = await plane.reconciler().reconcile()
     assert found is not None
     assert found.snapshot.held(charged=False)[tomorrow.astimezone(ZONE).date().isoformat(), "global"] == 9
@@ -343,7 +345,7 @@ async def test_while_clickhouse_is_away_too_a_new_log_changes_no_counter_and_the
     await plane.spend(*COSTS[3:], stored=False)  # which the log alone had
     await plane.new_log()
     await plane.publish_attempt(600_000)  # counted by nobody yet
-    before = await plane.counters.filled()
+    before = await plane.counters.source()
     assert before is not None
     nowhere = connect(NOWHERE)
     try:
@@ -356,15 +358,15 @@ async def test_while_clickhouse_is_away_too_a_new_log_changes_no_counter_and_the
                 await until(complains)
     finally:
         await nowhere.close()
-    assert await plane.counters.filled() == before
+    assert await plane.counters.source() == before
     assert await plane.spent() == sum(COSTS)
     reconciler = plane.reconciler()
     async with plane.kept(reconciler):
-        new = await reconciler.filled(False)
+        new = await reconciler.await_source(False)
     assert new != old
     # Nothing of the new log was counted in Redis before: it comes on top.
     assert await plane.spent() == sum(COSTS) + 600_000
-    filled = await plane.counters.filled()
+    filled = await plane.counters.source()
     assert filled is not None
     assert (filled.log, filled.alone) == (new, False)
 
@@ -394,7 +396,7 @@ async def test_without_clickhouse_lost_counters_are_made_from_a_log_that_has_all
     try:
         reconciler = plane.reconciler(analytics=nowhere)
         async with plane.kept(reconciler):
-            await reconciler.filled(False)
+            await reconciler.await_source(False)
     finally:
         await nowhere.close()
     assert await plane.spent() == sum(COSTS)
@@ -426,10 +428,12 @@ async def sweeper(plane: BudgetPlane, reconciler: Reconciler, lookup: Lookup) ->
     await plane.redis.run([command])
 
     async def lapsed() -> bool:
-        return await plane.budgets.lapsed(now()) == ["j1:1"]
+        return await plane.budgets.lapsed_attempts(now()) == ["j1:1"]
 
     await until(lapsed)
-    return BudgetHandler(caps, plane.budgets, plane.counters, publisher, lookup, reconciler.filled, BudgetMetrics())
+    return BudgetHandler(
+        caps, plane.budgets, plane.counters, publisher, lookup, reconciler.await_source, BudgetMetrics()
+    )
 
 
 async def test_a_sweep_that_finds_the_counters_lost_waits_for_nobody(plane: BudgetPlane) -> None:
@@ -449,7 +453,7 @@ async def test_counters_that_are_lost_in_the_middle_of_a_sweep_are_made_again(pl
 
         async def refilled() -> bool:
             # In this order: what was found before the loss is not what was made again.
-            return lookup.lost and await plane.counters.filled() is not None
+            return lookup.lost and await plane.counters.source() is not None
 
         await until(refilled)
     assert await plane.spent() == 40

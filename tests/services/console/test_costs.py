@@ -178,7 +178,7 @@ async def test_a_month_by_tenant_is_the_same_on_the_page_as_csv_over_http_and_in
     assert in_csv(downloaded.text) == SPEND
     assert downloaded.text == exported
     assert {line.name: line.spend for line in http.lines} == SPEND
-    assert {row["tenant"]: nano_from_usd(row["usd"]) for row in sql.named()} == SPEND
+    assert {row["tenant"]: nano_from_usd(row["usd"]) for row in sql.named_rows()} == SPEND
     assert http.total.spend == sum(SPEND.values())
     assert f'title="{exact_money(http.total.spend)}">{money(http.total.spend)}<' in page.text
 

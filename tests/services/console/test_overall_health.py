@@ -5,8 +5,8 @@ from typing import Any
 
 from breakwater.alerts.contract import AlertList
 from breakwater.breakers.contract import AgentHealth, BreakerList
-from breakwater.health.pages.overall_health import LiveState, OverallHealth, overall_health, shares, spent
-from breakwater.identity.pages.rendering import Fetched
+from breakwater.health.pages.overall_health import LiveState, OverallHealth, is_spent, overall_health, shares
+from breakwater.identity.pages.rendering import PagePart
 from breakwater.kernel.http.contract import Queues
 from breakwater.limits.contract import BudgetList, BudgetStatus
 from breakwater.records.figures import WindowTotals
@@ -48,11 +48,11 @@ def live(
     services: Any = (),
 ) -> LiveState:
     return LiveState(
-        Fetched([AgentHealth.model_validate(one) for one in agents]),
-        Fetched(BreakerList.model_validate({"breakers": breakers, "alive": alive})),
-        Fetched(BudgetList.model_validate({"filled": filled, "budgets": budgets})),
-        Fetched(AlertList.model_validate({"alerts": alerts, "more": False, "channels": 1})),
-        Fetched(Queues.model_validate({"agents": queues, "parked": 0, "services": services, "at": AT})),
+        PagePart([AgentHealth.model_validate(one) for one in agents]),
+        PagePart(BreakerList.model_validate({"breakers": breakers, "alive": alive})),
+        PagePart(BudgetList.model_validate({"filled": filled, "budgets": budgets})),
+        PagePart(AlertList.model_validate({"alerts": alerts, "more": False, "channels": 1})),
+        PagePart(Queues.model_validate({"agents": queues, "parked": 0, "services": services, "at": AT})),
     )
 
 
@@ -173,7 +173,7 @@ def test_what_is_amiss_is_reported_in_one_line(
 
 @each_row("part", ["agents", "breakers", "budgets", "incidents", "queues"])
 def test_where_something_can_not_be_asked_nobody_says_that_all_is_well(part: str):
-    away = replace(FINE, **{part: Fetched(None, "it is away")})
+    away = replace(FINE, **{part: PagePart(None, "it is away")})
     assert away.problems == ("it is away",)
     assert summary(ended(10), away) == ("warn", "No problems are known, but not everything could be checked.")
 
@@ -234,4 +234,4 @@ def test_shares_are_reported_where_they_mean_something(
 )
 def test_a_budget_is_spent_when_nothing_is_left_of_its_cap(limit: str | None, amount: str, held: str, expected: bool):
     status = BudgetStatus.model_validate(budget("global/daily", amount, limit) | {"reserved": held})
-    assert spent(status) is expected
+    assert is_spent(status) is expected

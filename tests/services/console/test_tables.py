@@ -13,7 +13,7 @@ import pytest
 
 from breakwater.client import ApiClient
 from breakwater.identity.contract import KeyDetails
-from breakwater.identity.pages.rendering import Fetched
+from breakwater.identity.pages.rendering import PagePart
 from breakwater.identity.pages.sessions import CachedSession, Session
 from breakwater.identity.pages.visits import Visit
 from breakwater.jobs.contract.submission import PlanList
@@ -143,5 +143,5 @@ def test_a_page_is_a_function_of_plain_values() -> None:
         TableUrl("/plans", {"list.sort": "cost"}), datetime(2026, 11, 21, tzinfo=UTC), ZoneInfo("UTC"), session
     )
     plans = [plan(), plan("dearest", total_cost="7.000000000")]
-    values = plans_page.view(visit, Fetched(PlanList.model_validate({"plans": plans})))
+    values = plans_page.view(visit, PagePart(PlanList.model_validate({"plans": plans})))
     assert [plan.plan_id for plan in values["table"].rows] == ["dearest", "report/47"]

@@ -8,7 +8,7 @@ from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules.breaker import Breaker, BreakerKey, CountedFailure
 from breakwater.breakers.rules.transitions import half_opened
 from breakwater.breakers.settings import BreakerRules
-from breakwater.breakers.store import UNSAVED, BreakerRefused, Breakers, Loaded, Saving
+from breakwater.breakers.store import UNSAVED, BreakerRefused, Breakers, LoadedBreaker, Saving
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.redis.connection import Redis
@@ -19,7 +19,7 @@ WRITER_M = {"agent": "writer", "model": "m"}
 SUBJECT = subjects.breaker("writer", "m")
 
 
-async def load(redis: Redis, agent: str = "writer", model: str = "m") -> Loaded:
+async def load(redis: Redis, agent: str = "writer", model: str = "m") -> LoadedBreaker:
     [loaded] = await Breakers(redis).load([BreakerKey(agent, model)])
     return loaded
 
@@ -54,7 +54,7 @@ async def test_a_breaker_is_forced_open_before_it_ever_failed(governed: HttpApi,
     loaded = await load(redis)
     assert (loaded.breaker.state, loaded.unpublished) == ("isolated", None)
     [admission] = await redis.run([Breakers.admit_command(BreakerKey("writer", "m"), "x:1", 1000)])
-    assert isinstance(Breakers.admission(admission), BreakerRefused)
+    assert isinstance(Breakers.read_admission(admission), BreakerRefused)
     listed = (await governed.ask("GET", "/api/v1/breakers")).json["breakers"]
     assert [one["reason"] for one in listed if one["state"] == "isolated"] == [published.reason]
 

@@ -45,7 +45,7 @@ async def reported(
     counters, moment = BudgetCounters(redis, ZONE), now or datetime.now(UTC)
     day = periods_at(moment, ZONE).day
     noted = {day.name: Notes(notes or {}, announced)}
-    assert await counters.fill(await counters.filled(), "log", 0, counters.periods(moment), figures or {}, noted)
+    assert await counters.fill(await counters.source(), "log", 0, counters.periods(moment), figures or {}, noted)
     return {status.budget: status for status in await statuses_of(caps, counters, moment)}
 
 

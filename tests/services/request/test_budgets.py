@@ -57,7 +57,7 @@ def periods() -> Periods:
 
 async def fill(redis: Redis, figures: Ledger | None = None, log: str = "log") -> None:
     counters = BudgetCounters(redis, BERLIN)
-    assert await counters.fill(await counters.filled(), log, 0, counters.periods(datetime.now(UTC)), figures or {}, {})
+    assert await counters.fill(await counters.source(), log, 0, counters.periods(datetime.now(UTC)), figures or {}, {})
 
 
 async def standing(api: HttpApi, budget: str = "agent:writer/daily") -> dict[str, Any]:

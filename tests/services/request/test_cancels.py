@@ -19,7 +19,7 @@ from breakwater.jobs.api.results import JobLookup, ResultReader, Waiters
 from breakwater.jobs.contract.execution import PendingCancel
 from breakwater.jobs.rules.ids import key_of
 from breakwater.jobs.store import executions
-from breakwater.jobs.store.accepted import Accepted
+from breakwater.jobs.store.accepted import AcceptedJobs
 from breakwater.jobs.store.executions import Claim, Claimed, Executions
 from breakwater.kernel import ids
 from breakwater.kernel.http.problems import RequestError
@@ -253,7 +253,7 @@ def requests_of(api: HttpApi, redis: Redis) -> CancelRequests:
     def connection() -> Client:
         return api.bus
 
-    lookup = JobLookup(ResultReader(connection, lambda: 0), Waiters(connection), Accepted(redis))
+    lookup = JobLookup(ResultReader(connection, lambda: 0), Waiters(connection), AcceptedJobs(redis))
     sending = Cancels(lookup, Executions(redis), Publisher(connection, "tests"), connection)
     config = f"{CONFIG}\nprograms: {{desk: {{agents: [writer]}}}}\n"
     return CancelRequests(sending, parse_config(config), Redactor.compile(RedactionRules()))
@@ -320,4 +320,4 @@ async def test_orders_for_jobs_that_nobody_has_seen_are_bounded_for_each_user(
 
 
 async def is_marked(redis: Redis, job_id: str) -> bool:
-    return await Accepted(redis).status(job_id, just_now=False) is not None
+    return await AcceptedJobs(redis).status(job_id, just_now=False) is not None

@@ -325,7 +325,7 @@ async def test_a_dead_letter_is_replayed_once_however_often_and_by_whom(api: Htt
 async def test_a_replay_that_was_not_noted_is_the_same_job(api: HttpApi) -> None:
     dead_letter = await give_up(api)
     [first] = (await replay(api, dead_letters=[dead_letter]))["replayed"]
-    await api.bus.jetstream().purge_stream("DLQ", subject=subjects.replayed(dead_letter))
+    await api.bus.jetstream().purge_stream("DLQ", subject=subjects.replay(dead_letter))
     outcome = await replay(api, dead_letters=[dead_letter])
     assert (outcome["replayed"], outcome["already"]) == ([], 1)
     [queued] = await jobs(api)
@@ -363,7 +363,7 @@ async def test_a_replay_whose_record_has_aged_out_is_not_called_accepted(api: Ht
         "by": "ops",
         "at": format_time(NOW - timedelta(hours=73)),
     }
-    await api.bus.jetstream().publish(subjects.replayed(dead_letter), json.dumps(note).encode())
+    await api.bus.jetstream().publish(subjects.replay(dead_letter), json.dumps(note).encode())
     [found] = await listed(api)
     assert (found["replayed_as"], found["replay_status"]) == ("rpl_1", None)
 

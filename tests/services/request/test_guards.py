@@ -13,14 +13,14 @@ from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardEvent, StoppedTask
 from breakwater.limits.rules.guard import Task, Trip
 from breakwater.limits.store import tasks as tasks_module
-from breakwater.limits.store.tasks import JobOutcome, Tasks, Tripped
+from breakwater.limits.store.tasks import JobOutcome, Tasks, TripRecord
 from tests.services.request.conftest import HttpApi
 
 KEY = TaskKey("acme", "research 4711")
 OF_ACME = {"task_id": "research 4711", "tenant": "acme"}
 
 
-async def trip(redis: Redis, key: TaskKey = KEY, agent: str = "writer") -> Tripped:
+async def trip(redis: Redis, key: TaskKey = KEY, agent: str = "writer") -> TripRecord:
     tasks = Tasks(redis)
     await redis.run([tasks.enter_command(key, "x")])
     await tasks.record(
@@ -33,7 +33,7 @@ async def test_stopped_tasks_are_listed_in_the_order_in_which_they_were(governed
     assert (await governed.ask("GET", "/api/v1/guards")).json == {"stopped": []}
     first = await trip(redis)
     await Tasks(redis).restore(
-        TaskKey(None, "nightly"), Tripped(Trip("max_cost", "why"), "reader", "", first.at_ms + 5, published=True)
+        TaskKey(None, "nightly"), TripRecord(Trip("max_cost", "why"), "reader", "", first.at_ms + 5, published=True)
     )
     answer = await governed.ask("GET", "/api/v1/guards")
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
@@ -111,7 +111,7 @@ async def test_a_task_is_reset_by_the_name_that_its_caller_gave_it(governed: Htt
     for name, key in (("x-2", "x-2"), ("nightly", "x-1")):
         answer = await governed.act("guards/reset", task_id=name, tenant="acme")
         assert (answer.json["task_id"], answer.json["task_key"]) == ("nightly", key)
-    assert await tasks.tripped() == []
+    assert await tasks.stopped_tasks() == []
 
 
 async def test_a_reset_by_name_prefers_the_stopped_task_to_one_that_goes_on(governed: HttpApi, redis: Redis) -> None:
@@ -124,7 +124,7 @@ async def test_a_reset_by_name_prefers_the_stopped_task_to_one_that_goes_on(gove
     await tasks.trip(TaskKey("acme", "x-1"), trip, agent="writer", execution_id="x", task_id="nightly")
     answer = await governed.act("guards/reset", task_id="nightly", tenant="acme")
     assert (answer.json["task_id"], answer.json["task_key"]) == ("nightly", "x-1")
-    assert (await tasks.tripped(), await tasks.load(running)) == ([], (counted, None))
+    assert (await tasks.stopped_tasks(), await tasks.load(running)) == ([], (counted, None))
 
 
 async def test_a_reset_whose_answer_was_lost_is_answered_again_and_published_once(
@@ -191,7 +191,7 @@ async def test_one_that_is_published_but_not_done_is_published_once_when_it_is_d
 ) -> None:
     await trip(redis)
 
-    async def away(_tasks: Tasks, _key: TaskKey) -> tuple[Task, Tripped | None]:
+    async def away(_tasks: Tasks, _key: TaskKey) -> tuple[Task, TripRecord | None]:
         raise StateUnavailableError("Redis did not answer")
 
     with monkeypatch.context() as patch:
@@ -208,9 +208,9 @@ async def test_a_trip_that_a_reset_meets_on_its_way_is_reported_as_reset_too(
     governed: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await redis.run([Tasks(redis).enter_command(KEY, "x")])
-    resetting, tripped = Tasks.reset, list[Tripped]()
+    resetting, tripped = Tasks.reset, list[TripRecord]()
 
-    async def tripping_before(tasks: Tasks, key: TaskKey) -> tuple[Task, Tripped | None]:
+    async def tripping_before(tasks: Tasks, key: TaskKey) -> tuple[Task, TripRecord | None]:
         if not tripped:
             tripped.append(await trip(redis))
         return await resetting(tasks, key)
@@ -229,7 +229,7 @@ async def test_of_very_many_stopped_tasks_the_last_are_listed(
 ) -> None:
     monkeypatch.setattr(tasks_module, "MAX_LISTED", 2)
     for number in range(4):
-        stopped = Tripped(Trip("max_cost", "why"), "reader", "", 1_000 + number, published=True)
+        stopped = TripRecord(Trip("max_cost", "why"), "reader", "", 1_000 + number, published=True)
         await Tasks(redis).restore(TaskKey(None, f"t{number}"), stopped)
     answer = await governed.ask("GET", "/api/v1/guards")
     assert [one["task_id"] for one in answer.json["stopped"]] == ["t2", "t3"]

@@ -8,7 +8,7 @@ from breakwater.breakers.api import agents_health, breaker_statuses, refused_unt
 from breakwater.breakers.contract import AgentHealth
 from breakwater.breakers.rules.breaker import Breaker, BreakerKey, CountedFailure
 from breakwater.breakers.rules.health import UNCALLED
-from breakwater.breakers.store import Breakers, Loaded, Saving
+from breakwater.breakers.store import Breakers, LoadedBreaker, Saving
 from breakwater.config import Config, breakers_of, parse_config
 from breakwater.health.store import EndedCall, Healths
 from breakwater.kernel.redis.connection import Redis
@@ -273,7 +273,7 @@ def test_what_a_job_may_ask_for_has_breakers_as_well_as_far_as_the_config_names_
     ],
 )
 def test_a_breaker_refuses_as_long_as_admission_would(breaker: Breaker, until: int | None) -> None:
-    assert refused_until(Loaded(breaker, "1", NOW, None)) == until
+    assert refused_until(LoadedBreaker(breaker, "1", NOW, None)) == until
 
 
 @each_row(
@@ -289,4 +289,4 @@ def test_a_breaker_refuses_as_long_as_admission_would(breaker: Breaker, until: i
     ],
 )
 def test_what_one_caller_alone_has_opened_refuses_no_job_of_another(breaker: Breaker, until: int | None) -> None:
-    assert refused_until(Loaded(breaker, "1", NOW, None), "kB tB") == until
+    assert refused_until(LoadedBreaker(breaker, "1", NOW, None), "kB tB") == until

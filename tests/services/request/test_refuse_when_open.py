@@ -8,7 +8,7 @@ import pytest
 from breakwater.breakers.api import PROBE_POLL_S, PROBE_WAIT_S
 from breakwater.breakers.rules.breaker import Breaker, BreakerKey
 from breakwater.breakers.store import Breakers
-from breakwater.jobs.store.accepted import Accepted
+from breakwater.jobs.store.accepted import AcceptedJobs
 from breakwater.kernel.redis.connection import Redis
 from tests.services.request.conftest import HttpApi, new_id, publish_result, put_breaker, redis_ms, result_of
 
@@ -137,7 +137,7 @@ async def test_a_job_that_another_process_accepts_at_this_moment_is_not_refused(
     governed: HttpApi, redis: Redis
 ) -> None:
     await put_breaker(redis, "reader", "m", ISOLATED)
-    another, job_id = Accepted(redis), new_id()
+    another, job_id = AcceptedJobs(redis), new_id()
     another.mark(job_id, "reader")
     answer = await governed.post({"agent": "reader", "prompt": "x", "job_id": job_id})
     await another.close()

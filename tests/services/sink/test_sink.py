@@ -83,9 +83,9 @@ async def test_a_stopped_task_and_a_shared_breaker_are_stored_whole(plane: Plane
         await plane.until_done()
     stored = "SELECT * EXCEPT (event_sequence) REPLACE (toInt64(cost * 1000000000) AS cost) FROM guard_events FINAL"
     rows = await plane.analytics.query(f"{stored} ORDER BY at")
-    assert list(rows.named()) == [stop.model_dump(), reset.model_dump()]
+    assert list(rows.named_rows()) == [stop.model_dump(), reset.model_dump()]
     rows = await plane.analytics.query("SELECT * EXCEPT (event_sequence) FROM breaker_transitions FINAL")
-    assert list(rows.named()) == [isolated.model_dump(exclude={"alone", "open_for"})]
+    assert list(rows.named_rows()) == [isolated.model_dump(exclude={"alone", "open_for"})]
     assert await plane.dead_letters() == []
 
 
@@ -97,7 +97,7 @@ async def test_each_change_of_an_incident_is_stored_whole_and_the_newest_is_the_
         await plane.until_done("sink-alerts", "ALERTS")
     stored = await plane.analytics.query("SELECT * EXCEPT (payload, event_sequence) FROM alerts FINAL ORDER BY version")
     kept = [one.model_dump(exclude={"payload", "remind_at", "last_event_id"}) for one in (opened, again, resolved)]
-    assert list(stored.named()) == kept
+    assert list(stored.named_rows()) == kept
     assert await plane.rows("SELECT incident_id, version, count FROM incidents ORDER BY version") == (
         ("inc_i1", 2, 2),
         ("inc_i2", 9, 2**40),

@@ -184,14 +184,14 @@ async def test_a_job_that_is_decided_between_the_look_and_the_claim_is_answered_
         at = Checkpoint(dispatched_at=plane.worker.now(), deadline=plane.worker.now())
         await plane.worker.redis.client.hset(KEY, "checkpoint", at.text())
         await plane.worker.redis.client.hdel(KEY, "token")
-        looks, really = 0, handler.decided
+        looks, really = 0, handler.stored_result
 
         async def not_yet(*asked: Any) -> Any:
             nonlocal looks
             looks += 1
             return None if looks == 1 else await really(*asked)
 
-        monkeypatch.setattr(handler, "decided", not_yet)
+        monkeypatch.setattr(handler, "stored_result", not_yet)
         replies = await plane.client.subscribe("bw.replies.again")
         await plane.publish(JOB | {"reply_to": "bw.replies.again"})
         answer = json.loads((await replies.next_msg(timeout=60)).data)
@@ -206,13 +206,13 @@ async def test_after_a_standstill_a_first_delivery_is_looked_up_before_it_is_run
 ) -> None:
     looked: list[str] = []
     async with start_worker({"sim/m": model()}, AGENTS) as plane:
-        really = handler.decided
+        really = handler.stored_result
 
         async def noted(*asked: Any) -> Any:
             looked.append(asked[1])
             return await really(*asked)
 
-        monkeypatch.setattr(handler, "decided", noted)
+        monkeypatch.setattr(handler, "stored_result", noted)
         unique = {"Breakwater-Unique-Id": "1"}
         await plane.publish(JOB | {"job_id": "before"}, **unique)
         await plane.result("before")

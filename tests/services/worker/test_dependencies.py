@@ -164,7 +164,7 @@ async def test_a_job_that_came_over_nats_is_of_its_plan_once_a_worker_has_it(sta
     async with start_worker(MODELS, AGENTS) as plane:
         await plane.publish(job("b", "a", plan_id="p", tenant="acme"))
         await until(lambda: _sleeps(plane, "b"), "the job to sleep")
-        known = (await plane.worker.plans.plans.known(["p"]))["p"]
+        known = (await plane.worker.plans.plans.notes_of(["p"]))["p"]
         noted = known.jobs
         assert {job_id: (one.agent, one.tenant) for job_id, one in noted.items()} == {"b": ("writer", "acme")}
         # Nothing was called for it: it counts as pending.

@@ -140,7 +140,7 @@ async def test_what_is_left_of_caps_and_limits_is_told_to_operators_alone(
             assert answers[:2] == ["admitted"] * 2
             assert set(answers[2:]) == ({"refused"} if operator else {"admitted"}), agent
         spent = {(one.name, "agent:writer"): AttemptSums(spent=10_000_000) for one in periods}
-        await counters.fill(await counters.filled(), "log", 0, periods, spent, {})
+        await counters.fill(await counters.source(), "log", 0, periods, spent, {})
         assert await admission("spent", "writer", 1) == "refused"
 
 

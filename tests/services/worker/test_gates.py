@@ -30,7 +30,7 @@ from breakwater.limits.gate.budget import BudgetGate
 from breakwater.limits.gate.deployment import DeploymentGate
 from breakwater.limits.gate.rate_limit import RateLimitGate
 from breakwater.limits.rules.guard import Trip
-from breakwater.limits.store.rate_limits import Limited
+from breakwater.limits.store.rate_limits import LimitedSubject
 from services.worker.admission import admit, check, gates_of
 from services.worker.context import context_for
 from services.worker.next_call import admission_for
@@ -107,7 +107,7 @@ class Bench:
     async def fill_rate_limit(self) -> None:
         rule = self.worker.config.agents["writer"].rate_limit
         assert rule is not None
-        command = self.worker.rate_limits.admit_command("other:1", [Limited("agent:writer", rule)], 1, 60_000)
+        command = self.worker.rate_limits.admit_command("other:1", [LimitedSubject("agent:writer", rule)], 1, 60_000)
         assert await self.redis.run([command]) == [[1]]
 
     async def stop_task(self) -> None:

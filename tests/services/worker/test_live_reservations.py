@@ -40,7 +40,7 @@ class Worker:
         counters, asked_at = CAPS.counters("a", "t"), now()
         command = self.budgets.reserve_command(attempt_id, "a", "t", amount, counters, now=asked_at, lease_ms=60_000)
         [answer] = await self.redis.run([command])
-        granted = self.budgets.reserved(answer, counters, amount, now=asked_at)
+        granted = self.budgets.read_reservation(answer, counters, amount, now=asked_at)
         assert isinstance(granted, Reserved)
         return LiveReservation(attempt_id, "a", "t", amount, granted.at, granted.at + timedelta(minutes=1))
 
@@ -87,7 +87,7 @@ async def test_when_all_is_lost_it_is_held_again_at_the_next_look_where_it_was(r
     day = (now() - timedelta(days=1)).date().isoformat()
     assert {one.day for one in await worker.held()} == {day}
     assert await worker.reserved() == {21}
-    assert await worker.budgets.lapsed(now()) == []
+    assert await worker.budgets.lapsed_attempts(now()) == []
 
 
 async def test_what_redis_has_lost_alone_is_held_again_when_it_is_missing_twice(redis: Redis) -> None:
@@ -151,5 +151,5 @@ async def test_a_call_whose_time_is_over_is_held_for_a_moment_longer(redis: Redi
     late = replace(LiveReservation("j:1", "a", "t", 7, now(), now()), until=now() - timedelta(minutes=5))
     with during(worker, late):
         await worker.live_reservations.check()
-    assert await worker.budgets.lapsed(now()) == []
-    assert await worker.budgets.lapsed(now() + timedelta(seconds=2)) == ["j:1"]
+    assert await worker.budgets.lapsed_attempts(now()) == []
+    assert await worker.budgets.lapsed_attempts(now() + timedelta(seconds=2)) == ["j:1"]

@@ -335,7 +335,7 @@ def test_a_repair_is_derived_again_from_what_was_recorded(failure: CallError, re
     made = after(Repairs(), verdict, [], None)
     assert made is not None
     assert made.cause == repaired
-    again = Repairs().replayed(
+    again = Repairs().replay(
         made.cause, [], [recorded], [name for name in made.repairs.left_out if name != "max_tokens"]
     )
     assert again == made.repairs

@@ -23,7 +23,7 @@ from breakwater.calls.targets import Target
 from breakwater.config import Config, validate_job
 from breakwater.config.targets import Targets
 from breakwater.jobs.contract.job import Job
-from breakwater.jobs.rules.chat_messages import encoded
+from breakwater.jobs.rules.chat_messages import encode_json
 from breakwater.prices.rules.price import (
     BYTES_OF_SMALL_BODIES,
     LINKED_FILE_TOKENS,
@@ -213,7 +213,7 @@ def sent_bytes(assigned: Assignment, target: Target) -> bytes:
         "messages": NativeMessages("https://a.example", "1"),
         "chat": Messages("https://a.example", "1") if target.provider == "anthropic" else CHAT,
     }
-    return encoded(wires["chat" if native is None else job.api].body(call))
+    return encode_json(wires["chat" if native is None else job.api].body(call))
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,7 +457,7 @@ def test_a_translation_that_is_longer_than_what_was_sent_is_reserved(subtests: p
         with subtests.test(msg=f"{api} for {provider}"):
             call = Sent.of(api, provider, body)
             assert call is not None
-            assert len(call.data) > 1.5 * len(encoded(body))
+            assert len(call.data) > 1.5 * len(encode_json(body))
             assert not call.is_over(2 * call.data.count(b"A1"))
 
 

@@ -292,7 +292,7 @@ async def test_a_job_without_a_task_id_is_a_task_of_its_own(start_worker: StartW
         [event] = await events(plane)
         assert (event["task_id"], event["tenant"], event["execution_id"]) == ("dear", "acme", "dear")
         assert event["reason"] == "$0.00 spent, and the next call may cost up to $18.00 (limit: $10.00)"
-        assert [key for key, _ in await plane.worker.guards.tasks.tripped()] == [TaskKey("acme", "dear")]
+        assert [key for key, _ in await plane.worker.guards.tasks.stopped_tasks()] == [TaskKey("acme", "dear")]
         for number in range(2):  # each is a task: together they may cost more than the cap of one
             assert (await alone(plane, f"j{number}", params={"max_tokens": 16_000}))["status"] == "succeeded"
 
@@ -335,7 +335,7 @@ async def test_a_job_with_a_parent_belongs_to_its_parents_task(start_worker: Sta
         record = await plane.last("EVENTS", subjects.execution("writer", "e2"))
         assert [one and one["task_id"] for one in (attempt, record)] == ["e1", "e1"]
         # As any other: shown, and reset.
-        assert [key for key, _ in await plane.worker.guards.tasks.tripped()] == [TaskKey(None, "e1")]
+        assert [key for key, _ in await plane.worker.guards.tasks.stopped_tasks()] == [TaskKey(None, "e1")]
         await plane.worker.guards.tasks.reset(TaskKey(None, "e1"))
         assert (await alone(plane, "e6", parent_execution_id="e1"))["status"] == "succeeded"
         assert (await counted(plane, "e1")).iterations == 1, "the first was counted before the reset"
@@ -586,7 +586,7 @@ async def test_a_key_that_begins_ever_more_tasks_keeps_so_many_in_redis_and_no_o
             job = {"agent": "writer", "job_id": job_id, "prompt": "x", **own, **job}
             await plane.publish(job, **{Header.SUBMITTED_BY.value: key})
             result = await plane.result(job_id)
-            await tasks.bound()
+            await tasks.delete_idle()
             return result
 
         await run_of("b", "theirs", task_id="theirs")

@@ -202,7 +202,7 @@ def slack_message(worded: MessageText) -> dict[str, Any]:
     title = f"*{_render(worded.title, _TITLE_LENGTH)}*"
     texts = [title, *(text for lines in worded.paragraphs for text in _pack(lines))]
     return {
-        "text": escaped(plain(worded), NOTICE_LENGTH),
+        "text": escape(plain(worded), NOTICE_LENGTH),
         "blocks": [
             {"type": "section", "text": {"type": "mrkdwn", "text": text, "verbatim": True}}
             for text in texts[:MAX_BLOCKS]
@@ -212,7 +212,7 @@ def slack_message(worded: MessageText) -> dict[str, Any]:
     }
 
 
-def escaped(text: str, limit: int) -> str:
+def escape(text: str, limit: int) -> str:
     """A text in which Slack reads no mention, link or entity, of at most `limit` characters."""
     escaped_text = text.translate(_ESCAPES)
     if len(escaped_text) <= limit:
@@ -238,17 +238,17 @@ def _render(line: Line, limit: int) -> str:
     text = ""
     for part in line:
         room = limit - len(text)
-        text += escaped(part, room) if isinstance(part, str) else _link(part, room)
+        text += escape(part, room) if isinstance(part, str) else _link(part, room)
     return text
 
 
 def _link(part: Url, room: int) -> str:
     # A bar would end the address, and half an address leads nowhere.
-    url = escaped(part.url.replace("|", "%7C"), SECTION_LENGTH)
+    url = escape(part.url.replace("|", "%7C"), SECTION_LENGTH)
     if part.text == part.url:
         return f"<{url}>" if len(url) + 2 <= room else ""
     for_text = room - len(url) - 3
-    return f"<{url}|{escaped(part.text, for_text)}>" if for_text > 0 else escaped(part.text, room)
+    return f"<{url}|{escape(part.text, for_text)}>" if for_text > 0 else escape(part.text, room)
 
 
 class CannotBeUpdatedError(SendError):

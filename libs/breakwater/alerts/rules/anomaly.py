@@ -28,7 +28,7 @@ from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules.signals import Firing, Resolved, Signal, key_of
 from breakwater.alerts.settings import AnomalyRules
 from breakwater.calls.rules.refusals import command
-from breakwater.kernel.formats import counted, moment, money, sentence
+from breakwater.kernel.formats import moment, money, quantity, sentence
 from breakwater.kernel.nats.subjects import decode_token, encode_token
 from breakwater.kernel.types import format_time, ms_from_time, usd_from_nano
 
@@ -168,7 +168,7 @@ def judge(
     return "accepted" if baseline is not None and now - incident.opened_at >= NEW_NORMAL else None
 
 
-def unwatched(error: str, incidents: Iterable[Alert], now: datetime) -> list[Signal]:
+def unwatched_signals(error: str, incidents: Iterable[Alert], now: datetime) -> list[Signal]:
     """Returns the incident that anomalies are not watched, unless it is open. `error` says what ClickHouse did."""
     if UNWATCHED in open_anomalies(incidents):
         return []
@@ -176,7 +176,7 @@ def unwatched(error: str, incidents: Iterable[Alert], now: datetime) -> list[Sig
     return [_watching(f"{text} To do: `{command('doctor', None)}` says what is wrong.", now, ended=False)]
 
 
-def turned_off(reason: str, incidents: Iterable[Alert], now: datetime) -> list[Signal]:
+def turned_off_signals(reason: str, incidents: Iterable[Alert], now: datetime) -> list[Signal]:
     """Returns the ends of the incidents that are open when anomalies are watched no longer."""
     return [
         Resolved(
@@ -241,7 +241,7 @@ def _signal(
     if newest is None:
         text = f"For {LAPSE // timedelta(minutes=1)} minutes {agent} made too few calls for a judgement; {normal}. "
     else:
-        calls = counted(newest.calls, "stream" if measure == "first_token" else "call")
+        calls = quantity(newest.calls, "stream" if measure == "first_token" else "call")
         measured = figure.words.format(agent=agent, value=_amount(newest.value, figure.unit), calls=calls)
         text = f"In the minute from {moment(newest.at)} {measured}; {normal}. "
     if change == "began":

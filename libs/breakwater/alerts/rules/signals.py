@@ -24,7 +24,7 @@ from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.breakers.rules.refusals import breaker_open
 from breakwater.calls.rules.refusals import command, for_operators
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
-from breakwater.kernel.formats import counted, moment, money, moneys, percent, sentence
+from breakwater.kernel.formats import moment, money, moneys, percent, quantity, sentence
 from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.subjects import Header, encode_token
 from breakwater.kernel.types import format_time, is_identifier
@@ -219,7 +219,7 @@ def _stop_text(event: GuardEvent) -> str:
         tenant=event.tenant,
         execution_id=event.execution_id,
     )
-    used = f"{counted(event.iterations, 'iteration')}, {event.tokens:,} tokens, {money(event.cost)}"
+    used = f"{quantity(event.iterations, 'iteration')}, {event.tokens:,} tokens, {money(event.cost)}"
     return f"{_opening(for_operators(refused))} Stopped at {moment(event.at)} after {used}."
 
 

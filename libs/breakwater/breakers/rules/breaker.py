@@ -25,7 +25,7 @@ from itertools import groupby
 
 from breakwater.breakers.contract import BreakerRule, BreakerScope, BreakerState
 from breakwater.breakers.settings import MAX_KEPT, BreakerRules
-from breakwater.kernel.formats import counted
+from breakwater.kernel.formats import quantity
 from breakwater.kernel.nats.subjects import encode_token
 
 ALL = "*"
@@ -440,8 +440,8 @@ def _open_if_due(
         alone, fired = max(fired_for_caller, key=lambda match: len(match[0]), default=(alone, None))
     elif fired is not None and several:
         rule, reason, failures = fired
-        jobs = counted(len(_of_jobs(failures)), "job")
-        callers = counted(len({failure.caller for failure in failures}), "caller")
+        jobs = quantity(len(_of_jobs(failures)), "job")
+        callers = quantity(len({failure.caller for failure in failures}), "caller")
         fired = rule, f"{reason}, of {jobs} of {callers}", failures
     if fired is None:
         return breaker, None
@@ -516,22 +516,22 @@ def _rule_that_fires(
     """Returns the first rule that fires, the reason in words, and the failures that the rule counts."""
     consecutive = [failure for failure in breaker.failures if failure.sequence > breaker.last_success]
     if _reaches(consecutive, rules.consecutive_failures, several):
-        figure = counted(len(consecutive), "consecutive failure")
+        figure = quantity(len(consecutive), "consecutive failure")
         return "consecutive_failures", f"{figure} (threshold: {rules.consecutive_failures})", consecutive
     recent = _within(breaker.failures, rules, now_ms)
     same = [failure for failure in recent if failure.error == error] if error else []
     if _reaches(same, rules.same_error, several):
-        figure = f"Same error repeated {counted(len(same), 'time')}"
+        figure = f"Same error repeated {quantity(len(same), 'time')}"
         return "same_error", f"{figure} (threshold: {rules.same_error})", same
     window = f"within {rules.within_s:g} s"
     if _reaches(recent, rules.errors, several):
-        figure = counted(len(recent), "error")
+        figure = quantity(len(recent), "error")
         return "errors", f"{figure} {window} (threshold: {rules.errors})", recent
     calls, failed = calls_within(breaker, rules, now_ms)
     if calls >= rules.minimum_calls and _fails_at_rate(breaker, several, rules, now_ms):
         assert rules.failure_rate is not None
         threshold = f"{_percent(rules.failure_rate)} of at least {rules.minimum_calls}"
-        figure = f"{_percent(failed / calls)} of {counted(calls, 'call')}"
+        figure = f"{_percent(failed / calls)} of {quantity(calls, 'call')}"
         return "failure_rate", f"{figure} failed {window} (threshold: {threshold})", recent
     return None
 

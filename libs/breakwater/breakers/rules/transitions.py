@@ -55,7 +55,7 @@ def half_opened(key: BreakerKey, half_open: Breaker, rules: BreakerRules, now_ms
     return event.model_copy(update={"transition_id": f"{key.name}#{half_open.version}@{half_open.open_until_ms}"})
 
 
-def recalled(latest: BreakerTransition, sequence: int) -> Breaker:
+def breaker_after(latest: BreakerTransition, sequence: int) -> Breaker:
     """Rebuilds a lost breaker from its latest transition, which is at `sequence` in the event log.
 
     The transition does not say who holds the probe of a half-open breaker: it is rebuilt as open and due for a probe.

@@ -17,7 +17,7 @@ from breakwater.calls.providers.base import (
     Provider,
     StreamReader,
     UnusableAnswerError,
-    refused,
+    refusal_of,
 )
 from breakwater.dialects.rules.chat_chunks import Assembly
 from breakwater.dialects.rules.messages import without_lone_thinking, without_thinking
@@ -163,7 +163,7 @@ def request_body(call: Call) -> Mapping[str, Any]:
     }
     for name, no_effect in _NO_COUNTERPART.items():
         if name in params and params.pop(name) != no_effect:
-            raise refused(f"the param {name!r} is not supported by Anthropic", name)
+            raise refusal_of(f"the param {name!r} is not supported by Anthropic", name)
     system, turns = _conversation(call.messages)
     system = [*_blocks(params.get("system")), *system]
     body: dict[str, Any] = {
@@ -238,7 +238,7 @@ def _turns(messages: Iterable[Mapping[str, Any]]) -> tuple[list[AnthropicBlock],
                 role = "user"
                 blocks = [result | content | error_mark]
             case unknown:
-                raise refused(f"messages with the role {unknown!r} are not supported by Anthropic", "messages")
+                raise refusal_of(f"messages with the role {unknown!r} are not supported by Anthropic", "messages")
         blocks = _mark_last(blocks, message)
         if turns and turns[-1]["role"] == role:
             turns[-1]["content"] += blocks
@@ -272,7 +272,7 @@ def _block(part: Mapping[str, Any]) -> AnthropicBlock:
         case "file" if str(data := fields(part.get("file")).get("file_data")).startswith("data:application/pdf;"):
             return _mark_last([{"type": "document", "source": _image_source(str(data))}], part)[0]
         case "input_audio" | "file" as kind:
-            raise refused(f"content of type {kind!r} is not supported by Anthropic", "messages")
+            raise refusal_of(f"content of type {kind!r} is not supported by Anthropic", "messages")
         case _:
             return dict(part)
 
@@ -283,7 +283,7 @@ def _image_source(url: str) -> dict[str, str]:
     header, _, data = url.removeprefix("data:").partition(",")
     media_type, *more = header.split(";")
     if "base64" not in more:
-        raise refused("an image in a data: URL must be base64 for Anthropic", "messages")
+        raise refusal_of("an image in a data: URL must be base64 for Anthropic", "messages")
     return {"type": "base64", "media_type": media_type, "data": data}
 
 
@@ -336,7 +336,7 @@ def _tool_choice(choice: Any) -> dict[str, Any] | None:
         case {"type": "auto" | "any" | "tool" | "none"}:
             return dict(choice)
         case _:
-            raise refused("this 'tool_choice' is not supported by Anthropic", "tool_choice")
+            raise refusal_of("this 'tool_choice' is not supported by Anthropic", "tool_choice")
 
 
 def _output_config(call: Call, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -353,7 +353,7 @@ def _output_config(call: Call, params: Mapping[str, Any]) -> dict[str, Any]:
             config["format"] = {"type": "json_schema", "schema": schema}
         case other:
             text = f"the response_format {fields(other).get('type')!r} is not supported by Anthropic"
-            raise refused(text, "response_format")
+            raise refusal_of(text, "response_format")
     return config
 
 
@@ -395,7 +395,7 @@ class AnthropicSettings(HttpSettings):
         """Chats and Messages."""
         return ("chat", "messages")
 
-    def dropped(self, params: Mapping[str, JsonValue]) -> Sequence[str]:
+    def params_left_out(self, params: Mapping[str, JsonValue]) -> Sequence[str]:
         """Returns `dropped_params`."""
         return dropped_params(params)
 

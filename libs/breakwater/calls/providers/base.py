@@ -256,7 +256,7 @@ class ProviderSettings(Message):
         """
         raise NotImplementedError
 
-    def dropped(self, params: Mapping[str, JsonValue]) -> Sequence[str]:  # noqa: ARG002  most drop nothing
+    def params_left_out(self, params: Mapping[str, JsonValue]) -> Sequence[str]:  # noqa: ARG002  most drop nothing
         """Returns the params that are left out of a call, as the provider has no counterpart of them."""
         return ()
 
@@ -352,7 +352,7 @@ class Wire(Protocol):
         """Returns the body of the request.
 
         Raises:
-            CallError: the call needs something that the API does not have (see `refused`).
+            CallError: the call needs something that the API does not have (see `refusal_of`).
         """
         ...
 
@@ -372,7 +372,7 @@ class Wire(Protocol):
         ...
 
 
-def refused(text: str, param: str) -> CallError:
+def refusal_of(text: str, param: str) -> CallError:
     """Returns the error of a request that the provider would refuse, and that is not made.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from breakwater.calls.providers.base import AnswerTooLargeError, Call, StreamReader, UnusableAnswerError
 from breakwater.dialects.rules.chat_chunks import Assembly
-from breakwater.dialects.rules.embeddings import BrokenEmbeddingsError, EmbeddingsTooLargeError, packed, summary
+from breakwater.dialects.rules.embeddings import BrokenEmbeddingsError, EmbeddingsTooLargeError, pack_vectors, summary
 from breakwater.jobs.contract.execution import Choice
 from breakwater.kernel.json_values import flaw_of
 from breakwater.prices.rules.usage import Usage, model_of, of_embeddings
@@ -49,11 +49,11 @@ class EmbeddingsWire:
         omitted = {"encoding_format"}.intersection(call.left_out)
         return {**{name: value for name, value in call.native.items() if name not in omitted}, "model": call.model}
 
-    def packed(self, answer: Mapping[str, Any], call: Call) -> dict[str, Any]:
+    def pack_vectors(self, answer: Mapping[str, Any], call: Call) -> dict[str, Any]:
         """Returns an answer with a packed vector for each input, in order. Raises UnusableAnswerError."""
         assert call.native is not None
         try:
-            packed_answer = packed(answer, call.native)
+            packed_answer = pack_vectors(answer, call.native)
         except EmbeddingsTooLargeError as large:
             raise AnswerTooLargeError(str(large)) from large
         except BrokenEmbeddingsError as broken:

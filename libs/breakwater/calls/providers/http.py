@@ -39,13 +39,13 @@ from breakwater.calls.providers.failures import (
     says_why,
     transport_failure,
 )
-from breakwater.calls.providers.http_stream import StreamBrokenError, assembled, is_of_events, receive
+from breakwater.calls.providers.http_stream import StreamBrokenError, assemble, is_of_events, receive
 from breakwater.calls.rules.classify import BrokenAnswer, CallFailure, EmptyAnswer, TransportFailure
 from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
-from breakwater.dialects.rules.tool_names import long_names, shortened, with_long_names
+from breakwater.dialects.rules.tool_names import long_names, shorten_names, with_long_names
 from breakwater.jobs.contract.execution import Choice
 from breakwater.jobs.contract.job import CallApi
-from breakwater.jobs.rules.chat_messages import INTERRUPTED, encoded, fields
+from breakwater.jobs.rules.chat_messages import INTERRUPTED, encode_json, fields
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.json_values import TOO_DEEP
 from breakwater.kernel.security.secret_refs import SecretRef
@@ -186,7 +186,7 @@ class HttpProvider:
         wire = self._wires["chat" if call.native is None else call.api]
         names = long_names(call.messages, call.params) if call.native is None else {}
         if names:
-            messages, params = shortened(call.messages, call.params, names)
+            messages, params = shorten_names(call.messages, call.params, names)
             call = replace(call, messages=messages, params=params)
             wire = _LongNames(wire, names)
         try:
@@ -258,7 +258,7 @@ class HttpProvider:
         except UnusableAnswerError as error:
             failure = BrokenAnswer(str(error), status, not isinstance(error, AnswerTooLargeError))
             cause = error
-        body = self._secrets.hidden_in(reader.answer())  # a secret may be spread over several pieces
+        body = self._secrets.hide_in(reader.answer())  # a secret may be spread over several pieces
         usage = wire.usage(body)
         # A failure after the end of the answer does not matter.
         if failure is None or reader.whole:
@@ -270,7 +270,7 @@ class HttpProvider:
         raise CallError(failure, maybe_billed=maybe_billed, usage=usage) from cause
 
     def _request(self, wire: Wire, call: Call, key: str | None, state: _RequestState) -> _Requesting:
-        data = encoded(wire.body(call))
+        data = encode_json(wire.body(call))
         headers = {"X-Client-Request-Id": call.attempt_id, **wire.headers(key)}
         if call.native is not None:
             headers |= {name: self._join_header(name, value) for name, value in call.headers.items()}
@@ -312,13 +312,13 @@ class HttpProvider:
         body = (
             self._assemble(wire, reply)
             if is_of_events(reply.payload) and not isinstance(wire, EmbeddingsWire)
-            else self._secrets.hidden_in_read(reply.payload, _parse_body(wire, reply))
+            else self._secrets.hide_in_parsed(reply.payload, _parse_body(wire, reply))
         )
         usage = wire.usage(body)
         if carries_error(body):
             raise CallError(error_in_answer(body, status), maybe_billed=self._has_begun(wire, body), usage=usage)
         try:
-            readable_body = wire.packed(body, call) if isinstance(wire, EmbeddingsWire) else body
+            readable_body = wire.pack_vectors(body, call) if isinstance(wire, EmbeddingsWire) else body
             return self._answer(wire, readable_body, status, usage)
         except UnusableAnswerError as error:
             if says_why(body):
@@ -330,12 +330,12 @@ class HttpProvider:
         reader = wire.stream_reader(answer)
         _check_size(wire, reply)
         try:
-            assembled(reply.payload, reader, answer, self._secrets)
+            assemble(reply.payload, reader, answer, self._secrets)
         except StreamBrokenError as broken:
             raise self._broken_stream(wire, broken, reader, answer) from broken
         except UnusableAnswerError as error:
             raise _unusable_answer(error, reply.status, wire.usage(reader.answer())) from error
-        return self._secrets.hidden_in(reader.answer())
+        return self._secrets.hide_in(reader.answer())
 
     def _broken_stream(
         self, wire: Wire, stream_error: StreamBrokenError, reader: StreamReader, answer: Assembly
@@ -377,7 +377,7 @@ class HttpProvider:
         output = chosen.output
         if isinstance(output, str):
             # The text may be joined from several blocks, each with a part of a secret.
-            output = self._secrets.hidden(output)
+            output = self._secrets.hide(output)
         return Answer(output, usage or Usage(None, None, model=model_of(body)), None, body, reason, all_choices)
 
 
@@ -503,9 +503,7 @@ def _with_long_names(answer: Answer, names: Mapping[str, str]) -> Answer:
 
 def _without_secrets(secrets: KnownSecrets, failure: CallFailure) -> CallFailure:
     """Returns a failure without secrets: a provider may quote the key when it refuses it."""
-    return replace(
-        failure, **{item.name: secrets.hidden_in(getattr(failure, item.name)) for item in fields_of(failure)}
-    )
+    return replace(failure, **{item.name: secrets.hide_in(getattr(failure, item.name)) for item in fields_of(failure)})
 
 
 def _origin_of(url: str) -> URL:

@@ -131,7 +131,7 @@ def is_of_events(body: bytes) -> bool:
     return body[:64].lstrip().startswith((b"data:", b"event:"))
 
 
-def assembled(body: bytes, reader: StreamReader, answer: Assembly, secrets: KnownSecrets) -> None:
+def assemble(body: bytes, reader: StreamReader, answer: Assembly, secrets: KnownSecrets) -> None:
     """Reads a stream whose whole body has arrived. Raises StreamBrokenError, UnusableAnswerError."""
     for chunk in _chunks(EventReader(), EventJoiner(), reader, body + b"\n\n", secrets, is_last=True):
         answer.add(chunk)
@@ -183,7 +183,7 @@ def _chunks(
                 yield from reader.read(None)
                 continue
             is_error = name == b"error"
-            event = secrets.hidden_in_read(data, _parse_event(data, joiner, is_error=is_error))
+            event = secrets.hide_in_parsed(data, _parse_event(data, joiner, is_error=is_error))
             if is_error or carries_error(event):
                 yield from _read_held(joiner, reader)
                 raise StreamBrokenError(error_in_answer(whole_value(event)))

@@ -191,15 +191,15 @@ class ErrorTexts:
 
     def text(self, text: str) -> str:
         """Returns the redacted beginning of a text. A text that is too long is cut between two words."""
-        return _beginning(self._redactor.text(self._secrets.hidden(whole_text(text))))
+        return _beginning(self._redactor.text(self._secrets.hide(whole_text(text))))
 
     def last_line(self, text: str, *, is_rest: bool) -> str:
         """Returns the redacted beginning of a text's last line. `is_rest`: the beginning of the text is missing."""
         secrets = self._secrets
         if is_rest:
             # The text may begin within a word, and redaction would not recognize a part of a key.
-            text = "".join(re.split(r"\s", secrets.hidden_in_rest(text), maxsplit=1)[1:])
-        return _beginning(self._redactor.text(secrets.hidden(text)).strip().rpartition("\n")[2])
+            text = "".join(re.split(r"\s", secrets.hide_in_tail(text), maxsplit=1)[1:])
+        return _beginning(self._redactor.text(secrets.hide(text)).strip().rpartition("\n")[2])
 
 
 def _beginning(text: str) -> str:

@@ -96,11 +96,11 @@ def error_identity(text: str) -> str:
         text: the text of the provider or program, of any length.
     """
     # Halves of surrogate pairs come out of JSON and have no UTF-8.
-    data = normalised(text).encode("utf-8", "surrogatepass")
+    data = normalise(text).encode("utf-8", "surrogatepass")
     return hashlib.md5(data, usedforsecurity=False).hexdigest()[:8]
 
 
-def normalised(text: str) -> str:
+def normalise(text: str) -> str:
     """Returns an error's text without its variable parts, in lower case, with single blanks, at most 500 characters.
 
     These tokens, in capitals, replace variable parts:

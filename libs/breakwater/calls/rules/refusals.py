@@ -9,12 +9,12 @@ from __future__ import annotations
 import shlex
 
 from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
-from breakwater.kernel.formats import joined, sentence
+from breakwater.kernel.formats import join_figures, sentence
 
 
 def for_operators(error: ErrorInfo) -> str:
     """Returns the whole text of a refusal, with its figures and the next step."""
-    return joined(error.message, error.figures)
+    return join_figures(error.message, error.figures)
 
 
 def refusal(

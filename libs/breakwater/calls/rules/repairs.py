@@ -74,7 +74,7 @@ class Repairs(Event):
         """The size of the corrections in a call."""
         return size_of_added(_dialogue(self.corrections))
 
-    def applied(self, messages: Sequence[JsonMessage]) -> tuple[list[JsonMessage], Count]:
+    def apply_to(self, messages: Sequence[JsonMessage]) -> tuple[list[JsonMessage], Count]:
         """The conversation as it is sent, and how many messages of the job are left out of it."""
         repaired: list[JsonMessage] = list(messages)
         if self.pruned:
@@ -83,7 +83,7 @@ class Repairs(Event):
             repaired, _ = trim(repaired, ratio)
         return [*repaired, *_dialogue(self.corrections)], len(messages) - len(repaired)
 
-    def replayed(
+    def replay(
         self,
         cause: Cause,
         messages: Sequence[JsonMessage],
@@ -209,7 +209,7 @@ class Repairs(Event):
         """
         if len(self.keep_ratios) >= MAX_TRIMS:
             return None
-        repaired, before = self.model_copy(update={"corrections": ()}).applied(messages)
+        repaired, before = self.model_copy(update={"corrections": ()}).apply_to(messages)
         ratio = keep_ratio_from(complaint) or _HALF
         _, dropped = trim(repaired, ratio)
         if not dropped:

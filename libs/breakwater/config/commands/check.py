@@ -19,7 +19,7 @@ from breakwater.config.pricing import long_inputs_cost_more, pricing_of, unaffor
 from breakwater.dialects.rules.embeddings import fallback_objection
 from breakwater.kernel.commands import formats, output
 from breakwater.kernel.commands.connect import run
-from breakwater.kernel.commands.formats import counted
+from breakwater.kernel.commands.formats import quantity
 from breakwater.kernel.commands.output import Column
 from breakwater.kernel.nats.permissions import program, with_variables
 from breakwater.kernel.process.settings import Settings
@@ -80,7 +80,7 @@ def check(
     if as_json:
         output.json_document({"file": str(path), "ok": True, "agents": effective(config), "warnings": warnings(config)})
         return
-    output.styled((f"{path}: ", ""), ("ok", "green"), (f", {counted(len(config.agents), 'agent')}", ""))
+    output.print_styled((f"{path}: ", ""), ("ok", "green"), (f", {quantity(len(config.agents), 'agent')}", ""))
     columns: list[Column[_NamedAgent]] = [
         Column("agent", lambda row: row.name),
         Column("models", lambda row: " > ".join(row.agent.chain)),
@@ -96,7 +96,7 @@ def check(
     for name, caps in _shared_caps(config).items():
         output.write(f"{name}: {_caps(caps)}, days and months of {config.budgets.timezone}")
     if keys := config.encryption.keys:
-        output.write(f"encryption: on; the first of {counted(len(keys), 'key')} encrypts, all decrypt")
+        output.write(f"encryption: on; the first of {quantity(len(keys), 'key')} encrypts, all decrypt")
     elif private := config.private_agents:
         output.write(
             f"texts of {', '.join(private)}: dead letters and results contain them encrypted with the plane's own "
@@ -130,7 +130,7 @@ def apply(
     if as_json:
         output.json_document(applied)
         return
-    output.styled(
+    output.print_styled(
         (f"version {applied.version} ", "bold"), "is applied" if applied.before else "is the first one applied"
     )
     for line in (*applied.server_changes, *applied.changes):

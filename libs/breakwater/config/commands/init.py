@@ -153,12 +153,14 @@ def init(
         result = {"file": str(file), "provider": chosen_provider.name, "model": chosen_model, "agent": agent}
         output.json_document({**result, "answer": answer, "next": commands})
         return
-    output.styled((f"Wrote {file}", "bold green"), f": the agent {agent} with {chosen_model} of {chosen_provider}.")
+    output.print_styled(
+        (f"Wrote {file}", "bold green"), f": the agent {agent} with {chosen_model} of {chosen_provider}."
+    )
     if answer is not None:
-        output.styled(f"It answers: {answer}")
-    output.styled("\nNext, the last two in another terminal here:")
+        output.print_styled(f"It answers: {answer}")
+    output.print_styled("\nNext, the last two in another terminal here:")
     for command in commands:
-        output.styled((f"  {command}", "bold"))
+        output.print_styled((f"  {command}", "bold"))
 
 
 def _is_interactive() -> bool:

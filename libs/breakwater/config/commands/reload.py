@@ -95,7 +95,7 @@ async def apply_to_servers(settings: Settings, config: Config, by: str) -> Prepa
     """
     async with connect.state(settings.redis_url.get_secret_value()) as redis:
         configs = Configs(redis)
-        text = await configs.applied()
+        text = await configs.last_applied()
         applied = None if text is None else parse_config(text, source="the config that was applied last")
         if applied is not None:
             require_reloadable(applied, config)

@@ -25,7 +25,7 @@ from breakwater.dialects.rules.messages_stream import PING, MessageStream, event
 from breakwater.identity.operations import TOO_MANY, operation
 from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.contract.job import SENT_BY_PLANE, Job, NativeRequest
-from breakwater.jobs.rules.chat_messages import encoded
+from breakwater.jobs.rules.chat_messages import encode_json
 from breakwater.kernel.http.parsing import invalid_job, read_command
 from breakwater.prices.rules.price import likely_input_tokens, size_of_messages, size_of_params
 
@@ -123,7 +123,7 @@ def _estimate_input(request: NativeRequest) -> int:
 class _MessageAnswer:
     def body(self, sent: Submission, result: dict[str, Any]) -> bytes:  # noqa: ARG002  the result has its id
         """Writes a `message`."""
-        return encoded(message_of(result))
+        return encode_json(message_of(result))
 
     def encoder(self, sent: Submission) -> MessagesEncoder:
         """Returns an encoder of chunks."""

@@ -107,7 +107,7 @@ class ModelRequestHandler:
             await self._shared_jobs.leave(pending, cancels=False)
         if result is None:
             raise stopping_error(sent.execution_id)
-        result = await self._lookup.explained(caller_of(request), result)
+        result = await self._lookup.explain(caller_of(request), result)
         response = self._writer.response(pending, orjson.loads(result))
         if pending.request_key is not None and not has_left:
             response.background = BackgroundTask(self._shared_jobs.forget, pending)
@@ -143,7 +143,7 @@ class ModelRequestHandler:
         if decided is None:
             headers = self._writer.begun_headers(sent, streamed.first_message)
             return streamed.response(headers, self._writer)
-        result: dict[str, Any] = orjson.loads(await self._lookup.explained(caller_of(request), decided))
+        result: dict[str, Any] = orjson.loads(await self._lookup.explain(caller_of(request), decided))
         if with_error_as_answer(result)["status"] == "succeeded" or pending.answer.fails_in_stream(result):
             return streamed.response(self._writer.result_headers(sent, result), self._writer, result)
         await streamed.close(all_sent=True)

@@ -29,13 +29,13 @@ from breakwater.dialects.store.response_room import SHARE, NoRoom, ResponseRoom
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.api.results import JobLookup
 from breakwater.jobs.api.submission import Submission
-from breakwater.jobs.rules.chat_messages import encoded, fields
+from breakwater.jobs.rules.chat_messages import encode_json, fields
 from breakwater.jobs.rules.ids import possible_executions
 from breakwater.jobs.rules.ownership import may_see, store_share
 from breakwater.jobs.store.records import is_result_of
 from breakwater.kernel.http.problems import RequestError, not_read, unavailable
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.core import hearing
+from breakwater.kernel.nats.core import core_subscription
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup
 from breakwater.kernel.nats.subjects import Stream
@@ -110,7 +110,7 @@ class ResponseStore:
             await self.room.begin(sent.execution_id)
 
     async def _is_under_way(self, execution_id: str) -> bool:
-        if await self.lookup.results.decided(execution_id) is not None:
+        if await self.lookup.results.find_decision(execution_id) is not None:
             return False
         return await self.log.find(execution_id) is not None or (await self.log.end(execution_id))[1] > 0
 
@@ -199,7 +199,7 @@ class ResponseStore:
             if len(executions) > MAX_TURNS:
                 raise _wrong("previous_response_id", f"the conversation has more than {MAX_TURNS} responses")
             items = await self._read_items(executions)
-        size = len(encoded(items)) + request_bytes
+        size = len(encode_json(items)) + request_bytes
         limit = self.config.limits.max_body_bytes
         if size > limit:
             message = f"the conversation has {size} bytes with this request, over limits.max_body_bytes ({limit})"
@@ -269,7 +269,7 @@ class ResponseStore:
         subject = subjects.result(stored.execution_id)
         message = await lookup.last(Stream.RESULTS, subject)
         if message is None:
-            if await self.lookup.results.decided(stored.execution_id) is None:
+            if await self.lookup.results.find_decision(stored.execution_id) is None:
                 return None
             # Either the result has come just now, and only the leader has it, or it has expired before the record.
             message = await lookup.newest_on(Stream.RESULTS, subject)
@@ -290,9 +290,9 @@ class ResponseStore:
         return pending_response(echoed, "in_progress" if status is not None and status.taken else "queued")
 
     @asynccontextmanager
-    async def hearing(self, stored: StoredResponse, hear: Callable[[bytes], None]) -> AsyncGenerator[None]:
+    async def chunk_subscription(self, stored: StoredResponse, hear: Callable[[bytes], None]) -> AsyncGenerator[None]:
         """Passes the chunks of a response to `hear` while the block runs. Raises BusUnavailableError."""
-        async with hearing(self.connection, subjects.chunks(stored.agent, stored.execution_id), hear):
+        async with core_subscription(self.connection, subjects.chunks(stored.agent, stored.execution_id), hear):
             yield
 
 

@@ -81,7 +81,7 @@ class ResponseWriter:
         left_out = refused_names if form is None else {form.names.get(name, name) for name in refused_names}
         if settings is None or (request is not None and self.config.speaks(provider, request.api)):
             return tuple(sorted(left_out))
-        left_out = left_out.union(settings.dropped(params_of(sent.job)))
+        left_out = left_out.union(settings.params_left_out(params_of(sent.job)))
         return tuple(sorted(left_out if request is None else left_out | dropped_fields(request)))
 
     def begun_headers(self, sent: Submission, first_message: Mapping[str, Any] | None) -> dict[str, str]:

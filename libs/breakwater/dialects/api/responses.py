@@ -26,7 +26,7 @@ from breakwater.identity.auth import caller_of
 from breakwater.identity.operations import operation
 from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.contract.job import Job, NativeRequest
-from breakwater.jobs.rules.chat_messages import encoded
+from breakwater.jobs.rules.chat_messages import encode_json
 from breakwater.jobs.rules.ownership import for_own_tenant, owner_of, store_share
 from breakwater.kernel.http.parsing import read_command
 from breakwater.kernel.http.problems import RequestError
@@ -158,7 +158,7 @@ class ResponseAnswer:
     def body(self, sent: Submission, result: dict[str, Any]) -> bytes:
         """Writes a `response`. All requests for the same job get the same one."""
         created_at = int(datetime.fromisoformat(result["queued_at"]).timestamp())
-        return encoded(response_of(self.echoed_request(sent, created_at), result))
+        return encode_json(response_of(self.echoed_request(sent, created_at), result))
 
     def encoder(self, sent: Submission) -> ResponseEncoder:
         """Returns an encoder of chunks."""

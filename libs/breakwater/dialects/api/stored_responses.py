@@ -35,7 +35,7 @@ from breakwater.jobs.api.results import ReceivedResult
 from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.contract.job import Job
-from breakwater.jobs.rules.chat_messages import encoded
+from breakwater.jobs.rules.chat_messages import encode_json
 from breakwater.kernel.http.parsing import read_query
 from breakwater.kernel.http.problems import RequestError, not_done, not_read
 from breakwater.kernel.nats import subjects
@@ -273,7 +273,7 @@ class StoredResponseRoutes:
         return await self.store.find(caller_of(request), request.path_params["response_id"])
 
     async def _is_undecided(self, stored: StoredResponse) -> bool:
-        return await self.store.lookup.results.decided(stored.execution_id) is None
+        return await self.store.lookup.results.find_decision(stored.execution_id) is None
 
     @asynccontextmanager
     async def _audit(self, request: Request, action: str, stored: StoredResponse) -> AsyncGenerator[None]:
@@ -352,12 +352,12 @@ class _ResponseFollower(FollowedStream):
         """The number of the last message that was read, and its sequence in the log, as far as that is known."""
 
     @asynccontextmanager
-    async def opened(self, ending: Ending) -> AsyncGenerator[Callable[[Sender], Coroutine[Any, Any, None]]]:
+    async def open_source(self, ending: Ending) -> AsyncGenerator[Callable[[Sender], Coroutine[Any, Any, None]]]:
         """Subscribes to the chunks and the result."""
         del ending
         subject = subjects.result(self._stored.execution_id)
         async with (
-            self._store.hearing(self._stored, self._queue.put),
+            self._store.chunk_subscription(self._stored, self._queue.put),
             self._store.lookup.waiters.listening(subject) as received,
         ):
             yield partial(self._write, received)
@@ -445,4 +445,4 @@ class _ExpiredError(RequestError):
 
 
 def _json(content: object) -> Response:
-    return Response(encoded(content), media_type="application/json")
+    return Response(encode_json(content), media_type="application/json")

@@ -17,7 +17,7 @@ from breakwater.dialects.api.streams import ChunkInbox, EncodedStream
 from breakwater.jobs.api.intake import FollowedJob, JobIntake
 from breakwater.kernel.http.problems import unavailable
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.core import hearing
+from breakwater.kernel.nats.core import core_subscription
 from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.lookup import ClientGetter
 
@@ -58,7 +58,7 @@ class StreamedRequest:
         sent = self._pending.sent
         # The subscription comes first, on the same connection, so that no chunk of the job is missed.
         subject = subjects.chunks(sent.job.agent, sent.execution_id)
-        chunks = hearing(self._connection, subject, self._inbox.put, confirmed=False)
+        chunks = core_subscription(self._connection, subject, self._inbox.put, confirmed=False)
         await self._resources.enter_async_context(chunks)
         following = self._intake.follow(request, sent, traceparent, LONGEST_REQUEST_S)
         self._followed = await self._resources.enter_async_context(following)

@@ -32,7 +32,7 @@ DIALECTS: Mapping[RequestApi, Dialect] = {"embeddings": embeddings, "messages": 
 
 def chat_form(request: NativeRequest) -> ChatForm:
     """Returns the chat form of a request, which is computed once. Raises InvalidBodyError."""
-    return request.derived(lambda native: DIALECTS[native.api].chat_form(native.body))
+    return request.derive(lambda native: DIALECTS[native.api].chat_form(native.body))
 
 
 def conversation_of(job: Job) -> list[dict[str, JsonValue]]:

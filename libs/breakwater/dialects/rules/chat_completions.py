@@ -13,8 +13,8 @@ from typing import Any, cast
 from breakwater.dialects.contract.openai import CallOptions, ChatCompletionRequest
 from breakwater.dialects.rules.context_overflow import overflow_message
 from breakwater.jobs.contract.job import CallApi, Job
-from breakwater.jobs.rules.chat_messages import known_reason, normalized, objects
-from breakwater.kernel.formats import joined
+from breakwater.jobs.rules.chat_messages import known_reason, normalize, objects
+from breakwater.kernel.formats import join_figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def error_of(result: Mapping[str, Any]) -> ChatError:
     error = cast(Mapping[str, Any], result.get("error") or {})
     reason = str(result.get("reason") or result["status"])
     kind = str(error.get("kind"))
-    message = joined(str(error.get("message") or f"the job ended {reason}"), error.get("figures"))
+    message = join_figures(str(error.get("message") or f"the job ended {reason}"), error.get("figures"))
     wait = error.get("retry_after_s")
     retry_after_s = None if wait is None else max(1, math.ceil(wait))
     status_code = error.get("status_code")
@@ -207,7 +207,7 @@ def _complete(job_id: str, number: int, choice: Mapping[str, Any]) -> dict[str, 
     reported_index = choice.get("index")
     message = choice.get("message")
     index = reported_index if isinstance(reported_index, int) else number
-    message = normalized(cast(dict[str, Any], message) if isinstance(message, dict) else {}, job_id, index)
+    message = normalize(cast(dict[str, Any], message) if isinstance(message, dict) else {}, job_id, index)
     called = bool(message.get("tool_calls"))
     reason = known_reason(choice.get("finish_reason"), called=called) or finish_reason_of(None, called=called)
     return {**choice, "index": index, "message": message, "finish_reason": reason}

@@ -17,7 +17,7 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from breakwater.dialects.rules.forms import Body, ChatForm, InvalidBodyError
-from breakwater.jobs.rules.chat_messages import encoded, fields
+from breakwater.jobs.rules.chat_messages import encode_json, fields
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.validation import FieldError
 from breakwater.prices.rules.price import InputSize, size_of_inputs, size_of_params
@@ -120,7 +120,7 @@ def size_of(body: Body) -> InputSize:
     size = size_of_inputs(inputs) + size_of_params(once)
     if not prompts:
         return size
-    return size + InputSize(signs=len(inputs) * (len(encoded(prompts)) + PROMPT_TOKENS))
+    return size + InputSize(signs=len(inputs) * (len(encode_json(prompts)) + PROMPT_TOKENS))
 
 
 def of_floats(body: Body) -> bool:
@@ -216,7 +216,7 @@ def _base64_length(size: int) -> int:
 # Answers
 
 
-def packed(answer: Mapping[str, Any], body: Body) -> dict[str, Any]:
+def pack_vectors(answer: Mapping[str, Any], body: Body) -> dict[str, Any]:
     """Returns an answer with its embeddings in the order of the inputs, and their vectors packed.
 
     Args:

@@ -20,7 +20,7 @@ from pydantic import JsonValue
 
 from breakwater.dialects.rules.chat_chunks import Assembly
 from breakwater.dialects.rules.conversation import JsonMessage
-from breakwater.jobs.rules.chat_messages import OTHERS, THOUGHT, encoded, fields, objects
+from breakwater.jobs.rules.chat_messages import OTHERS, THOUGHT, encode_json, fields, objects
 from breakwater.kernel.formats import words
 from breakwater.kernel.json_values import is_too_deep
 
@@ -85,7 +85,7 @@ def token_of(
         thought_in: the field of the message that has the text of the thinking block with this token.
     """
     state = {"author": author, "message": message, "calls": calls, "thought_in": thought_in}
-    content = encoded({name: value for name, value in state.items() if value})
+    content = encode_json({name: value for name, value in state.items() if value})
     return _TOKEN + base64.urlsafe_b64encode(content).rstrip(b"=").decode()
 
 

@@ -83,17 +83,17 @@ def known_or_hash(word: str) -> str:
     """Returns a provider's code, type, reason or term if it is known, else its hash, such as `#1f2e3d4c`."""
     lowered = word.lower()
     is_known = lowered in _CODES or lowered in KNOWN_REASONS or lowered in KNOWN_TERMS or _STATUS.fullmatch(lowered)
-    return word if is_known else hashed(word)
+    return word if is_known else short_digest(word)
 
 
 def known_place(param: str) -> str:
     """Returns a path in a request, such as `messages.0.content`, if all its names are known, else its hash."""
     names = re.split(r"[.\[\]]+", param.strip("]"))
     is_known = all(name in KNOWN_PARAMS or name in _PLACES or name.isdecimal() for name in names)
-    return param if is_known else hashed(param)
+    return param if is_known else short_digest(param)
 
 
-def hashed(text: str) -> str:
+def short_digest(text: str) -> str:
     """Returns a short hash of a text, which only reveals whether two texts are equal."""
     return f"#{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:8]}"
 

@@ -28,7 +28,7 @@ from breakwater.dialects.rules.responses_answer import (
     sealed_thought,
     state_item,
 )
-from breakwater.jobs.rules.chat_messages import THOUGHT, encoded, fields, is_end, objects
+from breakwater.jobs.rules.chat_messages import THOUGHT, encode_json, fields, is_end, objects
 from breakwater.kernel.errors import BreakwaterError
 
 ResponseEvent = dict[str, Any]
@@ -70,7 +70,7 @@ class ContradictionError(BreakwaterError):
 
 def event_bytes(event: ResponseEvent) -> bytes:
     """Writes an event as a server-sent event."""
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encoded(event))
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event))
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ def long_names(messages: Iterable[Mapping[str, JsonValue]], params: Mapping[str,
     return {_short(name): name for name in names if isinstance(name, str) and len(name) > MAX_TOOL_NAME}
 
 
-def shortened(
+def shorten_names(
     messages: Sequence[Mapping[str, JsonValue]], params: Mapping[str, JsonValue], names: Mapping[str, str]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Returns the messages and the params with short names. `names` comes from `long_names`."""

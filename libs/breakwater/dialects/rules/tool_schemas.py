@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from breakwater.jobs.rules.chat_messages import encoded, fields, objects
+from breakwater.jobs.rules.chat_messages import encode_json, fields, objects
 
 _COMPOSED = ("allOf", "anyOf", "oneOf")
 _NOT_AT_TOP = (*_COMPOSED, "not", "enum", "const")
@@ -38,7 +38,7 @@ def portable_function(function: Mapping[str, Any]) -> dict[str, Any]:
     described = {name: schema[name] for name in _NOT_AT_TOP if name in schema}
     if not described or function.get("strict"):
         return {**function, "parameters": schema}
-    words = f"The arguments must also satisfy this JSON schema: {encoded(described).decode()}"
+    words = f"The arguments must also satisfy this JSON schema: {encode_json(described).decode()}"
     description = function.get("description")
     description = f"{description}\n\n{words}" if description else words
     return {**function, "description": description, "parameters": _merge_variants(schema)}

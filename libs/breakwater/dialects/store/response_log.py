@@ -125,7 +125,7 @@ class ResponseLog:
             return 0, 0
         return int(orjson.loads(newest.data).get("number", -1)), newest.sequence
 
-    def sealed(self, message: bytes, *, private: bool) -> bytes:
+    def seal(self, message: bytes, *, private: bool) -> bytes:
         """A message of chunks as it is stored. A repeated `append` takes the same bytes."""
         return self._cipher.encrypt_document(message, private=private, names=_CHUNKS)
 
@@ -134,7 +134,7 @@ class ResponseLog:
 
         Args:
             execution_id: of the answer.
-            stored: as `sealed` returns it.
+            stored: as `seal` returns it.
             last: the sequence of the message before it; 0 for the first.
 
         Raises:

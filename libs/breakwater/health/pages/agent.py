@@ -13,13 +13,13 @@ from breakwater.breakers.contract import AgentHealth, BreakerList
 from breakwater.client import ApiError
 from breakwater.health.pages import tiles
 from breakwater.health.pages.history import history_charts
-from breakwater.health.pages.overall_health import queue_of, spent
+from breakwater.health.pages.overall_health import is_spent, queue_of
 from breakwater.health.pages.tiles import Tile
-from breakwater.identity.pages.rendering import Fetched, PageContext, fetched, problems_of
-from breakwater.identity.pages.visits import NotFound, PartReader, ReadModels, Visit, page, summed
+from breakwater.identity.pages.rendering import PageContext, PagePart, fetch_part, problems_of
+from breakwater.identity.pages.visits import NotFound, PartReader, ReadModels, Visit, page, sums_reader
 from breakwater.jobs.contract.execution import ExecutionSummary
 from breakwater.kernel import formats
-from breakwater.kernel.formats import counted
+from breakwater.kernel.formats import quantity
 from breakwater.kernel.http.contract import AgentQueue, Queues
 from breakwater.kernel.pages import words
 from breakwater.kernel.pages.time_range import BY_DATA
@@ -47,18 +47,18 @@ def routes(context: PageContext) -> list[Route]:
             "agent.html",
             view,
             default_range=BY_DATA,
-            healths=lambda _, models: fetched(models.api.read(list[AgentHealth], "agents")),
-            all_breakers=lambda _, models: fetched(models.api.read(BreakerList, "breakers")),
+            healths=lambda _, models: fetch_part(models.api.read(list[AgentHealth], "agents")),
+            all_breakers=lambda _, models: fetch_part(models.api.read(BreakerList, "breakers")),
             all_budgets=_of_agent("budgets", BudgetList, BudgetList(filled=True, budgets=())),
             incidents=_of_agent("alerts", AlertList, AlertList(alerts=(), more=False, channels=1)),
-            queues=lambda _, models: fetched(models.api.read(Queues, "queues")),
-            history=summed(figures.history),
-            waste=summed(figures.waste),
+            queues=lambda _, models: fetch_part(models.api.read(Queues, "queues")),
+            history=sums_reader(figures.history),
+            waste=sums_reader(figures.waste),
             latest=_latest,
-            errors=summed(partial(figures.errors, limit=MAX_ERRORS)),
-            retry_figures=summed(figures.retries),
-            refusals=summed(figures.refusals),
-            stream_lines=summed(figures.streams),
+            errors=sums_reader(partial(figures.errors, limit=MAX_ERRORS)),
+            retry_figures=sums_reader(figures.retries),
+            refusals=sums_reader(figures.refusals),
+            stream_lines=sums_reader(figures.streams),
         )
     ]
 
@@ -74,27 +74,27 @@ def _of_agent(path: str, form: type[T], default: T) -> PartReader:
                 raise
             return default
 
-    return lambda visit, models: fetched(read_part(visit, models))
+    return lambda visit, models: fetch_part(read_part(visit, models))
 
 
-def _latest(visit: Visit, models: ReadModels) -> Awaitable[Fetched[Page[ExecutionSummary]]]:
+def _latest(visit: Visit, models: ReadModels) -> Awaitable[PagePart[Page[ExecutionSummary]]]:
     window = visit.time_range.window
     filters = Filters(agent=visit.path_params["name"], since=window.start, until=window.end)
-    return fetched(search(models.analytics, filters, limit=MAX_LATEST))
+    return fetch_part(search(models.analytics, filters, limit=MAX_LATEST))
 
 
 def view(
     visit: Visit,
-    healths: Fetched[list[AgentHealth]],
-    all_breakers: Fetched[BreakerList],
-    all_budgets: Fetched[BudgetList],
-    incidents: Fetched[AlertList],
-    queues: Fetched[Queues],
-    history: Fetched[History],
-    waste: Fetched[tuple[WasteLine, ...]],
-    retry_figures: Fetched[RetryFigures],
-    stream_lines: Fetched[tuple[StreamLine, ...]],
-    **errors_and_latest: Fetched[Any],
+    healths: PagePart[list[AgentHealth]],
+    all_breakers: PagePart[BreakerList],
+    all_budgets: PagePart[BudgetList],
+    incidents: PagePart[AlertList],
+    queues: PagePart[Queues],
+    history: PagePart[History],
+    waste: PagePart[tuple[WasteLine, ...]],
+    retry_figures: PagePart[RetryFigures],
+    stream_lines: PagePart[tuple[StreamLine, ...]],
+    **errors_and_latest: PagePart[Any],
 ) -> dict[str, Any] | NotFound:
     """The values of the page; its status is 404 if nothing is known about the agent."""
     time_range = visit.time_range
@@ -111,7 +111,7 @@ def view(
     if own_budgets is not None:
         present_tiles.append(tiles.spent_budgets(own_budgets, "#budgets", "it has none of its own"))
     if totals is not None:
-        fallbacks = counted(totals.fallbacks, "fallback")
+        fallbacks = quantity(totals.fallbacks, "fallback")
         present_tiles.append(Tile("Retries", f"{totals.retries:,}", fallbacks, "#retries"))
     is_known = (
         health is not None
@@ -140,7 +140,7 @@ def view(
         "retry_benefit": retry_benefit(retry_figures.value, time_range.words) if retry_figures.value else None,
         "streams": stream_lines.value,
         "budgets": own_budgets,
-        "spent": spent,
+        "spent": is_spent,
         "latest_columns": LATEST_COLUMNS,
     }
 

@@ -13,8 +13,8 @@ from breakwater.breakers.contract import AgentHealth
 from breakwater.health.pages import agent
 from breakwater.health.pages.history import sparks
 from breakwater.health.pages.overall_health import MANY_FAIL, SOME_FAIL, shares
-from breakwater.identity.pages.rendering import Fetched, NavigationLink, PageContext, fetched, problems_of
-from breakwater.identity.pages.visits import Visit, page, summed
+from breakwater.identity.pages.rendering import NavigationLink, PageContext, PagePart, fetch_part, problems_of
+from breakwater.identity.pages.visits import Visit, page, sums_reader
 from breakwater.kernel.columns import Column, ColumnKind
 from breakwater.kernel.http.contract import AgentQueue, Queues
 from breakwater.kernel.pages.tables import PageTable
@@ -103,10 +103,10 @@ def routes(context: PageContext) -> list[Route]:
             "agents.html",
             view,
             default_range=BY_DATA,
-            healths=lambda _, models: fetched(models.api.read(list[AgentHealth], "agents")),
-            queues=lambda _, models: fetched(models.api.read(Queues, "queues")),
-            histories=summed(figures.agents),
-            refusals=summed(figures.refusals),
+            healths=lambda _, models: fetch_part(models.api.read(list[AgentHealth], "agents")),
+            queues=lambda _, models: fetch_part(models.api.read(Queues, "queues")),
+            histories=sums_reader(figures.agents),
+            refusals=sums_reader(figures.refusals),
         ),
         *agent.routes(context),
     ]
@@ -114,10 +114,10 @@ def routes(context: PageContext) -> list[Route]:
 
 def view(
     visit: Visit,
-    healths: Fetched[list[AgentHealth]],
-    queues: Fetched[Queues],
-    histories: Fetched[dict[str, History]],
-    refusals: Fetched[tuple[RefusalLine, ...]],
+    healths: PagePart[list[AgentHealth]],
+    queues: PagePart[Queues],
+    histories: PagePart[dict[str, History]],
+    refusals: PagePart[tuple[RefusalLine, ...]],
 ) -> dict[str, Any]:
     """The values of the page."""
     rows = _rows(healths.value or (), histories.value or {}, queues.value, refusals.value)
@@ -131,7 +131,7 @@ def view(
     }
 
 
-def limited(lines: Iterable[RefusalLine]) -> Counter[str]:
+def limited_calls(lines: Iterable[RefusalLine]) -> Counter[str]:
     """Counts the calls that a rate limit held back, by agent."""
     counts: Counter[str] = Counter()
     for line in lines:
@@ -148,7 +148,7 @@ def _rows(
 ) -> list[AgentRow]:
     health_by_agent = {agent.agent_id: agent for agent in healths}
     queue_by_agent = {} if queues is None else {agent.agent: agent for agent in queues.agents}
-    limited_by_agent = None if refusals is None else limited(refusals)
+    limited_by_agent = None if refusals is None else limited_calls(refusals)
     names = health_by_agent.keys() | histories.keys() | queue_by_agent.keys()
     return [
         AgentRow(

@@ -8,10 +8,10 @@ from contextlib import suppress
 
 from breakwater.alerts.contract import AlertList
 from breakwater.client import ApiClient, ApiKeyRefusedError
-from breakwater.identity.pages.rendering import fetched
+from breakwater.identity.pages.rendering import fetch_part
 from breakwater.identity.pages.sessions import Badge, CachedSession, Session
 from breakwater.jobs.contract.dead_letters import DeadLetterList
-from breakwater.kernel.formats import counted
+from breakwater.kernel.formats import quantity
 
 FRESH_S = 10.0
 """Seconds after which a session's figures are read again."""
@@ -35,17 +35,17 @@ async def renew(session: Session) -> None:
 async def _read(api: ApiClient, cached: CachedSession) -> None:
     with suppress(ApiKeyRefusedError):  # the next page reports it
         incidents, dead_letters = await asyncio.gather(
-            fetched(api.read(AlertList, "alerts", {"limit": MAX_INCIDENTS})),
-            fetched(api.read(DeadLetterList, "dlq", {"limit": 1})),
+            fetch_part(api.read(AlertList, "alerts", {"limit": MAX_INCIDENTS})),
+            fetch_part(api.read(DeadLetterList, "dlq", {"limit": 1})),
         )
         alerts = incidents.value
         if alerts is not None:
             text = f"{len(alerts.alerts)}{'+' * alerts.more}"
-            _, noun = counted(len(alerts.alerts), "open incident").split(" ", 1)
+            _, noun = quantity(len(alerts.alerts), "open incident").split(" ", 1)
             tone = "bad" if any(alert.severity == "critical" for alert in alerts.alerts) else "warn"
             cached.badges["/alerts"] = Badge(text if alerts.alerts else "", noun, tone)
         dead_letter_list = dead_letters.value
         if dead_letter_list is not None:
             total = sum(count.count for count in dead_letter_list.counts)
-            text, noun = counted(total, "dead letter").split(" ", 1)
+            text, noun = quantity(total, "dead letter").split(" ", 1)
             cached.badges["/dead-letters"] = Badge(text if total else "", noun, "")

@@ -11,7 +11,7 @@ from typing import Literal
 from breakwater.alerts.contract import AlertList
 from breakwater.breakers.contract import AgentHealth, BreakerList
 from breakwater.client import ApiClient
-from breakwater.identity.pages.rendering import Fetched, fetched, problems_of
+from breakwater.identity.pages.rendering import PagePart, fetch_part, problems_of
 from breakwater.kernel.http.contract import AgentQueue, Queues, ServiceQueue
 from breakwater.kernel.pages import words
 from breakwater.limits.contract import BudgetList, BudgetStatus
@@ -36,12 +36,12 @@ MAX_INCIDENTS = 1_000
 class LiveState:
     """The present state of the plane as the HTTP API has it; any part may be missing."""
 
-    agents: Fetched[list[AgentHealth]]
-    breakers: Fetched[BreakerList]
-    budgets: Fetched[BudgetList]
-    incidents: Fetched[AlertList]
+    agents: PagePart[list[AgentHealth]]
+    breakers: PagePart[BreakerList]
+    budgets: PagePart[BudgetList]
+    incidents: PagePart[AlertList]
     """The unresolved incidents."""
-    queues: Fetched[Queues]
+    queues: PagePart[Queues]
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -74,11 +74,11 @@ async def read_live_state(api: ApiClient) -> LiveState:
     """Reads all parts at the same time. Raises ApiKeyRefusedError."""
     return LiveState(
         *await asyncio.gather(
-            fetched(api.read(list[AgentHealth], "agents")),
-            fetched(api.read(BreakerList, "breakers")),
-            fetched(api.read(BudgetList, "budgets")),
-            fetched(api.read(AlertList, "alerts", {"limit": MAX_INCIDENTS})),
-            fetched(api.read(Queues, "queues")),
+            fetch_part(api.read(list[AgentHealth], "agents")),
+            fetch_part(api.read(BreakerList, "breakers")),
+            fetch_part(api.read(BudgetList, "budgets")),
+            fetch_part(api.read(AlertList, "alerts", {"limit": MAX_INCIDENTS})),
+            fetch_part(api.read(Queues, "queues")),
         )
     )
 
@@ -117,7 +117,7 @@ def overall_health(
     return OverallHealth("good", (), f"All is well: {_summary(totals, range_text)}.")
 
 
-def spent(budget: BudgetStatus) -> bool:
+def is_spent(budget: BudgetStatus) -> bool:
     """Returns whether a cap is reached. A cap of zero does not count, because it is intentional."""
     return bool(budget.limit) and (budget.reached or budget.spent + budget.reserved >= (budget.limit or 0))
 
@@ -172,7 +172,9 @@ def _remarks(live_state: LiveState) -> Iterator[Remark]:
             yield Remark("no breaker service is running, so failures open no breaker", "/breakers", "bad")
     if (budgets := live_state.budgets.value) is not None:
         if budgets.filled:
-            yield from _are(sum(spent(budget) for budget in budgets.budgets), "budget", "exhausted", "/budgets", "bad")
+            yield from _are(
+                sum(is_spent(budget) for budget in budgets.budgets), "budget", "exhausted", "/budgets", "bad"
+            )
         else:
             yield Remark("the budgets' counters are being rebuilt from the records", "/budgets", "bad")
     if (queues := live_state.queues.value) is not None:

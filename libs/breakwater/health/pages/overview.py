@@ -14,9 +14,9 @@ from breakwater.breakers.rules.health import Verdict
 from breakwater.health.pages import tiles
 from breakwater.health.pages.history import history_charts
 from breakwater.health.pages.overall_health import LiveState, behind, overall_health, read_live_state
-from breakwater.health.rules import combined
-from breakwater.identity.pages.rendering import Fetched, NavigationLink, PageContext, problems_of
-from breakwater.identity.pages.visits import Visit, page, summed
+from breakwater.health.rules import combine
+from breakwater.identity.pages.rendering import NavigationLink, PageContext, PagePart, problems_of
+from breakwater.identity.pages.visits import Visit, page, sums_reader
 from breakwater.kernel.http.contract import ServiceQueue
 from breakwater.kernel.nats import topology
 from breakwater.kernel.nats.subjects import decode_token
@@ -56,19 +56,19 @@ def routes(context: PageContext) -> list[Route]:
             view,
             default_range=BY_DATA,
             live_state=lambda _, models: read_live_state(models.api),
-            history=summed(figures.history),
-            refusals=summed(figures.refusals),
-            errors=summed(partial(figures.errors, limit=MAX_CAUSES)),
-            waste=summed(figures.waste),
-            providers=summed(figures.providers),
-            spenders=lambda visit, models: summed(partial(figures.spend_by, by=_spender(visit), limit=MAX_SPENDERS))(
-                visit, models
-            ),
+            history=sums_reader(figures.history),
+            refusals=sums_reader(figures.refusals),
+            errors=sums_reader(partial(figures.errors, limit=MAX_CAUSES)),
+            waste=sums_reader(figures.waste),
+            providers=sums_reader(figures.providers),
+            spenders=lambda visit, models: sums_reader(
+                partial(figures.spend_by, by=_spender(visit), limit=MAX_SPENDERS)
+            )(visit, models),
         )
     ]
 
 
-def view(visit: Visit, live_state: LiveState, history: Fetched[History], **_: object) -> dict[str, Any]:
+def view(visit: Visit, live_state: LiveState, history: PagePart[History], **_: object) -> dict[str, Any]:
     """The values of the page."""
     time_range = visit.time_range
     by = _spender(visit)
@@ -99,7 +99,7 @@ def _provider_health(agents: Iterable[AgentHealth]) -> dict[tuple[str | None, st
     for agent in agents:
         for model in agent.models:
             verdicts[model.provider, model.model][agent.agent_id] = Verdict(model.health, model.health_reason)
-    return {key: combined(models) for key, models in verdicts.items()}
+    return {key: combine(models) for key, models in verdicts.items()}
 
 
 def _spender(visit: Visit) -> Spender:

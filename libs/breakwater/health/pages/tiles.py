@@ -8,8 +8,8 @@ from typing import Literal
 
 from breakwater.alerts.contract import Alert, AlertList
 from breakwater.alerts.views import NO_CHANNEL
-from breakwater.health.pages.overall_health import MANY_FAIL, MUCH_WASTED, SOME_FAIL, LiveState, shares, spent, stuck
-from breakwater.kernel.formats import counted
+from breakwater.health.pages.overall_health import MANY_FAIL, MUCH_WASTED, SOME_FAIL, LiveState, is_spent, shares, stuck
+from breakwater.kernel.formats import quantity
 from breakwater.kernel.pages import words
 from breakwater.kernel.pages.time_range import TimeRange
 from breakwater.limits.contract import BudgetStatus
@@ -52,7 +52,7 @@ def of_history(totals: WindowTotals | None, time_range: TimeRange, agent: str | 
         Tile(
             "Success rate",
             words.percent(totals.success_rate),
-            f"{counted(totals.executions, 'execution')}, {totals.dead_lettered:,} failed{cancelled_text}",
+            f"{quantity(totals.executions, 'execution')}, {totals.dead_lettered:,} failed{cancelled_text}",
             time_range.executions(agent=agent, status="dead_lettered"),
             "" if failed is None or failed < SOME_FAIL else "warn" if failed < MANY_FAIL else "bad",
             "Executions that succeeded or failed, without dry runs.",
@@ -102,7 +102,7 @@ def incidents(alert_list: AlertList | None, alerts: Iterable[Alert] | None = Non
 def spent_budgets(budgets: Iterable[BudgetStatus], href: str, no_cap_note: str) -> Tile:
     """Makes the tile of reached caps. `no_cap_note` is the note if there are no caps."""
     capped_budgets = [budget for budget in budgets if budget.limit]
-    reached = [budget for budget in capped_budgets if spent(budget)]
+    reached = [budget for budget in capped_budgets if is_spent(budget)]
     refuses = any(budget.enforcement == "hard" for budget in reached)
     note = f"of {len(capped_budgets):,}" if capped_budgets else no_cap_note
     return Tile("Exhausted budgets", f"{len(reached):,}", note, href, "bad" if refuses else "warn" if reached else "")
@@ -140,7 +140,7 @@ def _budgets(live_state: LiveState) -> Tile:
 
 
 def _calls(totals: WindowTotals) -> str:
-    calls = counted(totals.calls, "call")
+    calls = quantity(totals.calls, "call")
     if totals.unknown_costs:
         return f"{_at_least(totals.spend)}{totals.unknown_costs:,} of {calls} of unknown cost"
     return calls
@@ -148,7 +148,7 @@ def _calls(totals: WindowTotals) -> str:
 
 def _waste(totals: WindowTotals, share: float | None) -> str:
     if totals.unknown_waste:
-        executions = counted(totals.executions, "execution")
+        executions = quantity(totals.executions, "execution")
         return f"{_at_least(totals.wasted)}{totals.unknown_waste:,} of {executions} wasted an unknown amount"
     if totals.spend is None:
         return "spend is unknown"

@@ -76,7 +76,7 @@ async def read_form(request: Request, limit: int = MAX_BYTES, within_s: float = 
         raise FormError(422, "The request body is not a form.") from error
 
 
-async def submitted(request: Request, *, approval: bool = False) -> tuple[Session, Fields]:
+async def read_action(request: Request, *, approval: bool = False) -> tuple[Session, Fields]:
     """Reads and checks the form of an action. Returns its sender and its fields.
 
     Args:
@@ -137,7 +137,7 @@ def action(
     """
 
     async def carry_out(request: Request) -> Response:
-        session, fields = await submitted(request, approval=approval)
+        session, fields = await read_action(request, approval=approval)
         result = await act(session, form, api_path, {**body(fields), "reason": reason_of(fields)})
         if result is not None:
             session.notify(outcome(fields, result))

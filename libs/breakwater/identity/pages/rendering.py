@@ -28,7 +28,7 @@ T = TypeVar("T")
 PART_TIMEOUT_S = 8.0
 """Seconds for which a page waits for a part. Requests to the HTTP API have a shorter limit."""
 API_CLICKHOUSE_S = PART_TIMEOUT_S + 1
-"""Time limit of requests for which the HTTP API reads from ClickHouse, so that `fetched` gives up first."""
+"""Time limit of requests for which the HTTP API reads from ClickHouse, so that `fetch_part` gives up first."""
 
 CLICKHOUSE_AWAY = (
     "ClickHouse does not respond, so figures, charts and past records are missing on this page. Jobs still run, and no "
@@ -100,7 +100,7 @@ class PageRenderer:
             notices=notices,
             path=request.url.path,
             is_away=CLICKHOUSE_AWAY
-            in [values.get("problem"), *(value.problem for value in values.values() if isinstance(value, Fetched))],  # pyright: ignore[reportUnknownMemberType]
+            in [values.get("problem"), *(value.problem for value in values.values() if isinstance(value, PagePart))],  # pyright: ignore[reportUnknownMemberType]
             **values,
         )
         return HTMLResponse(html, status, HEADERS)
@@ -135,7 +135,7 @@ class PageContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched(Generic[T]):
+class PagePart(Generic[T]):
     """A part of a page: its value, or the problem that the page shows instead."""
 
     value: T | None
@@ -144,13 +144,13 @@ class Fetched(Generic[T]):
     """True if the page's script requests the part once the page is shown."""
 
 
-async def pending(read: Coroutine[Any, Any, T]) -> Fetched[T]:
+async def pending(read: Coroutine[Any, Any, T]) -> PagePart[T]:
     """Returns a pending part, which the page's script requests later."""
     read.close()
-    return Fetched(None, pending=True)
+    return PagePart(None, pending=True)
 
 
-async def fetched(read: Awaitable[T]) -> Fetched[T]:
+async def fetch_part(read: Awaitable[T]) -> PagePart[T]:
     """Waits for a part of a page. Most errors become the part's problem.
 
     Raises:
@@ -158,7 +158,7 @@ async def fetched(read: Awaitable[T]) -> Fetched[T]:
     """
     try:
         async with asyncio.timeout(PART_TIMEOUT_S):
-            return Fetched(await read)
+            return PagePart(await read)
     except ApiKeyRefusedError:
         raise
     except (TimeoutError, AnalyticsUnavailableError):
@@ -169,9 +169,9 @@ async def fetched(read: Awaitable[T]) -> Fetched[T]:
         problem = CLICKHOUSE_AWAY if error.code == "unavailable" and "ClickHouse" in error.message else error.message
     except QueryError as error:
         problem = f"ClickHouse refused the query: {error.message}. `breakwater setup` brings its tables up to date."
-    return Fetched(None, problem)
+    return PagePart(None, problem)
 
 
-def problems_of(*parts: Fetched[Any]) -> tuple[str, ...]:
+def problems_of(*parts: PagePart[Any]) -> tuple[str, ...]:
     """The reasons why parts of a page are missing, each once; without the one that the page shows at its top."""
     return tuple(dict.fromkeys(part.problem for part in parts if part.problem not in (None, CLICKHOUSE_AWAY)))

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from breakwater.client import ApiClient
 from breakwater.health.pages import badges
-from breakwater.identity.pages.rendering import Fetched, PageContext, fetched, pending
+from breakwater.identity.pages.rendering import PageContext, PagePart, fetch_part, pending
 from breakwater.identity.pages.sessions import Session, session_of
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.pages.tables import PageTable, TableUrl, csv_headers, csv_text
@@ -60,10 +60,10 @@ class Visit:
         """
         return time_range_of(self.address, self.now, self.zone, self.default_range)
 
-    async def part(self, read: Coroutine[Any, Any, T], *, slow: bool) -> Fetched[T]:
+    async def part(self, read: Coroutine[Any, Any, T], *, slow: bool) -> PagePart[T]:
         """Reads a part of the page. A slow part is pending in the first response, and the page's script requests it."""
         needs_all_parts = self.is_refresh or not self.address.query.keys().isdisjoint(("whole", "csv"))
-        return await (pending(read) if slow and not needs_all_parts else fetched(read))
+        return await (pending(read) if slow and not needs_all_parts else fetch_part(read))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def _csv_response(context: PageContext, request: Request, csv_id: str, view_valu
     return context.pages.plain(request, 404, "Nothing to save", message)
 
 
-def summed(read_sums: Callable[..., Coroutine[Any, Any, Any]]) -> PartReader:
+def sums_reader(read_sums: Callable[..., Coroutine[Any, Any, Any]]) -> PartReader:
     """Makes the reader of sums over the time range: of the agent in the path, or of all; slow if the range is long."""
 
     def read_part(visit: Visit, models: ReadModels) -> Awaitable[Any]:
@@ -157,7 +157,7 @@ async def _fitting_range(visit: Visit, analytics: Analytics) -> str:
     if not visit.address.query.keys().isdisjoint(("window", "from", "to")):
         return "24h"
     reading = first_begun(analytics, since=visit.now - WINDOWS["24h"])
-    first_run = await fetched(asyncio.wait_for(reading, FITTING_RANGE_TIMEOUT_S))
+    first_run = await fetch_part(asyncio.wait_for(reading, FITTING_RANGE_TIMEOUT_S))
     if first_run.value is None:
         return "24h"
     age = visit.now - first_run.value

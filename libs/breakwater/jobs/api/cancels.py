@@ -224,7 +224,7 @@ class CancelRequests:
             _, status = await self._cancels.lookup.status(requested_id)
             if status is not None and status.is_owner_known and (program is None or _may_see(user, program, status)):
                 execution_id = requested_id
-        decided = await self._cancels.lookup.results.decided(execution_id)
+        decided = await self._cancels.lookup.results.find_decision(execution_id)
         if decided is not None:
             if program is not None and not _may_see(user, program, status_of(decided)):
                 raise unknown_job(requested_id)

@@ -214,14 +214,14 @@ class Replays:
         """Reads the notes of those dead letters that were replayed. Raises BusError."""
         notes: dict[int, ReplayNote] = {}
         async with aclosing(
-            self.lookup.last_on(Stream.DLQ, [subjects.replayed(number) for number in dead_letters])
+            self.lookup.last_on(Stream.DLQ, [subjects.replay(number) for number in dead_letters])
         ) as messages:
             async for message in messages:
                 if (note := message.read(ReplayNote)) is not None:
                     notes[note.dead_letter_id] = note
         return notes
 
-    async def ended(self, agents: Mapping[str, str]) -> dict[str, Status]:
+    async def statuses_of(self, agents: Mapping[str, str]) -> dict[str, Status]:
         """Looks up the status of executions; those that are undecided or forgotten are missing.
 
         Args:
@@ -269,7 +269,7 @@ class Replays:
                 tally.skip(stored.number, job)
             else:
                 runnable.append((stored, job))
-        ended = await self.ended(
+        ended = await self.statuses_of(
             {stored.dead_letter.execution_id: job.agent for stored, job in runnable if stored.dead_letter.execution_id}
         )
 
@@ -297,7 +297,7 @@ class Replays:
         )
         # If another request replays it at the same moment, the first to write the note has replayed it.
         try:
-            await self.publisher.event(subjects.replayed(stored.number), note, id=stored.replay_id, at=at, once=True)
+            await self.publisher.event(subjects.replay(stored.number), note, id=stored.replay_id, at=at, once=True)
         except AlreadyDecidedError:
             return False
         return not duplicate
@@ -563,7 +563,7 @@ class DeadLetterRoutes:
         for stored in jobs:
             if stored.dead_letter.execution_id and stored.dead_letter.agent and stored.number not in notes:
                 executions[stored.dead_letter.execution_id] = stored.dead_letter.agent
-        ended = await self.replays.ended(executions)
+        ended = await self.replays.statuses_of(executions)
         remembered_since = self.now() - timedelta(hours=self.config.limits.events_max_age_h)
         listed: list[ListedDeadLetter] = []
         for stored, why_not in dead_letters:

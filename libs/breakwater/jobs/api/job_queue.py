@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 import structlog
 
 from breakwater.jobs.api.submission import Submission
-from breakwater.jobs.store.accepted import Accepted
+from breakwater.jobs.store.accepted import AcceptedJobs
 from breakwater.kernel.http.problems import unavailable
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError, PublishRefusedError
@@ -43,7 +43,7 @@ MAX_MESSAGE_BYTES = 8 * 1024**2
 class JobQueue:
     """Stores jobs on JOBS. A job is accepted once JetStream has acknowledged it."""
 
-    def __init__(self, publisher: Publisher, quota: QueueQuota, accepted: Accepted) -> None:
+    def __init__(self, publisher: Publisher, quota: QueueQuota, accepted: AcceptedJobs) -> None:
         self._publisher = publisher
         self._quota = quota
         self._accepted = accepted

@@ -86,7 +86,7 @@ class JobRoutes:
                 async with self.intake.follow(request, sent, trace.traceparent, wait_s) as followed:
                     result = await followed.deciding
                     if result is not None:
-                        result = await self.lookup.explained(caller, result)
+                        result = await self.lookup.explain(caller, result)
                 response = (
                     accepted_response(sent, duplicate=followed.duplicate)
                     if result is None
@@ -128,7 +128,7 @@ class JobRoutes:
             if decided is None and wait_s is not None:
                 decided = await self._wait_for_result(request, caller, execution_id, time.monotonic() + wait_s)
             if decided is not None:
-                decided = await self.lookup.explained(caller, decided)
+                decided = await self.lookup.explain(caller, decided)
                 return Response(decided, media_type=_JSON)
             attempts = tuple(map(without_figures, await self.lookup.results.attempts(execution_id)))
         except (BusError, StateUnavailableError) as error:

@@ -205,7 +205,7 @@ class PlanRoutes:
         # bound to several tenants, each of them has a part of the plan.
         at = datetime.now(UTC)
         plan_names = {sent.execution_id: _plan_of(sent) for sent in compared}
-        before = await self.plans.plans.known({plan.key for plan in plan_names.values()})
+        before = await self.plans.plans.notes_of({plan.key for plan in plan_names.values()})
         new_jobs: dict[PlanName, dict[str, NotedJob]] = {plan: {} for plan in plan_names.values()}
         for sent in compared:
             plan = plan_names[sent.execution_id]
@@ -253,7 +253,7 @@ class PlanRoutes:
 
     async def _read(self, caller: Caller, plan_keys: Sequence[str], *, with_jobs: bool = False) -> list[PlanStatus]:
         """Returns those of the plans that a caller may see, in the same order."""
-        known_plans = await self.plans.plans.known(plan_keys)
+        known_plans = await self.plans.plans.notes_of(plan_keys)
         ended = await ask_clickhouse(ended_jobs(self.analytics, plan_keys))
         changes = await ask_clickhouse(plan_changes(self.analytics, plan_keys))
         recorded = {job.execution_id for plan in ended.values() for job in plan.jobs}

@@ -27,7 +27,7 @@ from breakwater.jobs.rules.ids import possible_executions
 from breakwater.jobs.rules.record import ATTEMPT_IDS, PROGRESS_IDS, steps_of
 from breakwater.jobs.store.accepted import JobStatus
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.core import hearing
+from breakwater.kernel.nats.core import core_subscription
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.types import Event, Timestamp, is_identifier
 
@@ -115,12 +115,12 @@ class _ProgressFollower(FollowedStream):
         self._number = 0
 
     @asynccontextmanager
-    async def opened(self, ending: Ending) -> AsyncGenerator[Callable[[Sender], Coroutine[Any, Any, None]]]:
+    async def open_source(self, ending: Ending) -> AsyncGenerator[Callable[[Sender], Coroutine[Any, Any, None]]]:
         """Subscribes to the progress of the job, and reads the steps so far. Raises RequestError: 404."""
         inbox = StepInbox(ending)
         await self._resolve()
         subject = f"bw.progress.*.{subjects.encode_token(self._execution_id)}"
-        async with hearing(self._results.connection, subject, inbox.put):
+        async with core_subscription(self._results.connection, subject, inbox.put):
             steps, decided = await self._read_steps()
             yield partial(self._write, inbox, steps, decided)
 
@@ -134,7 +134,7 @@ class _ProgressFollower(FollowedStream):
     async def _read_steps(self) -> tuple[list[Progress], bytes | None]:
         """Returns the steps so far, and the decision. Raises RequestError: 404, the job is unknown."""
         # The decision is read first: once a job is decided, all its attempts are recorded.
-        decided = await self._results.decided(self._execution_id)
+        decided = await self._results.find_decision(self._execution_id)
         attempts = await self._results.attempts(self._execution_id)
         if decided is not None:
             status = status_of(decided)
@@ -187,7 +187,7 @@ class _ProgressFollower(FollowedStream):
 
     async def _read_record(self, sender: Sender) -> bytes | None:
         """Sends the recorded attempts that the subscription missed, and returns the decision."""
-        decided = await self._results.decided(self._execution_id)
+        decided = await self._results.find_decision(self._execution_id)
         for attempt in await self._results.attempts(self._execution_id, self._sent.complete_to):
             for step in steps_of(attempt):
                 await self._send_step(sender, step)

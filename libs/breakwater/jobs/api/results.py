@@ -16,11 +16,11 @@ from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.rules.ids import possible_executions
 from breakwater.jobs.rules.ownership import may_see
-from breakwater.jobs.store.accepted import LINGER_S, Accepted, JobStatus
+from breakwater.jobs.store.accepted import LINGER_S, AcceptedJobs, JobStatus
 from breakwater.jobs.store.records import is_result_of, read_record
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.core import hearing
+from breakwater.kernel.nats.core import core_subscription
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup
 from breakwater.kernel.nats.subjects import Stream
@@ -70,7 +70,9 @@ class Waiters:
             received.set_result(None)
         self._waiting.setdefault(subject, set()).add(received)
         try:
-            async with hearing(self._connection, subject, partial(self._deliver, subject, received), confirmed=False):
+            async with core_subscription(
+                self._connection, subject, partial(self._deliver, subject, received), confirmed=False
+            ):
                 yield received
         finally:
             waiting = self._waiting[subject]
@@ -103,7 +105,7 @@ class ResultReader:
         self.reconnects = reconnects
         self._lookup = Lookup(connection, cipher)
 
-    async def decided(self, execution_id: str) -> bytes | None:
+    async def find_decision(self, execution_id: str) -> bytes | None:
         """Returns a job's result, else its redacted record, which is kept longer; None while it is undecided.
 
         Raises:
@@ -185,7 +187,7 @@ class JobLookup:
 
     results: ResultReader
     waiters: Waiters
-    accepted: Accepted
+    accepted: AcceptedJobs
 
     async def find(self, caller: Caller, requested_id: str) -> LocatedJob | None:
         """Finds a job of a caller by its own id or by that of its execution.
@@ -208,7 +210,7 @@ class JobLookup:
                     return LocatedJob(execution_id, status.job_id or requested_id, decided)
         return None
 
-    async def explained(self, caller: Caller, document: bytes) -> bytes:
+    async def explain(self, caller: Caller, document: bytes) -> bytes:
         """Adds the figures of a refusal to a result or record, for operators only.
 
         Only the attempt in EVENTS has the figures. If it can't be read now, the document stays as it is.
@@ -234,7 +236,7 @@ class JobLookup:
             execution_id: its execution.
             just_now: another process may have accepted it at this moment.
         """
-        decided = await self.results.decided(execution_id)
+        decided = await self.results.find_decision(execution_id)
         if decided is None:
             return None, await self.accepted.status(execution_id, just_now=just_now)
         return decided, status_of(decided)

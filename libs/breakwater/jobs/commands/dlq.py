@@ -15,7 +15,7 @@ from breakwater.jobs.views.dead_letters import COLUMNS, FACTS
 from breakwater.kernel.columns import Column
 from breakwater.kernel.commands import formats, output
 from breakwater.kernel.commands.errors import CliError, ExitCode, usage_error
-from breakwater.kernel.formats import counted, visible
+from breakwater.kernel.formats import quantity, visible
 from breakwater.kernel.types import format_time
 
 MAX_NUMBERS = 10
@@ -222,13 +222,13 @@ def _show_details(dead_letter: DeadLetterDetails) -> None:
 
 def _show_replays(replays: DeadLetterReplays) -> None:
     """Prints the result of a replay."""
-    output.write(f"{counted(len(replays.replayed), 'job')} queued again")
+    output.write(f"{quantity(len(replays.replayed), 'job')} queued again")
     for replay in replays.replayed[:MAX_NUMBERS]:
         output.write(f"  dead letter {replay.dead_letter_id} as {replay.execution_id}")
     if len(replays.replayed) > MAX_NUMBERS:
         output.write(f"  and {len(replays.replayed) - MAX_NUMBERS:,} more; --json lists all of them")
     if replays.already:
-        output.note(f"{counted(replays.already, 'dead letter')} had been replayed before")
+        output.note(f"{quantity(replays.already, 'dead letter')} had been replayed before")
     numbers_by_reason: dict[str, list[int]] = {}
     for skipped in replays.skipped:
         # Reasons that differ only in the dead letter's own number count as one.

@@ -19,7 +19,7 @@ from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import ExitCode, usage_error
 from breakwater.kernel.commands.output import Column
 from breakwater.kernel.commands.text_input import check_no_spaces, check_sendable, read_file, read_stdin
-from breakwater.kernel.formats import joined
+from breakwater.kernel.formats import join_figures
 from breakwater.kernel.ids import new_id
 from breakwater.local.plane import PlaneLocation
 
@@ -276,7 +276,7 @@ def _summary(result: dict[str, Any]) -> str:
     count = result["attempts_count"]
     parts = [
         result["chosen_model"] or result["requested_model"] or "no model",
-        "dry run" if result["dry_run"] else formats.counted(count, "attempt"),
+        "dry run" if result["dry_run"] else formats.quantity(count, "attempt"),
         f"{result['total_tokens']} tokens" if result["total_tokens"] else "",
         _cost_summary(result),
         "estimated" if result["cost_basis"] == "estimated" else "",
@@ -338,7 +338,7 @@ def _show_failure(result: dict[str, Any]) -> None:
         _show_answer(result)
     error: dict[str, Any] = result["error"] or {}
     reason = result["reason"] or "error"
-    message = joined(error.get("message") or "without a reason", error.get("figures"))
+    message = join_figures(error.get("message") or "without a reason", error.get("figures"))
     output.write(f"{result['status'].replace('_', '-')}: {reason}: {message}", stderr=True)
     for attempt in result["attempts"]:
         attempt_error = attempt["error"] or {}

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AliasChoices, Field, JsonValue, StringConstraints, model_validator
 
 from breakwater.jobs.contract.job import CallApi
-from breakwater.kernel.formats import counted
+from breakwater.kernel.formats import quantity
 from breakwater.kernel.http.contract import Moment
 from breakwater.kernel.types import (
     NO_CONTROLS,
@@ -137,7 +137,7 @@ class FailureStatistics(Event):
         """Returns the reason and the failures: `3 consecutive failures (5 in all, 2 different errors)`."""
         if not self.total_failures:
             return f"{self.reason} (no failures)"
-        return f"{self.reason} ({self.total_failures:,} in all, {counted(self.unique_errors, 'different error')})"
+        return f"{self.reason} ({self.total_failures:,} in all, {quantity(self.unique_errors, 'different error')})"
 
 
 class Attempt(Event):

@@ -74,7 +74,7 @@ class NativeRequest(Message):
 
     _derived: Any = PrivateAttr(default=None)
 
-    def derived(self, make: Callable[[NativeRequest], Derived]) -> Derived:
+    def derive(self, make: Callable[[NativeRequest], Derived]) -> Derived:
         """Returns the value that `make` computes from the request, which is computed once."""
         if self._derived is None:
             self._derived = make(self)

@@ -19,11 +19,11 @@ from breakwater.identity.pages.operator_actions import (
     FormError,
     act,
     back_to,
+    read_action,
     reason_of,
-    submitted,
     whole_number,
 )
-from breakwater.identity.pages.rendering import HEADERS, Fetched, NavigationLink, PageContext, fetched
+from breakwater.identity.pages.rendering import HEADERS, NavigationLink, PageContext, PagePart, fetch_part
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
 from breakwater.jobs.contract.dead_letters import (
     DeadLetterCount,
@@ -84,12 +84,12 @@ def routes(context: PageContext) -> list[Route]:
     ]
 
 
-def _dead_letter_list(visit: Visit, models: ReadModels) -> Awaitable[Fetched[DeadLetterList]]:
+def _dead_letter_list(visit: Visit, models: ReadModels) -> Awaitable[PagePart[DeadLetterList]]:
     query = {"reason": visit.get("reason"), "agent": visit.get("agent"), "since": _since(visit), "limit": MAX_GROUPED}
-    return fetched(models.api.read(DeadLetterList, "dlq", query))
+    return fetch_part(models.api.read(DeadLetterList, "dlq", query))
 
 
-def view(visit: Visit, dead_letter_list: Fetched[DeadLetterList]) -> dict[str, Any]:
+def view(visit: Visit, dead_letter_list: PagePart[DeadLetterList]) -> dict[str, Any]:
     """The values of the page: dead letters by error and one by one, with forms that replay them."""
     window = window_of(visit.address, "7d")
     error = visit.get("error")
@@ -155,7 +155,7 @@ async def replay(request: Request) -> Response:
     """POST: replays one dead letter, the ticked ones, or all that match the filters."""
     if "application/json" in request.headers.get("accept", ""):
         return await _replay_for_script(request)
-    session, fields = await submitted(request)
+    session, fields = await read_action(request)
     filters = {name: fields.get(name) for name in ("reason", "agent", "window")}
     if fields.get("from") == "one":
         page = f"/dead-letters/{fields.get('dead_letter_id')}"
@@ -179,7 +179,7 @@ async def replay(request: Request) -> Response:
 async def _replay_for_script(request: Request) -> Response:
     """Does the same for a script, which repeats the request until all are replayed. The response is JSON."""
     try:
-        session, fields = await submitted(request)
+        session, fields = await read_action(request)
         replays = await session.api.act(DeadLetterReplays, "dlq/replay", _body(fields))
     except (ApiError, FormError) as error:
         return JSONResponse({"message": str(error).rstrip(".")}, error.status, HEADERS)

@@ -63,7 +63,7 @@ def _text_in(part: Any) -> str:
     return next((text for name in ("text", *_THINKING) if (text := _text_in(cast(Any, part).get(name)))), "")
 
 
-def encoded(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """Encodes a value from a client or provider as JSON, even with numbers beyond 64 bits."""
     try:
         return orjson.dumps(value)
@@ -77,7 +77,7 @@ def arguments_text(arguments: Any) -> str:
         return arguments
     if arguments is None:
         return ""
-    return encoded(arguments).decode()
+    return encode_json(arguments).decode()
 
 
 def call_id(reported: Any) -> str | None:
@@ -98,7 +98,7 @@ def generated_call_id(seed: str, choice: int, number: int) -> str:
     return f"call_{hashlib.md5(f'{seed}:{choice}:{number}'.encode(), usedforsecurity=False).hexdigest()[:24]}"
 
 
-def normalized(message: Mapping[str, Any], seed: str, choice: int) -> dict[str, Any]:
+def normalize(message: Mapping[str, Any], seed: str, choice: int) -> dict[str, Any]:
     """Returns a whole message as clients get it: content and arguments are texts, and each call has an id of its own.
 
     Args:

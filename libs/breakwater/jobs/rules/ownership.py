@@ -46,7 +46,7 @@ def store_share(owner: str | None, tenant: str | None) -> str:
     return "" if tenant is None else f"t{tenant}"
 
 
-class Bound(Protocol):
+class JobSender(Protocol):
     """A sender of jobs: the holder of a key, a person, or a named program."""
 
     @property
@@ -60,14 +60,14 @@ class Bound(Protocol):
         ...
 
 
-def for_own_tenant(sender: Bound, job: Job) -> Job:
+def for_own_tenant(sender: JobSender, job: Job) -> Job:
     """Returns the job with its sender's tenant, if the job names none and the sender is bound to exactly one."""
     if job.tenant is not None or len(sender.tenants) != 1:
         return job
     return job.model_copy(update={"tenant": sender.tenants[0]})
 
 
-def forbidden_field(sender: Bound, agent: str, tenant: str | None) -> tuple[Literal["agent", "tenant"], str] | None:
+def forbidden_field(sender: JobSender, agent: str, tenant: str | None) -> tuple[Literal["agent", "tenant"], str] | None:
     """Returns the field that forbids a sender to send a job, and its allowed values; None if it may send the job."""
     if sender.agents and agent not in sender.agents:
         return "agent", f"for agent {' or '.join(map(repr, sender.agents))} alone"

@@ -72,7 +72,7 @@ class JobStatus:
         return self.agent is not None or self.digest is not None
 
 
-class Accepted:
+class AcceptedJobs:
     """Records accepted jobs for a day, without delaying the requests that accept them."""
 
     def __init__(self, redis: Redis) -> None:
@@ -211,7 +211,7 @@ async def lately_accepted(redis: Redis, before: datetime, limit: int) -> tuple[l
     return sorted(jobs, key=lambda job: job.accepted_at, reverse=True), left_out
 
 
-async def unclaimed(redis: Redis, jobs: Sequence[RememberedJob]) -> list[RememberedJob]:
+async def unclaimed_jobs(redis: Redis, jobs: Sequence[RememberedJob]) -> list[RememberedJob]:
     """The jobs that no worker holds, and that no dead worker held. Raises StateUnavailableError."""
     async with redis.client.pipeline(transaction=False) as pipe:
         for job in jobs:

@@ -222,7 +222,7 @@ class Executions:
         return checkpoint or None
 
     def checkpoint_command(self, claim: Claim, checkpoint: str, *, release: bool = False) -> ScriptCommand:
-        """Saves a checkpoint, unless it is empty, and renews the lease or ends it; read its answer with `kept`."""
+        """Saves a checkpoint unless it is empty, and renews or ends the lease; `read_claim_answer` reads the answer."""
         if self._cipher.on and checkpoint:
             checkpoint = self._cipher.encrypt_document(checkpoint.encode()).decode()
         return ScriptCommand(
@@ -230,7 +230,7 @@ class Executions:
         )
 
     @staticmethod
-    def kept(answer: Any) -> ClaimKept | None:
+    def read_claim_answer(answer: Any) -> ClaimKept | None:
         """Reads the answer to `checkpoint_command`; None means that the claim is lost."""
         if not answer:
             return None
@@ -242,7 +242,7 @@ class Executions:
     async def checkpoint(self, claim: Claim, checkpoint: str) -> ClaimKept | None:
         """Saves a checkpoint. None when the claim is lost. Raises StateUnavailableError."""
         [answer] = await self._redis.run([self.checkpoint_command(claim, checkpoint)])
-        return self.kept(answer)
+        return self.read_claim_answer(answer)
 
     async def append_partial(self, claim: Claim, text: str, messages: int) -> ClaimKept | None:
         """Saves more of the answer that is out, and in how many messages. None when the claim is lost.
@@ -253,7 +253,7 @@ class Executions:
         [answer] = await self._redis.run(
             [ScriptCommand(_LUA["append_partial"], [claim.key], [claim.token, line, messages, KEEP_MS])]
         )
-        return self.kept(answer)
+        return self.read_claim_answer(answer)
 
     async def restore(
         self,
@@ -290,12 +290,12 @@ class Executions:
     async def renew(self, claims: Iterable[Claim]) -> list[ClaimKept | None]:
         """Renews the leases of claims in one round trip; None for one that is lost. Raises StateUnavailableError."""
         answers = await self._redis.run([self.checkpoint_command(claim, "") for claim in claims])
-        return [self.kept(answer) for answer in answers]
+        return [self.read_claim_answer(answer) for answer in answers]
 
     async def release(self, claim: Claim) -> ClaimKept | None:
         """Releases a job before its end: the next claim has it, with its checkpoint. Raises StateUnavailableError."""
         [answer] = await self._redis.run([self.checkpoint_command(claim, "", release=True)])
-        return self.kept(answer)
+        return self.read_claim_answer(answer)
 
     async def finish(self, claim: Claim) -> ClaimEnded:
         """Releases a job whose record is stored; Redis deletes it after `LINGER_MS`. Raises StateUnavailableError.
@@ -311,7 +311,7 @@ class Executions:
         tenant, task_key, *notices = cast(list[str], answer)
         return ClaimEnded(_waiting(notices), tenant or None, task_key or None)
 
-    async def crashed(self, message: str, by: int = 1) -> int:
+    async def count_crash(self, message: str, by: int = 1) -> int:
         """Counts the crashes of a message's handling, over all workers. Raises StateUnavailableError."""
         key = f"bw:crashes:{message}"
         async with self._redis.client.pipeline(transaction=False) as pipe:

@@ -151,7 +151,7 @@ class Plans:
         """Forgets jobs that were noted, but not accepted."""
         await self._redis.run([ScriptCommand(_LUA["withdraw"], [_key(plan_key)], list(execution_ids))])
 
-    async def known(self, plan_keys: Iterable[str]) -> dict[str, KnownPlan]:
+    async def notes_of(self, plan_keys: Iterable[str]) -> dict[str, KnownPlan]:
         """The notes of plans, by key."""
         wanted = list(plan_keys)
         hashes = await read_hashes(self._redis.client, list(map(_key, wanted)))

@@ -55,7 +55,7 @@ def problem_of(record: Attempt | Execution, subject: str, headers: Mapping[str, 
     return None
 
 
-async def decided(lookup: Lookup, execution_id: str, of_agent: str | None = "*") -> Result | None:
+async def stored_result(lookup: Lookup, execution_id: str, of_agent: str | None = "*") -> Result | None:
     """The result of a job that is decided, or its record where the result has expired. Raises as `Lookup.last` does.
 
     `of_agent` is the agent whose record is looked for, `*` for any; None for results alone.

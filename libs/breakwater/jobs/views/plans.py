@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from breakwater.jobs.contract.plans import PlanChange
 from breakwater.jobs.contract.submission import PlanJob, PlanStatus
-from breakwater.kernel.columns import Column, humanized
+from breakwater.kernel.columns import Column, humanize
 from breakwater.kernel.formats import money
 
 
 def jobs(plan: PlanStatus) -> str:
     """Counts the jobs of a plan by status: `2 succeeded, 1 dead lettered`."""
     counts = plan.jobs_by_status.items()
-    return ", ".join(f"{count:,} {humanized(status)}" for status, count in counts) or "none"
+    return ", ".join(f"{count:,} {humanize(status)}" for status, count in counts) or "none"
 
 
 COLUMNS: tuple[Column[PlanStatus], ...] = (

@@ -157,7 +157,7 @@ class ResultSet:
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
 
-    def named(self) -> Iterator[dict[str, Any]]:
+    def named_rows(self) -> Iterator[dict[str, Any]]:
         """The rows, each with the names of its columns."""
         return (dict(zip(self.columns, row, strict=True)) for row in self.rows)
 
@@ -297,7 +297,7 @@ class Analytics:
                 return
             self._replicated[table.name] = str(result.rows[0][0]).startswith("Replicated")
         if self._replicated[table.name]:
-            await self.execute(f"SYSTEM SYNC REPLICA {quoted(table.name)} LIGHTWEIGHT")
+            await self.execute(f"SYSTEM SYNC REPLICA {quote_name(table.name)} LIGHTWEIGHT")
 
     async def create_database(self, on_cluster: str = "") -> bool:
         """Creates the database where it is missing; returns whether it was. Raises as `query` does.
@@ -408,10 +408,10 @@ def connect(url: SecretStr | str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S)
 
 def database_ddl(database: str, on_cluster: str = "") -> str:
     """The statement that creates a database where it is missing."""
-    return f"CREATE DATABASE IF NOT EXISTS {quoted(database)}{on_cluster}"
+    return f"CREATE DATABASE IF NOT EXISTS {quote_name(database)}{on_cluster}"
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """The name of a database or a table, as SQL has it."""
     return quote_identifier(name)
 
@@ -450,7 +450,7 @@ def insert_body(table: Table, rows: Sequence[Sequence[object]]) -> bytes:
     problems: list[Exception] = []
     try:
         context = InsertContext(
-            quoted(table.name),
+            quote_name(table.name),
             list(table.columns),
             [get_from_name(kind) for kind in table.columns.values()],
             data=rows,

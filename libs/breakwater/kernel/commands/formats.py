@@ -13,17 +13,17 @@ import typer
 
 from breakwater.kernel.commands.errors import usage_error
 from breakwater.kernel.commands.output import clock
-from breakwater.kernel.formats import at_least, counted, duration, exact_money, money, typed_money
+from breakwater.kernel.formats import at_least, duration, exact_money, money, quantity, typed_money
 
 __all__ = [
     "at_least",
     "breakwater_command",
     "clock",
-    "counted",
     "duration",
     "exact",
     "exact_money",
     "money",
+    "quantity",
     "since",
     "usd",
 ]

@@ -91,7 +91,7 @@ def note(text: str, style: str = "dim") -> None:
         write(text, stderr=True)
 
 
-def styled(*cells: Cell) -> None:
+def print_styled(*cells: Cell) -> None:
     """Prints cells in one line; on a terminal, each in its style."""
     if not is_terminal(sys.stdout):
         write("".join(text_of(cell) for cell in cells))
@@ -104,11 +104,11 @@ def styled(*cells: Cell) -> None:
 def facts(title: Sequence[Cell], columns: Iterable[Column[Row]], row: Row) -> None:
     """Prints the title if it is not empty, and a line for each column whose cell of the row is not empty."""
     if title:
-        styled(*title)
+        print_styled(*title)
     cells = [(column.title, cell) for column in columns if text_of(cell := _cell(column, row))]
     width = max([13, *(len(name) for name, _ in cells)]) + 1
     for name, cell in cells:
-        styled((f"  {name:<{width}}", "dim"), cell)
+        print_styled((f"  {name:<{width}}", "dim"), cell)
 
 
 def table(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "nothing", gap: int = GAP) -> None:
@@ -156,9 +156,9 @@ def records(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str =
         return
     title_width = max(len(column.title) for column in columns)
     for number, row in enumerate(cells, 1):
-        styled((f"row {number}", "bold dim"))
+        print_styled((f"row {number}", "bold dim"))
         for column, cell in zip(columns, row, strict=True):
-            styled((f"  {column.title:<{title_width}}  ", "dim"), cell)
+            print_styled((f"  {column.title:<{title_width}}  ", "dim"), cell)
 
 
 def draw(renderable: RenderableType) -> None:

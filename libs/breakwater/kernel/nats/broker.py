@@ -29,7 +29,7 @@ from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.nats.permissions import inbox_prefix
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.pull import RETRY_S, STOP_S
-from breakwater.kernel.nats.subscriber import Batches, Declaration, Each, PullSubscriber, receives, registered
+from breakwater.kernel.nats.subscriber import Batches, Declaration, Each, PullSubscriber, receives, register
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.security.encryption import OFF, Cipher
@@ -100,7 +100,7 @@ class Broker(NatsBroker):
     ) -> PullSubscriber:
         wildcards = [re.sub(r"{\w+}", "*", channel.address) for channel in channels]
         declaration = Declaration(self.service, channels, durable, filters or wildcards)
-        return registered(self, PullSubscriber(cast(Any, self.config), declaration, source))
+        return register(self, PullSubscriber(cast(Any, self.config), declaration, source))
 
     @property
     def pull_subscribers(self) -> list[PullSubscriber]:

@@ -92,7 +92,7 @@ async def ask(connection: ClientGetter, subject: str, data: bytes, timeout_s: fl
 
 
 @asynccontextmanager
-async def hearing(
+async def core_subscription(
     connection: ClientGetter, subject: str, hear: Callable[[bytes], None], *, confirmed: bool = True
 ) -> AsyncGenerator[None]:
     """Subscribes to a subject while the block runs. The block begins when the server has confirmed the subscription.
@@ -149,7 +149,7 @@ class Presence:
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[None]:
         """Subscribes while the block runs. Raises BusUnavailableError: NATS does not respond."""
-        async with hearing(self._connection, self._subject, self._hear, confirmed=False):
+        async with core_subscription(self._connection, self._subject, self._hear, confirmed=False):
             yield
 
     async def heard_on(self) -> str:

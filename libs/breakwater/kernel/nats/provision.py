@@ -181,7 +181,7 @@ class ConsumerCheck:
         self._acknowledged: dict[tuple[Stream, str], int] = {}
         """By consumer, the sequence up to which everything was acknowledged at the last check."""
 
-    async def deleted(self, plan: Plan) -> list[tuple[Stream, ConsumerConfig]]:
+    async def deleted_consumers(self, plan: Plan) -> list[tuple[Stream, ConsumerConfig]]:
         """Returns the consumers that existed at an earlier check and do not now. Raises BusUnavailableError."""
         wanted = topology.consumers(plan)
         missing: list[tuple[Stream, ConsumerConfig]] = []

@@ -212,7 +212,7 @@ def dead_letter(reason: str, agent: str) -> str:
     return _subject("dlq", reason, agent or "unknown")
 
 
-def replayed(dead_letter_id: int) -> str:
+def replay(dead_letter_id: int) -> str:
     """The subject of the replay of a dead letter's job (DLQ). Internal. `dead_letter_id` is its sequence in DLQ."""
     return f"bw.replayed.{dead_letter_id}"
 

@@ -237,7 +237,7 @@ class PullSubscriber(DefaultSubscriber[Any]):
         self._ended.set()
 
 
-def registered(broker: NatsBroker, subscriber: PullSubscriber) -> PullSubscriber:
+def register(broker: NatsBroker, subscriber: PullSubscriber) -> PullSubscriber:
     """Adds a subscriber to a broker, which starts and stops it."""
     Registrator.subscriber(broker, subscriber)
     return subscriber

@@ -12,9 +12,8 @@ import orjson
 from markupsafe import Markup, escape
 
 from breakwater.kernel import formats
-from breakwater.kernel.columns import humanized as humanize
-from breakwater.kernel.columns import rough_duration, tone_of
-from breakwater.kernel.formats import counted, percent
+from breakwater.kernel.columns import humanize, rough_duration, tone_of
+from breakwater.kernel.formats import percent, quantity
 from breakwater.kernel.types import format_time
 
 
@@ -89,7 +88,7 @@ def json_text(value: Any) -> str:
 def size(number: int) -> str:
     """Writes a number of bytes in its largest unit: `850 bytes`, `12 KB`, `3.4 MB`."""
     if number < 1_000:
-        return counted(number, "byte")
+        return quantity(number, "byte")
     return f"{number / 1_000:.0f} KB" if number < 1_000_000 else f"{number / 1_000_000:.1f} MB"
 
 
@@ -176,7 +175,7 @@ def refused_by(kind: str, by: str | None, *, called: bool) -> str:
 
 
 _FUNCTIONS = (
-    ago, clock, code, cost_basis, count, counted, duration, finish_reason, local, money,
+    ago, clock, code, cost_basis, count, quantity, duration, finish_reason, local, money,
     outcome_colour, percent, pretty, refused_by, rough_duration, segment, utc,
     waste_cause,
 )  # fmt: skip

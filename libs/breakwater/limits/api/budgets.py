@@ -192,7 +192,7 @@ class BudgetRoutes:
         raised = CapRaise(limit=limit, configured=configured, by=request.by, reason=request.why, at=at)
         await self._counters.note_raise(period_counters.period, counter.key, None if ends else raised)
         filled = snapshot.filled
-        refilled = await self._counters.filled()
+        refilled = await self._counters.source()
         # Repairs of the counters leave raised caps alone; only a refill may have lost this one.
         if refilled is None or (filled.log, filled.zone, filled.upto) != (refilled.log, refilled.zone, refilled.upto):
             # Redis was refilled meanwhile, perhaps from the record before the raise.

@@ -15,7 +15,7 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.types import Message, ms_from_time, time_from_ms
 from breakwater.limits.contract import GuardEvent, GuardRequest, StoppedTask, StoppedTasks
 from breakwater.limits.rules.guard import Task
-from breakwater.limits.store.tasks import Tasks, Tripped
+from breakwater.limits.store.tasks import Tasks, TripRecord
 
 NO_AGENT = "*"
 """The agent of a task that no job has tripped."""
@@ -51,7 +51,7 @@ class GuardRoutes:
                 reason=tripped.trip.reason,
                 since=time_from_ms(tripped.at_ms),
             )
-            for key, tripped in await self.tasks.tripped()
+            for key, tripped in await self.tasks.stopped_tasks()
         )
         return StoppedTasks(stopped=tuple(stopped))
 
@@ -97,7 +97,7 @@ class GuardRoutes:
             tripped = stopped  # the task has tripped again in between
 
     def _event(
-        self, key: TaskKey, request: ApiRequest[GuardRequest], task: Task, tripped: Tripped | None
+        self, key: TaskKey, request: ApiRequest[GuardRequest], task: Task, tripped: TripRecord | None
     ) -> GuardEvent:
         at = self.now()
         # The time in the id distinguishes two trips of the same task.
@@ -117,15 +117,15 @@ class GuardRoutes:
             **task.counts,
         )
 
-    async def _only_stopped(self, key: TaskKey) -> tuple[TaskKey, Tripped] | None:
+    async def _only_stopped(self, key: TaskKey) -> tuple[TaskKey, TripRecord] | None:
         """Returns the stopped task of a tenant that its caller gave this name; None unless there is exactly one."""
-        stopped = await self.tasks.tripped()
+        stopped = await self.tasks.stopped_tasks()
         named = [(task, trip) for task, trip in stopped if (task.tenant, trip.task_id) == (key.tenant, key.task_key)]
         return named[0] if len(named) == 1 else None
 
     async def _not_stopped(self, key: TaskKey) -> RequestError:
         """Returns a 404 that says which stopped tasks may be meant."""
-        stopped = await self.tasks.tripped()
+        stopped = await self.tasks.stopped_tasks()
         named = [(task, trip) for task, trip in stopped if key.task_key in (task.task_key, trip.task_id)]
         of_tenant = [task for task, _ in named if task.tenant == key.tenant]
         tenant_words = "" if key.tenant is None else f" of tenant {key.tenant!r}"

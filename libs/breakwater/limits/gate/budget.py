@@ -90,7 +90,7 @@ class BudgetGate(Gate):
         """Refuses if a hard cap is spent. Waits for calls in flight that hold the rest, and for lost counters."""
         assert self._asked_at is not None
         amount = self.admission.flight.reserved or 0
-        match self.budgets.reserved(answer, self._counters, amount, now=self._asked_at):
+        match self.budgets.read_reservation(answer, self._counters, amount, now=self._asked_at):
             case Reserved(at):
                 self._reserved_at = at
                 # Redis' clock decides the day and the month of the call.
@@ -167,7 +167,7 @@ class BudgetGate(Gate):
         flight = self.admission.flight
         local = self.is_local(flight.provider)
         setting = f"providers.{flight.provider}.cost_per_call_usd" if local else f"models.{flight.model}.price"
-        return Refused("budget_exceeded", refusals.unpriced(flight.model, cap, setting), refused_by=refused_by)
+        return Refused("budget_exceeded", refusals.unpriced_model(flight.model, cap, setting), refused_by=refused_by)
 
     def _over_budget(self, over: OverBudget) -> Refused:
         wait_s = max(0.0, over.resets_at_ms / 1000 - self.now().timestamp())
@@ -218,7 +218,7 @@ class LiveReservations:
         If only some are missing, Redis has restarted from an older snapshot, or their calls are just being settled. So
         a reservation is restored once two checks in a row miss it.
         """
-        if await self._budgets.filled():
+        if await self._budgets.has_counters():
             self._lost.worked()
             ids = list(self._live)
             reservations = await self._budgets.reservations(ids)

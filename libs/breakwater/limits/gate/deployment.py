@@ -47,7 +47,7 @@ class DeploymentGate(Gate):
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Has the call wait while the model is held, or refuses it if another model may be called sooner."""
-        match self.deployments.admission(answer):
+        match self.deployments.read_admission(answer):
             case HoldProbe():
                 self._probes = self.admission.lease_ms is not None
                 return None

@@ -16,9 +16,9 @@ from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.redis.connection import ScriptCommand
 from breakwater.limits.rules.refusals import over_rate_limit
 from breakwater.limits.settings import RateLimit
-from breakwater.limits.store.rate_limits import Limited, OverLimit, RateLimits
+from breakwater.limits.store.rate_limits import LimitedSubject, OverLimit, RateLimits
 
-LimitsOf = Callable[[str, str], tuple[Limited, ...]]
+LimitsOf = Callable[[str, str], tuple[LimitedSubject, ...]]
 """Returns the limits of an agent and a model, by their names."""
 
 MAX_REMEMBERED = 4096
@@ -31,9 +31,11 @@ def configured_limits(
 
     # Programs may name models that the config does not: the cache has an end.
     @lru_cache(MAX_REMEMBERED)
-    def limits_of(agent: str, model: str) -> tuple[Limited, ...]:
+    def limits_of(agent: str, model: str) -> tuple[LimitedSubject, ...]:
         rules = (f"agent:{agent}", agent_limits[agent]), (f"model:{model}", model_limits.get(model))
-        return tuple(limited for name, rule in rules if rule is not None for limited in Limited.all_of(name, rule))
+        return tuple(
+            limited for name, rule in rules if rule is not None for limited in LimitedSubject.all_of(name, rule)
+        )
 
     return limits_of
 
@@ -45,7 +47,7 @@ class RateLimitGate(Gate):
     rate_limits: RateLimits
     limits_of: LimitsOf
     jitter: Callable[[], float]
-    _limits: tuple[Limited, ...] = field(init=False)
+    _limits: tuple[LimitedSubject, ...] = field(init=False)
     _admitted: bool = False
     must_settle = True
 
@@ -56,7 +58,7 @@ class RateLimitGate(Gate):
         if rule is not None:
             tenant = "" if job.job.tenant is None else encode_token(job.job.tenant)
             task = f"task:{tenant}/{job.ids.own_task_key}"
-            self._limits = *self._limits, *Limited.all_of(task, rule)
+            self._limits = *self._limits, *LimitedSubject.all_of(task, rule)
 
     def ask(self) -> ScriptCommand | None:
         """Returns None if neither the agent, the task nor the model has a limit."""
@@ -69,7 +71,7 @@ class RateLimitGate(Gate):
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Refuses if the limit says so or the call alone exceeds it; otherwise the call waits for room."""
-        over = self.rate_limits.admitted(answer, self._limits)
+        over = self.rate_limits.read_admission(answer, self._limits)
         self._admitted = over is None
         return None if over is None else self._over_limit(over)
 

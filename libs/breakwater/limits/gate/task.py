@@ -15,17 +15,17 @@ from breakwater.limits.rules.budget import spent_by
 from breakwater.limits.rules.failure_statistics import task_statistics
 from breakwater.limits.rules.guard import Task, TaskBudgetHeld, Trip, before_call, near_cap
 from breakwater.limits.rules.refusals import task_budget_held, task_stopped
-from breakwater.limits.store.tasks import Entered, Tripped
+from breakwater.limits.store.tasks import TaskTurn, TripRecord
 from breakwater.limits.task_guards import FIRST_JOBS, TaskGuards, shared_task
 
-_ALONE = Entered(1, Task(), None)
+_ALONE = TaskTurn(1, Task(), None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stopped:
     """A task that makes no more calls: it must be stopped now, or was stopped before."""
 
-    why: Trip | Tripped
+    why: Trip | TripRecord
     task: Task
 
 
@@ -69,13 +69,13 @@ class TaskGate(Gate):
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Refuses if the task is stopped or must be. Waits if its other jobs hold the rest of its cost cap."""
         admission = self.admission
-        entered = self.guards.tasks.entered(answer)
+        entered = self.guards.tasks.read_turn(answer)
         shared = shared_task(admission.job)
         if shared is not None and 0 < entered.number <= FIRST_JOBS and admission.lease_ms is not None:
-            self.guards.tasks.begun(shared[1].redis_key, admission.job.caller)
+            self.guards.tasks.note_begun(shared[1].redis_key, admission.job.caller)
         return self._judge(entered)
 
-    def _judge(self, entered: Entered) -> Refused | WaitForCapacity | None:
+    def _judge(self, entered: TaskTurn) -> Refused | WaitForCapacity | None:
         rules = self.admission.job.agent.guard
         attempts = self.admission.checkpoint.attempts
         assert rules is not None
@@ -120,7 +120,7 @@ class TaskGate(Gate):
                 )
                 return self._stop(trip, used)
 
-    def _stop(self, why: Trip | Tripped, task: Task) -> Refused:
+    def _stop(self, why: Trip | TripRecord, task: Task) -> Refused:
         self._stopped = _Stopped(why, task)
         self.announces = True
         job = self.admission.job

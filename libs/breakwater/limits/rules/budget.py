@@ -225,7 +225,7 @@ def effective_limit(limit: int | None, raised: tuple[int, int] | None) -> int | 
     return max(limit, raised[0])
 
 
-def reached(counter: Counter, limit: int | None, spent: int, *, refused: bool = False) -> tuple[int, ...]:
+def reached_thresholds(counter: Counter, limit: int | None, spent: int, *, refused: bool = False) -> tuple[int, ...]:
     """Returns the thresholds (percent, ascending) that a spend has reached.
 
     Args:

@@ -16,7 +16,7 @@ from typing import TypedDict
 from pydantic import JsonValue
 
 from breakwater.jobs.contract.execution import Execution, Reason
-from breakwater.kernel.formats import beyond, counted, money, moneys
+from breakwater.kernel.formats import beyond, money, moneys, quantity
 from breakwater.kernel.json_values import NoJsonError, find_json
 from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.budget import fits
@@ -171,9 +171,9 @@ def before_call(
     spent = task.cost + cost
     limit = rules.max_cost_usd
     if rules.max_iterations is not None and number > rules.max_iterations:
-        return Trip("max_iterations", f"{counted(number - 1, 'iteration')} (limit: {rules.max_iterations:,})")
+        return Trip("max_iterations", f"{quantity(number - 1, 'iteration')} (limit: {rules.max_iterations:,})")
     if rules.max_tokens is not None and used >= rules.max_tokens:
-        return Trip("max_tokens", f"{counted(used, 'token')} used (limit: {rules.max_tokens:,})")
+        return Trip("max_tokens", f"{quantity(used, 'token')} used (limit: {rules.max_tokens:,})")
     if limit is None:
         return None
     if spent >= limit:
@@ -193,9 +193,9 @@ def near_cap(task: Task, number: int, rules: GuardRules, *, tokens: int, cost: i
     used_tokens = task.tokens + tokens
     spent = task.cost + cost
     if _is_near(number, rules.max_iterations):
-        return Trip("max_iterations", f"{counted(number, 'iteration')} (limit: {rules.max_iterations:,})")
+        return Trip("max_iterations", f"{quantity(number, 'iteration')} (limit: {rules.max_iterations:,})")
     if _is_near(used_tokens, rules.max_tokens):
-        return Trip("max_tokens", f"{counted(used_tokens, 'token')} used (limit: {rules.max_tokens:,})")
+        return Trip("max_tokens", f"{quantity(used_tokens, 'token')} used (limit: {rules.max_tokens:,})")
     if rules.max_cost_usd is not None and _is_near(spent, rules.max_cost_usd):
         spent_text, limit = moneys(spent, rules.max_cost_usd)
         return Trip("max_cost", f"{spent_text} spent (limit: {limit})")
@@ -214,10 +214,10 @@ def after_job(task: Task, rules: GuardRules) -> Trip | None:
     consecutive = task.consecutive_failures
     repeats = max(task.errors.values(), default=0)
     if rules.consecutive_failures is not None and consecutive >= rules.consecutive_failures:
-        reason = f"{counted(consecutive, 'consecutive failure')} (threshold: {rules.consecutive_failures:,})"
+        reason = f"{quantity(consecutive, 'consecutive failure')} (threshold: {rules.consecutive_failures:,})"
         return Trip("consecutive_failures", reason)
     if rules.same_error is not None and repeats >= rules.same_error:
-        reason = f"Same error repeated {counted(repeats, 'time')} (threshold: {rules.same_error:,})"
+        reason = f"Same error repeated {quantity(repeats, 'time')} (threshold: {rules.same_error:,})"
         return Trip("same_error", reason)
     return None if rules.confidence is None else _drift(task.confidences, rules.confidence)
 

@@ -118,7 +118,7 @@ def over_own_cap(agent: str, model: str, worst_case: int, spent: int, cap: int) 
     )
 
 
-def unpriced(model: str, cap: str, setting: str) -> ErrorInfo:
+def unpriced_model(model: str, cap: str, setting: str) -> ErrorInfo:
     """Builds the error of a call that can't be capped, because its model has no price."""
     return refusal(
         "budget_exceeded",

@@ -157,7 +157,7 @@ class BudgetCounters:
         except ResponseError:
             return ""
 
-    async def filled(self) -> Filled | None:
+    async def source(self) -> Filled | None:
         """The source of the counters; None if they are lost."""
         return _read_source((await read_hashes(self._redis.client, [FILLED]))[0])
 
@@ -252,14 +252,14 @@ class BudgetCounters:
                 pipe.pexpireat(place, period.end_ms + KEEP_MS)
             await pipe.execute()
 
-    async def spent(self, period: Period, key: str) -> tuple[int, tuple[int, int] | None]:
+    async def spend_in(self, period: Period, key: str) -> tuple[int, tuple[int, int] | None]:
         """The spend of a scope in a period, and its raised cap (see `raised_cap`)."""
         spent, cap = await cast(
             Any, self._redis.client.hmget(period_key(period.window, period.name), [f"spent:{key}", f"cap:{key}"])
         )
         return int(spent or 0), raised_cap(cap)
 
-    async def announced(self, period: Period, key: str, thresholds: Sequence[str]) -> tuple[int, list[bool]]:
+    async def announcements(self, period: Period, key: str, thresholds: Sequence[str]) -> tuple[int, list[bool]]:
         """The amount a scope's calls hold, and whether each threshold (`<key>@<limit>@<percent>`) was announced."""
         fields = [f"reserved:{key}", *(f"announced:{threshold}" for threshold in thresholds)]
         reserved, *announced = await cast(Any, self._redis.client.hmget(period_key(period.window, period.name), fields))

@@ -1,7 +1,7 @@
 """Spend and reservations: integer nano-dollars in Redis, changed by atomic scripts over all budgets of a call.
 
 A period's counters are one hash (`bw:budget:daily:2026-11-21`). Its fields are the names of
-`limits.rules.ledger.Figures` and `reserved`, each followed by the scope's key: `spent:global`,
+`limits.rules.ledger.Figures` and `read_reservation`, each followed by the scope's key: `spent:global`,
 `reserved:agent:<name>`, `calls:tenant:<name>`. Next to them are a cap that an operator raised (`cap:`, `raised:`) and
 the thresholds that were announced (`announced:`). The holdings of callers under hard caps, each for an agent and a
 tenant, are a hash apart: one that holds nothing has no field in it. Filling, comparing and repairing the counters is
@@ -170,7 +170,7 @@ class Budgets:
         most_tenants: int | None = None,
         waits_ms: int = WAITS_MS,
     ) -> ScriptCommand:
-        """Holds an attempt's worst case against all its budgets; read its answer with `reserved`.
+        """Holds an attempt's worst case against all its budgets; read its answer with `read_reservation`.
 
         Args:
             attempt_id: whose reservation it is. Asking again holds nothing more.
@@ -212,7 +212,7 @@ class Budgets:
         keys = [RESERVATIONS, LEASES, FILLED, period_key("daily", day.name), period_key("monthly", month.name), HELD]
         return ScriptCommand(LUA["reserve"], keys, arguments)
 
-    def reserved(
+    def read_reservation(
         self, answer: Sequence[Any], counters: Sequence[Counter], amount: int, *, now: datetime
     ) -> Reserved | OverBudget | PeriodChanged | CountersLost | TooManyTenants:
         """Reads the answer to `reserve_command`, asked with the same arguments."""
@@ -326,7 +326,7 @@ class Budgets:
             None if text is None else reservation(name, text) for name, text in zip(attempt_ids, texts, strict=True)
         ]
 
-    async def lapsed(self, now: datetime, limit: int = 500) -> list[str]:
+    async def lapsed_attempts(self, now: datetime, limit: int = 500) -> list[str]:
         """Attempts whose reservation's lease has ended without a settlement. Raises StateUnavailableError."""
         attempt_ids = await self._redis.client.zrangebyscore(LEASES, 0, ms_from_time(now), start=0, num=limit)
         return cast(list[str], attempt_ids)
@@ -346,7 +346,7 @@ class Budgets:
         """Removes an attempt's lease, because there is nothing left to charge. Raises StateUnavailableError."""
         await self._redis.client.zrem(LEASES, attempt_id)
 
-    async def filled(self) -> bool:
+    async def has_counters(self) -> bool:
         """Returns True if Redis has counters, of any log. Raises StateUnavailableError."""
         return bool(await cast(Any, self._redis.client.hexists(FILLED, "log")))
 

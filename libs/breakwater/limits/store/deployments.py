@@ -51,7 +51,7 @@ class Deployments:
     def admit_command(
         self, name: str, *, first_try: bool, caller: str = "", attempt_id: str = "", lease_ms: int | None = None
     ) -> ScriptCommand:
-        """Asks for an admission; read its answer with `admission`.
+        """Asks for an admission; read its answer with `read_admission`.
 
         Made again, it counts a first try again: that allows `ratio` of a retry more, and a key for each job would cost
         more than it is worth.
@@ -67,7 +67,7 @@ class Deployments:
         return ScriptCommand(_LUA["admit"], keys, [*slices, caller, attempt_id, "" if lease_ms is None else lease_ms])
 
     @staticmethod
-    def admission(answer: int) -> HoldProbe | int:
+    def read_admission(answer: int) -> HoldProbe | int:
         """Reads the answer to `admit_command`: the ms until the next try, 0 if the call is admitted, or a probe."""
         return HoldProbe() if answer < 0 else answer
 

@@ -26,7 +26,7 @@ _LUA = scripts_of(__file__)
 
 
 @dataclass(frozen=True, slots=True)
-class Limited:
+class LimitedSubject:
     """The subject of a limit: `agent:<agent>` or `model:<model>`. Calls count by name; requests bring the rule."""
 
     name: str
@@ -39,7 +39,7 @@ class Limited:
         object.__setattr__(self, "maxima", self.rule.most(self.period))
 
     @classmethod
-    def all_of(cls, name: str, rule: RateLimit) -> tuple[Limited, ...]:
+    def all_of(cls, name: str, rule: RateLimit) -> tuple[LimitedSubject, ...]:
         """One limit for each period of a rule."""
         return tuple(cls(name, rule, period) for period in rule.periods)
 
@@ -68,9 +68,9 @@ class RateLimits:
         self._slice_ms = {period: minutes * window_ms // SLICES for period, minutes in MINUTES.items()}
 
     def admit_command(
-        self, attempt_id: str, limits: Sequence[Limited], tokens: int, lease_ms: int | None
+        self, attempt_id: str, limits: Sequence[LimitedSubject], tokens: int, lease_ms: int | None
     ) -> ScriptCommand:
-        """Counts a call if it fits all its limits; read its answer with `admitted`.
+        """Counts a call if it fits all its limits; read its answer with `read_admission`.
 
         While its lease lasts, the same attempt gets the same answer. After that it asks for another call.
 
@@ -92,7 +92,7 @@ class RateLimits:
         )
 
     @staticmethod
-    def admitted(answer: Sequence[Any], limits: Sequence[Limited]) -> OverLimit | None:
+    def read_admission(answer: Sequence[Any], limits: Sequence[LimitedSubject]) -> OverLimit | None:
         """Reads the answer to `admit_command`: None when the call may be made.
 
         Of several limits that refuse, it names the one that does so the longest, and concurrent calls last.
@@ -106,7 +106,9 @@ class RateLimits:
         return OverLimit(limited.name, quantity, None if wait_ms < 0 else int(wait_ms), int(under_way))
 
     @staticmethod
-    def settle_command(attempt_id: str, limits: Sequence[Limited], tokens: Sequence[int | None]) -> ScriptCommand:
+    def settle_command(
+        attempt_id: str, limits: Sequence[LimitedSubject], tokens: Sequence[int | None]
+    ) -> ScriptCommand:
         """Ends a call: it is under way no more, and counts towards each limit with the tokens it used.
 
         Unknown tokens (None) change nothing, nor does a limit that the call was not admitted to; limits that are left
@@ -121,12 +123,12 @@ class RateLimits:
         return ScriptCommand(_LUA["settle"], _keys(attempt_id, limits), [attempt_id, *used])
 
     @staticmethod
-    def release_command(attempt_id: str, limits: Sequence[Limited]) -> ScriptCommand:
+    def release_command(attempt_id: str, limits: Sequence[LimitedSubject]) -> ScriptCommand:
         """The script that takes back a call that was never made: none of it counts. It returns nothing."""
         return ScriptCommand(_LUA["settle"], _keys(attempt_id, limits), [attempt_id, *("unmade" for _ in limits)])
 
 
-def _keys(attempt_id: str, limits: Sequence[Limited]) -> list[str]:
+def _keys(attempt_id: str, limits: Sequence[LimitedSubject]) -> list[str]:
     by_name = [key for limited in limits for key in _counts_and_calls(limited.name, limited.period)]
     return [f"bw:rate:attempt:{attempt_id}", *by_name]
 

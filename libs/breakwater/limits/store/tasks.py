@@ -71,7 +71,7 @@ _LIFE = _FIELDS.index("life")
 
 
 @dataclass(frozen=True, slots=True)
-class Tripped:
+class TripRecord:
     """A task is stopped: why, by which agent's job, and when (ms since the epoch, by Redis' clock)."""
 
     trip: Trip
@@ -85,7 +85,7 @@ class Tripped:
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
+class TaskTurn:
     """A job's turn in its task.
 
     Attributes:
@@ -99,7 +99,7 @@ class Entered:
 
     number: int
     task: Task
-    tripped: Tripped | None
+    tripped: TripRecord | None
     other_holds: int = 0
     over_cap: bool = False
     unwarned: str | None = field(default=None, compare=False)
@@ -112,11 +112,11 @@ class Tasks:
         self._redis = redis
         self._begun: dict[str, list[str]] = {}
 
-    def begun(self, redis_key: str, caller: str | None) -> None:
-        """Notes that a task, or its breaker, began with a caller's job. `bound` processes the notes."""
+    def note_begun(self, redis_key: str, caller: str | None) -> None:
+        """Notes that a task, or its breaker, began with a caller's job. `delete_idle` processes the notes."""
         self._begun.setdefault(caller or "", []).append(redis_key)
 
-    async def bound(self) -> None:
+    async def delete_idle(self) -> None:
         """Forgets a caller's oldest idle tasks where it has too many, at most a thousand of each caller."""
         begun = self._begun
         self._begun = {}
@@ -155,7 +155,7 @@ class Tasks:
     ) -> ScriptCommand:
         """Counts a job as an iteration, once for each execution, and holds its cost after the next call at most.
 
-        Not while tripped, and the hold only where the cap has room for it. Read the answer with `entered`.
+        Not while tripped, and the hold only where the cap has room for it. Read the answer with `read_turn`.
 
         Args:
             key: the task.
@@ -173,12 +173,12 @@ class Tasks:
         return ScriptCommand(_LUA["enter"], keys, arguments)
 
     @staticmethod
-    def entered(answer: Sequence[Any]) -> Entered:
+    def read_turn(answer: Sequence[Any]) -> TaskTurn:
         """Reads the answer to `enter_command`."""
         number, other_holds, over_cap, values = answer
         task, tripped = _read(values)
         life, warned = values[_LIFE : _LIFE + 2]
-        return Entered(int(number), task, tripped, int(other_holds), bool(over_cap), None if warned else life)
+        return TaskTurn(int(number), task, tripped, int(other_holds), bool(over_cap), None if warned else life)
 
     @staticmethod
     def shrink_command(key: TaskKey, execution_id: str, *, spent: int) -> ScriptCommand:
@@ -200,14 +200,14 @@ class Tasks:
 
     async def trip(
         self, key: TaskKey, trip: Trip, *, agent: str, execution_id: str, task_id: str | None = None
-    ) -> Tripped:
+    ) -> TripRecord:
         """Stops a task, unless it is stopped already. Returns the trip that counts, which is the first one.
 
         `task_id` is the task as its caller named it; None if that is its key.
         """
         return await self._trip(key, trip, agent, execution_id, task_id, at_ms=None, published=False)
 
-    async def restore(self, key: TaskKey, tripped: Tripped) -> None:
+    async def restore(self, key: TaskKey, tripped: TripRecord) -> None:
         """Puts a trip back that Redis has lost, unless the task has tripped again."""
         await self._trip(
             key,
@@ -229,7 +229,7 @@ class Tasks:
         *,
         at_ms: int | None,
         published: bool,
-    ) -> Tripped:
+    ) -> TripRecord:
         at = "" if at_ms is None else at_ms
         stored_task_id = "" if task_id in (None, key.task_key) else task_id
         arguments = [KEEP_MS, trip.rule, trip.reason, agent, execution_id, at, int(published), stored_task_id]
@@ -250,7 +250,7 @@ class Tasks:
         """Records that people were notified of a task near a cap."""
         await self._redis.run([ScriptCommand(_LUA["warned"], [key.redis_key], [life])])
 
-    async def reset(self, key: TaskKey) -> tuple[Task, Tripped | None]:
+    async def reset(self, key: TaskKey) -> tuple[Task, TripRecord | None]:
         """Forgets a task, so that it may go on, and returns its last state; so do repeated calls for a minute."""
         command = ScriptCommand(_LUA["reset"], [key.redis_key, f"{key.redis_key}:was"], [KEEP_COPY_MS])
         [values] = await self._redis.run([command])
@@ -259,12 +259,12 @@ class Tasks:
             await self._redis.run([_unlist(key.name, tripped.at_ms)])
         return task, tripped
 
-    async def load(self, key: TaskKey) -> tuple[Task, Tripped | None]:
+    async def load(self, key: TaskKey) -> tuple[Task, TripRecord | None]:
         """The present state of a task; an unknown task is empty."""
         [values] = await self._redis.run([ScriptCommand(_LUA["load"], [key.redis_key], [])])
         return _read(values)
 
-    async def tripped(self) -> list[tuple[TaskKey, Tripped]]:
+    async def stopped_tasks(self) -> list[tuple[TaskKey, TripRecord]]:
         """The stopped tasks, in the order in which they were stopped; of too many, the latest."""
         scored_names = await self._redis.client.zrange(TRIPPED, -MAX_LISTED, -1, withscores=True)
         listed = cast(list[tuple[str, float]], scored_names)
@@ -305,7 +305,7 @@ def _key(name: str) -> TaskKey:
     return TaskKey(decode_token(tenant) if tenant else None, decode_token(task_key))
 
 
-def _read(values: Sequence[str | None]) -> tuple[Task, Tripped | None]:
+def _read(values: Sequence[str | None]) -> tuple[Task, TripRecord | None]:
     fields = dict(zip(_FIELDS, values, strict=True))
     counts = [int(fields[name] or 0) for name in _COUNTS]
     errors = (error.split("=") for error in (fields["errors"] or "").split())
@@ -316,4 +316,6 @@ def _read(values: Sequence[str | None]) -> tuple[Task, Tripped | None]:
     # A trip's fields are always written together.
     trip = Trip(cast(GuardRule, fields["rule"]), cast(str, fields["reason"]))
     agent, execution_id, at_ms = (cast(str, fields[name]) for name in ("agent", "execution", "at_ms"))
-    return task, Tripped(trip, agent, execution_id, int(at_ms), fields["published"] == "1", fields["task_id"] or None)
+    return task, TripRecord(
+        trip, agent, execution_id, int(at_ms), fields["published"] == "1", fields["task_id"] or None
+    )

@@ -144,8 +144,8 @@ def _show(event: dict[str, Any], *, as_json: bool) -> None:
     cells = line_for_people(event)
     lines = "".join(text for text, _ in cells).count("\n")
     if not lines:
-        output.styled(*cells)
+        output.print_styled(*cells)
         return
-    output.styled(*cells[:-1])
+    output.print_styled(*cells[:-1])
     for line in cells[-1][0].strip("\n").splitlines():
-        output.styled((f"    {line}", "dim"))
+        output.print_styled((f"    {line}", "dim"))

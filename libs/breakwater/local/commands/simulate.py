@@ -73,7 +73,7 @@ def _inject(faults: dict[str, Any], data: Path | None, *, as_json: bool) -> None
         return
     for model, added in document.items():
         descriptions = [", ".join(f"{name} {value}" for name, value in fault.items()) for fault in added]
-        output.styled(f"{model}: ", ("; ".join(descriptions), "red") if descriptions else ("answers", "green"))
+        output.print_styled(f"{model}: ", ("; ".join(descriptions), "red") if descriptions else ("answers", "green"))
 
 
 async def _post(url: str, body: dict[str, Any]) -> tuple[int, Any]:

@@ -229,7 +229,7 @@ def _show_endpoints(stack: Stack, key: str | None, link: str | None, agent: str,
     def server(name: str, url: str) -> tuple[str, str]:
         return name, connect.without_password(url) + (" (given)" if name in stack.external else "")
 
-    output.styled(("Breakwater is up.", "bold green"))
+    output.print_styled(("Breakwater is up.", "bold green"))
     for name, value in (
         ("console", endpoints.console_url),
         *([] if link is None else [("sign-in link", f"{link} (works once, within 10 minutes)")]),
@@ -242,14 +242,14 @@ def _show_endpoints(stack: Stack, key: str | None, link: str | None, agent: str,
         ("URLs with passwords", str(endpoints.data_dir / "endpoints.json")),
         ("API key", str(endpoints.api_key_file)),
     ):
-        output.styled((f"  {name:<19}  ", "dim"), value)
+        output.print_styled((f"  {name:<19}  ", "dim"), value)
     if key is not None:
-        output.styled("\n  The first API key, shown once: ", (key, "bold"))
+        output.print_styled("\n  The first API key, shown once: ", (key, "bold"))
     if simulate:
-        output.styled(("\n  Every provider is simulated: no real calls, no cost.", "yellow"))
+        output.print_styled(("\n  Every provider is simulated: no real calls, no cost.", "yellow"))
     is_default = endpoints.data_dir == DEFAULT_DATA.absolute()
     data_option = "" if is_default else f" --data {shlex.quote(str(endpoints.data_dir))}"
-    output.styled("\n  Next, in another terminal here:")
+    output.print_styled("\n  Next, in another terminal here:")
     for arguments in (f'submit {shlex.quote(agent)} "Write a haiku about harbours."', "tail --since 1h"):
-        output.styled((f"    {formats.breakwater_command()} {arguments}{data_option}", "bold"))
-    output.styled(("  Ctrl-C stops everything.", "dim"))
+        output.print_styled((f"    {formats.breakwater_command()} {arguments}{data_option}", "bold"))
+    output.print_styled(("  Ctrl-C stops everything.", "dim"))

@@ -71,7 +71,7 @@ def demo(
     if not as_json and keeps_data:
         quoted = shlex.quote(str(directory))
         output.note(f"the data is kept in {directory}; to look at it in the console, at the address that this prints:")
-        output.styled(
+        output.print_styled(
             (
                 f"  {formats.breakwater_command()} up --simulate --config {quoted}/breakwater.yaml --data {quoted}",
                 "bold",

@@ -13,7 +13,7 @@ from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.commands import output
-from breakwater.kernel.commands.formats import counted, duration, exact, exact_money, money
+from breakwater.kernel.commands.formats import duration, exact, exact_money, money, quantity
 from breakwater.kernel.commands.output import Cell, Column
 from breakwater.local.demo.reconciliation import ComparedFigure, LedgerComparison
 from breakwater.local.demo.scenario import BURST, RETRY_AFTER_S, STORY, faults_at
@@ -82,7 +82,7 @@ class DemoRun:
         if self.phase == "running" and self.load_began_at is not None:
             parts += faults_at((datetime.now(UTC) - self.load_began_at).total_seconds())
         if alerts := self.delivered.alerts:
-            parts.append(f"{counted(len(alerts), 'alert')}, the last: {alerts[-1].title}")
+            parts.append(f"{quantity(len(alerts), 'alert')}, the last: {alerts[-1].title}")
         return " | ".join(parts)
 
 
@@ -103,7 +103,7 @@ async def read_stored(analytics: Analytics) -> StoredRows:
         agents=await agent_summaries(analytics),
         executions=await analytics.read(execution_of, "SELECT * FROM executions FINAL ORDER BY execution_id"),
         attempts=await analytics.read(attempt_of, "SELECT * FROM attempts FINAL ORDER BY execution_id, number"),
-        breakers=tuple((await analytics.query(BREAKERS)).named()),
+        breakers=tuple((await analytics.query(BREAKERS)).named_rows()),
         incident_ids=frozenset(row[0] for row in (await analytics.query("SELECT incident_id FROM incidents")).rows),
     )
 
@@ -293,9 +293,9 @@ FIGURES: tuple[Column[ComparedFigure], ...] = (
 
 def announce(jobs: int) -> None:
     """Prints what the scenario will provoke."""
-    output.styled(("Breakwater demo", "bold"), f": {jobs} jobs, 6 agents, local servers, a simulated provider")
+    output.print_styled(("Breakwater demo", "bold"), f": {jobs} jobs, 6 agents, local servers, a simulated provider")
     for sentence in STORY:
-        output.styled((f"  - {sentence}", "dim"))
+        output.print_styled((f"  - {sentence}", "dim"))
     output.write("")
 
 
@@ -309,19 +309,19 @@ def show(report: DemoReport) -> None:
     output.table(CHECKS, report.checks)
     _heading("Reconciliation", "the provider's own ledger, Redis' counters, ClickHouse's sums")
     output.table(FIGURES, report.comparison.figures)
-    output.styled(("estimated: the worst case of calls whose answer never came", "dim"))
+    output.print_styled(("estimated: the worst case of calls whose answer never came", "dim"))
     differences = report.comparison.differences
     for difference in differences[:MAX_DIFFERENCES]:
-        output.styled((f"differs: {difference}", "red"))
+        output.print_styled((f"differs: {difference}", "red"))
     if len(differences) > MAX_DIFFERENCES:
-        output.styled((f"and {len(differences) - MAX_DIFFERENCES} more; --json lists all", "red"))
+        output.print_styled((f"and {len(differences) - MAX_DIFFERENCES} more; --json lists all", "red"))
     output.write("")
-    output.styled(_verdict(report))
+    output.print_styled(_verdict(report))
 
 
 def _heading(title: str, note: str = "") -> None:
     output.write("")
-    output.styled((title, "bold cyan"), (f"  {note}" if note else "", "dim"))
+    output.print_styled((title, "bold cyan"), (f"  {note}" if note else "", "dim"))
 
 
 def _success(agent: AgentSummary) -> Cell:

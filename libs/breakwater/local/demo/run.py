@@ -123,10 +123,10 @@ async def _show_console(demo: DemoRun, stack: Stack) -> None:
     page = f"/?from={demo.load_began_at:%Y-%m-%dT%H:%M:%SZ}&to={ended_at:%Y-%m-%dT%H:%M:%SZ}"
     link = await sign_in_link(stack.endpoints, page)
     data_dir = shlex.quote(str(stack.endpoints.data_dir))
-    output.styled("\nThe stack goes on running. See in the console what happened; this link signs in once:")
-    output.styled(("  " + link, "bold"))
-    output.styled((f"  `{formats.breakwater_command()} console --data {data_dir}` prints another link.", "dim"))
-    output.styled(("  Ctrl-C stops everything.", "dim"))
+    output.print_styled("\nThe stack goes on running. See in the console what happened; this link signs in once:")
+    output.print_styled(("  " + link, "bold"))
+    output.print_styled((f"  `{formats.breakwater_command()} console --data {data_dir}` prints another link.", "dim"))
+    output.print_styled(("  Ctrl-C stops everything.", "dim"))
 
 
 @asynccontextmanager

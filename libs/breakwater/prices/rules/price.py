@@ -31,7 +31,7 @@ from breakwater.jobs.rules.chat_messages import (
     SOUND_AND_FILM,
     FileContent,
     content_of,
-    encoded,
+    encode_json,
     fields,
     payload_of,
 )
@@ -311,7 +311,7 @@ def observed_limit(params: Mapping[str, JsonValue], default: int, outputs: Seque
     return limit if limit < requested_limit else None
 
 
-def limited(params: Mapping[str, JsonValue], limit: int) -> dict[str, JsonValue]:
+def with_output_limit(params: Mapping[str, JsonValue], limit: int) -> dict[str, JsonValue]:
     """Returns the request's parameters with each output limit lowered to `limit` where it is higher."""
     return {
         name: min(_positive(value) or limit, limit) if name in OUTPUT_LIMITS else value
@@ -482,7 +482,7 @@ def with_each_byte(size: InputSize, body: Any) -> InputSize:
     size_bytes = size.lowercase + size.signs + size.foreign
     has_files = size.images or size.documents or size.media_bytes > BYTES_OF_SMALL_BODIES
     if size_bytes < BYTES_OF_SMALL_BODIES and not has_files:
-        size_bytes = len(encoded(body))
+        size_bytes = len(encode_json(body))
     return size + InputSize(body_bytes=size_bytes)
 
 

@@ -113,7 +113,7 @@ class LogTail:
                 # Another task may have read it meanwhile: the one before this one, which is being stopped.
                 if message.sequence <= self._end:
                     continue
-                if (event := logged(message)) is not None:
+                if (event := read_event(message)) is not None:
                     if len(self._newest) == MAX_IN_MEMORY:
                         self._begin = self._newest[0].sequence
                     self._newest.append(event)
@@ -134,7 +134,7 @@ class LogTail:
         events: list[LoggedEvent] = []
         async with reading, aclosing(self._scan_stored(place, min(place + AT_ONCE, self._begin))) as stored:
             async for message in stored:
-                if (event := logged(message)) is not None:
+                if (event := read_event(message)) is not None:
                     events.append(event)
                 place = message.sequence
         return LogBatch(tuple(events), place)
@@ -187,7 +187,7 @@ class EventLog:
             await self._outage.run_logged(look, expected=BusError)
 
 
-def logged(message: StoredMessage) -> LoggedEvent | None:
+def read_event(message: StoredMessage) -> LoggedEvent | None:
     """Renders a stored message as an event; logs and returns None if it is not one of Breakwater's.
 
     Of an execution, only the summary is sent: its texts may have megabytes, and may be encrypted.
@@ -260,7 +260,7 @@ class _EventFollower(FollowedStream):
         self._places = None if places is None else list(places)
 
     @asynccontextmanager
-    async def opened(self, ending: Ending) -> AsyncGenerator[Callable[[Sender], Coroutine[Any, Any, None]]]:
+    async def open_source(self, ending: Ending) -> AsyncGenerator[Callable[[Sender], Coroutine[Any, Any, None]]]:
         """Has the log read new events."""
         del ending
         async with self._log.following() as last_sequences:

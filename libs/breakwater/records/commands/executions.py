@@ -190,7 +190,9 @@ def show_tree(tree: Tree, *, as_json: bool) -> None:
     output.draw(_draw(tree.root, tree.execution_id))
     sums = tree.root.subtree
     wasted = f", of it {formats.money(sums.wasted_cost)} wasted" if sums.wasted_cost else ""
-    output.styled((f"total  {formats.counted(sums.executions, 'execution')}, {_total(tree.root)}{wasted}", "bold"))
+    output.print_styled(
+        (f"total  {formats.quantity(sums.executions, 'execution')}, {_total(tree.root)}{wasted}", "bold")
+    )
     for text in _missing(tree):
         output.note(text)
 

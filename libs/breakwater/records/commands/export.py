@@ -94,7 +94,7 @@ def export(
         output.json_document(exported)
     elif exported.rows:
         destination = "stdout" if exported.file is None else exported.file
-        output.note(f"{formats.counted(exported.rows, kind[:-1])} in {destination}, {size(exported.bytes)}")
+        output.note(f"{formats.quantity(exported.rows, kind[:-1])} in {destination}, {size(exported.bytes)}")
     else:
         of_agent = "" if agent is None else f" of agent {agent!r}"
         output.note(f"no {kind}{of_agent} to export; {'nothing' if target == STDOUT else 'no file'} is written")
@@ -210,7 +210,7 @@ class ExportProgress:
 
     def describe(self) -> str:
         """Describes the progress in one line."""
-        total = formats.counted(self.total, self.kind[:-1])
+        total = formats.quantity(self.total, self.kind[:-1])
         return f"{f'{self._lines:,} of' if self.form == 'jsonl' else 'exporting'} {total}, {size(self.bytes)}"
 
 

@@ -178,7 +178,7 @@ def _show(message: ReceivedEvent, agent: str | None, *, as_json: bool) -> None:
     if as_json:
         output.json_line(cloud_event(message, event))
     else:
-        output.styled(*cells(message.kind, event, datetime.now(UTC)))
+        output.print_styled(*cells(message.kind, event, datetime.now(UTC)))
 
 
 def _kinds(events: str | None) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.identity.contract import AuditEvent
-from breakwater.identity.pages.rendering import Fetched, NavigationLink, PageContext, fetched
+from breakwater.identity.pages.rendering import NavigationLink, PageContext, PagePart, fetch_part
 from breakwater.identity.pages.sessions import session_of
 from breakwater.identity.pages.visits import ReadModels, Visit, render_page
 from breakwater.kernel.columns import Column
@@ -52,18 +52,18 @@ def _window(visit: Visit) -> TimeWindow:
     return TimeWindow.last(WINDOWS[window_of(visit.address, "7d")], visit.now)
 
 
-def _events(visit: Visit, models: ReadModels) -> Awaitable[Fetched[tuple[AuditEvent, ...]]]:
+def _events(visit: Visit, models: ReadModels) -> Awaitable[PagePart[tuple[AuditEvent, ...]]]:
     by = visit.get("by")
     action = visit.get("action")
-    return fetched(audit_events(models.analytics, _window(visit), by=by, action=action))
+    return fetch_part(audit_events(models.analytics, _window(visit), by=by, action=action))
 
 
-def _names(visit: Visit, models: ReadModels) -> Awaitable[Fetched[tuple[list[str], list[str]]]]:
-    return fetched(audit_names(models.analytics, _window(visit)))
+def _names(visit: Visit, models: ReadModels) -> Awaitable[PagePart[tuple[list[str], list[str]]]]:
+    return fetch_part(audit_names(models.analytics, _window(visit)))
 
 
 def view(
-    visit: Visit, events: Fetched[tuple[AuditEvent, ...]], names: Fetched[tuple[list[str], list[str]]]
+    visit: Visit, events: PagePart[tuple[AuditEvent, ...]], names: PagePart[tuple[list[str], list[str]]]
 ) -> dict[str, Any]:
     """The values of the page: a table of the actions, and a form that filters them."""
     window = window_of(visit.address, "7d")

@@ -15,7 +15,7 @@ from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.jobs.rules.chat_messages import FILES
 from breakwater.kernel import formats
 from breakwater.kernel.columns import Column, with_display
-from breakwater.kernel.formats import counted
+from breakwater.kernel.formats import quantity
 from breakwater.kernel.pages import words
 from breakwater.records.pages.messages import media_part
 from breakwater.records.views.executions import FACTS, cost
@@ -164,7 +164,7 @@ def _diff_lines(a: list[str], b: list[str]) -> Iterator[DiffLine]:
     end_of_last_group = 0
     for group in SequenceMatcher(None, a, b).get_grouped_opcodes(CONTEXT):
         if omitted := group[0][1] - end_of_last_group:
-            yield DiffLine("…", counted(omitted, "equal line"))
+            yield DiffLine("…", quantity(omitted, "equal line"))
         for kind, a_start, a_end, b_start, b_end in group:
             if kind == "equal":
                 yield from (DiffLine(" ", line) for line in a[a_start:a_end])
@@ -173,4 +173,4 @@ def _diff_lines(a: list[str], b: list[str]) -> Iterator[DiffLine]:
                 yield from (DiffLine("+", line) for line in b[b_start:b_end])
         end_of_last_group = group[-1][2]
     if omitted := len(a) - end_of_last_group:
-        yield DiffLine("…", counted(omitted, "equal line"))
+        yield DiffLine("…", quantity(omitted, "equal line"))

@@ -21,14 +21,14 @@ from breakwater.identity.pages.rendering import (
     API_CLICKHOUSE_S,
     HEADERS,
     PART_TIMEOUT_S,
-    Fetched,
     NavigationLink,
     PageContext,
+    PagePart,
 )
 from breakwater.identity.pages.sessions import session_of
 from breakwater.identity.pages.visits import ReadModels, Visit, page, visit_of
 from breakwater.kernel.columns import Column, columns_of_part
-from breakwater.kernel.formats import counted
+from breakwater.kernel.formats import quantity
 from breakwater.kernel.pages import charts, words
 from breakwater.kernel.pages.charts import Series
 from breakwater.kernel.pages.tables import csv_headers
@@ -105,7 +105,7 @@ def routes(context: PageContext) -> list[Route]:
     return [page(context, "/costs", "costs.html", view, costs=_costs), Route("/costs.csv", download, methods=["GET"])]
 
 
-def _costs(visit: Visit, models: ReadModels) -> Awaitable[Fetched[tuple[Costs, SpendHistory | None]]]:
+def _costs(visit: Visit, models: ReadModels) -> Awaitable[PagePart[tuple[Costs, SpendHistory | None]]]:
     async def read() -> tuple[Costs, SpendHistory | None]:
         query = _selection(visit).parameters | {"limit": MAX_ROWS}
         costs = await models.api.read(Costs, "costs", query, timeout_s=API_CLICKHOUSE_S)
@@ -125,12 +125,12 @@ def chart_of(history: SpendHistory, by: str, group_title: str) -> Markup:
         series.append(Series(f"no {group_title}" if name is None else name, colour, values, "bars", filters))
     if other_values := list(spend_by_name.values())[named_count:]:
         sums = [sum(step) for step in zip(*other_values, strict=True)]
-        series.append(Series(counted(len(other_values), "other"), charts.COLOURS[-1], sums, "bars"))
+        series.append(Series(quantity(len(other_values), "other"), charts.COLOURS[-1], sums, "bars"))
     moments = [window.at(index) for index in range(window.buckets)]
     return charts.over_time("Spend", moments, series, charts.MONEY, step=timedelta(seconds=window.step_s), zooms=False)
 
 
-def view(visit: Visit, costs: Fetched[tuple[Costs, SpendHistory | None]]) -> dict[str, Any]:
+def view(visit: Visit, costs: PagePart[tuple[Costs, SpendHistory | None]]) -> dict[str, Any]:
     """The values of the page."""
     month_costs, history = costs.value if costs.value else (None, None)
     selection = _selection(visit)
@@ -167,7 +167,7 @@ def tiles_of(costs: Costs, now: datetime) -> list[Tile]:
     """Makes the tiles of a month's totals."""
     total = costs.total
     budget = f"/budgets/{segment('global/monthly')}"
-    calls = counted(total.calls, "call")
+    calls = quantity(total.calls, "call")
     if total.calls_of_unknown_cost:
         calls = f"at least: {total.calls_of_unknown_cost:,} of {calls} of unknown cost"
     share = total.wasted / total.spend if total.wasted is not None and total.spend else None

@@ -19,8 +19,8 @@ from starlette.routing import Route
 
 from breakwater.alerts.rules.links import trace_url
 from breakwater.client import ApiError, ApiKeyRefusedError, ApiRefusedError
-from breakwater.identity.pages.operator_actions import act, back_to, reason_of, submitted
-from breakwater.identity.pages.rendering import HEADERS, Fetched, PageContext, fetched
+from breakwater.identity.pages.operator_actions import act, back_to, read_action, reason_of
+from breakwater.identity.pages.rendering import HEADERS, PageContext, PagePart, fetch_part
 from breakwater.identity.pages.sessions import MAX_WATCHED, Session, session_of
 from breakwater.jobs.contract.dead_letters import DeadLetterList, DeadLetterReplays
 from breakwater.jobs.contract.execution import Execution, Progress
@@ -75,7 +75,7 @@ class ExecutionPage:
         """GET: 200 with the record or with a running job; 404."""
         execution_id = str(request.path_params["execution_id"])
         fetched_execution, tree = await asyncio.gather(
-            fetched(self._find(execution_id)), fetched(execution_tree(self._context.analytics, execution_id))
+            fetch_part(self._find(execution_id)), fetch_part(execution_tree(self._context.analytics, execution_id))
         )
         if fetched_execution.value is None:
             return await self._not_recorded(request, execution_id, fetched_execution)
@@ -97,9 +97,9 @@ class ExecutionPage:
     async def compare(self, request: Request) -> Response:
         """GET: 200 with the executions `a` and `b`; without `a`, with the agent's execution before `b`; 404."""
         ids = [request.query_params.get(name, "").strip() for name in ("a", "b")]
-        fetched_a, fetched_b = await asyncio.gather(*(fetched(self._find(execution_id)) for execution_id in ids))
+        fetched_a, fetched_b = await asyncio.gather(*(fetch_part(self._find(execution_id)) for execution_id in ids))
         if fetched_b.value is not None and not ids[0]:
-            fetched_a = await fetched(self._previous(fetched_b.value))
+            fetched_a = await fetch_part(self._previous(fetched_b.value))
         a = fetched_a.value
         b = fetched_b.value
         parts = (fetched_a, fetched_b)
@@ -143,10 +143,10 @@ class ExecutionPage:
 
     async def replay(self, request: Request) -> Response:
         """POST: 303 to the new execution."""
-        session, fields = await submitted(request)
+        session, fields = await read_action(request)
         execution_id = str(request.path_params["execution_id"])
         execution_page = f"/executions/{segment(execution_id)}"
-        dead_letter_id = await fetched(self._dead_letter(session, execution_id))
+        dead_letter_id = await fetch_part(self._dead_letter(session, execution_id))
         if dead_letter_id.problem is not None or dead_letter_id.value is None:
             problem = dead_letter_id.problem or "this job no longer has a dead letter: they are kept for 30 days"
             session.notify(f"The job was not replayed: {problem}", "bad")
@@ -166,7 +166,7 @@ class ExecutionPage:
 
     async def cancel(self, request: Request) -> Response:
         """POST: 303 to the job's page, which shows how it ends."""
-        session, fields = await submitted(request)
+        session, fields = await read_action(request)
         execution_id = str(request.path_params["execution_id"])
         path = f"jobs/{segment(execution_id)}/cancel"
         cancelled = await act(session, CancelledJob, path, {"reason": reason_of(fields)})
@@ -190,7 +190,7 @@ class ExecutionPage:
         return next((letter.dead_letter_id for letter in own_dead_letters), None)
 
     async def _not_recorded(
-        self, request: Request, execution_id: str, fetched_execution: Fetched[Execution | None]
+        self, request: Request, execution_id: str, fetched_execution: PagePart[Execution | None]
     ) -> Response:
         """Answers with the page of the running job; otherwise with 404, or with 503 if that is unknown."""
         pages = self._context.pages
@@ -253,7 +253,7 @@ class ExecutionPage:
         """Waits until ClickHouse has the record. Returns the event that ends the stream."""
         deadline = time.monotonic() + RECORD_TIMEOUT_S
         while time.monotonic() < deadline:
-            if (await fetched(find_execution(self._context.analytics, execution_id))).value is not None:
+            if (await fetch_part(find_execution(self._context.analytics, execution_id))).value is not None:
                 return _event("recorded", "")
             await asyncio.sleep(CHECK_EVERY_S)
         return _event("stopped", "ended; its record is not in ClickHouse yet, reload the page")

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from breakwater.identity.pages.rendering import HEADERS, Fetched, NavigationLink, PageContext, fetched
+from breakwater.identity.pages.rendering import HEADERS, NavigationLink, PageContext, PagePart, fetch_part
 from breakwater.identity.pages.visits import PartReader, ReadModels, Visit, render_page, visit_of
 from breakwater.jobs.contract.execution import ExecutionSummary, Status
 from breakwater.kernel.clickhouse.client import Analytics
@@ -69,7 +69,7 @@ def routes(context: PageContext) -> list[Route]:
         selection = _selection(visit)
         if selection.problem:
             return context.pages.plain(request, 400, "Nothing was saved", selection.problem)
-        first_page = await fetched(search(context.analytics, selection.filters, limit=SAVED_ROWS_PER_QUERY))
+        first_page = await fetch_part(search(context.analytics, selection.filters, limit=SAVED_ROWS_PER_QUERY))
         if first_page.value is None:
             return context.pages.plain(request, 503, "Nothing was saved", first_page.problem or "")
         headers = {**HEADERS, **csv_headers("executions")}
@@ -123,7 +123,7 @@ def _is_slow(visit: Visit, selection: ExecutionsSelection) -> bool:
     return selection.filters.text is not None or (selection.sort_column is not None and visit.time_range.is_long)
 
 
-async def _page(visit: Visit, models: ReadModels) -> Fetched[_Page]:
+async def _page(visit: Visit, models: ReadModels) -> PagePart[_Page]:
     selection = _selection(visit)
     return await visit.part(_read_page(models.analytics, visit, selection), slow=_is_slow(visit, selection))
 
@@ -138,23 +138,23 @@ async def _read_page(analytics: Analytics, visit: Visit, selection: ExecutionsSe
     return await search_latest(analytics, filters, after=selection.older, before=selection.newer, limit=PAGE_ROWS)
 
 
-async def _run_steps(visit: Visit, models: ReadModels) -> Fetched[list[Step]]:
+async def _run_steps(visit: Visit, models: ReadModels) -> PagePart[list[Step]]:
     run_id = _selection(visit).open_run
-    run_steps = await fetched(steps(models.analytics, run_id)) if run_id else Fetched(())
-    return Fetched(as_tree(run_steps.value or ()), run_steps.problem)
+    run_steps = await fetch_part(steps(models.analytics, run_id)) if run_id else PagePart(())
+    return PagePart(as_tree(run_steps.value or ()), run_steps.problem)
 
 
-def _number(visit: Visit, models: ReadModels) -> Awaitable[Fetched[int]]:
+def _number(visit: Visit, models: ReadModels) -> Awaitable[PagePart[int]]:
     selection = _selection(visit)
     return visit.part(count(models.analytics, selection.filters), slow=_is_slow(visit, selection))
 
 
-def _facets(visit: Visit, models: ReadModels) -> Awaitable[Fetched[Facets]]:
+def _facets(visit: Visit, models: ReadModels) -> Awaitable[PagePart[Facets]]:
     slow = _is_slow(visit, _selection(visit)) or visit.time_range.is_long
     return visit.part(facets(models.analytics, visit.time_range.window), slow=slow)
 
 
-def view(visit: Visit, page: Fetched[_Page], **_: object) -> dict[str, Any]:
+def view(visit: Visit, page: PagePart[_Page], **_: object) -> dict[str, Any]:
     """The values of the page: runs or executions, and the form of their filters."""
     selection = _selection(visit)
     time_range = visit.time_range

@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from breakwater.dialects.rules.conversation import PartPlace, tool_pairs
 from breakwater.jobs.contract.execution import Execution
 from breakwater.jobs.rules.chat_messages import FILES, content_of, payload_of
-from breakwater.kernel.formats import counted, visible
+from breakwater.kernel.formats import quantity, visible
 from breakwater.kernel.json_values import NoJsonError, parse_json
 from breakwater.kernel.pages.markdown import markdown
 from breakwater.kernel.pages.words import json_text, size
@@ -189,15 +189,15 @@ class _Reader:
         if isinstance(value, dict):
             entries = list(value.items())
             names = [visible(name[:40]) for name in value][:MAX_NAMED_KEYS] + ["…"] * (len(entries) > MAX_NAMED_KEYS)
-            summary = f"{counted(len(entries), 'key')}: {', '.join(names)}"
+            summary = f"{quantity(len(entries), 'key')}: {', '.join(names)}"
         elif isinstance(value, list):
             entries = [(str(index), item) for index, item in enumerate(value)]
-            summary = counted(len(entries), "item")
+            summary = quantity(len(entries), "item")
         else:
-            return JsonPart(text, label, counted(len(text), "character"))
+            return JsonPart(text, label, quantity(len(text), "character"))
         flat = not any(isinstance(value, dict | list) for _, value in entries)
         if flat or level == MAX_LEVELS or len(entries) > min(MAX_ENTRIES, self.nodes_left):
-            return JsonPart(text, label, f"{summary}, {counted(text.count(chr(10)) + 1, 'line')}")
+            return JsonPart(text, label, f"{summary}, {quantity(text.count(chr(10)) + 1, 'line')}")
         return JsonPart("", label, summary, tuple(self.json(value, name, level + 1) for name, value in entries))
 
     def _parts(self, index: int | None, message: _Fields) -> Iterator[MessagePart]:
@@ -345,7 +345,7 @@ def _plain(text: str, html: Markup | None = None, label: str = "", *, fold: bool
     if not fold and len(text) <= MAX_TEXT_CHARACTERS and text.count("\n") < MAX_TEXT_LINES:
         return TextPart(text, html, label)
     beginning = re.sub(r"\s+", " ", text[:200]).strip()[:100]
-    return TextPart(text, html, label, f"{beginning}… {counted(len(text), 'character')}")
+    return TextPart(text, html, label, f"{beginning}… {quantity(len(text), 'character')}")
 
 
 def media_part(kind: str, part: _Fields) -> MediaPart:

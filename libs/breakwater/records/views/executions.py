@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from breakwater.jobs.contract.execution import Attempt, Execution, ExecutionSummary, RunSummary
 from breakwater.jobs.views.plans import basis
-from breakwater.kernel.columns import Column, humanized
+from breakwater.kernel.columns import Column, humanize
 from breakwater.kernel.formats import money
 
 _ERROR_WIDTH = 60
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Shortens a text to one line that fits into a table."""
     line = " ".join(text.split())
     return line if len(line) <= _ERROR_WIDTH else line[: _ERROR_WIDTH - 1] + "…"
@@ -21,7 +21,7 @@ def shortened(text: str) -> str:
 
 def _remarks(summary: ExecutionSummary | RunSummary) -> str:
     remarks = ("dry run" if summary.dry_run else None, summary.reason, summary.error_message)
-    return shortened(": ".join(remark for remark in remarks if remark))
+    return shorten(": ".join(remark for remark in remarks if remark))
 
 
 COLUMNS: tuple[Column[ExecutionSummary], ...] = (
@@ -133,7 +133,7 @@ def _attempt_error(attempt: Attempt) -> str | None:
     if error is None:
         return None
     status = f" {error.status_code}" if error.status_code else ""
-    return shortened(f"{error.kind}{status}: {error.message}")
+    return shorten(f"{error.kind}{status}: {error.message}")
 
 
 ATTEMPTS: tuple[Column[Attempt], ...] = (
@@ -172,7 +172,7 @@ def _waste_text(execution: Execution) -> str:
     if not execution.wasted_cost:
         return ""
     dearest_first = sorted(execution.wasted_by_cause.items(), key=lambda cause_and_cost: -cause_and_cost[1])
-    causes = ", ".join(f"{humanized(cause)} {money(wasted)}" for cause, wasted in dearest_first if wasted)
+    causes = ", ".join(f"{humanize(cause)} {money(wasted)}" for cause, wasted in dearest_first if wasted)
     return f"{money(execution.wasted_cost)}{f' ({causes})' if causes else ''}"
 
 

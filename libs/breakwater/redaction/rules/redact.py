@@ -84,7 +84,7 @@ class Redactor:
     def text(self, value: str) -> str:
         """Returns a text without secrets, of at most `max_value_length` characters, a placeholder and an ellipsis."""
         try:
-            return self.redacted(value, WorkLimit())
+            return self.redact(value, WorkLimit())
         except TooMuchWorkError:
             return self.placeholder
 
@@ -96,7 +96,7 @@ class Redactor:
         """
         return _Copy(self, WorkLimit(), 0).of(value)
 
-    def redacted(self, text: str, work: WorkLimit, *, is_json: bool = False) -> str:
+    def redact(self, text: str, work: WorkLimit, *, is_json: bool = False) -> str:
         """Redacts a text of a document.
 
         Args:
@@ -121,7 +121,7 @@ class Redactor:
         data = text[: end + MAX_SECRET_LENGTH].encode(errors="surrogatepass")
         if self.scanner.suspects(data):
             limit = len(text[:end].encode(errors="surrogatepass"))
-            data, limit = self.scanner.redacted((data, limit), work, is_json=is_json)
+            data, limit = self.scanner.redact((data, limit), work, is_json=is_json)
             text = data.decode(errors="surrogatepass")
             end = min(end, len(data[:limit].decode(errors="surrogatepass")))
         if end >= len(text):
@@ -293,16 +293,16 @@ class _Copy:
     def _redact_text(self, text: str) -> str:
         is_complete = len(text) <= self._rules.max_length + MAX_SECRET_LENGTH
         if self._nesting == MAX_NESTING or not is_complete or not _looks_like_json(text):
-            return self._rules.redacted(text, self._work)
+            return self._rules.redact(text, self._work)
         self._work.spend(_JSON_TEXT_PLACES)
         try:
             inner = cast(JsonValue, json.loads(text, object_pairs_hook=_distinct))
         except (ValueError, RecursionError):
-            return self._rules.redacted(text, self._work)
+            return self._rules.redact(text, self._work)
         redacted = _Copy(self._rules, self._work, self._nesting + 1).of(inner)
         if redacted != inner:
             text = whole_text(json.dumps(redacted, ensure_ascii=False))
-        return self._rules.redacted(text, self._work, is_json=True)
+        return self._rules.redact(text, self._work, is_json=True)
 
     def _rename_keys(self, value: dict[str, JsonValue] | list[JsonValue]) -> None:
         """Gives objects their redacted keys, in the old order and distinct, so that no value is lost."""
@@ -364,11 +364,11 @@ class KnownSecrets:
         self._signs = (*raw, *_OF_ANY, *own_escapes)
         """Any JSON with a secret in it contains one of these, however it is written."""
 
-    def hidden(self, text: str) -> str:
+    def hide(self, text: str) -> str:
         """Returns the text without secrets."""
         return text if self._pattern is None else self._pattern.sub(lambda _: self._placeholder, text)
 
-    def hidden_in(self, value: Any) -> Any:
+    def hide_in(self, value: Any) -> Any:
         """Returns a JSON value without secrets in its names and texts; it is only searched if it may have one."""
         if self._pattern is None or not self._may_hold(value):
             return value
@@ -386,26 +386,26 @@ class KnownSecrets:
     def _without(self, value: Any) -> Any:
         match value:
             case str():
-                return self.hidden(value)
+                return self.hide(value)
             case dict():
                 fields = cast(dict[str, Any], value).items()
-                return {self.hidden(name): self._without(inner) for name, inner in fields}
+                return {self.hide(name): self._without(inner) for name, inner in fields}
             case list():
                 return [self._without(inner) for inner in cast(list[Any], value)]
             case _:
                 return value
 
-    def hidden_in_read(self, raw: bytes, value: Any) -> Any:
+    def hide_in_parsed(self, raw: bytes, value: Any) -> Any:
         """Returns a JSON value that was read from `raw`, without secrets; it is only searched if it may have one."""
         if self._pattern is None or not any(map(raw.__contains__, self._signs)):
             return value
-        return self.hidden_in(value)
+        return self.hide_in(value)
 
-    def hidden_in_rest(self, text: str) -> str:
+    def hide_in_tail(self, text: str) -> str:
         """Returns a text without secrets, whose missing beginning may contain the beginning of a secret."""
         endings = (secret[begin : begin + len(text)] for secret in self._secrets for begin in range(1, len(secret)))
         cut = max((len(ending) for ending in endings if text.startswith(ending)), default=0)
-        return self.hidden(text[cut:])
+        return self.hide(text[cut:])
 
 
 def cut(text: str, length: int) -> str:

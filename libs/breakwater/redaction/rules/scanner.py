@@ -480,7 +480,7 @@ class Scanner:
                 position = starts[index + 1]
         return suspects
 
-    def redacted(self, text: Text, work: WorkLimit, *, is_json: bool) -> Text:
+    def redact(self, text: Text, work: WorkLimit, *, is_json: bool) -> Text:
         """Returns the text without its secrets, with its limit moved along.
 
         With `is_json`, fields' names and escapes are ignored, because the parsed JSON was redacted before.

@@ -57,7 +57,7 @@ def last_text(messages: Sequence[JsonObject], limit: int) -> str:
     return text.encode(errors="replace")[:limit].decode(errors="ignore")
 
 
-def fitted(messages: Sequence[JsonObject], limit: int) -> str | None:
+def fit(messages: Sequence[JsonObject], limit: int) -> str | None:
     """Returns messages or parts as JSON of at most `limit` bytes; None if none fits.
 
     The longest texts are truncated first. If that is not enough, the oldest messages are left out.
