@@ -26,7 +26,7 @@ _Row = Callable[[Any, int, datetime], StoredRow]
 
 
 def _timeless(row: Callable[[Any, int], StoredRow]) -> _Row:
-    """For kinds without a column for the time of storing."""
+    """Adapts the row of a kind that has no column for the time of storing."""
     return lambda event, sequence, _stored_at: row(event, sequence)
 
 

@@ -57,7 +57,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The call must not be made."""
+    """The verdict that the call must not be made."""
 
     reason: Reason
     """The reason for the end of the job, unless another model answers."""
@@ -75,7 +75,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class WaitForCapacity:
-    """There is no capacity for the call now; ask again after `delay_s`."""
+    """The verdict that there is no capacity for the call now; the gates are asked again after `delay_s`."""
 
     delay_s: float
     refused: Refused
@@ -84,7 +84,7 @@ class WaitForCapacity:
 
 @dataclass(frozen=True, slots=True)
 class AskAgain:
-    """A verdict on facts that have changed: all gates are asked again, once their grants are released."""
+    """The verdict that facts have changed: all gates release their grants and are asked again."""
 
 
 GateVerdict = Refused | WaitForCapacity | AskAgain | ClaimLostError | JobCancelledError
@@ -93,7 +93,7 @@ GateVerdict = Refused | WaitForCapacity | AskAgain | ClaimLostError | JobCancell
 
 @dataclass(slots=True, kw_only=True)
 class Gate:
-    """One gate for one admission; a subclass adds the stores and clocks it needs, and overrides what it must.
+    """A gate for one admission. A subclass adds the stores and clocks it needs, and overrides the methods that apply.
 
     `ask` comes first. Its script joins the one round trip of all gates, and `read` gets the answer. If any gate
     refuses, all that asked release their grants. `announce` comes last.

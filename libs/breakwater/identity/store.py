@@ -1,4 +1,4 @@
-"""Sign-ins and sessions in Redis, so that they outlive a restart and any replica knows them.
+"""Sign-ins and sessions in Redis, which survive restarts, and which every replica knows.
 
 A session is known by its token, `bws_<holder>_<id>_<secret>`, of which only the secret's digest is stored. Where Redis
 lost its data, all holders sign in again.
@@ -82,7 +82,7 @@ StoredSession = KeySession | PersonSession
 
 
 @dataclass(frozen=True, slots=True)
-class NewSession:
+class IssuedSession:
     """A new session."""
 
     id: str
@@ -107,7 +107,7 @@ class Sessions:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
-    async def begin(self, session: StoredSession) -> NewSession:
+    async def begin(self, session: StoredSession) -> IssuedSession:
         """Begins a session, and ends the oldest one of a key's holder or a person who has too many."""
         holder = _of(session)
         session_id = secrets.token_hex(8)
@@ -118,7 +118,7 @@ class Sessions:
             await self._redis.client.set(_of_sid(session.issuer, session.sid), holder, px=LASTS_MS)
         command = ScriptCommand(_BEGIN, [_key(holder)], [session_id, stored, LASTS_MS, MAX_OF_A_HOLDER])
         [ends_ms] = await self._redis.run([command])
-        return NewSession(session_id, f"{SESSION_PREFIX}_{holder}_{session_id}_{secret}", int(ends_ms))
+        return IssuedSession(session_id, f"{SESSION_PREFIX}_{holder}_{session_id}_{secret}", int(ends_ms))
 
     async def find(self, token: str) -> SessionRecord | None:
         """The session of a token; None if there is none, or it has ended."""

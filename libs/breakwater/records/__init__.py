@@ -1,1 +1,1 @@
-"""ClickHouse: the tables, how messages become rows and rows become messages, and the questions people ask."""
+"""The record in ClickHouse: its tables, messages as rows and rows as messages, and queries."""

@@ -1,4 +1,4 @@
-"""Bringing a database to the schema, tables and views. Run by `breakwater setup`; services never create tables.
+"""Migrates a database to the current tables and views, for `breakwater setup`; services never create tables.
 
 The views give figures that are right whatever was delivered twice, by the minute, the hour, the day and the opening.
 Each is a file of `sql/views`, and a plain view over FINAL, not a table that a materialized view adds to: that one sees

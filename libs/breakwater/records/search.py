@@ -272,7 +272,7 @@ async def largest(
 async def largest_runs(
     analytics: Analytics, filters: Filters, size: SortColumn, *, smallest: bool = False, limit: int = 50
 ) -> tuple[RunSummary, ...]:
-    """As `largest`, of runs: by the sum over their steps that match, or by the time from the first to the last one."""
+    """Returns what `largest` does for runs: by the sum over their matching steps, or by the time that they span."""
     span = (await _parts(analytics, filters, filters.span()))[-1]
     size_sql = "dateDiff('millisecond', min(queued_at), max(completed_at))" if size == "duration_ms" else f"sum({size})"
     parameters = filters.parameters(span, sign=1 if smallest else -1, limit=limit)

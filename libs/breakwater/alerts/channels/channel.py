@@ -103,10 +103,10 @@ class HttpChannel(AlertSender):
 
 
 def check_answer(status: int, headers: Mapping[str, str], now: datetime, detail: str = "") -> None:
-    """Takes any 2xx for a delivery.
+    """Accepts any 2xx as a delivery.
 
     Raises:
-        SendError: for everything else. Redirects are refusals too: they are not followed.
+        SendError: the status is another one. Redirects are refusals too: they are not followed.
     """
     if 200 <= status < 300:
         return
@@ -121,9 +121,9 @@ def check_answer(status: int, headers: Mapping[str, str], now: datetime, detail:
 
 
 def no_answer(error: Exception) -> SendError:
-    """Translates what HTTP clients raise.
+    """Translates an error of an HTTP client.
 
-    It is raised `from None`: their own texts may hold the whole URL, which can be a secret, and causes are logged.
+    The result is raised `from None`: an own text may hold the whole URL, which can be secret, and causes are logged.
     """
     match error:
         case TimeoutError():
@@ -193,7 +193,7 @@ class SignedWebhook(HttpChannel):
 
 
 def envelope(message: Alert | AlertDigest, link: Link | None) -> bytes:
-    """The body: the same bytes for the same message, at every try. A digest has no `link`, as it has many incidents."""
+    """Returns the body: the same bytes at every try of a message. A digest has no `link`, as it has many incidents."""
     filled: dict[str, JsonValue] = {
         "type": message.event if isinstance(message, Alert) else "digest",
         "timestamp": format_time(message.at),
@@ -228,7 +228,7 @@ class PythonCallable(AlertSender):
             self._running.cancel()
 
     async def send(self, message: Alert | AlertDigest) -> None:
-        """Calls it once. Raises SendError."""
+        """Calls the callable once. Raises SendError."""
         if self._running is not None and not self._running.done():
             # It would get the next message while it still has the last one, and leave a thread behind at each try.
             raise SendError("the callable is still running from an earlier try")
@@ -271,7 +271,7 @@ def _in_loop(notify: Notify, event: str, payload: dict[str, JsonValue]) -> async
 
 
 def _in_thread(notify: Notify, event: str, payload: dict[str, JsonValue]) -> asyncio.Future[Any]:
-    """Runs it in its own thread: one that hangs blocks no shared thread, and does not keep the process from ending."""
+    """Runs a callable in a thread of its own. If it hangs, it blocks no shared thread, and the process can end."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[Any] = loop.create_future()
 

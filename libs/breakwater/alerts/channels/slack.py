@@ -198,7 +198,7 @@ class SlackBot(HttpChannel):
 
 
 def slack_message(worded: MessageText) -> dict[str, Any]:
-    """The fields of a message that are the same for every way to post it."""
+    """Returns the fields of a message that do not depend on how it is posted."""
     title = f"*{_render(worded.title, _TITLE_LENGTH)}*"
     texts = [title, *(text for lines in worded.paragraphs for text in _pack(lines))]
     return {
@@ -213,7 +213,7 @@ def slack_message(worded: MessageText) -> dict[str, Any]:
 
 
 def escape(text: str, limit: int) -> str:
-    """A text in which Slack reads no mention, link or entity, of at most `limit` characters."""
+    """Returns a text in which Slack finds no mention, link or entity, of at most `limit` characters."""
     escaped_text = text.translate(_ESCAPES)
     if len(escaped_text) <= limit:
         return escaped_text
@@ -221,7 +221,7 @@ def escape(text: str, limit: int) -> str:
 
 
 def _pack(lines: tuple[Line, ...]) -> Iterator[str]:
-    """Lines in as few sections as take them."""
+    """Yields sections, as few as can hold the lines."""
     section = ""
     for line in lines:
         text = _render(line, SECTION_LENGTH)
@@ -256,7 +256,7 @@ class CannotBeUpdatedError(SendError):
 
 
 def _api_refusal(error: SlackApiError, now: datetime) -> SendError:
-    """The meaning of a refusal by the Web API."""
+    """Returns the error that a refusal by the Web API means."""
     answered: Any = cast("Any", error).response
     if hasattr(answered, "status_code"):
         status = int(answered.status_code)

@@ -56,11 +56,11 @@ class Wording:
     link: Link | None = None
 
     def message(self, message: Alert | AlertDigest) -> MessageText:
-        """The words of any message."""
+        """Returns the words of an alert or a digest."""
         return self.alert(message) if isinstance(message, Alert) else self.digest(message)
 
     def alert(self, alert: Alert) -> MessageText:
-        """The incident as it is now."""
+        """Describes an incident as it is now."""
         url = self.url(alert.incident_id, alert.at)
         template = self.templates.get(alert.event)
         title = self._title(alert)
@@ -74,7 +74,7 @@ class Wording:
         return MessageText((f"[{_marker(alert)}] ", *title), tuple(filter(None, paragraphs)))
 
     def again(self, alert: Alert) -> MessageText:
-        """A short reply that it happened again, for readers of the incident's message."""
+        """Returns a short reply for readers of the incident's message: it happened again, or it still waits."""
         times = f"{_times(alert.count)} now, last at {moment(alert.last_at)}"
         match alert.change:
             case "reminded":
@@ -86,7 +86,7 @@ class Wording:
         return MessageText(self._title(alert), (((words,),),))
 
     def digest(self, digest: AlertDigest) -> MessageText:
-        """The alerts that were held back, as figures and as the first titles, the worst in front."""
+        """Describes the alerts that were held back: their numbers, and the titles of the worst."""
         total = sum(digest.counts.values())
         were = "alert was" if total == 1 else "alerts were"
         title = f"{total:,} {were} delayed {_span(digest)} ({_WHY[digest.why]})"
@@ -97,7 +97,7 @@ class Wording:
         return MessageText((title,), tuple(filter(None, (((_figures(digest),),), tuple(lines)))))
 
     def url(self, incident_id: str, at: datetime) -> str:
-        """The link to an incident; empty if links are not set up."""
+        """Returns the link to an incident; empty if links are not set up."""
         return "" if self.link is None else self.link(incident_id, at)
 
     def _title(self, alert: Alert) -> Line:
@@ -115,19 +115,19 @@ class Wording:
 
 
 def plain(worded: MessageText) -> str:
-    """A message as plain text."""
+    """Returns a message as plain text."""
     paragraphs = ((worded.title,), *worded.paragraphs)
     return "\n".join("".join(map(_plain, line)) for lines in paragraphs for line in lines)
 
 
 def clean(text: str) -> str:
-    """A text without control characters, and those that turn the direction of writing."""
+    """Returns a text without control characters, and without those that change the direction of writing."""
     lines = text.replace("\r\n", "\n").replace("\u2028", "\n").replace("\u2029", "\n")
     return _UNSEEN.sub(" ", _TURNING.sub("", lines))
 
 
 def duration(lasted: timedelta) -> str:
-    """A time span for people, in its two largest units: `45 s`, `1 h 5 min`, `3 d`."""
+    """Formats a time span in its two largest units: `45 s`, `1 h 5 min`, `3 d`."""
     seconds = max(0, round(lasted.total_seconds()))
     days = seconds // 86_400
     hours = seconds // 3600 % 24

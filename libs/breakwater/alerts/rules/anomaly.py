@@ -169,7 +169,7 @@ def judge(
 
 
 def unwatched_signals(error: str, incidents: Iterable[Alert], now: datetime) -> list[Signal]:
-    """Returns the incident that anomalies are not watched, unless it is open. `error` says what ClickHouse did."""
+    """Returns the signal that anomalies can't be watched, unless its incident is open. `error` is ClickHouse's."""
     if UNWATCHED in open_anomalies(incidents):
         return []
     text = f"{sentence(error)} Until it answers, no anomaly of an agent is reported, and none ends."
@@ -177,7 +177,7 @@ def unwatched_signals(error: str, incidents: Iterable[Alert], now: datetime) -> 
 
 
 def turned_off_signals(reason: str, incidents: Iterable[Alert], now: datetime) -> list[Signal]:
-    """Returns the ends of the incidents that are open when anomalies are watched no longer."""
+    """Returns the signals that end all open incidents once anomalies are no longer watched."""
     return [
         Resolved(
             key=alert.key,
@@ -194,14 +194,14 @@ def turned_off_signals(reason: str, incidents: Iterable[Alert], now: datetime) -
 
 
 def open_anomalies(incidents: Iterable[Alert]) -> dict[Place, Alert]:
-    """The incidents that are open of the figures that are watched, and of watching them."""
+    """Returns the open incidents of the watched figures, and the one that they can't be watched, by place."""
     anomalies = [alert for alert in incidents if alert.key.startswith("agent_anomaly/") and alert.status != "resolved"]
     places = {(decode_token(alert.key.split("/")[1]), alert.key.split("/")[2]): alert for alert in anomalies}
     return {place: alert for place, alert in places.items() if place == UNWATCHED or place[1] in FIGURES}
 
 
 def _baseline_of(incident: Alert) -> Baseline:
-    """The baseline that an anomaly began with: what it has taught since does not end it."""
+    """Returns the baseline that an anomaly began with: what the baseline learned since does not end it."""
     return Baseline(float(str(incident.payload["baseline"])), float(str(incident.payload["deviation"])))
 
 

@@ -60,20 +60,20 @@ class Incidents:
                 del self._newest[forgotten.key]
 
     def of(self, key: str) -> Alert | None:
-        """The newest incident with a key."""
+        """Returns the newest incident with a key; None if there is none."""
         incident_id = self._newest.get(key)
         return None if incident_id is None else self._by_id[incident_id]
 
     def get(self, incident_id: str) -> Alert | None:
-        """An incident by its id."""
+        """Returns an incident by its id; None if it is unknown."""
         return self._by_id.get(incident_id)
 
     def unresolved(self) -> tuple[Alert, ...]:
-        """Those that are not over, in the order in which they were opened."""
+        """Returns the unresolved incidents, in the order in which they were opened."""
         return tuple(alert for alert in self._by_id.values() if alert.status != "resolved")
 
     def all(self) -> tuple[Alert, ...]:
-        """Those that are known, in the order in which they were opened."""
+        """Returns all known incidents, in the order in which they were opened."""
         return tuple(self._by_id.values())
 
 

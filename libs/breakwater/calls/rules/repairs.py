@@ -32,41 +32,41 @@ class Correction(Event):
     """An answer that did not satisfy the agent's schema, and what was wrong with it."""
 
     answer: str | None
-    """None where the answer was lost with its worker: the correction counts, and nothing can be said of it."""
+    """None if the answer was lost with its worker: the correction counts, and nothing more is known of it."""
     problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """The same model is asked again immediately, after a repair. Not counted as a try."""
+    """The decision to ask the same model again immediately, after a repair. It does not count as a try."""
 
     cause: Cause
     repairs: Repairs
     event: Notification | None = None
     count: Count = 0
-    """Tool calls pruned or messages trimmed away."""
+    """The number of tool calls that were pruned, or of messages that were trimmed."""
 
 
 class Repairs(Event):
     """The repairs of one job. All but the pruning are made for one model, and end with it."""
 
     pruned: bool = False
-    """Orphaned tool calls were taken out, once for all models."""
+    """True once orphaned tool calls were removed, which holds for all models."""
     keep_ratios: tuple[float, ...] = ()
-    """Part of the conversation that each trim was to keep."""
+    """The share of the conversation that each trim was to keep."""
     corrections: tuple[Correction, ...] = ()
     credential_refreshed: bool = False
     full_output: bool = False
-    """An answer was cut off where budgets held no more for it: the job's own limit holds from then on."""
+    """True once an answer was truncated at its reservation: from then on, the job's own limit applies."""
     output_limit: Count | None = None
-    """The output was limited to this, as it did not fit into the model's window next to the conversation."""
+    """The limit of the output, which else does not fit into the model's window next to the conversation."""
     left_out: tuple[str, ...] = ()
     """Parameters that the model refuses."""
     state: tuple[StateRepair, ...] = ()
-    """Of what the models of earlier turns wrote in addition to their texts, and this one refused."""
+    """Repairs of what models of earlier turns wrote besides their texts, and this model refused."""
 
     def for_next_model(self) -> Repairs:
-        """The repairs that hold for the next model, too."""
+        """Returns the repairs that the next model gets, too."""
         return Repairs(pruned=self.pruned, full_output=self.full_output)
 
     @property
@@ -75,7 +75,7 @@ class Repairs(Event):
         return size_of_added(_dialogue(self.corrections))
 
     def apply_to(self, messages: Sequence[JsonMessage]) -> tuple[list[JsonMessage], Count]:
-        """The conversation as it is sent, and how many messages of the job are left out of it."""
+        """Returns the conversation as it is sent, and the number of the job's messages that are left out of it."""
         repaired: list[JsonMessage] = list(messages)
         if self.pruned:
             repaired, _ = prune_orphans(repaired)
@@ -90,7 +90,7 @@ class Repairs(Event):
         attempts: Sequence[Attempt],
         dropped_params: Collection[str] = (),
     ) -> Repairs:
-        """With the repair that led to a recorded attempt, derived again from what was recorded before it.
+        """Returns the repairs with the one that led to a recorded attempt, derived again from the attempts before it.
 
         `dropped_params`: of that attempt.
         """
@@ -129,7 +129,7 @@ class Repairs(Event):
         refused_params: Collection[str] = (),
         may_ask_for_less_than: int | None = None,
     ) -> Repaired | None:
-        """The repair after a failed attempt; None where none helps.
+        """Returns the repair to make after a failed attempt; None if none helps.
 
         Args:
             failure: what the failure means.
@@ -171,21 +171,21 @@ class Repairs(Event):
         return None
 
     def leave_out(self, params: Iterable[str]) -> Repairs | None:
-        """Sends no such parameters, or their older or newer names. None where that was done before, or often enough."""
+        """Leaves parameters out, or sends their older or newer names. None if that was done before, or often enough."""
         new = [param for param in params if param not in self.left_out]
         if not new or len(self.left_out) + len(new) > MAX_LEFT_OUT:
             return None
         return self.model_copy(update={"left_out": (*self.left_out, *new)})
 
     def mend_state(self, class_name: str, param: str | None) -> Repairs | None:
-        """Changes the state in the conversation that the provider refused. None where that was done before."""
+        """Changes the state in the conversation that the provider refused. None if that was done before."""
         repair = state_repair(class_name, param)
         return (
             None if repair is None or repair in self.state else self.model_copy(update={"state": (*self.state, repair)})
         )
 
     def limit_output(self, complaint: str) -> Repairs | None:
-        """Leaves the answer the room that is left, or that the model has. None where that was done before.
+        """Limits the output to the room that is left, or that the model has. None if that was done before.
 
         Args:
             complaint: what the provider said, which names its limit, and what was asked for.
@@ -194,14 +194,14 @@ class Repairs(Event):
         return None if limit is None else self.model_copy(update={"output_limit": limit})
 
     def prune(self, messages: Sequence[JsonMessage]) -> tuple[Repairs, int] | None:
-        """Takes orphaned tool calls out. None where that was done before, or there are none."""
+        """Removes orphaned tool calls. None if that was done before, or there are none."""
         if self.pruned:
             return None
         _, count = prune_orphans(list(messages))
         return (self.model_copy(update={"pruned": True}), count) if count else None
 
     def shorten(self, messages: Sequence[JsonMessage], complaint: str) -> tuple[Repairs, int] | None:
-        """Drops the oldest turns. None where that was done often enough, or nothing more can go.
+        """Drops the oldest turns. None if that was done often enough, or nothing more can be dropped.
 
         Args:
             messages: of the job.
@@ -217,7 +217,7 @@ class Repairs(Event):
         return self.model_copy(update={"keep_ratios": (*self.keep_ratios, ratio)}), before + dropped
 
     def correct(self, correction: Correction, max_corrections: int) -> Repairs | None:
-        """Sends the model what was wrong with its answer. None if `max_corrections` is reached."""
+        """Tells the model what was wrong with its answer. None if `max_corrections` is reached."""
         if len(self.corrections) >= max_corrections:
             return None
         return self.model_copy(update={"corrections": (*self.corrections, correction)})

@@ -1,4 +1,4 @@
-"""Events of the plane: breaker transitions, task guards, budget crossings, dead letters."""
+"""The events of plans: every change of a plan's state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plans of late: the accepted jobs of each and how far they are, and announcements and refusals.
+"""Recent plans: the accepted jobs of each and how far they are, and announcements and refusals.
 
 A hash for each plan, and a sorted set of all by their latest notes. Bringing a job to its next stage returns the change
 of the plan that this makes, which the caller publishes.

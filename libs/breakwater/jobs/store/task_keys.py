@@ -24,12 +24,12 @@ class TaskKey:
 
     @property
     def short_name(self) -> str:
-        """Its name in keys of Redis, of a bounded size."""
+        """The task's name in keys of Redis, of a bounded size."""
         return short_name(self.name)
 
     @property
     def redis_key(self) -> str:
-        """Its key in Redis."""
+        """The task's key in Redis."""
         return f"bw:task:{self.short_name}"
 
 

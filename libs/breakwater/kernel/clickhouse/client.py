@@ -470,7 +470,7 @@ def _not_an_address() -> ValueError:
 
 
 def _bind_times(parameters: Mapping[str, object] | None) -> dict[str, Any]:
-    """Times as `DateTime64(3, 'UTC')` reads them."""
+    """Returns parameters with times in the form of `DateTime64(3, 'UTC')`."""
     return {
         name: format_time(value)[:-1].replace("T", " ") if isinstance(value, datetime) else value
         for name, value in (parameters or {}).items()

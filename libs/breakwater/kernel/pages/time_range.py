@@ -143,7 +143,7 @@ def yesterday(now: datetime, zone: ZoneInfo) -> TimeWindow:
 
 
 def month(now: datetime, zone: ZoneInfo, *, last: bool) -> TimeWindow:
-    """This month until now, or the last complete one, in the time zone of budgets."""
+    """Returns this month until now, or the last complete one, in the time zone of budgets."""
     first = now.astimezone(zone).date().replace(day=1)
     if last:
         return TimeWindow.between(_midnight((first - timedelta(days=1)).replace(day=1), zone), _midnight(first, zone))

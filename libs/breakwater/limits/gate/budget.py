@@ -191,7 +191,7 @@ class LiveReservations:
         caps: Callable[[], CapTable],
         now: Callable[[], datetime],
     ) -> None:
-        """Takes the reservations by attempt: calls add and remove them."""
+        """Takes the reservations by attempt, to which calls add theirs and from which they remove them."""
         self._live = live
         self._redis = redis
         self._budgets = budgets

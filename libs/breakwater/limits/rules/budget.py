@@ -74,7 +74,7 @@ def periods_at(moment: datetime, zone: ZoneInfo) -> Periods:
 
 
 def periods_since(earliest: datetime, now: datetime, zone: ZoneInfo) -> tuple[Period, ...]:
-    """Returns all days, then all months, from the one of `earliest` to the one of `now`, in chronological order."""
+    """Returns the days from that of `earliest` to that of `now`, then the months, in chronological order."""
     periods: list[Period] = []
     for window in WINDOWS:
         current = period(window, earliest, zone)

@@ -209,7 +209,7 @@ class ChatRequest(BaseModel):
 
     @property
     def orphan_error(self) -> ErrorText:
-        """Error of the interface about orphans, worded as clients match it."""
+        """The interface's error about orphans, in the words that clients look for."""
         return ErrorText(
             param="messages",
             message="An assistant message with 'tool_calls' must be followed by tool messages responding to each "

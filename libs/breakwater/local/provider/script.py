@@ -244,7 +244,7 @@ class Fault(Message):
 
     @property
     def name(self) -> str | None:
-        """Its name in the ledger."""
+        """The name of the fault in the ledger."""
         named = {"hang_s": "hang", "kind": self.kind, "stream": f"stream_{self.stream}"}
         return next((named.get(effect, effect) for effect in EFFECTS if getattr(self, effect) is not None), None)
 
