@@ -161,7 +161,7 @@ class Breaker:
     counts_from: int = 0
     """The version of the latest transition that concerned all callers; outcomes of earlier admissions do not count."""
     closed_for: str = ""
-    """The caller for which alone it was last closed; the caller's admissions before `closed_version` do not count."""
+    """The only caller for whom it was last closed; the caller's admissions before `closed_version` do not count."""
     closed_version: int = 0
     closed_at: int = 0
     """The sequence of the probe that last closed it; earlier events no longer count, even if delivered again."""
@@ -184,7 +184,7 @@ class Breaker:
     callers: tuple[tuple[str, int], ...] = ()
     """The latest two keys or programs that called and the latest two tenants, each with the time its call ended."""
     alone: str = ""
-    """The only caller that it is open for (a key, a tenant, or both); empty if it is open for all."""
+    """The only caller that it refuses (a key, a tenant, or both); empty if it refuses all."""
     alone_name: str = ""
     """The same in words, for operators."""
     task: str = ""
@@ -247,8 +247,8 @@ def observe(
 
     Nothing changes while the breaker is open: calls that were in flight when it opened must not extend its cool-down.
     While it is half-open, only the probe's outcome counts. Once it is closed again, outcomes of calls admitted before
-    it opened are ignored, and so are outcomes that are delivered again. If it is open for one caller, all this holds
-    for that caller, and for all others it is closed.
+    it opened are ignored, and so are outcomes that are delivered again. If it refuses one caller, all this holds for
+    that caller, and for all others it is closed.
 
     Args:
         breaker: the current state.
@@ -298,7 +298,7 @@ def observe(
 
 
 def concerns_caller(breaker: Breaker, caller: str) -> bool:
-    """Returns False if a breaker is open only for another caller, so that this one may call; else True."""
+    """Returns False if a breaker refuses only another caller, so that this one may call; else True."""
     return not caller or set(breaker.alone.split()) <= set(caller.split())
 
 
@@ -309,7 +309,7 @@ def _counts_from(breaker: Breaker, caller: str) -> int:
 
 
 def is_open_for_one(breaker: Breaker) -> bool:
-    """Returns True if a breaker stops one caller while others call."""
+    """Returns True if a breaker refuses one caller while others call."""
     alone = breaker.alone.split()
     kinds = {name[0] for name in alone}
     since_ms = breaker.changed_ms - 60_000
@@ -390,7 +390,7 @@ def _after_probe(
 
 
 def _close_for_one(breaker: Breaker, observation: Observation, reason: str, now_ms: int) -> Breaker:
-    """Closes a breaker that was open for one caller: forgets that caller's calls and keeps those of others."""
+    """Closes a breaker that refused one caller: forgets that caller's calls and keeps those of others."""
     forgotten = [failure.sequence for failure in breaker.failures if concerns_caller(breaker, failure.caller)]
     return replace(
         breaker,
@@ -486,7 +486,7 @@ def _in_common(failures: Sequence[CountedFailure], observation: Observation) -> 
 
 
 def _in_words(alone: Sequence[str], observation: Observation) -> str:
-    """Describes, for operators, the hashed key and tenant that a breaker is open for."""
+    """Describes, for operators, the hashed key and tenant that a breaker refuses."""
     callers = zip(observation.caller.split(), ("key", "tenant"), observation.names, strict=False)
     words = [f"{kind} {name}" for hashed, kind, name in callers if hashed in alone and name]
     return " and ".join(words) or ("the keys of operators" if alone else "")

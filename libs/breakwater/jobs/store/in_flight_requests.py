@@ -1,7 +1,7 @@
-"""Calls whose response has not been sent, by their question, and the number of requests that wait for each.
+"""Jobs whose responses have not been sent, by their questions, and the number of requests that wait for each.
 
 A client whose connection broke sends its request again, and finds the first one here instead of paying twice. And a
-call is cancelled with its client only where no other request waits for it, at any process.
+job is cancelled with its client only if no other request waits for it, at any process.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ KEEP_S = 900
 """Longer than clients wait before they try again: OpenAI's give up after ten minutes."""
 
 _BEGIN = Script.of("""
--- A request begins to wait for the answer to a question. One that repeats another attaches to the call with the fewest
+-- A request begins to wait for the answer to a question. One that repeats another attaches to the job with the fewest
 -- requests, of which there may be none any more.
--- KEYS: calls by the number of requests that wait for each; the call of this request
--- Returns the call that it waits for: its own, or an earlier one.
+-- KEYS: jobs by the number of requests that wait for each; the job of this request
+-- Returns the job that it waits for: its own, or an earlier one.
 local job, attaches, keep_s = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
 local begun = redis.call('GET', KEYS[2])
 if begun and redis.call('ZSCORE', KEYS[1], begun) then return begun end
@@ -30,10 +30,10 @@ if redis.call('TTL', KEYS[1]) < keep_s then redis.call('EXPIRE', KEYS[1], keep_s
 return job
 """)
 _LEAVE = Script.of("""
--- A request waits no longer for its call, which is not answered. A call without any other request is kept for a
--- repeated one, or is forgotten, as it is about to be cancelled: a later request makes a call of its own.
+-- A request no longer waits for its job, which has no answer yet. A job without any other request is kept for a
+-- repeated one, or is forgotten, as it is about to be cancelled: a later request then has a job of its own.
 -- KEYS: as above
--- Returns 1 where no request waits for the call any more, else 0.
+-- Returns 1 if no request waits for the job any more, else 0.
 local job, cancelled, keep_s = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
 local waiting = redis.call('ZSCORE', KEYS[1], job) -- none where it was answered to another request
 if waiting and redis.call('DEL', KEYS[2]) == 1 then waiting = redis.call('ZINCRBY', KEYS[1], -1, job) end
@@ -48,23 +48,23 @@ return 1
 
 
 class InFlightRequests:
-    """The calls without a response. Two calls that ask the same are two; each is attached to once before any twice."""
+    """The jobs without a response. A repeated request attaches to the job with its question and the fewest requests."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
     async def begin(self, question: str, request: str, job_id: str, *, attaches: bool, longest_s: float) -> str:
-        """Records that a request waits for a call.
+        """Records that a request waits for a job.
 
         Args:
             question: a digest of the question and its sender.
             request: its id.
-            job_id: of its own call.
-            attaches: it waits for a call that asks the same, where there is one.
-            longest_s: how long a call may take.
+            job_id: the id of its own job.
+            attaches: it waits for another job with the same question, if there is one.
+            longest_s: the longest time that a job may take.
 
         Returns:
-            The id of the call that it waits for.
+            The id of the job that it waits for.
 
         Raises:
             StateUnavailableError: that can't be known now.
@@ -75,13 +75,13 @@ class InFlightRequests:
         return waits_for
 
     async def leave(self, question: str, request: str, job_id: str, *, cancels: bool) -> bool:
-        """Records that a request no longer waits for a call that has no response yet.
+        """Records that a request no longer waits for a job that has no response yet.
 
         Args:
             question: as it began.
             request: its id.
-            job_id: of the call that it waited for.
-            cancels: the call is cancelled where no other request waits for it: from now on none attaches to it.
+            job_id: the id of the job that it waited for.
+            cancels: the job is cancelled if no other request waits for it: from now on none attaches to it.
 
         Returns:
             True if no other request waits for it.
@@ -93,7 +93,7 @@ class InFlightRequests:
         return bool((await self._redis.run([command]))[0])
 
     async def end(self, question: str, job_id: str) -> None:
-        """Forgets a call: its response is sent. Raises StateUnavailableError."""
+        """Forgets a job, whose response is sent. Raises StateUnavailableError."""
         await self._redis.client.zrem(_key(question), job_id)
 
 
