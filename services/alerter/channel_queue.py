@@ -215,7 +215,7 @@ class ChannelQueue:
             min([self._idle_s, *(composed.not_before - clock for composed in self._on_the_way if not composed.replay)]),
         )
 
-    def succeeded(self, composed: ComposedMessage, message: ChannelMessage, now: datetime, clock: float) -> None:
+    def note_delivery(self, composed: ComposedMessage, message: ChannelMessage, now: datetime, clock: float) -> None:
         """Notes that a message has arrived. `message`: as it was sent."""
         self._not_before = clock + self._channel.interval_s
         self._failures = 0
@@ -228,7 +228,7 @@ class ChannelQueue:
                 del self._updatable[message.incident_id]
         self.end(composed)
 
-    def failed(
+    def note_failure(
         self, composed: ComposedMessage, failure: SendError, clock: float
     ) -> Literal["give up", "retry", "disable"]:
         """Decides what becomes of a message that did not arrive."""

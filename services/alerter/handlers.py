@@ -113,7 +113,7 @@ class Decisions:
 
 
 @dataclass(slots=True)
-class _Unrecorded:
+class _UnrecordedEvent:
     """An event, until all of its signals are recorded."""
 
     delivery: Delivery
@@ -126,7 +126,7 @@ class _Group:
 
     signal: Signal
     since: float
-    events: list[_Unrecorded] = field(default_factory=list[_Unrecorded])
+    events: list[_UnrecordedEvent] = field(default_factory=list[_UnrecordedEvent])
 
 
 class Grouping:
@@ -142,7 +142,7 @@ class Grouping:
         self._pull = pull
         self._clock = clock
         self._groups: dict[str, _Group] = {}
-        self._held: dict[int, _Unrecorded] = {}
+        self._held: dict[int, _UnrecordedEvent] = {}
         self._recorded_at: dict[str, float] = {}
         self._beaten = time.monotonic()
         self._busy = False
@@ -185,7 +185,7 @@ class Grouping:
                 # The sink keeps unreadable messages as dead letters: this is no alert.
                 structlog.get_logger().warning("event_unreadable", subject=delivery.subject, error=error.title)
                 firing = []
-            event = _Unrecorded(delivery, len(firing))
+            event = _UnrecordedEvent(delivery, len(firing))
             for signal in firing:
                 group = self._groups.get(signal.key)
                 if group is None:

@@ -161,7 +161,7 @@ class Notifier:
             return
         self._metrics.count_delivery()
         self._outage.worked()
-        self._queue.succeeded(composed, message, self._clock.now(), self._clock.monotonic())
+        self._queue.note_delivery(composed, message, self._clock.now(), self._clock.monotonic())
         await _acknowledge(composed)
         works = channel_works(self._channel.name, message_id(message), self._clock.now())
         if self._is_disabled:
@@ -182,7 +182,7 @@ class Notifier:
             raise SendError(f"it can't be sent ({type(error).__name__})", permanent=True) from error
 
     async def _after_failure(self, composed: ComposedMessage, failure: SendError) -> None:
-        decided = self._queue.failed(composed, failure, self._clock.monotonic())
+        decided = self._queue.note_failure(composed, failure, self._clock.monotonic())
         if not (failure.disables or failure.permanent):
             self._outage.failed(failure)
         if decided == "disable":

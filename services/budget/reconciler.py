@@ -21,7 +21,7 @@ from breakwater.kernel.process.outage import Outage, Outages
 from breakwater.limits.metrics import BudgetMetrics
 from breakwater.limits.rules.budget import CapTable
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
-from breakwater.limits.store.budget_counters import BudgetCounters, Filled
+from breakwater.limits.store.budget_counters import BudgetCounters, CounterSource
 from breakwater.limits.store.budgets import NotFilledError
 from breakwater.records.reconciliation import BudgetComparison, RecordedSpend, add_ledgers, at_least, compare
 from services.budget.handlers import event_of
@@ -182,10 +182,10 @@ class Reconciler:
             self._metrics.set_complete(yes=True)
             self._looked.set()
 
-    def _is_ours(self, filled: Filled | None) -> bool:
+    def _is_ours(self, filled: CounterSource | None) -> bool:
         return filled is not None and (filled.log, filled.zone) == (self._log, self._counters.zone.key)
 
-    async def _fill(self, previous: Filled | None) -> None:
+    async def _fill(self, previous: CounterSource | None) -> None:
         logger = structlog.get_logger()
         periods = self._counters.periods(self._now())
         begun = self._now()
@@ -196,11 +196,11 @@ class Reconciler:
             logger.warning("budgets_rebuilding", why=why, effect=effect)
         # If the log was lost with events that ClickHouse had not stored yet, Redis has counted them.
         lost_log = previous is not None and previous.zone == self._counters.zone.key
-        stored = await self._record.stored(periods, thorough=lost_log, lost_log=lost_log)
+        stored = await self._record.stored_spend(periods, thorough=lost_log, lost_log=lost_log)
         if not is_first_start or stored.figures:
             await asyncio.sleep(self._grace_s)
         # Whatever is stored from now on is read from the log.
-        logged = await self._record.logged(stored, periods)
+        logged = await self._record.logged_spend(stored, periods)
         notes = await self._record.notes(stored, periods)
         earlier = stored.figures
         if lost_log:

@@ -168,7 +168,7 @@ class StreamFill:
         for stream in WATCHED:
             facts = await self._lookup.facts(stream)
             used = facts.bytes / facts.max_bytes if facts.max_bytes > 0 else 0.0
-            self._metrics.used(stream, used)
+            self._metrics.set_used_share(stream, used)
             log = structlog.get_logger().bind(stream=stream.value, used=round(used, 2))
             # When ALERTS is full, NATS removes the oldest alerts, so no action is needed.
             if used >= NEARLY_FULL and stream is not Stream.ALERTS and stream not in self._warned:

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, JobEnd
 from breakwater.calls.providers.base import Answer
-from breakwater.calls.store.cache import Cached
+from breakwater.calls.store.cache import CachedAnswer
 from breakwater.dialects.rules.embeddings import (
     BrokenEmbeddingsError,
     EmbeddingsTooLargeError,
@@ -120,7 +120,7 @@ class EmbeddingsBatches:
         now = self._job.now()
         model = checkpoint.attempts[-1].model
         vectors = {
-            self._keys[index]: Cached(
+            self._keys[index]: CachedAnswer(
                 self._vectors[index].attempt_id, model, None, now, {"item": self._vectors[index].item}
             )
             for index in batch

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from breakwater.calls.assignment import Assignment, JobEnd
 from breakwater.calls.providers.base import Answer
 from breakwater.calls.settings import CacheRules
-from breakwater.calls.store.cache import Cached
+from breakwater.calls.store.cache import CachedAnswer
 from breakwater.dialects.rules.embeddings import inputs_of, summary
 from breakwater.jobs.contract.job import NativeRequest
 from breakwater.jobs.rules.ownership import cache_key
@@ -50,9 +50,9 @@ class EmbeddingsCache:
         self._body = job.job.api_request.body
         self._inputs = inputs_of(self._body)
         self._keys = keys_of(worker, job)
-        self._cached: dict[int, Cached] = {}
+        self._cached: dict[int, CachedAnswer] = {}
 
-    async def find(self, until: datetime) -> Cached | None:
+    async def find(self, until: datetime) -> CachedAnswer | None:
         """Returns the answer if all inputs are cached; otherwise keeps the cached ones for `whole`."""
         del until
         cached_entries = await self._worker.outages.retry_while_unavailable(
@@ -109,7 +109,7 @@ class EmbeddingsCache:
         now = self._job.now()
         model = response.get("model")
         new_entries = {
-            self._keys[index]: Cached(execution_id, end.chosen_model, None, now, {"item": item, "model": model})
+            self._keys[index]: CachedAnswer(execution_id, end.chosen_model, None, now, {"item": item, "model": model})
             for index, item in enumerate(cast(list[JsonValue], response["data"]))
             if index not in self._cached
         }

@@ -9,7 +9,7 @@ import structlog
 
 from breakwater.calls.assignment import Assignment, JobEnd
 from breakwater.calls.settings import CacheRules
-from breakwater.calls.store.cache import Cached, Follower, Leader
+from breakwater.calls.store.cache import CachedAnswer, Follower, Leader
 from breakwater.jobs.rules.ownership import cache_key
 from breakwater.kernel.redis.connection import StateUnavailableError
 from services.worker.context import WorkerContext
@@ -44,12 +44,12 @@ class ResponseCache:
         if job.job.returns_response:
             self._key += ":response"  # an answer that was cached without its response would not do
 
-    async def find(self, until: datetime) -> Cached | None:
+    async def find(self, until: datetime) -> CachedAnswer | None:
         """Returns the cached answer. Waits for it if an identical job is already calling a model."""
         wait_s = MIN_POLL_S
         while True:
             lookup = await self._ask()
-            if isinstance(lookup, Cached):
+            if isinstance(lookup, CachedAnswer):
                 return lookup
             self._leads = self._rules.share_concurrent and not isinstance(lookup, Follower)
             left_s = (until - self._now()).total_seconds()
@@ -67,7 +67,7 @@ class ResponseCache:
         """Caches the answer of a successful job, also for identical jobs that wait for it."""
         if end.reason is None and end.answer is not None:
             content = end.answer.response, end.answer.finish_reason, end.answer.choices
-            answer = Cached(execution_id, end.chosen_model, end.answer.output, self._now(), *content)
+            answer = CachedAnswer(execution_id, end.chosen_model, end.answer.output, self._now(), *content)
             flight = self._holder if self._leads else None
             await best_effort(self._worker.cache.put(self._key, answer, self._rules.ttl_s, flight=flight))
 
@@ -77,7 +77,7 @@ class ResponseCache:
             self._leads = False
             await best_effort(self._worker.cache.leave(self._key, self._holder))
 
-    async def _ask(self) -> Cached | Leader | Follower | None:
+    async def _ask(self) -> CachedAnswer | Leader | Follower | None:
         holder = self._holder if self._rules.share_concurrent else None
         return await self._worker.outages.retry_while_unavailable(
             lambda: self._worker.cache.ask(self._key, holder, round(LEASE_S * 1000))

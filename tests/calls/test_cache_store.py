@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 from pydantic import JsonValue
 
-from breakwater.calls.store.cache import MAX_ANSWER_BYTES, AnswerCache, Cached, Follower, Leader
+from breakwater.calls.store.cache import MAX_ANSWER_BYTES, AnswerCache, CachedAnswer, Follower, Leader
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 
 KEY = "5f1d"
@@ -14,8 +14,8 @@ LEASE_MS = 30_000
 AT = datetime(2026, 11, 21, 10, 0, 0, 123_000, tzinfo=UTC)
 
 
-def answer(output: JsonValue = "42", execution_id: str = "e1") -> Cached:
-    return Cached(execution_id, "openai/gpt-4.1", output, AT)
+def answer(output: JsonValue = "42", execution_id: str = "e1") -> CachedAnswer:
+    return CachedAnswer(execution_id, "openai/gpt-4.1", output, AT)
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ async def test_an_answer_comes_back_as_it_was(redis: Redis, output: JsonValue) -
 
 async def test_an_answer_without_a_model_comes_back_so(redis: Redis) -> None:
     cache = AnswerCache(redis)
-    await cache.put(KEY, Cached("e1", None, {}, AT), 60, None)
-    assert (await cache.get(KEY)) == Cached("e1", None, {}, AT)
+    await cache.put(KEY, CachedAnswer("e1", None, {}, AT), 60, None)
+    assert (await cache.get(KEY)) == CachedAnswer("e1", None, {}, AT)
 
 
 async def test_a_question_that_nobody_answered_has_no_answer_and_leaves_nothing(redis: Redis) -> None:

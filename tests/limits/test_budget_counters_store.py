@@ -14,7 +14,7 @@ from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import CapRaise
 from breakwater.limits.rules.budget import Period, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
-from breakwater.limits.store.budget_counters import BudgetCounters, Filled, Notes, Repair
+from breakwater.limits.store.budget_counters import BudgetCounters, CounterSource, Notes, Repair
 from breakwater.limits.store.budgets import BLOCK, Budgets, block_key, period_key
 from tests.limits.test_budgets_store import (
     LOG,
@@ -39,7 +39,7 @@ def current() -> tuple[Period, Period]:
     return periods.day, periods.month
 
 
-def of_log(known: Filled | None) -> tuple[str, str, int, bool] | None:
+def of_log(known: CounterSource | None) -> tuple[str, str, int, bool] | None:
     """All but the number that changes with each filling and each repair."""
     return None if known is None else (known.log, known.zone, known.upto, known.alone)
 

@@ -8,7 +8,7 @@ import orjson
 
 from breakwater.local.provider.app import API_PATHS
 from breakwater.local.provider.behaviour import decide, make_plans
-from breakwater.local.provider.openai import OpenAI, RequestRefusedError, sealed
+from breakwater.local.provider.openai import OpenAI, RequestRefusedError, seal
 from breakwater.local.provider.reply import reply_to
 from breakwater.local.provider.script import build_script
 from tests.dialects.test_any_body import BODIES, ODD, changed, places
@@ -30,7 +30,7 @@ CHAT: dict[str, Any] = {
     "stream_options": {"include_usage": True},
     "stop": ["x"],
 }
-SIGNED = changed(BODIES["messages"], ("messages", 2, "content", 0, "signature"), sealed("b"))
+SIGNED = changed(BODIES["messages"], ("messages", 2, "content", 0, "signature"), seal("b"))
 REQUESTS = {
     "/v1/chat/completions": CHAT,
     "/v1/responses": BODIES["responses"],

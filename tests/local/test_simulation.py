@@ -11,7 +11,7 @@ from breakwater.kernel.errors import ConfigError
 from breakwater.local.datadir import DataDir
 from breakwater.local.provider.app import SimulatedProvider
 from breakwater.local.provider.script import build_script
-from breakwater.local.simulation import simulate, simulated
+from breakwater.local.simulation import simulate, write_simulation
 
 CONFIG = {
     "providers": {"openai": {"base_url": "http://127.0.0.1:9/v1"}},
@@ -26,7 +26,7 @@ async def test_a_config_that_has_not_changed_leaves_the_provider_its_script(tmp_
     file.write_text(yaml.safe_dump(CONFIG))
     price = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "1"}
     async with SimulatedProvider({"models": {"of-the-person": {"price": price}}}) as sim:
-        simulation = simulated(data, file, port=sim.port)
+        simulation = write_simulation(data, file, port=sim.port)
         assert (await simulation.follow(file)).name == "breakwater.simulated.yaml"
         assert sim.models == ["of-the-person"]
         file.write_text(yaml.safe_dump(CONFIG).replace("one", "two"))

@@ -245,7 +245,7 @@ class ApiClient:
         except ValueError as error:
             raise UnexpectedResponseError(status, _not_ours(status)) from error
 
-    async def decided(
+    async def await_decision(
         self, method: str, path: str, body: Mapping[str, object] | None = None, *, wait_s: float
     ) -> ApiResponse:
         """Asks for the result of a job, which `body` may submit: status 202 if it has none within `wait_s`."""
@@ -415,7 +415,7 @@ class AsyncClient(ApiClient):
         async with _within(timeout_s, job_id):
             while True:
                 response = await self._repeating(
-                    lambda: self.decided("GET", f"jobs/{quote(job_id, safe='')}", wait_s=_WAIT_S)
+                    lambda: self.await_decision("GET", f"jobs/{quote(job_id, safe='')}", wait_s=_WAIT_S)
                 )
                 if response.status == 200:
                     return _parse_success(response)
@@ -425,7 +425,9 @@ class AsyncClient(ApiClient):
         job_with_id = _with_id(job)
         job_id = str(job_with_id.job_id)
         async with _within(timeout_s, job_id):
-            response = await self._repeating(lambda: self.decided("POST", "jobs", _body(job_with_id), wait_s=_WAIT_S))
+            response = await self._repeating(
+                lambda: self.await_decision("POST", "jobs", _body(job_with_id), wait_s=_WAIT_S)
+            )
             return _parse_success(response) if response.status == 200 else await self.wait(job_id)
 
     async def cancel(self, job_id: str, *, reason: str | None = None) -> CancelledJob:

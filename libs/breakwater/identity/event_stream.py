@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from breakwater.identity.auth import caller_of, wait_until_refused
 from breakwater.kernel.http.problems import RequestError, not_read
-from breakwater.kernel.http.server import disconnected
+from breakwater.kernel.http.server import wait_for_disconnect
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import StateUnavailableError
@@ -168,7 +168,7 @@ class FollowedStream(EventStream):
             end(ending, await wait_until_refused(self._request, KEY_LOOK_S))
 
         writing = asyncio.create_task(write)
-        leaving = asyncio.create_task(disconnected(receive))
+        leaving = asyncio.create_task(wait_for_disconnect(receive))
         watching = asyncio.create_task(watch_key())
         try:
             await asyncio.wait([writing, leaving, ending], return_when=asyncio.FIRST_COMPLETED)

@@ -104,7 +104,7 @@ _MENDING = {
 
 
 @contextlib.contextmanager
-def explained(path: Path) -> Generator[None]:
+def explain_os_errors(path: Path) -> Generator[None]:
     """Translates the operating system's errors about a path."""
     try:
         yield
@@ -141,7 +141,7 @@ class DataDir:
         Raises:
             DataDirError: a file is in the way, a permission is missing, or the disk is full.
         """
-        with explained(self.path):
+        with explain_os_errors(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Only a write shows that writing works: read-only mounts and full disks answer access() with yes.
             write_private(self.path / ".writable", "x" * 4096)
@@ -164,7 +164,7 @@ class DataDir:
             DataDirError: the lock file cannot be written.
         """
         lock = self.path / _LOCK
-        with explained(lock):
+        with explain_os_errors(lock):
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             deadline = time.monotonic() + _HANDOVER_S
@@ -174,7 +174,7 @@ class DataDir:
                 if (pid is not None and is_alive(pid)) or time.monotonic() > deadline:
                     raise AlreadyRunningError(pid, self.path)
                 time.sleep(_POLL_S)
-            with explained(lock):
+            with explain_os_errors(lock):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             try:
@@ -191,7 +191,7 @@ class DataDir:
             DataDirError: it cannot be read or written, or its file is empty.
         """
         path = self.secret_file(name)
-        with explained(path):
+        with explain_os_errors(path):
             if not path.exists():
                 write_private(path, secrets.token_urlsafe(32))
             value = path.read_text(encoding="utf-8").strip()
@@ -211,17 +211,17 @@ class DataDir:
 
     def write_endpoints(self, endpoints: Endpoints) -> None:
         """Writes the stack's addresses for other programs of this user, atomically and readable by the owner."""
-        with explained(self.path / _ENDPOINTS):
+        with explain_os_errors(self.path / _ENDPOINTS):
             write_private(self.path / _ENDPOINTS, endpoints.model_dump_json(indent=2) + "\n")
 
     def remove_endpoints(self) -> None:
         """Removes the addresses when the stack stops."""
-        with explained(self.path / _ENDPOINTS):
+        with explain_os_errors(self.path / _ENDPOINTS):
             (self.path / _ENDPOINTS).unlink(missing_ok=True)
 
     def holder(self) -> int | None:
         """Returns the pid of the stack that runs here now, or None."""
-        with explained(self.path / _LOCK):
+        with explain_os_errors(self.path / _LOCK):
             try:
                 descriptor = os.open(self.path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -242,7 +242,7 @@ def read_endpoints(path: Path) -> Endpoints:
         DataDirError: they cannot be read, or are not in the form of this version.
     """
     file = path.expanduser().absolute() / _ENDPOINTS
-    with explained(file):
+    with explain_os_errors(file):
         try:
             stored = file.read_bytes()
         except FileNotFoundError:

@@ -57,7 +57,7 @@ class Simulation:
         """
         file = self.data.path / SCRIPT
         before = file.read_bytes()
-        changed = simulated(self.data, config_file, port=self.port)
+        changed = write_simulation(self.data, config_file, port=self.port)
         if (script := file.read_bytes()) == before:
             # Sending it again would replace a script that was sent meanwhile, and number the answers from 1 again.
             return changed.config_file
@@ -73,7 +73,7 @@ class Simulation:
         return changed.config_file
 
 
-def simulated(data: DataDir, config_file: Path, port: int | None = None) -> Simulation:
+def write_simulation(data: DataDir, config_file: Path, port: int | None = None) -> Simulation:
     """Writes script and config of a simulation into the data directory: every model answers, at its price.
 
     Args:

@@ -95,7 +95,9 @@ class RecordedSpend:
         self._analytics = analytics
         self._zone = zone
 
-    async def stored(self, periods: Sequence[Period], *, thorough: bool = False, lost_log: bool = False) -> StoredSpend:
+    async def stored_spend(
+        self, periods: Sequence[Period], *, thorough: bool = False, lost_log: bool = False
+    ) -> StoredSpend:
         """The part in ClickHouse.
 
         Where ClickHouse can't be asked, and EVENTS still has all that was ever published to it, the part is empty.
@@ -129,7 +131,7 @@ class RecordedSpend:
         return StoredSpend(log, begins_at, acknowledged[1], upto, figures, events)
 
     async def is_alone(self, stored: StoredSpend, periods: Sequence[Period]) -> bool:
-        """Returns True if no part of the record is older than this log. Raises as `stored` does."""
+        """Returns True if no part of the record is older than this log. Raises as `stored_spend` does."""
         if stored.log.first > 1:
             return False
         if not stored.figures:
@@ -153,7 +155,7 @@ class RecordedSpend:
             )
         return not missing
 
-    async def logged(
+    async def logged_spend(
         self, stored: StoredSpend, periods: Sequence[Period], counts: Callable[[int], bool] = lambda _: True
     ) -> LoggedSpend:
         """The part of EVENTS that ClickHouse lacks. Raises BusUnavailableError, also if a replica is behind.
@@ -183,7 +185,7 @@ class RecordedSpend:
         return LoggedSpend(upto, dict(sums))
 
     async def notes(self, stored: StoredSpend, periods: Sequence[Period]) -> dict[str, Notes]:
-        """The announced thresholds and the raised caps of budgets, by the period's name. Raises as `logged`."""
+        """The announced thresholds and the raised caps of budgets, by the period's name. Raises as `logged_spend`."""
         events = {event.event_id: event for event in stored.events}
         async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.budgets.>", complete=True)) as messages:
             async for message in messages:
@@ -319,7 +321,7 @@ async def compare(
         AnalyticsUnavailableError, QueryError: ClickHouse can't be asked, and is needed.
     """
     periods = counters.periods(now)
-    stored = await record.stored(periods, thorough=thorough)
+    stored = await record.stored_spend(periods, thorough=thorough)
     log = stored.log
     first = max(stored.upto, stored.counted, log.first - 1) + 1
     snapshot = await counters.snapshot(periods, log.identity, first, log.last)
@@ -330,7 +332,7 @@ async def compare(
     def counts(sequence: int) -> bool:
         return sequence <= stored.counted or snapshot.counts(sequence)
 
-    return BudgetComparison(snapshot, stored, await record.logged(stored, periods, counts), now)
+    return BudgetComparison(snapshot, stored, await record.logged_spend(stored, periods, counts), now)
 
 
 def add_ledgers(first: Ledger, second: Ledger) -> dict[BudgetPlace, AttemptSums]:

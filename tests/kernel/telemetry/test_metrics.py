@@ -403,7 +403,7 @@ def test_the_documented_metrics_are_those_that_are_served() -> None:
     metrics.count_attempt(attempt(first_token_ms=250, chunks=40, output_tokens=9))
     metrics.count_job(result(cache_hit=True, wasted_by_cause={"retry": 1}, attempts=retried))
     HttpMetrics(registry).request("/api/v1/jobs", "POST", 202, 0.01)
-    StreamMetrics(registry).used("EVENTS", 0.5)
+    StreamMetrics(registry).set_used_share("EVENTS", 0.5)
     metrics.count_parked_job("writer")
     BudgetMetrics(registry).count_repair()
     BudgetMetrics(registry).count_threshold(THRESHOLD)

@@ -40,24 +40,24 @@ def composed_of(queue: ChannelQueue, name: str = "a", sequence: int = 1) -> Comp
 def test_a_failure_of_the_receiver_pauses_the_channel_until_the_message_is_too_old() -> None:
     queue = queue_of()
     composed = composed_of(queue)
-    assert queue.failed(composed, SendError("503"), 10.0) == "retry"
+    assert queue.note_failure(composed, SendError("503"), 10.0) == "retry"
     assert (queue.pause_s(10.0), queue.due(10.9), queue.due(11.0)) == (1.0, None, composed)
-    assert queue.failed(composed, SendError("429", retry_after_s=7.0), 11.0) == "retry"
+    assert queue.note_failure(composed, SendError("429", retry_after_s=7.0), 11.0) == "retry"
     assert (queue.pause_s(11.0), composed.not_before) == (7.0, 18.0)
-    assert queue.failed(composed, SendError("503"), 110.0) == "give up"
+    assert queue.note_failure(composed, SendError("503"), 110.0) == "give up"
 
 
 def test_a_refusal_of_a_message_pauses_that_message_alone() -> None:
     queue = queue_of()
     composed = composed_of(queue)
-    assert queue.failed(composed, SendError("400", permanent=True), 10.0) == "retry"
+    assert queue.note_failure(composed, SendError("400", permanent=True), 10.0) == "retry"
     assert (queue.pause_s(10.0), queue.due(10.5), queue.due(14.0)) == (0.5, None, composed)
-    assert queue.failed(composed, SendError("400", permanent=True), 14.0) == "give up"
+    assert queue.note_failure(composed, SendError("400", permanent=True), 14.0) == "give up"
 
 
 def test_a_channel_that_wants_no_more_is_disabled_by_the_first_failure() -> None:
     queue = queue_of()
-    assert queue.failed(composed_of(queue), SendError("410", permanent=True, disables=True), 10.0) == "disable"
+    assert queue.note_failure(composed_of(queue), SendError("410", permanent=True, disables=True), 10.0) == "disable"
 
 
 def test_an_incident_has_one_message_on_its_way_and_a_delivered_alert_is_known() -> None:
@@ -66,7 +66,7 @@ def test_an_incident_has_one_message_on_its_way_and_a_delivered_alert_is_known()
     assert queue.add(alert("a", "acknowledged", 2), delivery(2))
     assert queue.compose(NOW) == (None, [])
     assert queue.held == 2
-    queue.succeeded(composed, composed.message, NOW, 10.0)
+    queue.note_delivery(composed, composed.message, NOW, 10.0)
     assert not queue.add(alert("a"), delivery(1))
     following, _ = queue.compose(NOW)
     assert following is not None
@@ -79,7 +79,7 @@ def test_a_replay_is_not_held_and_waits_for_the_rate_limit() -> None:
     assert (queue.held, queue.has_replays, queue.due(0.0)) == (0, True, None)
     replay = queue.due_replay(NOW, 0.0)
     assert replay is not None
-    queue.succeeded(replay, replay.message, NOW, 0.0)
+    queue.note_delivery(replay, replay.message, NOW, 0.0)
     queue.replay(delivery(2), alert("other"))
     assert queue.due_replay(NOW, 0.0) is None
 

@@ -23,7 +23,7 @@ from breakwater.limits.contract import CapRaise
 from breakwater.limits.rules.budget import CapTable, Period
 from breakwater.limits.rules.ledger import AttemptSums
 from breakwater.limits.settings import Caps
-from breakwater.limits.store.budget_counters import BudgetCounters, Filled, Notes, PeriodCounters, Snapshot
+from breakwater.limits.store.budget_counters import BudgetCounters, CounterSource, Notes, PeriodCounters, Snapshot
 from services.budget.gauges import FORECAST_EVERY_S, FORECAST_KEPT_S, BudgetGauges
 from tests.helpers import until
 
@@ -42,7 +42,7 @@ class Counters:
     zone = UTC
 
     def __init__(self) -> None:
-        self.filled: Filled | None = Filled("log", "UTC", 0, True, "0")
+        self.filled: CounterSource | None = CounterSource("log", "UTC", 0, True, "0")
         self.spent = 6 * USD
         self.notes = Notes()
 

@@ -138,7 +138,7 @@ async def test_an_attempt_that_made_no_call_costs_nothing_and_an_unknown_cost_is
     async def filled(*_: object) -> str:
         return "log"
 
-    monkeypatch.setattr(Reconciler, "filled", filled)
+    monkeypatch.setattr(Reconciler, "await_source", filled)
     service = build(Settings(redis_url=SecretStr(own_redis_server.url)), parse_config(json.dumps(config)))
     async with TestNatsBroker(service.broker) as broker:
         for number, (name, nano, outcome) in enumerate((("refused", 0, "short_circuited"), ("unknown", None, "error"))):

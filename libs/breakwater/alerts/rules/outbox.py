@@ -130,7 +130,7 @@ def next_message(
         if ready > now:
             waits_until.append(ready)
             continue
-        if not candidate.wanted(rules):
+        if not candidate.is_wanted(rules):
             skip += candidate.sequences
             continue
         ends = quiet_until(rules.route.quiet_hours, candidate.newest, now)
@@ -197,7 +197,7 @@ class _Candidate:
         came_back = {"resolved", "reopened"} <= self._changes and self.newest.status != "resolved"
         return self.unannounced or bool(self._changes & (_NEWS - {"resolved", "reopened"} if came_back else _NEWS))
 
-    def wanted(self, rules: ChannelRules) -> bool:
+    def is_wanted(self, rules: ChannelRules) -> bool:
         """Returns True if the channel takes its current event, or its first event if nothing was sent yet."""
         if self.newest.key.startswith(UNDELIVERABLE):
             return True

@@ -37,7 +37,7 @@ return 1
 
 
 @dataclass(frozen=True, slots=True)
-class Cached:
+class CachedAnswer:
     """An answer, and where it came from. Its time is kept in milliseconds."""
 
     execution_id: str
@@ -61,7 +61,7 @@ class Follower:
     for_ms: int
 
 
-_STORED = TypeAdapter(Cached)
+_STORED = TypeAdapter(CachedAnswer)
 
 
 class AnswerCache:
@@ -71,12 +71,12 @@ class AnswerCache:
         self._redis = redis
         self._cipher = cipher
 
-    async def get(self, key: str) -> Cached | None:
+    async def get(self, key: str) -> CachedAnswer | None:
         """The cached answer, or None. Raises StateUnavailableError."""
         text = cast(str | None, await self._redis.client.get(_answer(key)))
         return None if text is None else self._read(text)
 
-    async def ask(self, key: str, holder: str | None, lease_ms: int) -> Cached | Leader | Follower | None:
+    async def ask(self, key: str, holder: str | None, lease_ms: int) -> CachedAnswer | Leader | Follower | None:
         """The cached answer; where there is none, the role of the holder in getting it. One round trip.
 
         Args:
@@ -101,12 +101,12 @@ class AnswerCache:
             case _:
                 return Follower(int(detail))
 
-    async def get_all(self, keys: Sequence[str]) -> list[Cached | None]:
+    async def get_all(self, keys: Sequence[str]) -> list[CachedAnswer | None]:
         """The cached answers of several requests, each or None. Raises StateUnavailableError."""
         texts = cast(list[str | None], await self._redis.client.mget([_answer(key) for key in keys]))
         return [None if text is None else self._read(text) for text in texts]
 
-    async def put_all(self, answers: Mapping[str, Cached], ttl_s: int) -> None:
+    async def put_all(self, answers: Mapping[str, CachedAnswer], ttl_s: int) -> None:
         """Caches the answers of several requests, but for those that are too large. Raises StateUnavailableError."""
         async with self._redis.client.pipeline(transaction=False) as pipe:
             for key, cached in answers.items():
@@ -114,7 +114,7 @@ class AnswerCache:
                     pipe.set(_answer(key), self._cipher.encrypt_line(value.decode()), ex=ttl_s)
             await pipe.execute()
 
-    async def put(self, key: str, cached: Cached, ttl_s: int, flight: str | None) -> bool:
+    async def put(self, key: str, cached: CachedAnswer, ttl_s: int, flight: str | None) -> bool:
         """Caches an answer and ends the flight.
 
         Args:
@@ -147,7 +147,7 @@ class AnswerCache:
         """
         await self._redis.run([ScriptCommand(_LEAVE, [_flight(key)], [holder])])
 
-    def _read(self, text: str) -> Cached | None:
+    def _read(self, text: str) -> CachedAnswer | None:
         try:
             return _STORED.validate_json(self._cipher.decrypt_lines(text))
         except (ValidationError, DecryptionError):

@@ -156,7 +156,7 @@ class ReplayTally:
         self.skipped.append(SkippedDeadLetter(dead_letter_id=dead_letter_id, why=why))
 
 
-class _Ended(Event):
+class _EndFields(Event):
     """The fields of a result or record that are read here."""
 
     execution_id: Identifier
@@ -240,7 +240,7 @@ class Replays:
             ]
             async with aclosing(self.lookup.last_on(stream, subjects_of_stream)) as messages:
                 async for message in messages:
-                    if (ended := message.read(_Ended)) is not None:
+                    if (ended := message.read(_EndFields)) is not None:
                         statuses[ended.execution_id] = ended.status
         return statuses
 

@@ -36,7 +36,7 @@ from breakwater.jobs.store.plans import NotedJob
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.http.parsing import invalid_job, suggestion
 from breakwater.kernel.http.problems import RequestError, unavailable
-from breakwater.kernel.http.server import disconnected
+from breakwater.kernel.http.server import wait_for_disconnect
 from breakwater.kernel.json_values import with_field
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
@@ -228,7 +228,7 @@ class JobIntake:
             except BusUnavailableError as error:
                 raise unavailable("unavailable", f"the job was not accepted: {error}") from error
             duplicate = await self.store(sent, traceparent)
-            disconnection = asyncio.ensure_future(disconnected(request.receive))
+            disconnection = asyncio.ensure_future(wait_for_disconnect(request.receive))
             deciding = asyncio.create_task(self._earlier_decision(sent, received, disconnection, deadline))
             try:
                 yield FollowedJob(duplicate, deciding, disconnection)

@@ -23,7 +23,7 @@ from breakwater.jobs.rules.record import without_figures
 from breakwater.kernel.http.bodies import read_body
 from breakwater.kernel.http.parsing import read_job, wait_s_of
 from breakwater.kernel.http.problems import unavailable
-from breakwater.kernel.http.server import disconnected
+from breakwater.kernel.http.server import wait_for_disconnect
 from breakwater.kernel.ids import new_id
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError
@@ -139,7 +139,7 @@ class JobRoutes:
     async def _wait_for_result(
         self, request: Request, caller: Caller, execution_id: str, deadline: float
     ) -> bytes | None:
-        disconnection = asyncio.ensure_future(disconnected(request.receive))
+        disconnection = asyncio.ensure_future(wait_for_disconnect(request.receive))
         try:
             async with self.lookup.waiters.listening(subjects.result(execution_id)) as received:
                 decided = await self.lookup.results.wait(

@@ -265,7 +265,7 @@ def read(message: bytes) -> Progress | None:
         return None
 
 
-class _Decided(Event):
+class _DecisionFields(Event):
     """The fields of a result or a record that its first step needs."""
 
     execution_id: str
@@ -284,7 +284,7 @@ class _Decided(Event):
 
 def steps_of_decided(decided: bytes, attempts: Iterable[Attempt]) -> list[Progress]:
     """Returns the recorded steps of a job that has ended, from its result or record, and its attempts."""
-    job = _Decided.model_validate_json(decided)
+    job = _DecisionFields.model_validate_json(decided)
     belongs_to = {name: getattr(job, name) for name in PROGRESS_IDS}
     queued = Progress(execution_id=job.execution_id, agent=job.agent, **belongs_to, state="queued", at=job.queued_at)
     return [queued, *(step for attempt in attempts for step in steps_of(attempt, belongs_to))]

@@ -83,7 +83,9 @@ async def _cancel(
     async def cancel_job(job_id: str) -> tuple[CancelledJob | None, ApiError | None]:
         async with slots:
             try:
-                response = await client.decided("POST", f"jobs/{quote(job_id, safe='')}/cancel", body, wait_s=wait_s)
+                response = await client.await_decision(
+                    "POST", f"jobs/{quote(job_id, safe='')}/cancel", body, wait_s=wait_s
+                )
                 return parse(CancelledJob, response.document), None
             except ApiError as error:
                 return None, error

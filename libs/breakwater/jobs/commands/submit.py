@@ -176,10 +176,10 @@ async def _send(client: ApiClient, job: dict[str, Any], *, wait_s: float) -> dic
     deadline = time.monotonic() + wait_s
     with api_errors(unanswered=unanswered, again="Try again with the same --job-id."):
         async with client:
-            response = await client.decided("POST", "jobs", job, wait_s=min(wait_s, LONGEST_WAIT_S))
+            response = await client.await_decision("POST", "jobs", job, wait_s=min(wait_s, LONGEST_WAIT_S))
             path = f"jobs/{quote(job_id, safe='')}"
             while response.status == UNDECIDED and (remaining_s := deadline - time.monotonic()) > LEAST_WAIT_S:
-                response = await client.decided("GET", path, wait_s=min(remaining_s, LONGEST_WAIT_S))
+                response = await client.await_decision("GET", path, wait_s=min(remaining_s, LONGEST_WAIT_S))
     return None if response.status == UNDECIDED else response.document
 
 

@@ -26,7 +26,7 @@ def begin() -> None:
 
 
 @contextmanager
-def ignored() -> Generator[None]:
+def ignore_interrupts() -> Generator[None]:
     """Ignores SIGINT in the block, which must be short."""
     previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -179,7 +179,7 @@ class HttpServer:
                 connection.transport.close()
 
 
-async def disconnected(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Waits until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass

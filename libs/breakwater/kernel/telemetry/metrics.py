@@ -148,7 +148,7 @@ class StreamMetrics:
         help_text = "Used share of a stream's limit in bytes."
         self._used = gauge(registry, "stream_used_ratio", help_text, "stream")
 
-    def used(self, stream: str, ratio: float) -> None:
+    def set_used_share(self, stream: str, ratio: float) -> None:
         """Sets the used share of a stream's limit; 0 for a stream without one."""
         self._used[(stream,)].set(ratio)
 

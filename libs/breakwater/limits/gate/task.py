@@ -22,7 +22,7 @@ _ALONE = TaskTurn(1, Task(), None)
 
 
 @dataclass(frozen=True, slots=True)
-class _Stopped:
+class _StopVerdict:
     """A task that makes no more calls: it must be stopped now, or was stopped before."""
 
     why: Trip | TripRecord
@@ -36,7 +36,7 @@ class TaskGate(Gate):
     guards: TaskGuards
     now: Callable[[], datetime]
     jitter: Callable[[], float]
-    _stopped: _Stopped | None = None
+    _stopped: _StopVerdict | None = None
     _near: tuple[str, Trip, Task] | None = None
     """The life of a task that is near a cap, the cap, and the task."""
 
@@ -121,7 +121,7 @@ class TaskGate(Gate):
                 return self._stop(trip, used)
 
     def _stop(self, why: Trip | TripRecord, task: Task) -> Refused:
-        self._stopped = _Stopped(why, task)
+        self._stopped = _StopVerdict(why, task)
         self.announces = True
         job = self.admission.job
         trip, agent, by = (

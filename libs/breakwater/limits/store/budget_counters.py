@@ -39,7 +39,7 @@ _FILLED = ("log", "zone", "upto", "alone", "repairs")
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class CounterSource:
     """The source of the counters: a log up to a sequence, counted in the days of a time zone."""
 
     log: str
@@ -78,7 +78,7 @@ class PeriodCounters:
 class Snapshot:
     """All counters as of one moment, and which events of the log are counted in them."""
 
-    filled: Filled | None
+    filled: CounterSource | None
     periods: tuple[PeriodCounters, ...]
     reservations: tuple[Reservation, ...]
     _blocks: Mapping[int, bytes]
@@ -157,7 +157,7 @@ class BudgetCounters:
         except ResponseError:
             return ""
 
-    async def source(self) -> Filled | None:
+    async def source(self) -> CounterSource | None:
         """The source of the counters; None if they are lost."""
         return _read_source((await read_hashes(self._redis.client, [FILLED]))[0])
 
@@ -191,7 +191,7 @@ class BudgetCounters:
 
     async def fill(
         self,
-        source: Filled | None,
+        source: CounterSource | None,
         log: str,
         upto: int,
         periods: Sequence[Period],
@@ -227,7 +227,7 @@ class BudgetCounters:
         [was_filled] = await self._redis.run([ScriptCommand(LUA["fill"], keys, arguments)])
         return bool(was_filled)
 
-    async def repair(self, source: Filled, repairs: Sequence[Repair], upto: int) -> bool:
+    async def repair(self, source: CounterSource, repairs: Sequence[Repair], upto: int) -> bool:
         """Adds missing amounts to counters, which then count all events of the log up to `upto`.
 
         Returns:
@@ -274,11 +274,11 @@ class BudgetCounters:
             await pipe.execute()
 
 
-def _read_source(fields: Mapping[str, str | None]) -> Filled | None:
+def _read_source(fields: Mapping[str, str | None]) -> CounterSource | None:
     log, zone, upto, alone, repairs = (fields.get(name) for name in _FILLED)
     if log is None:
         return None
-    return Filled(log, cast(str, zone), int(cast(str, upto)), alone == "1", cast(str, repairs))
+    return CounterSource(log, cast(str, zone), int(cast(str, upto)), alone == "1", cast(str, repairs))
 
 
 def _period_counters(period: Period, fields: Mapping[str, str]) -> PeriodCounters:

@@ -32,7 +32,7 @@ from breakwater.local.commands.setup import prepare_clickhouse, prepare_nats
 from breakwater.local.datadir import DataDir, Endpoints
 from breakwater.local.plane import DEFAULT_DATA
 from breakwater.local.process import ProcessSpec
-from breakwater.local.simulation import simulated
+from breakwater.local.simulation import write_simulation
 from breakwater.local.stack import Stack, plan_stack
 from breakwater.local.supervisor import Supervisor
 
@@ -112,7 +112,7 @@ async def _run(
     background_tasks: list[asyncio.Task[None]] = []
 
     async def stay_up() -> NoReturn:
-        simulation = simulated(data, config_file) if simulate else None
+        simulation = write_simulation(data, config_file) if simulate else None
         effective_config = config_file if simulation is None else simulation.config_file
         api, console = ports
         stack = plan_stack(

@@ -66,7 +66,7 @@ def demo(
         raise
     finally:
         if not keeps_data:
-            with interrupts.ignored():
+            with interrupts.ignore_interrupts():
                 shutil.rmtree(directory, ignore_errors=True)
     if not as_json and keeps_data:
         quoted = shlex.quote(str(directory))

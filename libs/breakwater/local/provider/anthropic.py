@@ -11,7 +11,7 @@ from aiohttp import web
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from breakwater.local.provider.behaviour import ChatRequest, ScriptedAnswer
-from breakwater.local.provider.openai import OpenAI, RequestRefusedError, StreamEvent, pieces_of, sealed, unsealed
+from breakwater.local.provider.openai import OpenAI, RequestRefusedError, StreamEvent, pieces_of, seal, unseal
 from breakwater.local.provider.script import ErrorText, Pace, Part, ScriptedHostedCall
 
 _DELTA = ("stop_reason", "stop_sequence", "stop_details", "container")
@@ -53,10 +53,10 @@ class _ContentBlock(BaseModel):
     def _check(self) -> Self:
         """Refuses a thought that was changed. One that was left out is in its signature."""
         if self.type == "thinking" and (
-            (thought := unsealed(self.signature)) is None or self.thinking not in ("", thought)
+            (thought := unseal(self.signature)) is None or self.thinking not in ("", thought)
         ):
             raise ValueError("Invalid `signature` in `thinking` block")
-        if self.type == "redacted_thinking" and unsealed(self.data) is None:
+        if self.type == "redacted_thinking" and unseal(self.data) is None:
             raise ValueError("Invalid `data` in `redacted_thinking` block")
         return self
 
@@ -297,9 +297,9 @@ def _blocks_of(answer: ScriptedAnswer, place: int, part: Part, calls: Iterator[i
             return [{"type": "text", "text": part.text, "citations": None}]
         case "thinking":
             if part.redacted:
-                return [{"type": "redacted_thinking", "data": sealed(part.text)}]
+                return [{"type": "redacted_thinking", "data": seal(part.text)}]
             displayed = (answer.request.body.get("thinking") or {}).get("display") != "omitted"
-            return [{"type": "thinking", "thinking": part.text if displayed else "", "signature": sealed(part.text)}]
+            return [{"type": "thinking", "thinking": part.text if displayed else "", "signature": seal(part.text)}]
         case "tool_call":
             tool_id = f"toolu_{answer.number}_{next(calls)}"
             tool_input = part.arguments if part.input is None else {"input": part.input}
@@ -308,7 +308,7 @@ def _blocks_of(answer: ScriptedAnswer, place: int, part: Part, calls: Iterator[i
             return _search(f"srvtoolu_{answer.number}_{place}", part) if part.blocks is None else list(part.blocks)
 
 
-_PAGE = {"title": "Simulated page", "encrypted_index": sealed("page")}
+_PAGE = {"title": "Simulated page", "encrypted_index": seal("page")}
 
 
 def _search(tool_id: str, part: ScriptedHostedCall) -> list[dict[str, Any]]:

@@ -58,18 +58,18 @@ def pieces_of(text: str, pace: Pace) -> list[str]:
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 
-def sealed(text: str) -> str:
+def seal(text: str) -> str:
     """Returns a text in a form that only the provider reads: the signature of a thought, or its encrypted text."""
     return b64encode(blake2b(text.encode(), digest_size=16).digest() + text.encode()).decode()
 
 
-def unsealed(seal: object) -> str | None:
+def unseal(sealed_text: object) -> str | None:
     """Returns the text that was sealed; None for anything else."""
     try:
-        opened = b64decode(str(seal), validate=True)[16:].decode()
+        opened = b64decode(str(sealed_text), validate=True)[16:].decode()
     except ValueError:
         return None
-    return opened if sealed(opened) == seal else None
+    return opened if seal(opened) == sealed_text else None
 
 
 class OpenAI:

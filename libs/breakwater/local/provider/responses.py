@@ -18,8 +18,8 @@ from breakwater.local.provider.openai import (
     citations,
     logprobs_of,
     pieces_of,
-    sealed,
-    unsealed,
+    seal,
+    unseal,
 )
 from breakwater.local.provider.script import ErrorText, Pace, Part, ScriptedHostedCall
 
@@ -204,7 +204,7 @@ def _messages(items: list[_Item]) -> list[dict[str, Any]]:
         content = item.content or ""
         calls: list[dict[str, Any]] = []
         if item.type == "reasoning":
-            if (seal := item.encrypted_content) is not None and unsealed(seal) is None:
+            if (seal := item.encrypted_content) is not None and unseal(seal) is None:
                 message = f"The encrypted content for item {item.id} could not be verified."
                 raise RequestRefusedError(400, ErrorText(code="invalid_encrypted_content", message=message))
             role = "assistant"
@@ -329,7 +329,7 @@ def _item(answer: ScriptedAnswer, part: Part, calls: Iterator[int]) -> dict[str,
         case "thinking":
             body = answer.request.body
             summed = part.text and not part.redacted and (body.get("reasoning") or {}).get("summary")
-            encrypted = {"encrypted_content": sealed(part.text)} if ENCRYPTED in (body.get("include") or ()) else {}
+            encrypted = {"encrypted_content": seal(part.text)} if ENCRYPTED in (body.get("include") or ()) else {}
             summary = [{"type": "summary_text", "text": part.text}] if summed else []
             return {"type": "reasoning", "summary": summary, **encrypted}
         case "tool_call":

@@ -198,7 +198,7 @@ def of_completion(answer: Mapping[str, Any], *, thinks_apart: bool = False) -> U
         if tokens:
             figures.doubt(f"{hits_and_misses} tokens in and not in a cache are more than {tokens} of input")
         tokens = hits_and_misses
-    written, written_1h = figures.written(figures.most("written"))
+    written, written_1h = figures.cache_writes(figures.most("written"))
     cache_tokens = (cached or 0) + (written or 0)
     if tokens is not None and cache_tokens > tokens:
         figures.doubt(f"{cache_tokens} tokens from and to a cache are more than {tokens} of input")
@@ -258,7 +258,7 @@ def of_message(answer: Mapping[str, Any]) -> Usage | None:
     figures = _ReportedFigures(report)
     tokens = figures.most("input")
     cached = figures.least("cached")
-    written, written_1h = figures.written(figures.most("written"))
+    written, written_1h = figures.cache_writes(figures.most("written"))
     if tokens is not None:
         tokens += (cached or 0) + (written or 0)
     usage = figures.usage(answer, tokens, cached, written, written_1h)
@@ -363,7 +363,7 @@ class _ReportedFigures:
         figures = self._figures.get(meaning, ())
         return min(filter(None, figures), default=max(figures, default=None))
 
-    def written(self, written: int | None) -> tuple[int | None, int]:
+    def cache_writes(self, written: int | None) -> tuple[int | None, int]:
         """Returns the tokens that were written to a cache, and how many of them for an hour."""
         written_1h = self.most("1h") or 0
         with_lifetime = written_1h + (self.most("5m") or 0)

@@ -267,12 +267,12 @@ def facts(execution: Execution, placeholder: str) -> dict[str, Any]:
         "answering_attempt": answering_attempt(execution),
         "params": None if execution.params is None else bare_json(execution.params),
         "metadata": bare_json(execution.metadata),
-        "redacted": redacted(execution, placeholder),
+        "redacted": redacted_places(execution, placeholder),
         "dropped_parts": dropped_parts(execution),
     }
 
 
-def redacted(execution: Execution, placeholder: str) -> list[tuple[str, int]]:
+def redacted_places(execution: Execution, placeholder: str) -> list[tuple[str, int]]:
     """Counts redacted texts. Returns the places that have any, each with their number."""
     places: list[tuple[str, Any]] = [
         (f"message {number}", message) for number, message in enumerate(execution.messages or [], 1)
