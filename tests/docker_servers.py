@@ -96,6 +96,9 @@ class ContainerRunner:
             return None
         return f"container {container.name} is {container.status}:\n{container.logs(tail=20).decode(errors='replace')}"
 
+    def connections(self) -> int | None:
+        return None
+
 
 @cache
 def engine_problem() -> str | None:

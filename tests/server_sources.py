@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -34,24 +34,28 @@ class Runner(Protocol):
     def kill(self) -> None: ...
     def stop(self) -> None: ...
     def check(self) -> str | None: ...
+    def connections(self) -> int | None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class RunningServer:
     """A server that a test talks to.
 
     Attributes:
         url: All that a client needs, user and password included: `nats://…`, `redis://…/0` or `http://…`.
+        disturbed: Whether a test has ended or restarted it, or can have sent it signals.
     """
 
     url: str
     _runner: Runner = field(repr=False)
     _ready: Probe = field(repr=False)
     _patience_s: float = 60.0
+    disturbed: bool = False
 
     @property
     def pid(self) -> int:
         """Its process, for signals that no other source of servers could send."""
+        self.disturbed = True
         assert isinstance(self._runner, ProcessRunner), "a container has no process here"
         assert self._runner.pid is not None, "it does not run"
         return self._runner.pid
@@ -61,8 +65,19 @@ class RunningServer:
         """Whether its process has not ended."""
         return self._runner.check() is None
 
+    @property
+    def connections(self) -> int | None:
+        """How many connections clients have to it; None where that can't be seen."""
+        return self._runner.connections()
+
+    def start(self) -> None:
+        """Start it; returns when it answers."""
+        self._runner.start()
+        self.wait_until_ready()
+
     def kill(self) -> None:
         """End it with SIGKILL, as a crash would, and wait until it is gone."""
+        self.disturbed = True
         self._runner.kill()
 
     def restart(self) -> None:
@@ -70,11 +85,12 @@ class RunningServer:
 
         Blocks the event loop of an async test for that long, so `restart_async` is there too.
         """
-        self._runner.start()
-        self.wait_until_ready()
+        self.disturbed = True
+        self.start()
 
     async def restart_async(self) -> None:
         """Do what `restart` does, while the test's own tasks go on."""
+        self.disturbed = True
         self._runner.start()
         deadline = time.monotonic() + self._patience_s
         while not await self._ready():
@@ -83,6 +99,7 @@ class RunningServer:
 
     def stop(self) -> None:
         """End it for good, with its data."""
+        self.disturbed = True
         self._runner.stop()
 
     def wait_until_ready(self) -> None:
@@ -157,7 +174,7 @@ class EmbeddedServers:
                 spec = make_spec(self._new_directory(), port)
                 server = RunningServer(url.format(port=port), ProcessRunner(spec), spec.ready)
                 self._running.append(server)
-                server.restart()
+                server.start()
             except ServerNotFoundError as error:
                 missing_backend(str(error))
             except ServerFailedError:
@@ -203,6 +220,17 @@ class ProcessRunner:
             return None
         tail = log_tail(self._spec.log_file, since=self._log_start)
         return f"{self._spec.name} ended with {self._process.returncode}; {self._spec.log_file} says:\n{tail}"
+
+    def connections(self) -> int | None:
+        # Counted by its open files, as the list of all connections of this machine takes 10 ms to read.
+        files = Path(f"/proc/{self.pid}/fd")
+        if not files.is_dir():
+            return None
+        sockets = 0
+        for file in files.iterdir():
+            with suppress(FileNotFoundError):  # it was closed in between
+                sockets += str(file.readlink()).startswith("socket:")
+        return sockets - 1  # the one that it listens on
 
 
 def missing_backend(reason: str) -> None:

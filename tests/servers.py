@@ -4,8 +4,9 @@ Fixtures, each giving a `RunningServer` with `.url`, `.kill()` (SIGKILL) and `.r
 
 - `nats_server`, `redis_server`, `clickhouse_server`: one for the whole session, that is one for each xdist worker. A
   test leaves no data behind that another could stumble over, and one that kills a server starts it again.
-- `own_nats_server`, `own_redis_server`: empty, and for this test alone (about 0.1 s). For tests that kill servers, or
-  that need fixed stream names or an empty Redis.
+- `own_nats_server`, `own_redis_server`: empty, and for this test alone. For tests that kill servers, or that need fixed
+  stream names or an empty Redis. `module_nats_server`: the same for all tests of a module. They come from a pool
+  (`tests/server_pool.py`) and return to it empty; a test that changes the settings of such a server puts them back.
 
 Where they come from is reported by `BREAKWATER_TEST_SERVERS`:
 
@@ -30,6 +31,7 @@ import pytest
 import pytest_asyncio
 
 from breakwater.kernel.redis.connection import Redis
+from tests.server_pool import ServerPool, empty_nats, empty_redis
 from tests.server_sources import EmbeddedServers, RunningServer, Servers
 
 _DOCKER_SOCKET = Path("/var/run/docker.sock")
@@ -90,18 +92,32 @@ def clickhouse_server(servers: Servers) -> RunningServer:
     return servers.clickhouse()
 
 
-@pytest.fixture
-def own_nats_server(servers: Servers) -> Generator[RunningServer]:
-    server = servers.nats()
-    yield server
-    server.stop()
+@pytest.fixture(scope="session")
+def nats_pool(servers: Servers) -> ServerPool:
+    return ServerPool(servers.nats, empty_nats)
+
+
+@pytest.fixture(scope="session")
+def redis_pool(servers: Servers) -> ServerPool:
+    return ServerPool(servers.redis, empty_redis)
 
 
 @pytest.fixture
-def own_redis_server(servers: Servers) -> Generator[RunningServer]:
-    server = servers.redis()
-    yield server
-    server.stop()
+def own_nats_server(nats_pool: ServerPool) -> Generator[RunningServer]:
+    with nats_pool.lend() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def module_nats_server(nats_pool: ServerPool) -> Generator[RunningServer]:
+    with nats_pool.lend() as server:
+        yield server
+
+
+@pytest.fixture
+def own_redis_server(redis_pool: ServerPool) -> Generator[RunningServer]:
+    with redis_pool.lend() as server:
+        yield server
 
 
 @pytest_asyncio.fixture

@@ -47,7 +47,8 @@ from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
 from services.request.app import build
 from tests.helpers import FIRST, nats_client, share_event_loop, until
-from tests.server_sources import RunningServer, Servers
+from tests.server_pool import ServerPool
+from tests.server_sources import RunningServer
 
 ODD_AGENT = "écrivain.v2>all/*"
 CONFIG = f"""
@@ -269,8 +270,8 @@ class SharedApis:
 
     MOST = 4
 
-    def __init__(self, servers: Servers, new_directory: Callable[[], Path]) -> None:
-        self._servers = servers
+    def __init__(self, nats_pool: ServerPool, new_directory: Callable[[], Path]) -> None:
+        self._nats_pool = nats_pool
         self._new_directory = new_directory
         self._running: dict[tuple[str, str], tuple[SharedApi, AsyncExitStack]] = {}
 
@@ -289,17 +290,16 @@ class SharedApis:
             await stack.aclose()
 
     async def _start(self, config: str, redis_url: str) -> tuple[SharedApi, AsyncExitStack]:
-        server = self._servers.nats()
         stack = AsyncExitStack()
-        stack.callback(server.stop)
+        server = stack.enter_context(self._nats_pool.lend())
         api = await stack.enter_async_context(new_api(server.url, redis_url, self._new_directory(), config))
         keys = api.settings.api_keys_file.read_text()
         return SharedApi(api, bus_plan(parse_config(config)), keys), stack
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def shared_apis(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[SharedApis]:
-    apis = SharedApis(servers, lambda: tmp_path_factory.mktemp("api"))
+async def shared_apis(nats_pool: ServerPool, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[SharedApis]:
+    apis = SharedApis(nats_pool, lambda: tmp_path_factory.mktemp("api"))
     yield apis
     await apis.close()
 

@@ -19,7 +19,7 @@ from breakwater.jobs.rules.ids import key_of
 from breakwater.local.ports import free_port
 from tests.cli.api_stub import KEY, problem, serving
 from tests.flow.kit import model
-from tests.server_sources import RunningServer, Servers
+from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, new_id, running, settings_for
 from tests.services.worker.harness import WorkerPlane, running_worker
 
@@ -55,18 +55,17 @@ class ClientPlane:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def plane(
-    servers: Servers, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+    module_nats_server: RunningServer, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[ClientPlane]:
-    nats, directory = servers.nats(), tmp_path_factory.mktemp("client")
+    directory = tmp_path_factory.mktemp("client")
     started = running_worker(
-        directory, nats_url=nats.url, redis_url=redis_server.url, script={"models": MODELS}, agents=AGENTS
+        directory, nats_url=module_nats_server.url, redis_url=redis_server.url, script={"models": MODELS}, agents=AGENTS
     )
     async with started as worker:
-        settings = settings_for(nats.url, redis_server.url, directory)
+        settings = settings_for(module_nats_server.url, redis_server.url, directory)
         config = load_config(directory / "breakwater.yaml")
         async with running(settings, config, create_key(settings.api_keys_file, "tests")) as api:
             yield ClientPlane(api, worker)
-    nats.stop()
 
 
 def a_job(agent: str = "fast", **more: Any) -> Job:

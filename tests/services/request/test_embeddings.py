@@ -21,7 +21,7 @@ from breakwater.identity.api_keys import create_key
 from tests.calls.providers.kit import answering
 from tests.flow.kit import model
 from tests.openai_client import openai_client
-from tests.server_sources import RunningServer, Servers
+from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, running, settings_for
 from tests.services.worker.harness import WorkerPlane, running_worker
 from tests.tables import each_row
@@ -68,9 +68,9 @@ class EmbeddingsPlane:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def plane(
-    servers: Servers, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+    module_nats_server: RunningServer, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[EmbeddingsPlane]:
-    nats, directory = servers.nats(), tmp_path_factory.mktemp("embeddings")
+    directory = tmp_path_factory.mktemp("embeddings")
     asked, answers = list[Any](), list[Any]()
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
@@ -85,7 +85,7 @@ async def plane(
         answering(answer) as origin,
         running_worker(
             directory,
-            nats_url=nats.url,
+            nats_url=module_nats_server.url,
             redis_url=redis_server.url,
             script={"models": {**models, "claude": model()}},
             agents=AGENTS,
@@ -96,11 +96,10 @@ async def plane(
             more_models={name: {"price": PRICE, "dimensions": size} for name, size in SIZES.items()},
         ) as worker,
     ):
-        settings = settings_for(nats.url, redis_server.url, directory)
+        settings = settings_for(module_nats_server.url, redis_server.url, directory)
         config = load_config(directory / "breakwater.yaml")
         async with running(settings, config, create_key(settings.api_keys_file, "tests")) as api:
             yield EmbeddingsPlane(api, worker, asked, answers, create_key(settings.api_keys_file, "app", ("submit",)))
-    nats.stop()
 
 
 async def test_openais_client_reads_its_vectors(plane: EmbeddingsPlane) -> None:

@@ -24,7 +24,7 @@ from breakwater.local.ports import free_port
 from breakwater.records import rows, schema
 from tests.records import samples
 from tests.records.made import END, Made, made
-from tests.server_sources import RunningServer, Servers
+from tests.server_sources import RunningServer
 from tests.services.request.conftest import CONFIG, Answer, HttpApi, running, settings_for
 from tests.tables import each_row
 
@@ -59,15 +59,15 @@ class Recorded:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def recorded(
-    servers: Servers,
+    module_nats_server: RunningServer,
     redis_server: RunningServer,
     clickhouse_server: RunningServer,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncGenerator[Recorded]:
-    nats, directory, history = servers.nats(), tmp_path_factory.mktemp("executions"), made()
+    directory, history = tmp_path_factory.mktemp("executions"), made()
     config = parse_config(ENCRYPTING)
-    await provision(nats.url, bus_plan(config))
-    settings = settings_for(nats.url, redis_server.url, directory)
+    await provision(module_nats_server.url, bus_plan(config))
+    settings = settings_for(module_nats_server.url, redis_server.url, directory)
     key = create_key(settings.api_keys_file, "tests")
 
     def at(clickhouse_url: str) -> Any:
@@ -81,7 +81,6 @@ async def recorded(
         nowhere = f"http://127.0.0.1:{free_port()}/breakwater"
         async with at(url) as api, at(nowhere) as unreachable, at(f"{url}_of_nobody") as empty:
             yield Recorded(api, analytics, history, unreachable, empty)
-    nats.stop()
 
 
 def etag_of(answer: Answer) -> str:

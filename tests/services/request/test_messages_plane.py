@@ -16,7 +16,7 @@ from breakwater.dialects.rules.messages import UNSIGNED, message_of
 from breakwater.identity.api_keys import create_key
 from tests.anthropic_client import Accumulation, accumulated
 from tests.flow.kit import model
-from tests.server_sources import RunningServer, Servers
+from tests.server_sources import RunningServer
 from tests.services.request.conftest import Answer, HttpApi, new_id, running, settings_for
 from tests.services.request.test_messages import events
 from tests.services.worker.harness import WorkerPlane, running_worker
@@ -128,12 +128,12 @@ class MessagesPlane:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def plane(
-    servers: Servers, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+    module_nats_server: RunningServer, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[MessagesPlane]:
-    nats, directory = servers.nats(), tmp_path_factory.mktemp("messages")
+    directory = tmp_path_factory.mktemp("messages")
     started = running_worker(
         directory,
-        nats_url=nats.url,
+        nats_url=module_nats_server.url,
         redis_url=redis_server.url,
         script={"models": MODELS},
         agents=AGENTS,
@@ -144,11 +144,10 @@ async def plane(
         },
     )
     async with started as worker:
-        settings = settings_for(nats.url, redis_server.url, directory)
+        settings = settings_for(module_nats_server.url, redis_server.url, directory)
         config = load_config(directory / "breakwater.yaml")
         async with running(settings, config, create_key(settings.api_keys_file, "tests")) as api:
             yield MessagesPlane(api, worker)
-    nats.stop()
 
 
 async def stored(plane: MessagesPlane, answer: Answer) -> dict[str, Any]:

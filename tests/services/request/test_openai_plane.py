@@ -21,7 +21,7 @@ from tests.any_answers import AnyAnswer
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.openai_client import openai_client
-from tests.server_sources import RunningServer, Servers
+from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, running, settings_for
 from tests.services.worker.harness import WorkerPlane, running_worker
 
@@ -79,12 +79,12 @@ class OpenAIPlane:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def plane(
-    servers: Servers, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+    module_nats_server: RunningServer, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[OpenAIPlane]:
-    nats, directory = servers.nats(), tmp_path_factory.mktemp("openai")
+    directory = tmp_path_factory.mktemp("openai")
     started = running_worker(
         directory,
-        nats_url=nats.url,
+        nats_url=module_nats_server.url,
         redis_url=redis_server.url,
         script={"models": MODELS},
         agents=AGENTS,
@@ -94,11 +94,10 @@ async def plane(
         },
     )
     async with started as worker:
-        settings = settings_for(nats.url, redis_server.url, directory)
+        settings = settings_for(module_nats_server.url, redis_server.url, directory)
         config = load_config(directory / "breakwater.yaml")
         async with running(settings, config, create_key(settings.api_keys_file, "tests")) as api:
             yield OpenAIPlane(api, worker)
-    nats.stop()
 
 
 async def test_chat(plane: OpenAIPlane) -> None:

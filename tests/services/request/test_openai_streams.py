@@ -36,7 +36,7 @@ from breakwater.local.ports import free_port
 from tests.any_answers import AnyAnswer, any_provider_server
 from tests.flow.kit import model
 from tests.helpers import until
-from tests.server_sources import RunningServer, Servers
+from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, new_id, running, settings_for
 from tests.services.request.test_openai_plane import TOOL, OpenAIPlane
 from tests.services.worker.harness import WorkerPlane, running_worker
@@ -137,15 +137,14 @@ AGENTS = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def plane(
-    servers: Servers, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+    module_nats_server: RunningServer, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[OpenAIPlane]:
-    nats, directory = servers.nats(), tmp_path_factory.mktemp("streams")
+    directory = tmp_path_factory.mktemp("streams")
     async with (
         any_provider_server() as (bodies, odd),
-        _running(nats.url, redis_server.url, directory, odd["openai"]) as (api, worker),
+        _running(module_nats_server.url, redis_server.url, directory, odd["openai"]) as (api, worker),
     ):
         yield OpenAIPlane(api, worker, bodies)
-    nats.stop()
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from breakwater.config import load_config
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.rules.ids import key_of
 from tests.flow.kit import model
-from tests.server_sources import RunningServer, Servers
+from tests.server_sources import RunningServer
 from tests.services.request.conftest import Answer, HttpApi, new_id, running, settings_for
 from tests.services.request.test_ownership import key
 from tests.services.worker.harness import WorkerPlane, running_worker
@@ -54,18 +54,17 @@ class Shared:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def plane(
-    servers: Servers, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+    module_nats_server: RunningServer, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Shared]:
-    nats, directory = servers.nats(), tmp_path_factory.mktemp("names")
+    directory = tmp_path_factory.mktemp("names")
     started = running_worker(
-        directory, nats_url=nats.url, redis_url=redis_server.url, script={"models": MODELS}, agents=AGENTS
+        directory, nats_url=module_nats_server.url, redis_url=redis_server.url, script={"models": MODELS}, agents=AGENTS
     )
     async with started as worker:
-        settings = settings_for(nats.url, redis_server.url, directory)
+        settings = settings_for(module_nats_server.url, redis_server.url, directory)
         config = load_config(directory / "breakwater.yaml")
         async with running(settings, config, create_key(settings.api_keys_file, "tests")) as api:
             yield Shared(api, worker)
-    nats.stop()
 
 
 async def test_two_keys_may_choose_the_same_id_and_each_sees_its_own(plane: Shared) -> None:

@@ -24,7 +24,7 @@ from breakwater.kernel.redis.connection import Redis
 from breakwater.local.commands.setup import bus_plan
 from breakwater.records import rows, schema
 from tests.records import samples
-from tests.server_sources import RunningServer, Servers
+from tests.server_sources import RunningServer
 from tests.services.request.conftest import (
     GOVERNED,
     Answer,
@@ -70,21 +70,20 @@ class Planning:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def planning(
-    servers: Servers,
+    module_nats_server: RunningServer,
     redis_server: RunningServer,
     clickhouse_server: RunningServer,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncGenerator[Planning]:
-    nats, config = servers.nats(), parse_config(GOVERNED)
-    await provision(nats.url, bus_plan(config))
-    settings = settings_for(nats.url, redis_server.url, tmp_path_factory.mktemp("plans"))
+    config = parse_config(GOVERNED)
+    await provision(module_nats_server.url, bus_plan(config))
+    settings = settings_for(module_nats_server.url, redis_server.url, tmp_path_factory.mktemp("plans"))
     keys = create_key(settings.api_keys_file, "tests")
     async with samples.new_database(clickhouse_server.url) as analytics:
         url = f"{clickhouse_server.url.rstrip('/')}/{analytics.database}"
         fields = settings.model_dump() | {"clickhouse_url": url}
         async with running(type(settings).model_validate(fields), config, keys) as api:
             yield Planning(api, analytics)
-    nats.stop()
 
 
 def job(job_id: str | None = None, *depends_on: str, agent: str = "patient", **more: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from tests.calls.providers.kit import answering
 from tests.dialects.test_recorded import EXPECTED
 from tests.flow.kit import model
 from tests.recorded import Recorded, recorded
-from tests.server_sources import RunningServer, Servers
+from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, running, settings_for
 from tests.services.worker.harness import running_worker
 
@@ -51,9 +51,9 @@ class Replays:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def plane(
-    servers: Servers, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+    module_nats_server: RunningServer, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Replays]:
-    nats, directory = servers.nats(), tmp_path_factory.mktemp("recorded")
+    directory = tmp_path_factory.mktemp("recorded")
     script = {"models": {f"of-{name}": model(answer=SAID) for name in KINDS}}
     sent: list[dict[str, Any]] = []
     async with SimulatedProvider(script) as sim, aiohttp.ClientSession() as forward:
@@ -73,18 +73,17 @@ async def plane(
             }
             started = running_worker(
                 directory,
-                nats_url=nats.url,
+                nats_url=module_nats_server.url,
                 redis_url=redis_server.url,
                 script=script,
                 agents=agents,
                 more_providers=more,
             )
             async with started:
-                settings = settings_for(nats.url, redis_server.url, directory)
+                settings = settings_for(module_nats_server.url, redis_server.url, directory)
                 config = load_config(directory / "breakwater.yaml")
                 async with running(settings, config, create_key(settings.api_keys_file, "tests")) as api:
                     yield Replays(api, sent)
-    nats.stop()
 
 
 def door_of(one: Recorded) -> str:

@@ -15,7 +15,7 @@ from breakwater.kernel.nats.subjects import Stream
 from tests.flow.kit import PLANE_KEY, model
 from tests.helpers import until
 from tests.openai_client import openai_client
-from tests.server_sources import RunningServer, Servers
+from tests.server_sources import RunningServer
 from tests.services.request.conftest import running, settings_for
 from tests.services.worker.harness import running_worker
 
@@ -33,19 +33,18 @@ AGENTS: dict[str, Any] = {
 
 
 async def test_a_flood_of_one_caller_costs_no_other_a_response(
-    servers: Servers, redis_server: RunningServer, tmp_path: Path
+    own_nats_server: RunningServer, redis_server: RunningServer, tmp_path: Path
 ) -> None:
-    nats = servers.nats()
     started = running_worker(
         tmp_path,
-        nats_url=nats.url,
+        nats_url=own_nats_server.url,
         redis_url=redis_server.url,
         script={"models": MODELS},
         agents=AGENTS,
         limits={"responses_max_bytes": LIMIT},
     )
     async with started as worker:
-        settings = settings_for(nats.url, redis_server.url, tmp_path)
+        settings = settings_for(own_nats_server.url, redis_server.url, tmp_path)
         settings = settings.model_copy(update={"plane_key": SecretStr(PLANE_KEY)})
         key = create_key(settings.api_keys_file, "tests")
         async with running(settings, load_config(tmp_path / "breakwater.yaml"), key) as api:
@@ -85,4 +84,3 @@ async def test_a_flood_of_one_caller_costs_no_other_a_response(
             await sdk("another").responses.create(model="writer", input=large, background=True)
             calls = [call for call in worker.sim.ledger.calls if call.model == "stalled"]
             assert len(calls) <= 1
-    nats.stop()

@@ -19,7 +19,7 @@ from breakwater.identity.api_keys import create_key
 from tests.dialects.test_responses_stream import accumulated
 from tests.flow.kit import model
 from tests.openai_client import openai_client
-from tests.server_sources import RunningServer, Servers
+from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, running, settings_for
 from tests.services.worker.harness import WorkerPlane, running_worker
 from tests.tables import each_row
@@ -125,12 +125,12 @@ class ResponsesPlane:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def plane(
-    servers: Servers, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+    module_nats_server: RunningServer, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[ResponsesPlane]:
-    nats, directory = servers.nats(), tmp_path_factory.mktemp("responses")
+    directory = tmp_path_factory.mktemp("responses")
     started = running_worker(
         directory,
-        nats_url=nats.url,
+        nats_url=module_nats_server.url,
         redis_url=redis_server.url,
         script={
             "models": {**MODELS, "r": MODELS["native/r"], "search": MODELS["native/search"], "full": MODELS["full"]}
@@ -143,11 +143,10 @@ async def plane(
         more_models=PRICES,
     )
     async with started as worker:
-        settings = settings_for(nats.url, redis_server.url, directory)
+        settings = settings_for(module_nats_server.url, redis_server.url, directory)
         config = load_config(directory / "breakwater.yaml")
         async with running(settings, config, create_key(settings.api_keys_file, "tests")) as api:
             yield ResponsesPlane(api, worker, create_key(settings.api_keys_file, "app", ("submit",)))
-    nats.stop()
 
 
 @pytest.mark.parametrize("agent", SPEAKERS)

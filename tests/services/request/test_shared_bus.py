@@ -18,7 +18,7 @@ from breakwater.kernel.ids import id_at
 from breakwater.kernel.nats import subjects
 from tests.flow.kit import model
 from tests.helpers import until
-from tests.server_sources import RunningServer, Servers
+from tests.server_sources import RunningServer
 from tests.services.request.conftest import new_id, running, settings_for
 from tests.services.request.test_own_names import Shared
 from tests.services.worker.harness import running_worker
@@ -45,23 +45,22 @@ PROGRAMS: dict[str, Any] = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def plane(
-    servers: Servers, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+    module_nats_server: RunningServer, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Shared]:
-    nats, directory = servers.nats(), tmp_path_factory.mktemp("bus")
+    directory = tmp_path_factory.mktemp("bus")
     started = running_worker(
         directory,
-        nats_url=nats.url,
+        nats_url=module_nats_server.url,
         redis_url=redis_server.url,
         script={"models": MODELS},
         agents=AGENTS,
         programs=PROGRAMS,
     )
     async with started as worker:
-        settings = settings_for(nats.url, redis_server.url, directory)
+        settings = settings_for(module_nats_server.url, redis_server.url, directory)
         config = load_config(directory / "breakwater.yaml")
         async with running(settings, config, create_key(settings.api_keys_file, "tests")) as api:
             yield Shared(api, worker)
-    nats.stop()
 
 
 async def ask(plane: Shared, user: str, message_id: str | None = None, **job: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from breakwater.kernel.nats import subjects
 from tests.flow.kit import PLANE_KEY, model
 from tests.helpers import until
 from tests.openai_client import openai_client
-from tests.server_sources import RunningServer, Servers
+from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, running, settings_for
 from tests.services.worker.harness import WorkerPlane, running_worker
 
@@ -67,24 +67,23 @@ class Replicas:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def plane(
-    servers: Servers, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+    module_nats_server: RunningServer, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Replicas]:
-    nats, directory = servers.nats(), tmp_path_factory.mktemp("responses")
+    directory = tmp_path_factory.mktemp("responses")
     started = running_worker(
-        directory, nats_url=nats.url, redis_url=redis_server.url, script={"models": MODELS}, agents=AGENTS
+        directory, nats_url=module_nats_server.url, redis_url=redis_server.url, script={"models": MODELS}, agents=AGENTS
     )
     async with started as worker, AsyncExitStack() as stack:
         config = load_config(directory / "breakwater.yaml")
-        key = create_key(settings_for(nats.url, redis_server.url, directory).api_keys_file, "tests")
+        key = create_key(settings_for(module_nats_server.url, redis_server.url, directory).api_keys_file, "tests")
 
         async def replica(at: Path = directory) -> HttpApi:
-            settings = settings_for(nats.url, redis_server.url, at).model_copy(
+            settings = settings_for(module_nats_server.url, redis_server.url, at).model_copy(
                 update={"plane_key": SecretStr(PLANE_KEY)}
             )
             return await stack.enter_async_context(running(settings, config, key))
 
         yield Replicas((await replica(), await replica()), worker, replica)
-    nats.stop()
 
 
 def text_of(events: list[Any]) -> str:

@@ -14,7 +14,7 @@ from aiohttp import web
 from breakwater.kernel.nats import subjects
 from tests.calls.providers.kit import answering
 from tests.flow.kit import PRICE, model
-from tests.server_sources import RunningServer, Servers
+from tests.server_sources import RunningServer
 from tests.services.worker.harness import WorkerPlane, running_worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -117,9 +117,9 @@ MODELS = [f"{provider}/{name}" for provider in PROVIDERS for name in KINDS]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def plane(
-    servers: Servers, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+    module_nats_server: RunningServer, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[PickyPlane]:
-    nats, bodies = servers.nats(), list[dict[str, Any]]()
+    bodies = list[dict[str, Any]]()
 
     async def picky(request: web.BaseRequest) -> web.StreamResponse:
         body: dict[str, Any] = json.loads(await request.read())
@@ -148,7 +148,7 @@ async def plane(
         }
         started = running_worker(
             tmp_path_factory.mktemp("picky"),
-            nats_url=nats.url,
+            nats_url=module_nats_server.url,
             redis_url=redis_server.url,
             script={"models": {"sim/down": model({"status": 500})}},
             agents=agents,
@@ -157,7 +157,6 @@ async def plane(
         )
         async with started as worker:
             yield PickyPlane(worker, bodies)
-    nats.stop()
 
 
 def causes(result: Mapping[str, Any]) -> list[str]:
