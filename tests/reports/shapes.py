@@ -42,8 +42,15 @@ ODD: Sequence[tuple[str, Any]] = (
 )
 
 
+def _in_each_place() -> Iterator[tuple[str, str, str, Reply]]:
+    """An odd value in each place of what comes, in both dialects: each value in a third of the places."""
+    for kind in ("delta", "call", "answer", "anthropic"):
+        replies = [[(name, place, reply) for place, reply in _at(kind, odd)] for name, odd in ODD]
+        for number, same_place in enumerate(zip(*replies, strict=True)):
+            yield kind, *same_place[number % len(ODD)]
+
+
 def _at(kind: str, odd: Any) -> Iterator[tuple[str, Reply]]:
-    """An odd value in each place of what comes, in both dialects."""
     match kind:
         case "delta":
             for name in ("content", "role", "tool_calls", "refusal", "reasoning_content", "function_call"):
@@ -93,13 +100,11 @@ def cases() -> Iterator[Case]:
 
 def _crashes() -> Iterator[Case]:
     row = "nothing crashes the handler"
-    for name, odd in ODD:
-        for kind in ("delta", "call", "answer", "anthropic"):
-            for place, reply in _at(kind, odd):
-                how: dict[str, Any] = {"dialect": "anthropic" if kind == "anthropic" else "openai"}
-                status = Check("an end", lambda found: found in {"succeeded", "dead_lettered"})
-                expected: Body = {"lost": False, "status": status, "malformed": [], "foreign": None}
-                yield Case(row, f"odd-{name}-{place}", [reply], expected, stream="streamed" in place, **how)
+    for kind, name, place, reply in _in_each_place():
+        how: dict[str, Any] = {"dialect": "anthropic" if kind == "anthropic" else "openai"}
+        status = Check("an end", lambda found: found in {"succeeded", "dead_lettered"})
+        expected: Body = {"lost": False, "status": status, "malformed": [], "foreign": None}
+        yield Case(row, f"odd-{name}-{place}", [reply], expected, stream="streamed" in place, **how)
     asked = tools(OSLO, finish="tool_calls")
     yield Case(row, "arguments-object-streamed", [calls([{**call({"city": "Oslo"}), "index": 0}])], asked, stream=True)
     yield Case(row, "arguments-object", [chat(None, finish="tool_calls", tool_calls=[call({"city": "Oslo"})])], asked)
