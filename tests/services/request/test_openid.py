@@ -329,11 +329,10 @@ async def test_who_holds_flow_and_state_keeps_nobody_out_and_has_the_provider_as
     flows = {"made up": ["mine"], "begun once": [(await begin(attacked))[1]]}.get(whose, [])
     statuses: list[int] = []
     started = time.monotonic()
-    attack = [asyncio.create_task(loops(attacked, flows, statuses)) for _ in range(30)]
-    await until(lambda: len(statuses) > 300)
+    attack = [asyncio.create_task(loops(attacked, flows, statuses)) for _ in range(12)]
+    await until(lambda: len(statuses) > 150)  # more than are let fail in a minute
     async with elsewhere(attacked) as other:
-        for _ in range(3):
-            assert (await sign_in(other, provider, "ada")).status == 200
+        assert (await sign_in(other, provider, "ada")).status == 200
     if flows:
         # From the same address, too: what was not begun here, or was used before, is not counted.
         assert (await sign_in(attacked, provider, "ada")).status == 200

@@ -17,7 +17,7 @@ from breakwater.dialects.rules.chat_chunks import Assembly
 from breakwater.identity.api_keys import create_key
 from tests.anthropic_client import accumulated
 from tests.flow.kit import model
-from tests.server_sources import RunningServer, Servers
+from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, running, settings_for
 from tests.services.request.strict_providers import AUTHORS, DOWN, TEXT_TURNS, StrictProviders, strict_providers
 from tests.services.worker.harness import WorkerPlane, running_worker
@@ -45,14 +45,14 @@ class TurnsPlane:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def plane(
-    servers: Servers, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+    module_nats_server: RunningServer, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[TurnsPlane]:
-    nats, directory = servers.nats(), tmp_path_factory.mktemp("turns")
+    directory = tmp_path_factory.mktemp("turns")
     async with strict_providers() as providers:
         kinds = {"anthropic": {"kind": "anthropic"}, "responses": {"api": "responses"}}
         started = running_worker(
             directory,
-            nats_url=nats.url,
+            nats_url=module_nats_server.url,
             redis_url=redis_server.url,
             script={"models": {"sim/unused": model()}},
             agents={
@@ -71,12 +71,11 @@ async def plane(
             },
         )
         async with started as worker:
-            settings = settings_for(nats.url, redis_server.url, directory)
+            settings = settings_for(module_nats_server.url, redis_server.url, directory)
             config = load_config(directory / "breakwater.yaml")
             async with running(settings, config, create_key(settings.api_keys_file, "tests")) as api:
                 key = create_key(settings.api_keys_file, "app", ("submit",))
                 yield TurnsPlane(api, worker, providers, key)
-    nats.stop()
 
 
 def _events(body: bytes) -> list[dict[str, Any]]:
@@ -203,9 +202,14 @@ async def test_no_turn_of_a_conversation_over_any_two_providers_is_refused(
         expected = [f"{second}/steady" if turn in DOWN else f"{first}/busy" for turn in range(1, TURNS + 1)]
         assert conversation.models == expected
 
-    # In either order: the second has the turns of the first to read, and then the first those of the second.
-    pairs = enumerate(product(APIS, combinations_with_replacement(AUTHORS, 2)))
-    await asyncio.gather(*(converse(api, *pair, stream_odd=bool(number % 2)) for number, (api, pair) in pairs))
+    # In either order: the second has the turns of the first to read, and then the first those of the second. Each pair
+    # over one API, and each provider over all of them: what a provider reads of another doesn't depend on the API.
+    pairs = combinations_with_replacement(range(len(AUTHORS)), 2)
+    conversations = [
+        converse(APIS[(first + second) % len(APIS)], AUTHORS[first], AUTHORS[second], stream_odd=bool(number % 2))
+        for number, (first, second) in enumerate(pairs)
+    ]
+    await asyncio.gather(*conversations)
     for name, error in failed:
         with subtests.test(name):
             raise error
