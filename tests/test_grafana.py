@@ -137,7 +137,7 @@ def opened(url: str) -> Generator[Database]:
 @pytest.fixture(scope="module")
 def twice(clickhouse_server: RunningServer) -> Generator[Database]:
     """A database with a small history, every row of it delivered twice."""
-    with filled_database(clickhouse_server.url) as url, opened(url) as database:
+    with opened(filled_database(clickhouse_server.url)) as database:
         yield database
 
 

@@ -1,7 +1,7 @@
 """The figures of the console's pages, against the same figures computed from the records."""
 
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import Any
@@ -33,9 +33,8 @@ def history() -> Made:
 
 
 @pytest.fixture(scope="module")
-def database(clickhouse_server: RunningServer) -> Generator[str]:
-    with filled_database(clickhouse_server.url) as url:
-        yield url
+def database(clickhouse_server: RunningServer) -> str:
+    return filled_database(clickhouse_server.url)
 
 
 @pytest.fixture
