@@ -242,7 +242,8 @@ async def running_worker(
     """
     async with SimulatedProvider(dict(script)) as sim:
         path = directory / "breakwater.yaml"
-        path.write_text(yaml.safe_dump(config_for(sim.url, agents, **config)).replace("{sim_port}", str(sim.port)))
+        document = yaml.dump(config_for(sim.url, agents, **config), Dumper=yaml.CSafeDumper)
+        path.write_text(document.replace("{sim_port}", str(sim.port)))
         parsed = load_config(path)
         client = await nats.connect(nats_url)
         plane = WorkerPlane(directory, {"BREAKWATER_REDIS_URL": redis_url}, client, sim)
