@@ -41,6 +41,7 @@ _lifelines: list[socket.socket] = []
 
 def _serve(listening: socket.socket, parent: socket.socket, modules: list[str]) -> None:
     """Imports modules, and forks a worker for each connection until the parent's end of its socket closes."""
+    gc.disable()  # what is imported stays; a worker enables it once it has collected its tests
     fork_server.start()  # one for the services of all workers
     # Rewriting assertions costs 17 s of CPU, so each core does it for a share of the modules, and caches the bytecode.
     cores = len(os.sched_getaffinity(0))
