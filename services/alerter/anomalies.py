@@ -67,13 +67,13 @@ class AnomalyWatch:
                 self._learn_at = now + LEARNING_PAUSE * (self._now() - now)
             latest = await latest_minutes(analytics, self._rules, now)
         except (AnalyticsUnavailableError, QueryError) as error:
-            self._clickhouse.failed(error)
+            self._clickhouse.note_failure(error)
             self._failures += 1
             if self._failures == MAX_FAILURES:
                 refused = "ClickHouse refuses the query: " if isinstance(error, QueryError) else ""
                 await self._record(partial(unwatched_signals, f"{refused}{error}", now=now))
         else:
-            self._clickhouse.worked()
+            self._clickhouse.note_success()
             self._failures = 0
             await self._record(partial(signals, latest, self._baselines, rules=self._rules, now=now))
 

@@ -160,7 +160,7 @@ class Notifier:
             await self._after_failure(composed, failure)
             return
         self._metrics.count_delivery()
-        self._outage.worked()
+        self._outage.note_success()
         self._queue.note_delivery(composed, message, self._clock.now(), self._clock.monotonic())
         await _acknowledge(composed)
         works = channel_works(self._channel.name, message_id(message), self._clock.now())
@@ -184,7 +184,7 @@ class Notifier:
     async def _after_failure(self, composed: ComposedMessage, failure: SendError) -> None:
         decided = self._queue.note_failure(composed, failure, self._clock.monotonic())
         if not (failure.disables or failure.permanent):
-            self._outage.failed(failure)
+            self._outage.note_failure(failure)
         if decided == "disable":
             await self._disable(failure)
         if decided == "give up" or (decided == "disable" and composed.replay):

@@ -210,9 +210,9 @@ class BreakerWatch:
                 grace_until = loop.time() + self._grace_s
             if alive:
                 grace_until = 0.0
-                self._outage.worked()
+                self._outage.note_success()
             elif alive is False and loop.time() >= grace_until:
-                self._outage.failed(MISSING)
+                self._outage.note_failure(MISSING)
             if alive is not None:
                 self._metrics.set_breaker_service_alive(alive)
             await asyncio.sleep(background.aligned_delay(every_s))

@@ -148,9 +148,9 @@ class KeyRing:
             keys = list_keys(self._path)
         except ApiKeysError as error:
             # The file may be in the middle of an edit: the known keys stay valid, and it is read again.
-            self._outage.failed(error)
+            self._outage.note_failure(error)
             return
-        self._outage.worked()
+        self._outage.note_success()
         self._keys = {key.id: key for key in keys}
         self._version = version
 

@@ -231,6 +231,6 @@ async def bound_tasks(tasks: Tasks) -> None:
         try:
             await tasks.delete_idle()
         except StateUnavailableError as error:
-            outage.failed(error)
+            outage.note_failure(error)
         else:
-            outage.worked()
+            outage.note_success()

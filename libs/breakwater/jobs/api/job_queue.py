@@ -142,11 +142,11 @@ class JobQueue:
         try:
             stored = await self._publish(subjects.job(sent.job.agent), sent.payload, headers)
         except BusUnavailableError as error:
-            self._outage.failed(error)
+            self._outage.note_failure(error)
             raise unavailable("unavailable", f"the job was not accepted: {error}") from error
         except PublishRefusedError as error:
             raise unavailable("refused", f"the job was not accepted: {error}") from error
-        self._outage.worked()
+        self._outage.note_success()
         self._quota.add(sent.job.agent, len(sent.payload))
         return stored
 

@@ -167,10 +167,10 @@ class AcceptedJobs:
             try:
                 await self._save(batch)
             except StateUnavailableError as error:
-                self._outage.failed(error)
+                self._outage.note_failure(error)
                 await asyncio.sleep(RETRY_S)
                 continue
-            self._outage.worked()
+            self._outage.note_success()
             for execution_id in batch:
                 self._unsaved.pop(execution_id, None)
 

@@ -135,10 +135,10 @@ def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> 
     async def lost() -> None:
         # Also called when we close it ourselves.
         if not (broker.connection.is_draining or broker.connection.is_closed):
-            outage.failed("connection lost; reconnecting")
+            outage.note_failure("connection lost; reconnecting")
 
     async def regained() -> None:
-        outage.worked()
+        outage.note_success()
 
     async def failed(error: Exception) -> None:
         # While the connection is lost, every attempt to regain it ends here. Other errors (before the first connection,

@@ -342,10 +342,10 @@ class DelayedQueue:
         try:
             await self._wake(delivery, agent, execution_id, due)
         except (BusUnavailableError, PublishRefusedError) as error:
-            outage.failed(error)
+            outage.note_failure(error)
             await delivery.retry_in(RETRY_S)
             return
-        outage.worked()
+        outage.note_success()
         # Without confirmation, it is redelivered and returned again: a second message of the same execution.
         await delivery.ack_sync()
 

@@ -216,14 +216,14 @@ class PullSubscriber(DefaultSubscriber[Any]):
                 try:
                     fetched = await source.fetch(pull, wait_s, source.concurrency() - len(self._handling))
                 except BusUnavailableError as error:
-                    outage.failed(error)
+                    outage.note_failure(error)
                     await asyncio.sleep(RETRY_S)
                     continue
                 except Exception:  # noqa: BLE001  without its reader, the process would go on but get no messages
                     structlog.get_logger().exception("fetch_failed", consumer=self.declaration.durable)
                     await asyncio.sleep(RETRY_S)
                     continue
-                outage.worked()
+                outage.note_success()
                 for deliveries in fetched:
                     task = asyncio.create_task(self.consume(deliveries))
                     self._handling.add(task)

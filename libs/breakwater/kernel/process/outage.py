@@ -35,7 +35,7 @@ class Outage:
         """Returns True while it is unavailable."""
         return self._failed_tries > 0
 
-    def failed(self, error: BaseException | str) -> None:
+    def note_failure(self, error: BaseException | str) -> None:
         """Counts a failed try; the first one is logged."""
         self._failed_tries += 1
         if self._failed_tries == 1:
@@ -53,11 +53,11 @@ class Outage:
             try:
                 value = await work()
             except on as error:
-                self.failed(error)
+                self.note_failure(error)
                 await asyncio.sleep(retry_s)
             else:
                 if self._failed_tries:
-                    self.worked()
+                    self.note_success()
                 return value
 
     async def run_logged(self, work: Callable[[], Awaitable[object]], *, expected: Errors, unless: Errors = ()) -> bool:
@@ -78,12 +78,12 @@ class Outage:
         except Exception as error:  # noqa: BLE001  ending the loop would be worse than any error
             if not (isinstance(error, expected) or self.lasting):
                 structlog.get_logger().exception("failed_unexpectedly", what=self._resource)
-            self.failed(error)
+            self.note_failure(error)
             return False
-        self.worked()
+        self.note_success()
         return True
 
-    def worked(self) -> None:
+    def note_success(self) -> None:
         """Ends the outage; the first success after failures is logged."""
         if self._failed_tries:
             structlog.get_logger().info("available_again", what=self._resource, failed_tries=self._failed_tries)
@@ -141,7 +141,7 @@ class Outages:
                     server = error.server
                     self._failing[server] += server not in failed_on
                     failed_on.add(server)
-                    self._outages.setdefault(server, Outage(server)).failed(error)
+                    self._outages.setdefault(server, Outage(server)).note_failure(error)
                     self._report(server, True)
                 else:
                     if failed_on:
@@ -163,7 +163,7 @@ class Outages:
         for server in failed_on:
             # The outage is over once no caller fails because of it: until then, one success may be luck.
             if self._failing[server] == 1:
-                self._outages[server].worked()
+                self._outages[server].note_success()
                 self._report(server, False)
 
     def _forget(self, failed_on: set[str]) -> None:

@@ -329,7 +329,7 @@ def serve(host: str, port: int, token: str | None = None) -> None:
             reason = error.strerror or os.strerror(error.errno or 0)
             raise ConfigError(f"metrics: can't listen on {host}:{port}: {reason}; {choose}") from error
         outage = Outage("metrics")
-        outage.failed(f"another program already listens on {host}:{port}; {choose}, or stop that program")
+        outage.note_failure(f"another program already listens on {host}:{port}; {choose}, or stop that program")
         Thread(target=_serve_later, args=(host, port, token, outage), name="metrics", daemon=True).start()
 
 
@@ -377,9 +377,9 @@ def _serve_later(host: str, port: int, token: str | None, outage: Outage) -> Non
         try:
             _listen(host, port, token)
         except OSError as error:
-            outage.failed(error)
+            outage.note_failure(error)
         else:
-            outage.worked()
+            outage.note_success()
 
 
 def exposition(accept: str) -> tuple[bytes, str]:

@@ -208,7 +208,7 @@ class LiveReservations:
                 if self._live or checks % IDLE_CHECK_EVERY == 0:
                     await self.check()
             except StateUnavailableError:
-                self._lost.failed("Redis does not answer")
+                self._lost.note_failure("Redis does not answer")
             checks += 1
             await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S))
 
@@ -219,7 +219,7 @@ class LiveReservations:
         a reservation is restored once two checks in a row miss it.
         """
         if await self._budgets.has_counters():
-            self._lost.worked()
+            self._lost.note_success()
             ids = list(self._live)
             reservations = await self._budgets.reservations(ids)
             missing = {
@@ -229,7 +229,9 @@ class LiveReservations:
             self._missing = missing
         else:
             if self._caps().any_hard:
-                self._lost.failed("they are lost, or not made yet; until they are no call is made under a hard cap")
+                self._lost.note_failure(
+                    "they are lost, or not made yet; until they are no call is made under a hard cap"
+                )
             wanted = set(self._live)
         if commands := [
             self._reserve_command(self._live[attempt_id]) for attempt_id in wanted if attempt_id in self._live

@@ -177,7 +177,7 @@ class OpenAI:
             headers["x-ratelimit-reset-requests"] = f"{retry_after_s if retry_after_s is not None else 1:.10g}s"
         return headers
 
-    def failed(self, answer: ScriptedAnswer, error: ErrorText | None) -> dict[str, Any]:  # noqa: ARG002  for others
+    def failure_body(self, answer: ScriptedAnswer, error: ErrorText | None) -> dict[str, Any]:  # noqa: ARG002  for others
         """Returns the body of an answer that failed."""
         return self.error(500, error)
 

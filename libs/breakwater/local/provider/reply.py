@@ -75,7 +75,7 @@ def _answer_reply(status: int, decision: Decision, answer: ScriptedAnswer, diale
         case "error_in_200":
             return _body_reply(status, orjson.dumps(dialect.error(500, decision.error)))
         case "failed":
-            return _body_reply(status, orjson.dumps(dialect.failed(answer, decision.error)))
+            return _body_reply(status, orjson.dumps(dialect.failure_body(answer, decision.error)))
         case "byte_order_mark":
             return _body_reply(status, codecs.BOM_UTF8 + body)
         case "malformed_json":
@@ -111,7 +111,9 @@ def _stream_reply(answer: ScriptedAnswer, pace: Pace, rule: Fault, dialect: Open
             data = events[at].data
             steps[at] = (steps[at][0], StreamEvent(data[: len(data) // 2].rstrip() + b"\n\n"))
         case "error":
-            error = dialect.failed(answer, rule.error) if rule.kind == "failed" else dialect.error(500, rule.error)
+            error = (
+                dialect.failure_body(answer, rule.error) if rule.kind == "failed" else dialect.error(500, rule.error)
+            )
             steps[at:] = [(0.0, dialect.failure(error, at))]
         case "cut" | "no_end":
             del steps[at:]

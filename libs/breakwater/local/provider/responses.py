@@ -152,7 +152,7 @@ class Responses(OpenAI):
             **_usage_fields(answer),
         }
 
-    def failed(self, answer: ScriptedAnswer, error: ErrorText | None) -> dict[str, Any]:
+    def failure_body(self, answer: ScriptedAnswer, error: ErrorText | None) -> dict[str, Any]:
         """Returns a `response` object with the status `failed`."""
         text = self.error_text(500, error)
         return {

@@ -126,9 +126,9 @@ class _Complaints(logging.Handler):
         reasons = self._reasons
         self._reasons = None
         if well:
-            self._outage.worked()
+            self._outage.note_success()
         else:
-            self._outage.failed(reasons[0] if reasons else "the collector did not accept the spans")
+            self._outage.note_failure(reasons[0] if reasons else "the collector did not accept the spans")
 
     def emit(self, record: logging.LogRecord) -> None:
         """Collects a line as the reason of the current export's failure, or else logs it as ours."""
