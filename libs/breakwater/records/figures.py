@@ -165,7 +165,7 @@ class ProviderLine:
 
     @property
     def available_share(self) -> float:
-        """From 0 to 1, as in the view `provider_health`: calls that did not fail by the provider's own fault.
+        """The share of calls that did not fail by the provider's own fault, from 0 to 1, as in `provider_health`.
 
         0 without a success: a provider that refuses all calls, such as those with a wrong key, is not available.
         """

@@ -37,7 +37,7 @@ def create_view(name: str, layout: Layout = PLAIN) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One step. Its statements change nothing if they have run already, or run elsewhere at the same time."""
+    """A migration. Its statements change nothing if they have run already, or run elsewhere at the same time."""
 
     version: int
     name: str
@@ -102,7 +102,7 @@ class MissingObject:
 
 
 async def missing(analytics: Analytics, layout: Layout = PLAIN) -> tuple[MissingObject, ...]:
-    """Tables, columns and views of the schema that are not there. Raises as `Analytics.query` does."""
+    """Returns the tables, columns and views that the database lacks. Raises as `Analytics.query` does."""
     existing_columns: dict[str, set[str]] = {}
     columns = "SELECT table, name FROM system.columns WHERE database = {database:String}"
     for table, column in (await analytics.query(columns, {"database": analytics.database})).rows:

@@ -26,7 +26,7 @@ _PLANE_FIELDS = {"model", "breakwater", "stream", "stream_options"}
 
 
 class EmbeddingsRoutes:
-    """Embeddings."""
+    """The API of embeddings."""
 
     def __init__(self, handler: ModelRequestHandler, config: Config) -> None:
         self._handler = handler

@@ -33,7 +33,7 @@ _BETA = "anthropic-beta"
 
 
 class MessageRoutes:
-    """Messages, and the number of their tokens."""
+    """The API of Messages, and of counting their tokens."""
 
     def __init__(self, handler: ModelRequestHandler) -> None:
         self._handler = handler

@@ -39,7 +39,7 @@ PLANE_FIELDS = frozenset(
 
 
 class ResponsesRoutes:
-    """Responses."""
+    """The API of Responses."""
 
     def __init__(self, handler: ModelRequestHandler, stored: StoredResponseRoutes) -> None:
         self._handler = handler

@@ -103,7 +103,7 @@ class InputItems(Event):
 
 @dataclass(frozen=True, slots=True)
 class StoredResponseRoutes:
-    """Stored responses."""
+    """The API of stored responses."""
 
     store: ResponseStore
     cancels: Cancels

@@ -334,7 +334,7 @@ class MessageStream:
         return True
 
     def _complete_kinds(self, content: Sequence[Block]) -> bool:
-        """Does the same for texts and thinking that alternated: a stored chat has one piece of each."""
+        """Completes texts and thinking that alternated: a stored chat has one piece of each."""
         kinds = ("text", "thinking", ARGUMENTS)
         sent_states = [block.start for block in self._sent if is_token(block.start.get("data"))]
         states = [block for block in content if is_token(block.get("data")) and block not in sent_states]

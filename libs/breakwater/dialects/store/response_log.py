@@ -68,7 +68,7 @@ class ResponseLog:
         return response
 
     async def find(self, execution_id: str) -> StoredResponse | None:
-        """The request of a stored response that is not deleted; None where there is none. Raises as `keep`."""
+        """The request of a stored response that is not deleted; None if there is none. Raises as `keep`."""
         subject = subjects.kept_request(execution_id)
         # A replica may not have it yet, or not know yet that it was deleted; the leader does.
         message = await self._lookup.newest_on(Stream.RESPONSES, subject)
@@ -83,7 +83,7 @@ class ResponseLog:
         return {response.execution_id: response for response in responses}
 
     async def delete(self, response: StoredResponse) -> None:
-        """Replaces a response by the note that it was deleted, for ever. Raises BusUnavailableError: do it again."""
+        """Replaces a response by the note that it was deleted, which stays. Raises BusUnavailableError: do it again."""
         execution_id = response.execution_id
         rollup = {Header.ROLLUP.value: "sub"}
         # The request is deleted last: while it exists, the deletion can be repeated.

@@ -229,9 +229,7 @@ class LiveReservations:
             self._missing = missing
         else:
             if self._caps().any_hard:
-                self._lost.note_failure(
-                    "they are lost, or not made yet; until they are no call is made under a hard cap"
-                )
+                self._lost.note_failure("they are lost, or not made yet; until then no call is made under a hard cap")
             wanted = set(self._live)
         if commands := [
             self._reserve_command(self._live[attempt_id]) for attempt_id in wanted if attempt_id in self._live

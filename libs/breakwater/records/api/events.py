@@ -74,7 +74,7 @@ class LogBatch:
 
 
 class LogTail:
-    """One stream of the bus."""
+    """The newest events of a stream of the bus."""
 
     def __init__(self, name: Literal["EVENTS", "ALERTS"], connection: ClientGetter) -> None:
         self.name: Literal["EVENTS", "ALERTS"] = name
@@ -144,7 +144,7 @@ class LogTail:
 
 
 class EventLog:
-    """Both streams. New events are read for as long as anyone follows them."""
+    """The events of both streams. New ones are read for as long as anyone follows them."""
 
     def __init__(self, connection: ClientGetter) -> None:
         self.tails = (LogTail("EVENTS", connection), LogTail("ALERTS", connection))

@@ -197,7 +197,7 @@ class ExportProgress:
 
     @property
     def is_complete(self) -> bool:
-        """True if the bytes end like a complete file: with a complete line, or Parquet's mark after its footer."""
+        """Returns True if the bytes end like a complete file: with a whole line, or Parquet's mark after its footer."""
         if self.form == "jsonl":
             return self._end.endswith(b"}\n")
         return self._end == b"PAR1" and self.bytes >= LEAST_PARQUET_BYTES
