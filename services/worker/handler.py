@@ -12,12 +12,9 @@ from time import monotonic
 import structlog
 
 from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, JobEnd
-from breakwater.calls.providers.base import Answer
 from breakwater.calls.span_attributes import execution_attributes
 from breakwater.config import Agent
-from breakwater.dialects.rules.embeddings import inputs_of
 from breakwater.jobs.contract.execution import ErrorInfo, Result
-from breakwater.jobs.held_claims import JobCancelledError
 from breakwater.jobs.rules.runs import run_id
 from breakwater.jobs.store.executions import Claimed, ClaimLostError, Conflict, MaybeHeld, SavedProgress, Taken
 from breakwater.jobs.store.records import stored_result
@@ -29,25 +26,20 @@ from breakwater.kernel.security.encryption import DecryptionError, may_be_encryp
 from breakwater.kernel.telemetry import tracing
 from services.worker import crashes
 from services.worker.admission import gates_of
+from services.worker.answer_sources import cache_for, find_answer
 from services.worker.attempt_record import recorded_attempt
-from services.worker.attempts import Attempts
 from services.worker.conclude import answer_from_decision, end_without_run, finish, refuse_id
 from services.worker.context import WorkerContext
 from services.worker.crashes import CrashedEachTimeError, Crashes
 from services.worker.dependencies import Dependencies
 from services.worker.dry_run import dry_run
-from services.worker.embeddings_batches import EmbeddingsBatches
-from services.worker.embeddings_cache import EmbeddingsCache
 from services.worker.held_jobs import is_behind_another
 from services.worker.parsing import JobReader
 from services.worker.plans import reach_stage
 from services.worker.progress import ProgressReporter
 from services.worker.references import with_references
-from services.worker.response_cache import ResponseCache
-from services.worker.results import cancelled, result_of
+from services.worker.results import result_of
 from services.worker.spans import job_ended
-
-AnyCache = ResponseCache | EmbeddingsCache
 
 
 class JobHandler:
@@ -246,9 +238,7 @@ class JobHandler:
         worker = self._worker
         lease = job.lease
         retry = worker.outages.retry_while_unavailable
-        rules = job.agent.cache
-        kind = EmbeddingsCache if job.job.api == "embeddings" else ResponseCache
-        cache = None if rules is None or job.job.skip_cache else kind(worker, job, rules)
+        cache = cache_for(worker, job)
         lease.on_renew = None if cache is None else cache.renew
         try:
             outcome: JobEnd | Deferred | None = None
@@ -257,7 +247,7 @@ class JobHandler:
             if outcome is None:
                 if job.job.plan_id is not None:
                     await reach_stage(worker, job, "running")
-                outcome = await self._find_answer(job, checkpoint, cache, progress, resumed=resumed)
+                outcome = await find_answer(worker, job, checkpoint, cache, progress, self._gates, resumed=resumed)
             if isinstance(outcome, Deferred):
                 await self._park(job, outcome)
                 return None
@@ -277,52 +267,6 @@ class JobHandler:
                 await cache.leave()
         worker.metrics.count_job(result, tracing.recorded_trace_id(job.traceparent))
         return result
-
-    async def _find_answer(
-        self,
-        job: Assignment,
-        checkpoint: Checkpoint,
-        cache: AnyCache | None,
-        progress: ProgressReporter,
-        *,
-        resumed: bool,
-    ) -> JobEnd | Deferred:
-        """Finds a cached answer or calls models."""
-        cancel = job.lease.cancel
-        if cancel.cancellation is not None and not resumed:
-            return cancelled(checkpoint, cancel.cancellation)
-        await progress.report("dispatched")
-        # A job that has made calls must report them, so it takes no cached answer.
-        if cache is not None and not resumed and not checkpoint.may_have_called:
-            try:
-                with cancel.interruptible():
-                    cached = await cache.find(checkpoint.deadline)
-            except JobCancelledError as stop:
-                return cancelled(checkpoint, stop.cancellation)
-            if cached is not None:
-                answer = Answer(
-                    cached.output,
-                    response=cached.response,
-                    finish_reason=cached.finish_reason,
-                    choices=cached.choices,
-                )
-                return JobEnd(checkpoint, answer, chosen_model=cached.chosen_model, cached_from=cached.execution_id)
-        model_job = cache.rest() if isinstance(cache, EmbeddingsCache) else job
-        if model_job.job.api == "embeddings" and (size := self._batch_size(model_job)) is not None:
-            outcome = await EmbeddingsBatches(self._worker, model_job, size, progress, self._gates).run(
-                checkpoint, resumed=resumed
-            )
-        else:
-            outcome = await Attempts(self._worker, model_job, checkpoint, progress, self._gates).run(resumed=resumed)
-        if isinstance(cache, EmbeddingsCache) and isinstance(outcome, JobEnd):
-            outcome = cache.whole(outcome)
-        return outcome
-
-    def _batch_size(self, job: Assignment) -> int | None:
-        """Returns how many inputs one call of a job for embeddings may have; None if one call takes all of them."""
-        assert job.job.api_request is not None
-        size = self._worker.config.max_inputs(job.chain)
-        return None if size is None or len(inputs_of(job.job.api_request.body)) <= size else size
 
     async def _park(self, job: Assignment, deferred: Deferred) -> None:
         worker = self._worker
