@@ -16,6 +16,7 @@ import redis.asyncio as aioredis
 from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.driver_info import DriverInfo
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -28,6 +29,8 @@ Argument = str | int
 MAX_CONNECTIONS = 32
 WAIT_FOR_CONNECTION_S = 10
 ANSWER_S = 5
+_DRIVER = DriverInfo()
+"""The client's name and version, for the server; redis-py would read the version from the disk for each connection."""
 
 
 class StateUnavailableError(UnavailableError):
@@ -152,6 +155,7 @@ class Redis:
             # Once, immediately: a connection that the server closed while idle is no outage. More is up to the caller.
             retry=Retry(NoBackoff(), 1),
             health_check_interval=30,
+            driver_info=_DRIVER,
         )
         self.client: aioredis.Redis = _Client.from_pool(pool)
         # One time limit for a round trip; the connection's own would be a task and a timer for each write and answer.
