@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from tests import prefork
@@ -151,12 +152,19 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000)
 
 
+def _log_plain_tracebacks() -> None:
+    """Keeps structlog from drawing tracebacks with all local variables, which takes 15 ms of CPU and more for each."""
+    plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
+
+
 def _take_interrupts() -> None:
     """Undoes what a shell does to a command in the background: programs that the tests interrupt would ignore it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_log_plain_tracebacks()
 _take_interrupts()
 _keep_files_in_memory()
 _write_bytecode()  # before the workers start
