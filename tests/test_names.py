@@ -18,9 +18,16 @@ VAGUE = frozenset(
 )
 """Words that, as a name, don't say what the value is."""
 
-# Percent of all bindings, and of all assignments. Never raise a limit.
+PARTICIPLES = frozenset(
+    "begun built given found held hidden kept known left lost made seen sent shown taken told written".split()  # noqa: SIM905
+)
+"""Those that a function may be named by and that don't end in -ed."""
+NO_PARTICIPLES = frozenset("embed exceed feed need proceed seed speed".split())  # noqa: SIM905
+
+# Percent of all bindings, of all assignments, and of all functions. Never raise a limit.
 VAGUE_LIMIT = 0.1
 PAIRED_LIMIT = 0.1
+PARTICIPLE_LIMIT = 1.0
 
 WORST_FILES = 10
 
@@ -71,6 +78,21 @@ def assignments(nodes: list[ast.AST]) -> Iterator[tuple[int, bool]]:
             yield node.lineno, isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
 
 
+def functions(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Yields the line and name of each function and method, without properties, which may be participles."""
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            decorators = {ast.unparse(decorator).rpartition(".")[2] for decorator in node.decorator_list}
+            if not decorators & {"property", "cached_property"}:
+                yield node.lineno, node.name
+
+
+def is_participle(name: str) -> bool:
+    """Returns True for a participle: as a function's name, it doesn't say whether that tests, changes or returns."""
+    word = name.strip("_")
+    return word in PARTICIPLES or (word.endswith("ed") and "_" not in word and word not in NO_PARTICIPLES)
+
+
 def worst_files(places: list[Place]) -> str:
     """Lists the files with the most problems, and each line of them."""
     by_path: dict[str, list[Place]] = defaultdict(list)
@@ -83,12 +105,15 @@ def worst_files(places: list[Place]) -> str:
 def test_names_are_plain_and_assignments_pair_no_values(subtests: pytest.Subtests) -> None:
     names: list[Place] = []
     assigned: list[tuple[Place, bool]] = []
+    called: list[Place] = []
     for path, text in modules():
         nodes = list(ast.walk(ast.parse(text)))
         names += (Place(path, line, name) for line, name in bindings(nodes))
         assigned += ((Place(path, line, "a pair"), pairs) for line, pairs in assignments(nodes))
+        called += (Place(path, line, name) for line, name in functions(nodes))
     vague = [place for place in names if is_vague(place.problem)]
     paired = [place for place, pairs in assigned if pairs]
+    participles = [place for place in called if is_participle(place.problem)]
     with subtests.test("vague names"):
         percent = 100 * len(vague) / len(names)
         assert percent <= VAGUE_LIMIT, (
@@ -100,6 +125,12 @@ def test_names_are_plain_and_assignments_pair_no_values(subtests: pytest.Subtest
         assert percent <= PAIRED_LIMIT, (
             f"{len(paired)} of {len(assigned)} assignments pair values: {percent:.2f} %, over the limit of"
             f" {PAIRED_LIMIT} %. Split those that you added, or some of these:\n{worst_files(paired)}"
+        )
+    with subtests.test("participles"):
+        percent = 100 * len(participles) / len(called)
+        assert percent <= PARTICIPLE_LIMIT, (
+            f"{len(participles)} of {len(called)} functions are named by a participle: {percent:.2f} %, over the limit"
+            f" of {PARTICIPLE_LIMIT} %. Rename those that you added, or some of these:\n{worst_files(participles)}"
         )
 
 
@@ -120,6 +151,20 @@ def test_bindings_and_pairs_are_counted() -> None:
     assert [name for name in names if is_vague(name)] == vague
     assert [name for name in names if not is_vague(name)] == ["first", "found_at", "height", "last", "width"]
     assert sorted(assignments(nodes)) == [(3, False), (5, True), (6, False), (7, True)]
+
+
+def test_functions_named_by_participles_are_counted() -> None:
+    tree = ast.parse(
+        "def _parsed(): ...\n"
+        "async def kept(): ...\n"
+        "class Queue:\n"
+        "    def feed(self): ...\n"
+        "    @property\n"
+        "    def lapsed(self): ...\n"
+        "    def lapsed_attempts(self): ...\n"
+    )
+    names = {name: is_participle(name) for _, name in functions(list(ast.walk(tree)))}
+    assert names == {"_parsed": True, "kept": True, "feed": False, "lapsed_attempts": False}
 
 
 def test_the_worst_files_are_listed_with_each_line() -> None:

@@ -98,7 +98,7 @@ def test_without_a_plane_it_says_what_was_looked_for_and_how_to_start_one(run: R
 def test_of_a_plane_that_starts_it_says_so(run: Run) -> None:
     data = DataDir(Path(".breakwater"))
     data.create()
-    with data.locked():
+    with data.lock():
         ran = run("agents")
     assert ran.code == ExitCode.UNREACHABLE
     assert "the plane of .breakwater is starting or stopping" in ran.err
@@ -153,7 +153,7 @@ def test_a_stack_that_was_killed_is_distinguished_from_one_that_runs(run: Run, t
     ran = run("executions", "--data", str(data.path))
     assert ran.code == ExitCode.UNREACHABLE
     assert "has ended (it was process 4711)" in ran.err
-    with data.locked():
+    with data.lock():
         ran = run("executions", "--data", str(data.path))
     assert "ClickHouse does not answer" in ran.err
     assert ran.code == ExitCode.UNREACHABLE

@@ -25,7 +25,7 @@ async def test_faults_are_added_and_taken_back(run: Run, tmp_path: Path) -> None
     async with SimulatedProvider(script()) as sim, aiohttp.ClientSession() as session:
         where = {"simulated_provider_url": sim.url.removesuffix("/v1")}
         data.write_endpoints(endpoints(data.path).model_copy(update=where))
-        with data.locked():
+        with data.lock():
             ran = await simulate("fault", MODEL, "--status", "429", "--rate", "1")
             assert (ran.code, ran.out) == (ExitCode.OK, f"{MODEL}: rate 1.0, status 429\n")
             assert (await post(session, sim.url))[0] == 429

@@ -123,8 +123,10 @@ async def test_a_snapshot_has_figures_reservations_and_charges_by_period_and_sco
         **{(one.name, key): held for one in (day, month) for key, held in of_call.items()},
         **{(one.name, "agent:b"): 0 for one in (day, month)},
     }
-    assert found.held(charged=False) == {(one.name, key): 7 for one in (day, month) for key in of_call}
-    assert found.held(charged=True) == {(one.name, key): 5 for one in (day, month) for key in ("global", "agent:b")}
+    assert found.held_amounts(charged=False) == {(one.name, key): 7 for one in (day, month) for key in of_call}
+    assert found.held_amounts(charged=True) == {
+        (one.name, key): 5 for one in (day, month) for key in ("global", "agent:b")
+    }
     assert found.figures == {
         (one.name, key): figures
         for one in (day, month)

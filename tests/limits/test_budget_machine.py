@@ -511,7 +511,7 @@ class Money(RedisMachine):
                 shares["\n".join((one.call.agent, one.call.name("tenant"), one.call.name("caller")))] += one.amount
         in_redis = self.run(cast(Any, self.redis.client.hgetall(HELD)))
         assert {owner: int(held) for owner, held in in_redis.items()} == +shares
-        charged, reserved = found.held(charged=True), found.held(charged=False)
+        charged, reserved = found.held_amounts(charged=True), found.held_amounts(charged=False)
         assert {place: held for place, held in found.reserved.items() if held} == {
             place: held for place, held in reserved.items() if held
         }
@@ -554,7 +554,7 @@ class Money(RedisMachine):
         found = self.run(self.all_counters.snapshot(self.periods))
         assert not any(found.reserved.values())
         assert not self.run(cast(Any, self.redis.client.exists(HELD)))
-        charged, record = found.held(charged=True), ledger(self.log, ZONE)
+        charged, record = found.held_amounts(charged=True), ledger(self.log, ZONE)
         sums = {place: one - AttemptSums(spent=charged.get(place, 0)) for place, one in found.figures.items()}
         none = AttemptSums()
         assert {place: one for place, one in sums.items() if one != none} == record

@@ -270,7 +270,7 @@ async def test_processes_that_are_killed_at_any_moment_overrun_no_cap_and_leave_
     assert min(tally[what] for what in ("granted", "refused", "released", "left alone")) > 5, tally
     snapshot = await fleet.snapshot()
     assert not any(snapshot.reserved.values())
-    charged = snapshot.held(charged=True)
+    charged = snapshot.held_amounts(charged=True)
     assert charged
     attempts = [
         attempt(agent=event["agent"], tenant=event["tenant"], cost=event["cost"], started_at=time_from_ms(event["at"]))

@@ -27,7 +27,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from breakwater.local.datadir import DataDir
-with DataDir(Path(sys.argv[1])).locked():
+with DataDir(Path(sys.argv[1])).lock():
     print("held", flush=True)
     time.sleep(600)
 """
@@ -152,7 +152,7 @@ def test_a_read_only_file_system_is_named(small_disk: Path) -> None:
 
 def test_a_second_stack_is_refused_with_the_pid_of_the_first(data: DataDir, holder: subprocess.Popen[str]) -> None:
     assert data.holder() == holder.pid
-    with pytest.raises(AlreadyRunningError, match=f"process {holder.pid}") as caught, data.locked():
+    with pytest.raises(AlreadyRunningError, match=f"process {holder.pid}") as caught, data.lock():
         pass
     assert (caught.value.pid, caught.value.path) == (holder.pid, data.path)
 
@@ -162,7 +162,7 @@ def test_the_lock_of_a_killed_process_is_no_obstacle(data: DataDir, holder: subp
     holder.wait()
     assert (data.path / "up.lock").read_text() == f"{holder.pid}\n"
     assert data.holder() is None
-    with data.locked():
+    with data.lock():
         assert data.holder() == os.getpid()
     assert data.holder() is None
 
@@ -171,18 +171,18 @@ def test_what_a_killed_stack_left_running_still_holds_the_directory(
     data: DataDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("breakwater.local.datadir._HANDOVER_S", 0.2)
-    with data.locked() as lock:
+    with data.lock() as lock:
         leftover = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[lock])
         gone = subprocess.Popen([sys.executable, "-c", ""])
         gone.wait()
     (data.path / "up.lock").write_text(f"{gone.pid}\n")
     with (
         pytest.raises(AlreadyRunningError, match=f"children of process {gone.pid} that are still running"),
-        data.locked(),
+        data.lock(),
     ):
         pass
     leftover.communicate(b"\n")
-    with data.locked():
+    with data.lock():
         pass
 
 

@@ -409,5 +409,5 @@ def test_a_killed_supervisor_leaves_no_process_and_no_lock_behind(tmp_path: Path
         assert set(children) == {"nats", "redis", "sleeper", "stubborn"}
         assert DataDir(data).holder() == process.pid
         process.kill()
-        with DataDir(data).locked():
+        with DataDir(data).lock():
             assert all(is_gone(pid) for pid in children.values()), "the lock was given while they still ran"

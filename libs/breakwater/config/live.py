@@ -19,7 +19,7 @@ class LiveConfig:
         self._caps = config.caps
 
     def caps(self) -> CapTable:
-        """Returns the current caps. An agent that was removed keeps its last cap, because its jobs may still wait."""
+        """Returns the current caps. A removed agent keeps its last caps, because its jobs may still wait."""
         return self._caps
 
     def reload(self, config: Config) -> None:
@@ -29,7 +29,7 @@ class LiveConfig:
         self.now = config
 
     def keep(self, agent: str, caps: Caps) -> None:
-        """Keeps an agent under a cap that the config no longer has."""
+        """Keeps the caps of an agent that the config no longer has."""
         self._caps = CapTable(self._caps.total, {agent: caps, **self._caps.agents}, self._caps.tenants)
 
 

@@ -152,7 +152,7 @@ class DataDir:
             (self.path / _SECRETS).chmod(0o700)
 
     @contextlib.contextmanager
-    def locked(self) -> Generator[int]:
+    def lock(self) -> Generator[int]:
         """Holds the directory for this stack, and yields the lock's file descriptor.
 
         Processes of the stack inherit the descriptor (`Supervisor(inherit=…)`): the directory then stays locked until

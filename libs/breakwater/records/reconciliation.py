@@ -223,7 +223,7 @@ class BudgetComparison:
     @property
     def leaks(self) -> Mapping[BudgetPlace, int]:
         """Amounts held by the counters beyond those of calls, in nano-dollars, by period and scope."""
-        held_by_calls = self.snapshot.held(charged=False)
+        held_by_calls = self.snapshot.held_amounts(charged=False)
         counted = self.snapshot.reserved
         # A call may hold money in a period that began after the snapshot, which lacks that period.
         names = {counters.period.name for counters in self.snapshot.periods}
@@ -265,7 +265,7 @@ class BudgetComparison:
         now = int(self.at.timestamp() * 1000)
         differences = self.differences
         recorded = self.recorded
-        charged = self.snapshot.held(charged=True)
+        charged = self.snapshot.held_amounts(charged=True)
         stored = self.stored.figures
         logged = self.logged.figures
         budgets: list[BudgetReconciliation] = []
@@ -293,7 +293,7 @@ class BudgetComparison:
             equal=not differences and not self.leaks,
             budgets=tuple(budgets),
             reserved=self._global_reservations(self.snapshot.reserved, now),
-            held=self._global_reservations(self.snapshot.held(charged=False), now),
+            held=self._global_reservations(self.snapshot.held_amounts(charged=False), now),
             at=self.at,
         )
 

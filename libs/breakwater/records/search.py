@@ -444,12 +444,12 @@ async def facets(analytics: Analytics, window: TimeWindow) -> Facets:
     """The facets of the executions in a window, dry runs included."""
     rows = await analytics.read(dict[str, Any], SQL["facets"], {"start": window.start, "end": window.end})
 
-    def seen(facet: str) -> tuple[tuple[str, int], ...]:
+    def values_of(facet: str) -> tuple[tuple[str, int], ...]:
         values = ((row[facet[:-1]], row["executions"]) for row in rows if row["facet"] == facet)
         counted_values = [(value, number) for value, number in values if value is not None]
         return tuple(sorted(counted_values, key=lambda counted: (-counted[1], counted[0]))[:MAX_FACETS])
 
-    return Facets(seen("agents"), seen("models"), seen("tenants"), seen("reasons"), seen("error_kinds"))
+    return Facets(*map(values_of, ("agents", "models", "tenants", "reasons", "error_kinds")))
 
 
 _IDS_AT_ONCE = 200

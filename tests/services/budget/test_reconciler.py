@@ -330,7 +330,7 @@ async def test_a_reservation_in_a_day_that_is_not_compared_is_no_leak(plane: Bud
     )
     found = await plane.reconciler().reconcile()
     assert found is not None
-    assert found.snapshot.held(charged=False)[tomorrow.astimezone(ZONE).date().isoformat(), "global"] == 9
+    assert found.snapshot.held_amounts(charged=False)[tomorrow.astimezone(ZONE).date().isoformat(), "global"] == 9
     assert (found.leaks, found.repairs(), found.reconciliation().equal) == ({}, (), True)
 
 

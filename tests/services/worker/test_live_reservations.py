@@ -54,7 +54,9 @@ class Worker:
     async def reserved(self) -> set[int]:
         """What the counters of all periods and scopes say is held; zero is left out."""
         snapshot = await self.all_counters.snapshot(self.all_counters.periods(now()))
-        assert {place: amount for place, amount in snapshot.reserved.items() if amount} == snapshot.held(charged=False)
+        assert {place: amount for place, amount in snapshot.reserved.items() if amount} == snapshot.held_amounts(
+            charged=False
+        )
         return set(snapshot.reserved.values()) - {0}
 
     async def forget(self, call: LiveReservation) -> None:

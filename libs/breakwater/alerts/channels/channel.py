@@ -260,14 +260,14 @@ def _look(ended: asyncio.Future[Any]) -> None:
 
 
 def _in_loop(notify: Notify, event: str, payload: dict[str, JsonValue]) -> asyncio.Future[Any]:
-    async def guarded() -> None:
+    async def call() -> None:
         try:
             await notify(event, payload)
         except SystemExit as error:
             # asyncio would end the alerter with it.
             raise RuntimeError(f"the callable tried to exit with {error.code!r}") from error
 
-    return asyncio.create_task(guarded())
+    return asyncio.create_task(call())
 
 
 def _in_thread(notify: Notify, event: str, payload: dict[str, JsonValue]) -> asyncio.Future[Any]:

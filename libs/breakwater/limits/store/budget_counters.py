@@ -101,7 +101,7 @@ class Snapshot:
     @property
     def settled(self) -> Ledger:
         """The figures without the charges for calls that left no record."""
-        charged = self.held(charged=True)
+        charged = self.held_amounts(charged=True)
         return {place: sums - AttemptSums(spent=charged.get(place, 0)) for place, sums in self.figures.items()}
 
     @property
@@ -113,7 +113,7 @@ class Snapshot:
             for key, amount in counters.reserved.items()
         }
 
-    def held(self, *, charged: bool) -> Mapping[BudgetPlace, int]:
+    def held_amounts(self, *, charged: bool) -> Mapping[BudgetPlace, int]:
         """The amounts that the reservations hold, or were charged when their leases ended without a settlement."""
         sums: dict[BudgetPlace, int] = defaultdict(int)
         for held_call in self.reservations:

@@ -91,7 +91,7 @@ def up(
     require_usable(config, load_config(config), simulate=simulate)
     directory = DataDir(data)
     directory.create()
-    with directory.locked() as lock:
+    with directory.lock() as lock:
         events = StackEvents(directory.logs, as_json)
         return connect.run(
             _run(directory, lock, config, events, simulate=simulate, workers=workers, ports=(http_port, console_port))

@@ -54,7 +54,9 @@ def reply_to(decision: Decision, dialect: OpenAI, request_id: str) -> WireReply:
     if status is None:
         return WireReply(None, {}, [], complete=False)
     if answer is None or status >= 300:
-        error = {**dialect.error(status, decision.error), **({"request_id": request_id} if dialect.id_in_error else {})}
+        error = dialect.error(status, decision.error)
+        if dialect.id_in_error:
+            error = error | {"request_id": request_id}
         reply = _body_reply(status, orjson.dumps(error))
         reply.headers.update(dialect.error_headers(status, decision.rule.retry_after_s) | decision.rule.headers)
     else:
@@ -111,9 +113,8 @@ def _stream_reply(answer: ScriptedAnswer, pace: Pace, rule: Fault, dialect: Open
             data = events[at].data
             steps[at] = (steps[at][0], StreamEvent(data[: len(data) // 2].rstrip() + b"\n\n"))
         case "error":
-            error = (
-                dialect.failure_body(answer, rule.error) if rule.kind == "failed" else dialect.error(500, rule.error)
-            )
+            failed = rule.kind == "failed"
+            error = dialect.failure_body(answer, rule.error) if failed else dialect.error(500, rule.error)
             steps[at:] = [(0.0, dialect.failure(error, at))]
         case "cut" | "no_end":
             del steps[at:]

@@ -240,11 +240,11 @@ def _response_in_progress(answer: ScriptedAnswer) -> dict[str, Any]:
     """Returns the `response` object as it is before any output."""
     body = answer.request.body
 
-    def requested(name: str, default: Any = None) -> Any:
+    def param(name: str, default: Any = None) -> Any:
         value = body.get(name)
         return default if value is None else value
 
-    tier = requested("service_tier", "auto")
+    tier = param("service_tier", "auto")
     return {
         "id": f"resp_{answer.number}",
         "object": "response",
@@ -255,30 +255,30 @@ def _response_in_progress(answer: ScriptedAnswer) -> dict[str, Any]:
         "error": None,
         "frequency_penalty": 0.0,
         "incomplete_details": None,
-        "instructions": requested("instructions"),
-        "max_output_tokens": requested("max_output_tokens"),
-        "max_tool_calls": requested("max_tool_calls"),
+        "instructions": param("instructions"),
+        "max_output_tokens": param("max_output_tokens"),
+        "max_tool_calls": param("max_tool_calls"),
         "model": answer.model,
         "output": [],
-        "parallel_tool_calls": requested("parallel_tool_calls", True),
+        "parallel_tool_calls": param("parallel_tool_calls", True),
         "presence_penalty": 0.0,
         "previous_response_id": None,
-        "prompt_cache_key": requested("prompt_cache_key"),
-        "prompt_cache_retention": requested("prompt_cache_retention"),
-        "reasoning": {"effort": None, "summary": None, **requested("reasoning", {})},
-        "safety_identifier": requested("safety_identifier"),
+        "prompt_cache_key": param("prompt_cache_key"),
+        "prompt_cache_retention": param("prompt_cache_retention"),
+        "reasoning": {"effort": None, "summary": None, **param("reasoning", {})},
+        "safety_identifier": param("safety_identifier"),
         "service_tier": "default" if tier == "auto" else tier,
-        "store": requested("store", True),
-        "temperature": requested("temperature", 1.0),
-        "text": {"format": {"type": "text"}, "verbosity": "medium", **requested("text", {})},
-        "tool_choice": requested("tool_choice", "auto"),
-        "tools": [{**_FUNCTION, **tool} if tool.get("type") == "function" else tool for tool in requested("tools", [])],
-        "top_logprobs": requested("top_logprobs", 0),
-        "top_p": requested("top_p", 1.0),
-        "truncation": requested("truncation", "disabled"),
+        "store": param("store", True),
+        "temperature": param("temperature", 1.0),
+        "text": {"format": {"type": "text"}, "verbosity": "medium", **param("text", {})},
+        "tool_choice": param("tool_choice", "auto"),
+        "tools": [{**_FUNCTION, **tool} if tool.get("type") == "function" else tool for tool in param("tools", [])],
+        "top_logprobs": param("top_logprobs", 0),
+        "top_p": param("top_p", 1.0),
+        "truncation": param("truncation", "disabled"),
         "usage": None,
-        "user": requested("user"),
-        "metadata": requested("metadata", {}),
+        "user": param("user"),
+        "metadata": param("metadata", {}),
     }
 
 
