@@ -33,7 +33,7 @@ from services.worker.context import WorkerContext
 from services.worker.crashes import CrashedEachTimeError, Crashes
 from services.worker.dependencies import Dependencies
 from services.worker.dry_run import dry_run
-from services.worker.held_jobs import is_behind_another
+from services.worker.held_jobs import EarlierMessages
 from services.worker.parsing import JobReader
 from services.worker.plans import reach_stage
 from services.worker.progress import ProgressReporter
@@ -51,6 +51,7 @@ class JobHandler:
         self._agent = agent
         self._reader = JobReader(worker, agent_name, agent)
         self._crashes = Crashes(worker, agent_name, agent, self._reader)
+        self._earlier_messages = EarlierMessages(worker, agent_name)
         self._gates = gates_of(worker)
 
     async def handle(self, delivery: Delivery) -> None:
@@ -139,13 +140,14 @@ class JobHandler:
             delivered_before=delivery.deliveries > 1,
         )
         is_only_message = Header.UNIQUE_ID.value in delivery.headers
-        claimed = await retry(partial(request_claim, may_have_another=not is_only_message))
-        if isinstance(claimed, MaybeHeld):
-            if await retry(partial(is_behind_another, worker, job)):
+        checked_since_ms = None if is_only_message else self._earlier_messages.checked_since_ms
+        while True:
+            claimed = await retry(partial(request_claim, checked_since_ms=checked_since_ms))
+            if not isinstance(claimed, MaybeHeld):
+                return claimed
+            if await retry(partial(self._earlier_messages.has_of, job, claimed.kept_since_ms)):
                 return Taken(worker.executions.liveness.grace_ms)
-            claimed = await retry(request_claim)
-            assert not isinstance(claimed, MaybeHeld)
-        return claimed
+            checked_since_ms = claimed.kept_since_ms
 
     async def _run_claimed(self, job: Assignment, claimed: Claimed, *, maybe_seen: bool) -> None:
         worker = self._worker

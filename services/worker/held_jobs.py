@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -29,17 +30,40 @@ async def held_jobs(worker: WorkerContext, agent: str) -> AsyncGenerator[tuple[D
                 yield delivery, execution_id
 
 
-async def is_behind_another(worker: WorkerContext, job: Assignment) -> bool:
-    """Returns True if an earlier message of the same job is held, by this or another worker.
+class EarlierMessages:
+    """Finds the earlier messages of an agent's jobs whose claims Redis may have lost.
 
-    Raises:
-        BusUnavailableError: NATS does not answer.
+    Attributes:
+        checked_since_ms: the beginning of Redis' data at which no job of the agent was held that had come before it; 0
+            if that was not looked up yet. Redis has lost no claim of jobs that came later.
     """
-    async with aclosing(held_jobs(worker, job.agent_name)) as jobs:
-        async for delivery, execution_id in jobs:
-            if execution_id == job.execution_id and delivery.sequence < job.delivery.sequence:
-                return True
-    return False
+
+    def __init__(self, worker: WorkerContext, agent: str) -> None:
+        self._worker = worker
+        self._agent = agent
+        self._lock = asyncio.Lock()
+        self.checked_since_ms = 0
+
+    async def has_of(self, job: Assignment, kept_since_ms: int) -> bool:
+        """Returns True if some worker holds an earlier message of a job, which came before Redis had its data.
+
+        Raises:
+            BusUnavailableError: NATS does not answer.
+        """
+        async with self._lock:
+            if self.checked_since_ms == kept_since_ms:
+                return False
+            held_before = False
+            async with aclosing(held_jobs(self._worker, self._agent)) as jobs:
+                async for delivery, execution_id in jobs:
+                    if delivery.published_at.timestamp() * 1000 > kept_since_ms:
+                        continue
+                    if execution_id == job.execution_id and delivery.sequence < job.delivery.sequence:
+                        return True
+                    held_before = True
+            if not held_before:
+                self.checked_since_ms = kept_since_ms
+            return False
 
 
 def _execution_id(worker: WorkerContext, delivery: Delivery) -> str | None:

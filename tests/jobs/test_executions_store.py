@@ -171,17 +171,20 @@ async def test_a_job_that_was_delivered_before_waits_until_its_holder_has_writte
 
 async def test_a_job_with_another_message_is_new_only_if_redis_has_had_its_data_for_a_while(redis: Redis) -> None:
     executions, holder = Executions(redis), Claim.new("j")
-    assert await executions.claim(Claim.new("k"), may_have_another=True) == MaybeHeld()
+    asked = await executions.claim(Claim.new("k"), checked_since_ms=0)
+    kept_since_ms = int(await redis.client.get(KEPT_SINCE))
+    assert asked == MaybeHeld(kept_since_ms)
     await executions.claim(holder)
-    assert isinstance(await executions.claim(Claim.new("j"), may_have_another=True), Taken)
+    assert isinstance(await executions.claim(Claim.new("j"), checked_since_ms=0), Taken)
+    assert await executions.claim(Claim.new("m"), checked_since_ms=kept_since_ms) == Claimed(None)
     # A message that was delivered before, and comes later than the loss.
-    await redis.client.incrby(KEPT_SINCE, -LIVENESS.grace_ms)
+    kept_since_ms = await redis.client.incrby(KEPT_SINCE, -LIVENESS.grace_ms)
     seconds, _ = await redis.client.time()
-    again = {"redelivered": True, "accepted_s": float(seconds), "delivered_before": True, "may_have_another": True}
-    assert await executions.claim(Claim.new("k"), **again) == MaybeHeld()
+    again = {"redelivered": True, "accepted_s": float(seconds), "delivered_before": True, "checked_since_ms": 0}
+    assert await executions.claim(Claim.new("k"), **again) == MaybeHeld(kept_since_ms)
     await redis.client.incrby(KEPT_SINCE, -MAYBE_HELD_MS)
     assert await executions.claim(Claim.new("k"), **again) == Claimed(None)
-    assert await executions.claim(Claim.new("l"), may_have_another=True) == Claimed(None)
+    assert await executions.claim(Claim.new("l"), checked_since_ms=0) == Claimed(None)
 
 
 async def test_a_claim_says_where_redis_may_have_lost_a_checkpoint(redis: Redis) -> None:

@@ -16,22 +16,23 @@ end
 -- the job exists, an earlier handling may have been calling when it died, and Redis has lost its checkpoint.
 -- A message that may not be the only one of its job, and that Redis knows nothing of, is not a new job for certain while Redis
 -- has its data for less than held_ms: a worker that stands still may hold an earlier message, and Redis have lost its claim.
+-- The caller looks for it once for each beginning of the data (checked_since).
 -- KEYS: execution, notices, notes of the jobs that were accepted at its time, since when Redis has its data
 -- Returns {'conflict', 0}, {'yours', checkpoint or '', notice…}, {'taken', ms until it may be asked for with success} or
--- {'held?', 0}, where the caller has to look for an earlier message. '?' among the notices: a checkpoint may be lost.
+-- {'held?', since when Redis has its data}, where the caller has to look for an earlier message. '?' among the notices: a checkpoint may be lost.
 local token, lease_ms, grace_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local keep_ms, digest, tenant, task, owner = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8] -- but for the first '' for none
 local now, execution_id, run = now_ms(), ARGV[9], ARGV[10]
 local redelivered = ARGV[11] == '1'
 local accepted_ms = tonumber(ARGV[12]) -- none for a message that no handling had before
-local held_ms = tonumber(ARGV[14]) -- 0 where no earlier message of the job is held
+local checked_since, held_ms = tonumber(ARGV[14]), tonumber(ARGV[15]) -- none for the only message of a job
 local known = redis.call('HMGET', KEYS[1], 'token', 'lease_until', 'asked_at', 'checkpoint', 'digest', 'lost')
 local lost = known[6]
 local holder, lease_until, asked_at = known[1], tonumber(known[2]), tonumber(known[3])
 if digest ~= '' and known[5] and known[5] ~= '' and known[5] ~= digest then
   return {'conflict', 0}
 end
-if (redelivered or held_ms > 0) and redis.call('EXISTS', KEYS[1]) == 0 then
+if (redelivered or checked_since) and redis.call('EXISTS', KEYS[1]) == 0 then
   local kept_since = tonumber(redis.call('GET', KEYS[4]) or 'inf')
   if kept_since > now then -- it is missing, or the clock was ahead when it was written
     redis.call('SET', KEYS[4], now)
@@ -41,8 +42,8 @@ if (redelivered or held_ms > 0) and redis.call('EXISTS', KEYS[1]) == 0 then
     return {'taken', kept_since + grace_ms - now}
   end
   lost = redelivered and accepted_ms and kept_since > accepted_ms
-  if not lost and kept_since + held_ms > now then
-    return {'held?', 0}
+  if not lost and checked_since and checked_since ~= kept_since and kept_since + held_ms > now then
+    return {'held?', kept_since}
   end
 end
 if holder and holder ~= token then

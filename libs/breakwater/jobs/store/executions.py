@@ -121,6 +121,9 @@ class Taken:
 class MaybeHeld:
     """Redis knows nothing of the job, as it may have lost the claim of a worker that holds another message of it."""
 
+    kept_since_ms: int
+    """The time since which Redis has its data."""
+
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
@@ -166,7 +169,7 @@ class Executions:
         accepted_s: float = 0.0,
         redelivered: bool = False,
         delivered_before: bool = False,
-        may_have_another: bool = False,
+        checked_since_ms: int | None = None,
     ) -> Claimed | Taken | Conflict | MaybeHeld:
         """Claims the job, unless another worker has. Idempotent for the same claim. Raises StateUnavailableError.
 
@@ -181,7 +184,8 @@ class Executions:
             accepted_s: when it was accepted, since the epoch; its note (`jobs.store.accepted`) goes to the claim.
             redelivered: another handling may have begun it, of which Redis knows nothing if it was emptied.
             delivered_before: this very message was delivered to another handling, which may have been calling.
-            may_have_another: the job may have an earlier message, held by a worker. Ask without, where it has none.
+            checked_since_ms: the beginning of Redis' data for which the caller has seen that no worker holds an earlier
+                message of the job; 0 where it has not looked, None where this is the job's only message.
 
         Raises DecryptionError, too: it is ours, and its checkpoint can't be read.
         """
@@ -197,7 +201,7 @@ class Executions:
         ]
         arguments += [claim.execution_id, run_id or "", int(redelivered)]
         arguments += [round(accepted_s * 1000) if delivered_before else "", task_id or ""]
-        arguments += [MAYBE_HELD_MS if may_have_another else 0]
+        arguments += ["" if checked_since_ms is None else checked_since_ms, MAYBE_HELD_MS]
         command = ScriptCommand(_LUA["claim"], [*claim.keys, accepted_key(accepted_s), KEPT_SINCE], arguments)
         [(verdict, detail, *cancels)] = await self._redis.run([command])
         match verdict:
@@ -209,7 +213,7 @@ class Executions:
             case "taken":
                 return Taken(int(detail))
             case "held?":
-                return MaybeHeld()
+                return MaybeHeld(int(detail))
             case _:
                 return Conflict()
 
