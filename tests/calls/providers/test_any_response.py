@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import orjson
 import pytest
-from hypothesis import given, note, reject
+from hypothesis import example, given, note, reject
 from hypothesis import strategies as st
 
 from breakwater.calls.providers.base import UnusableAnswerError
@@ -180,6 +180,8 @@ def test_any_stream_has_events_that_the_sdk_reads(given_events: Any) -> None:
 
 
 @given(_odd(_RESPONSE))
+@example({**_RESPONSE, "output": [{**_OUTPUT[3], "arguments": None}]})
+@example({**_RESPONSE, "output": [{**_OUTPUT[3], "arguments": "", "status": "in_progress"}]})
 def test_any_response_becomes_one_that_the_sdk_reads(answer: Any) -> None:
     whole = _succeeded(cast(dict[str, Any], answer)) if isinstance(answer, dict) else None
     if whole is None:

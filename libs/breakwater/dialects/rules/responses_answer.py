@@ -283,7 +283,8 @@ def call_item(call: Mapping[str, Any], job_id: str, number: int, status: str = "
         return {**item, "name": str(custom.get("name") or ""), "input": arguments_text(custom.get("input"))}
     function = fields(call.get("function"))
     item = {"id": item_id(job_id, "fc", number), "type": "function_call", "call_id": tool_call_id, "status": status}
-    arguments = arguments_text(function.get("arguments"))
+    # Clients expect JSON, unless the arguments are to come.
+    arguments = arguments_text(function.get("arguments")) or ("" if status == "in_progress" else "{}")
     return {**item, "name": str(function.get("name") or ""), "arguments": arguments}
 
 
@@ -331,14 +332,13 @@ def normalized_item(item: Mapping[str, Any], job_id: str, number: int) -> Item:
             parts = [{"type": "output_text", "text": content}] if isinstance(content, str) else objects(content or [])
             normalized |= {"role": "assistant", "content": _parts(parts, ("output_text", "refusal"))}
         case "function_call" | "custom_tool_call":
-            text_field = "arguments" if kind == "function_call" else "input"
             name = item.get("name")
             tool_call_id = call_id(item.get("call_id")) or item_id(job_id, "call", number)
-            normalized |= {
-                text_field: arguments_text(item.get(text_field)),
-                "call_id": tool_call_id,
-                "name": name if isinstance(name, str) else "",
-            }
+            normalized |= {"call_id": tool_call_id, "name": name if isinstance(name, str) else ""}
+            if kind == "function_call":
+                normalized["arguments"] = arguments_text(item.get("arguments")) or "{}"
+            else:
+                normalized["input"] = arguments_text(item.get("input"))
         case "reasoning":
             normalized["summary"] = _parts(objects(item.get("summary") or []), ("summary_text",))
             if "content" in item:
