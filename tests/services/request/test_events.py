@@ -262,13 +262,17 @@ async def test_a_silent_stream_says_where_it_is(api: HttpApi, monkeypatch: pytes
         waiting = asyncio.create_task(reader.next())
         # Of what it was not sent it knows all the same that it has passed.
         await until(lambda: _passed(reader, "1-0"))
-        assert reader.comments.count("still here") >= 2
+        await until(lambda: _was_still(reader, times=2))
         waiting.cancel()
     assert (await api.ask("HEAD", PATH)).headers["Content-Type"] == "text/event-stream"
 
 
 async def _passed(reader: Reader, place: str) -> bool:
     return place in reader.places
+
+
+async def _was_still(reader: Reader, *, times: int) -> bool:
+    return reader.comments.count("still here") >= times
 
 
 async def test_streams_are_limited_for_each_key_and_end_with_it(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
