@@ -147,7 +147,7 @@ class ConfigVersions:
     async def _began_under(self, agent: str, delivery: Delivery) -> ConfigVersion | None:
         """Returns the config that a job started with; None if it has not started, or that config is lost."""
         worker = self.newest.worker
-        saved = partial(worker.executions.saved_checkpoint, ids_of_unread(delivery, worker.config).execution_id)
+        saved = partial(worker.executions.saved_checkpoint, ids_of_unread(delivery).execution_id)
         text = await worker.outages.retry_while_unavailable(saved)
         version = None if text is None else Checkpoint.model_validate_json(text).config_version
         return None if version is None else await self._load(version, agent)

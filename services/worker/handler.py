@@ -140,7 +140,7 @@ class JobHandler:
             delivered_before=delivery.deliveries > 1,
         )
         is_only_message = Header.UNIQUE_ID.value in delivery.headers
-        checked_since_ms = None if is_only_message else self._earlier_messages.checked_since_ms
+        checked_since_ms = None if is_only_message else self._earlier_messages.checked_since_ms(job)
         while True:
             claimed = await retry(partial(request_claim, checked_since_ms=checked_since_ms))
             if not isinstance(claimed, MaybeHeld):

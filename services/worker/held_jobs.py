@@ -33,37 +33,39 @@ async def held_jobs(worker: WorkerContext, agent: str) -> AsyncGenerator[tuple[D
 class EarlierMessages:
     """Finds the earlier messages of an agent's jobs whose claims Redis may have lost.
 
-    Attributes:
-        checked_since_ms: the beginning of Redis' data at which no job of the agent was held that had come before it; 0
-            if that was not looked up yet. Redis has lost no claim of jobs that came later.
+    Only what was held as Redis' data began can have lost its claim, so one look is enough for each beginning.
     """
 
     def __init__(self, worker: WorkerContext, agent: str) -> None:
         self._worker = worker
         self._agent = agent
         self._lock = asyncio.Lock()
-        self.checked_since_ms = 0
+        self._kept_since_ms = 0
+        self._held_then: dict[str, int] = {}
+        """The sequences of the first messages that were held then, by execution."""
+
+    def checked_since_ms(self, job: Assignment) -> int:
+        """Returns the beginning of Redis' data at which no earlier message of a job was held; 0 if that is unknown."""
+        return 0 if self._is_held_then(job) else self._kept_since_ms
 
     async def has_of(self, job: Assignment, kept_since_ms: int) -> bool:
-        """Returns True if some worker holds an earlier message of a job, which came before Redis had its data.
+        """Returns True if some worker held an earlier message of a job as Redis' data began.
 
         Raises:
             BusUnavailableError: NATS does not answer.
         """
         async with self._lock:
-            if self.checked_since_ms == kept_since_ms:
-                return False
-            held_before = False
-            async with aclosing(held_jobs(self._worker, self._agent)) as jobs:
-                async for delivery, execution_id in jobs:
-                    if delivery.published_at.timestamp() * 1000 > kept_since_ms:
-                        continue
-                    if execution_id == job.execution_id and delivery.sequence < job.delivery.sequence:
-                        return True
-                    held_before = True
-            if not held_before:
-                self.checked_since_ms = kept_since_ms
-            return False
+            if self._kept_since_ms != kept_since_ms:
+                held: dict[str, int] = {}
+                async for delivery, execution_id in held_jobs(self._worker, self._agent):
+                    if delivery.published_at.timestamp() * 1000 <= kept_since_ms:
+                        held[execution_id] = min(delivery.sequence, held.get(execution_id, delivery.sequence))
+                self._held_then = held
+                self._kept_since_ms = kept_since_ms
+        return self._is_held_then(job)
+
+    def _is_held_then(self, job: Assignment) -> bool:
+        return self._held_then.get(job.execution_id, job.delivery.sequence) < job.delivery.sequence
 
 
 def _execution_id(worker: WorkerContext, delivery: Delivery) -> str | None:
@@ -72,4 +74,4 @@ def _execution_id(worker: WorkerContext, delivery: Delivery) -> str | None:
             delivery.data = worker.cipher.decrypt_document(delivery.data)
         except DecryptionError:
             return None  # this worker could not run the job, either; NATS redelivers it after the ack wait
-    return ids_of_unread(delivery, worker.config).execution_id
+    return ids_of_unread(delivery).execution_id

@@ -9,7 +9,7 @@ from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json
 
 from breakwater.calls.assignment import Assignment, Parameters
-from breakwater.config import Agent, Config, validate_job
+from breakwater.config import Agent, validate_job
 from breakwater.dialects.rules import params_of
 from breakwater.identity.settings import NatsProgram
 from breakwater.jobs.contract.job import Job
@@ -35,7 +35,7 @@ from breakwater.kernel.validation import ambiguity, explain
 from breakwater.limits.rules.job_rules import JobRules
 from breakwater.limits.rules.ledger import cost_tags
 from breakwater.redaction.rules.redact import id_objection
-from breakwater.redaction.settings import RedactionRules
+from breakwater.redaction.rules.scanner import holds_key
 from services.worker.context import WorkerContext
 
 MAX_HEADERS = 32 * 1024
@@ -98,7 +98,11 @@ class JobReader:
         document = _document(delivery.data)
         if isinstance(problem, ValidationError):
             problem = explain(problem, Job, document)
-        legible_job = _legible_part(document, origin, self._agent_name, self._config.redaction)
+        legible_job = _legible_part(document, origin, self._agent_name)
+        own_id = _ids_of(delivery, legible_job, origin).job_id
+        if origin.execution_id is None and id_objection(self._config.redaction, own_id) is not None:
+            # The id must not be stored, and an id that its sender may use for a good job is left to that.
+            legible_job = legible_job.model_copy(update={"job_id": _generated_id(delivery)})
         return self._assignment(delivery, origin, legible_job, job or delivery.data, problem)
 
     def _valid_job(self, delivery: Delivery, origin: _Origin) -> Job:
@@ -139,7 +143,7 @@ class JobReader:
     ) -> Assignment:
         """Makes the assignment of a job. `content` is what the sender sent."""
         session_id = None if job.session_id is None else self._storable_session(job.session_id)
-        ids = _ids_of(delivery, job, origin, self._config.redaction, session_id)
+        ids = _ids_of(delivery, job, origin, session_id)
         traceparent = delivery.headers.get(Header.TRACEPARENT.value)
         trace_id = None if problem else tracing.trace_id_of(traceparent)
         if trace_id is not None and origin.owner is not None:
@@ -199,11 +203,13 @@ class JobReader:
         return session_id if is_storable else self._worker.cipher.pseudonym(session_id)
 
 
-def ids_of_unread(delivery: Delivery, config: Config) -> JobIds:
-    """Returns the ids of a job that can't be read yet. If it is valid and no dry run, they stay the same."""
-    origin = _origin_of(delivery, config.programs)
-    job = _legible_part(_document(delivery.data), origin, "", config.redaction)
-    return _ids_of(delivery, job, origin, config.redaction)
+def ids_of_unread(delivery: Delivery) -> JobIds:
+    """Returns the ids of a job that can't be read yet. If it is valid and no dry run, they stay the same.
+
+    They depend on no config: a job has them under any.
+    """
+    origin = _origin_of(delivery, {})
+    return _ids_of(delivery, _legible_part(_document(delivery.data), origin, ""), origin)
 
 
 def _origin_of(delivery: Delivery, programs: Mapping[str, NatsProgram]) -> _Origin:
@@ -231,10 +237,10 @@ def _document(data: bytes) -> JsonValue:
         return None
 
 
-def _legible_part(document: JsonValue, origin: _Origin, agent_name: str, redaction: RedactionRules) -> Job:
+def _legible_part(document: JsonValue, origin: _Origin, agent_name: str) -> Job:
     """Returns a job with what is usable of an invalid one: its id, and the subject for its answer."""
     job_id = _identifier(document, "job_id")
-    if job_id is not None and id_objection(redaction, job_id) is not None:
+    if job_id is not None and holds_key(job_id):
         job_id = None
     subject = _identifier(document, "reply_to")
     is_answerable = (
@@ -253,9 +259,7 @@ def _identifier(document: JsonValue, name: str) -> str | None:
     return value if isinstance(value, str) and is_identifier(value) else None
 
 
-def _ids_of(
-    delivery: Delivery, job: Job, origin: _Origin, redaction: RedactionRules, session_id: str | None = None
-) -> JobIds:
+def _ids_of(delivery: Delivery, job: Job, origin: _Origin, session_id: str | None = None) -> JobIds:
     """Returns the ids of a job, which are the same for every delivery. Its session is as it may be stored.
 
     Its own id is the one in its body, else the message's, else one from the message's sequence. `request` has chosen
@@ -266,12 +270,16 @@ def _ids_of(
         execution_id = origin.execution_id
         job_id = origin.job_id or job_id or execution_id
     else:
-        generated_id = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
+        generated_id = _generated_id(delivery)
         if job_id is None:
             message_id = delivery.headers.get(Header.MSG_ID.value, "")
-            is_usable = is_identifier(message_id) and id_objection(redaction, message_id) is None
+            is_usable = is_identifier(message_id) and not holds_key(message_id)
             job_id = message_id if is_usable else generated_id
         # A program's dry run reserves no id: a later job with the same id still runs.
         reserves = not job.dry_run or subjects.user_of_job(delivery.subject) is None
         execution_id = key_of(origin.scope, job_id if reserves else generated_id)
     return ids_of(job, origin.scope, job_id=job_id, execution_id=execution_id, session_id=session_id)
+
+
+def _generated_id(delivery: Delivery) -> str:
+    return f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"

@@ -70,3 +70,16 @@ def test_a_pseudonym_is_keyed_where_there_is_a_key() -> None:
     ]
     assert len(set(names)) == 3
     assert names[1] == Cipher(plane_key="one").pseudonym("alice@example.com")
+
+
+async def test_a_job_with_such_an_id_leaves_the_id_of_its_message_to_a_good_job(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model()}, {"writer": {"model": "sim/m"}}, redaction=RULES) as plane:
+        for job_id in ("CUST-123456", "order-7"):
+            job = {"agent": "writer", "prompt": "x", "job_id": job_id}
+            headers = {"Nats-Msg-Id": "order-7"}
+            await plane.jetstream.publish("bw.jobs.writer", json.dumps(job).encode(), headers=headers)
+        good_result = await plane.result("order-7")
+        results = await plane.messages("RESULTS", "bw.results.>", at_least=2)
+    assert good_result["status"] == "succeeded"
+    [refused_id] = {result["job_id"] for result in results} - {"order-7"}
+    assert refused_id.startswith("job-")

@@ -41,10 +41,10 @@ if (redelivered or checked_since) and redis.call('EXISTS', KEYS[1]) == 0 then
   if redelivered and kept_since + grace_ms > now then
     return {'taken', kept_since + grace_ms - now}
   end
-  lost = redelivered and accepted_ms and kept_since > accepted_ms
-  if not lost and checked_since and checked_since ~= kept_since and kept_since + held_ms > now then
+  if checked_since and checked_since ~= kept_since and kept_since + held_ms > now then
     return {'held?', kept_since}
   end
+  lost = redelivered and accepted_ms and kept_since > accepted_ms
 end
 if holder and holder ~= token then
   if lease_until > now then
