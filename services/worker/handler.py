@@ -92,9 +92,7 @@ class JobHandler:
         """Answers a job that is already decided; claims and runs any other."""
         worker = self._worker
         delivery = job.delivery
-        maybe_seen = (
-            delivery.deliveries > 1 or Header.UNIQUE_ID.value not in delivery.headers or worker.leases.may_be_late()
-        )
+        maybe_seen = delivery.deliveries > 1 or not delivery.is_only_message or worker.leases.may_be_late()
         if maybe_seen and (decided_result := await self._find_result(job)) is not None:
             await answer_from_decision(worker, job, decided_result)
             return
@@ -139,8 +137,7 @@ class JobHandler:
             redelivered=not delivery.is_first,
             delivered_before=delivery.deliveries > 1,
         )
-        is_only_message = Header.UNIQUE_ID.value in delivery.headers
-        checked_since_ms = None if is_only_message else self._earlier_messages.checked_since_ms(job)
+        checked_since_ms = None if delivery.is_only_message else self._earlier_messages.checked_since_ms(job)
         while True:
             claimed = await retry(partial(request_claim, checked_since_ms=checked_since_ms))
             if not isinstance(claimed, MaybeHeld):

@@ -66,7 +66,9 @@ class Delivery(Generic[MessageT_co]):
         self.was_parked: bool = Header.QUEUED_AT.value in self.headers
         """True if the job returns to its queue after a long wait."""
         self.is_first: bool = self.deliveries == 1 and not self.was_parked
-        """True if no worker can have begun the job: it was never delivered or parked before."""
+        """True if this message was never delivered or parked before."""
+        self.is_only_message: bool = Header.UNIQUE_ID.value in self.headers
+        """True if its job has no other message, so that no worker can have begun the job if this `is_first`."""
         self.published_at: datetime = metadata.timestamp
         self.queued_at: datetime = self.published_at
         """When the job was first accepted: when this message was stored, unless the job was parked."""
