@@ -49,7 +49,7 @@ class Dependencies:
             wait_ms = round(max(max_wait_s - waited_s, 1.0) * 1000)
             unknown_waits = {open_id: wait_ms for open_id in open_ids if statuses[open_id] == "unknown"}
             known_ids = [open_id for open_id in open_ids if open_id not in unknown_waits]
-            owner = job.owner or job.caller or job.job.tenant or ""
+            owner = job.caller or job.job.tenant or ""
             register = partial(
                 worker.executions.wait_for, known_ids, job.execution_id, unknown=unknown_waits, owner=owner
             )
