@@ -12,7 +12,7 @@ import aiohttp
 
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats import subjects
-from breakwater.local.ports import free_port
+from breakwater.local.ports import free_port, http_ready
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import COST, Plane, model
 from tests.helpers import until
@@ -38,13 +38,6 @@ class HttpApi:
             assert response.status == 200, await response.text()
             return await response.json()
 
-    async def ready(self) -> bool:
-        try:
-            async with self._http.get(f"{self._url}/readyz") as response:
-                return response.status == 200
-        except aiohttp.ClientError:
-            return False
-
 
 @asynccontextmanager
 async def with_api(
@@ -58,7 +51,7 @@ async def with_api(
         aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as http,
     ):
         api = HttpApi(http, f"http://127.0.0.1:{port}")
-        await until(api.ready, what="the request service")
+        await until(http_ready("127.0.0.1", port, "/readyz"), what="the request service")
         yield plane, api
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from breakwater.identity.api_keys import create_key
-from breakwater.local.ports import free_port
+from breakwater.local.ports import free_port, http_ready
 from tests.commands import run_command
 from tests.flow.kit import model, running_plane
 from tests.helpers import ZONE, accepts, until
@@ -119,12 +119,7 @@ async def test_a_refusal_is_explained_in_the_same_words_everywhere(
             await until(lambda at=listening: accepts("127.0.0.1", at), what="the services to listen")
         for service in SERVICES[:4]:
             await plane.ready(service)
-
-        async def accepts_jobs() -> bool:
-            async with http.get("/readyz") as response:
-                return response.status == 200
-
-        await until(accepts_jobs, what="the API to accept jobs")
+        await until(http_ready("127.0.0.1", port, "/readyz"), what="the API to accept jobs")
 
         async def asked(method: str, path: str, key: str, body: Any = None, **headers: str) -> tuple[int, Any]:
             given = {"Authorization": f"Bearer {key}", **headers}

@@ -23,7 +23,7 @@ from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.types import NANO_PER_USD
 from breakwater.local.plane import PlaneLocation
-from breakwater.local.ports import free_port
+from breakwater.local.ports import free_port, http_ready
 from breakwater.records.schema import TABLES
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import COST_NANO, Plane, model
@@ -69,17 +69,8 @@ def start_whole(start_plane: StartPlane, clickhouse_server: RunningServer, tmp_p
                 start_plane(models, agents, services=ALL, environment=environment, **more) as plane,
                 aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as http,
             ):
-                whole = Whole(plane, analytics, http, f"http://127.0.0.1:{port}")
-
-                async def ready() -> bool:
-                    try:
-                        async with http.get(f"{whole.url}/readyz") as response:
-                            return response.status == 200
-                    except aiohttp.ClientError:
-                        return False
-
-                await until(ready, what="the request service")
-                yield whole
+                await until(http_ready("127.0.0.1", port, "/readyz"), what="the request service")
+                yield Whole(plane, analytics, http, f"http://127.0.0.1:{port}")
 
     return start
 

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from breakwater.identity.api_keys import create_key
-from breakwater.local.ports import free_port
+from breakwater.local.ports import free_port, http_ready
 from tests.docs.markdown import ROOT, blocks
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
@@ -61,17 +61,8 @@ async def api_of(
         start_plane(models, agents, services=("request", *services), environment=environment) as plane,
         aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}, timeout=timeout) as http,
     ):
-        api = HttpApi(plane, http, f"http://127.0.0.1:{port}", key)
-
-        async def ready() -> bool:
-            try:
-                async with http.get(f"{api.url}/readyz") as response:
-                    return response.status == 200
-            except aiohttp.ClientError:
-                return False
-
-        await until(ready, what="the request service")
-        yield api
+        await until(http_ready("127.0.0.1", port, "/readyz"), what="the request service")
+        yield HttpApi(plane, http, f"http://127.0.0.1:{port}", key)
 
 
 async def test_a_job_is_followed_from_queued_over_a_retry_to_its_success(
