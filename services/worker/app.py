@@ -71,6 +71,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         await work.watch()
 
     app.reload = reload
+    app.on_startup(work.join)
     app.after_startup(work.start)
 
     @app.on_shutdown
@@ -143,6 +144,10 @@ class BackgroundWork:
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._watches: list[asyncio.Task[None]] = []
+
+    async def join(self) -> None:
+        """Makes the worker known to the others, before it has jobs."""
+        await self._dead_workers.join()
 
     async def start(self) -> None:
         """Starts all of it."""

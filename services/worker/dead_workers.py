@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from time import monotonic
 
 import structlog
@@ -20,11 +21,15 @@ from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
+from breakwater.kernel.redis.connection import StateUnavailableError
 from services.worker import process
 from services.worker.context import WorkerContext
 from services.worker.held_jobs import held_jobs
 
 RETRY_S = 1.0
+
+JOIN_S = 2.0
+"""The most time that the first heartbeat may take from the start of a worker."""
 
 
 class DeadWorkers:
@@ -61,6 +66,16 @@ class DeadWorkers:
                     await asyncio.sleep(background.aligned_delay(self._liveness.beat_every_s))
 
         await Outage("connections of workers").retry_until_available(beat, on=BusUnavailableError, retry_s=RETRY_S)
+
+    async def join(self) -> None:
+        """Sends the first heartbeat, unless Redis is unavailable. Called before the worker has jobs.
+
+        It shows since when Redis has its data: a worker looks only for claims that were lost in its own time.
+        """
+        with suppress(StateUnavailableError, TimeoutError):
+            async with asyncio.timeout(JOIN_S):
+                await self._workers.beat(self._worker.id, "")
+                self._worker.leases.joined_since_ms = self._workers.kept_since_ms
 
     async def leave(self) -> None:
         """Removes this worker, which stops in order and has released its jobs. Raises StateUnavailableError."""

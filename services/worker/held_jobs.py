@@ -33,7 +33,9 @@ async def held_jobs(worker: WorkerContext, agent: str) -> AsyncGenerator[tuple[D
 class EarlierMessages:
     """Finds the earlier messages of an agent's jobs whose claims Redis may have lost.
 
-    Only what was held as Redis' data began can have lost its claim, so one look is enough for each beginning.
+    Only what was held as Redis' data began can have lost its claim, so one look is enough for each beginning. There is
+    none for the data that Redis had as this worker started: at the first start of a plane, all jobs would wait for it
+    unclaimed, and those of a worker that then dies are taken for lost calls.
     """
 
     def __init__(self, worker: WorkerContext, agent: str) -> None:
@@ -46,7 +48,7 @@ class EarlierMessages:
 
     def checked_since_ms(self, job: Assignment) -> int:
         """Returns the beginning of Redis' data at which no earlier message of a job was held; 0 if that is unknown."""
-        return 0 if self._is_held_then(job) else self._kept_since_ms
+        return 0 if self._is_held_then(job) else self._kept_since_ms or self._worker.leases.joined_since_ms
 
     async def has_of(self, job: Assignment, kept_since_ms: int) -> bool:
         """Returns True if some worker held an earlier message of a job as Redis' data began.

@@ -10,6 +10,7 @@ from collections import Counter
 from nats.aio.msg import Msg
 
 from breakwater.jobs.rules.workers import LIVENESS
+from breakwater.jobs.store.executions import KEPT_SINCE
 from breakwater.jobs.store.workers import Workers
 from breakwater.kernel.process.pace import at_pace
 from breakwater.kernel.redis.connection import Redis
@@ -43,6 +44,16 @@ async def registered(plane: Plane, workers: int) -> bool:
 
 async def calling(plane: Plane, calls: int) -> None:
     await until(lambda: plane.sim.ledger.totals.in_progress >= calls, f"{calls} calls under way")
+
+
+async def test_a_ready_worker_has_noted_since_when_redis_has_its_data(start_plane: StartPlane) -> None:
+    async with start_plane(HANGS, AGENTS, services=("worker",)) as plane:
+        await plane.ready("worker")
+        redis = Redis(plane.environment["BREAKWATER_REDIS_URL"])
+        try:
+            assert await redis.client.exists(KEPT_SINCE)
+        finally:
+            await redis.close()
 
 
 async def test_the_jobs_of_a_killed_worker_are_answered_by_another_within_six_seconds_with_the_lost_calls_on_record(

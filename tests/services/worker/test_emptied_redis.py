@@ -20,6 +20,7 @@ from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.types import nano_from_usd
 from services.worker import attempts
 from services.worker.dead_workers import DeadWorkers
+from services.worker.held_jobs import EarlierMessages
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
@@ -317,6 +318,21 @@ async def test_a_second_message_waits_for_the_worker_whose_claim_redis_has_lost(
         assert (result["attempts_count"], len(held.calls)) == (1, 1)
         await until(lambda: is_empty(plane, Stream.JOBS), "the second message to be acknowledged")
         assert "job_taken_over" not in plane.log("worker")
+
+
+async def test_no_job_waits_for_a_look_at_data_that_was_there_before_the_worker(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model()}, {"writer": AGENT}, begin=False) as plane:
+        seconds, _ = await plane.worker.redis.client.time()
+        plane.worker.leases.joined_since_ms = seconds * 1000
+        await plane.worker.redis.client.set(KEPT_SINCE, seconds * 1000)
+        with patch.object(EarlierMessages, "has_of", AsyncMock(return_value=True)) as look:
+            plane.begin()
+            await plane.run(JOB)
+            assert not look.called
+            # Of data that began in its time it is not known what they lack.
+            await plane.worker.redis.client.set(KEPT_SINCE, seconds * 1000 - 1)
+            await plane.publish({**JOB, "job_id": "j2"})
+            await until(lambda: look.called, "a look")
 
 
 async def is_empty(plane: WorkerPlane, stream: Stream) -> bool:

@@ -62,6 +62,11 @@ class Workers:
         """True if Redis lost its data between the last two heartbeats."""
         self._kept_since: str | None = None
 
+    @property
+    def kept_since_ms(self) -> int:
+        """The time since which Redis has its data, as of the last heartbeat; 0 before the first one."""
+        return int(self._kept_since or 0)
+
     async def beat(self, worker: str, heard_on: str) -> tuple[int, list[LateWorker]]:
         """Records a worker's heartbeat.
 
