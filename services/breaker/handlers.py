@@ -37,11 +37,6 @@ class AttemptBatch:
     health: dict[str, dict[str, list[EndedCall]]] = field(default_factory=dict[str, "dict[str, list[EndedCall]]"])
 
 
-async def _any_log(_: str | None) -> bool:
-    """Accepts any log: for attempts from which the breakers are being filled."""
-    return True
-
-
 class BreakerHandler:
     """Maintains the fleet's breakers. Any number of these may run: one whose save comes second decides again."""
 
@@ -62,9 +57,7 @@ class BreakerHandler:
         self._jitter = jitter
         self._outages = Outages()
 
-    async def handle(
-        self, batch: Sequence[Delivery[Attempt]], is_log: Callable[[str | None], Awaitable[bool]] = _any_log
-    ) -> None:
+    async def handle(self, batch: Sequence[Delivery[Attempt]], is_log: Callable[[str | None], Awaitable[bool]]) -> None:
         """Takes a batch of attempts into account, and acknowledges it. `is_log` is as for `apply`."""
         async with heartbeat(batch):
             sorted_batch = self.batch_of(
@@ -94,7 +87,7 @@ class BreakerHandler:
                 batch.breakers.setdefault(key, []).append(observed)
         return batch
 
-    async def apply(self, batch: AttemptBatch, is_log: Callable[[str | None], Awaitable[bool]] = _any_log) -> None:
+    async def apply(self, batch: AttemptBatch, is_log: Callable[[str | None], Awaitable[bool]]) -> None:
         """Takes a batch into account: a round trip to Redis that reads, and one that writes.
 
         Args:

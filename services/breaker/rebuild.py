@@ -98,7 +98,7 @@ class Rebuild:
             logger.warning(
                 "breakers_lost", effect="calls were not blocked meanwhile", remedy="filling them from EVENTS"
             )
-        attempts = await self._replay()
+        attempts = await self._replay(filling)
         jobs = await self._recall_usage(guards)
         await self._breakers.mark_filled(log, filling)
         logger.info("breakers_filled", breakers=breakers, stopped_tasks=tasks, attempts=attempts, jobs_of_tasks=jobs)
@@ -183,7 +183,12 @@ class Rebuild:
         await self._tasks.record(key, record.execution_id, outcome_of(record, agent.guard))
         return True
 
-    async def _replay(self) -> int:
+    async def _replay(self, filling: str) -> int:
+        async def is_recalled(_: str | None) -> bool:
+            # Applied to breakers that were lost once more, outcomes would begin them anew, at version 1.
+            await self._breakers.require_filling(filling)
+            return True
+
         rules = [agent.breaker for agent in self.config.agents.values() if agent.breaker is not None]
         window_s = max([HEALTH_FROM_S, *(rule.within_s for rule in rules)])
         since = self._now() - timedelta(seconds=window_s)
@@ -195,9 +200,9 @@ class Rebuild:
                     batch.append((message.sequence, ms_from_time(message.stored_at), attempt))
                     count += 1
                 if len(batch) == BATCH:
-                    await self._handler.apply(self._handler.batch_of(batch))
+                    await self._handler.apply(self._handler.batch_of(batch), is_recalled)
                     batch = []
-        await self._handler.apply(self._handler.batch_of(batch))
+        await self._handler.apply(self._handler.batch_of(batch), is_recalled)
         return count
 
 

@@ -216,7 +216,7 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
         EventRoutes: lambda needs: EventRoutes(needs.streams, needs.event_log),
         AgentRoutes: lambda needs: needs.agents,
         BreakerRoutes: lambda needs: BreakerRoutes(
-            needs.config, needs.breakers, needs.healths, needs.deployments, needs.publisher, needs.connection
+            needs.config, needs.breakers, needs.healths, needs.deployments, needs.publisher, needs.bus
         ),
         GuardRoutes: lambda needs: GuardRoutes(Tasks(needs.redis), needs.publisher),
         BudgetRoutes: lambda needs: BudgetRoutes(

@@ -19,6 +19,7 @@ from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import (
     ALIVE_MS,
     KEEP_MS,
+    UNSAVED,
     BreakerAdmitted,
     BreakerRefused,
     Breakers,
@@ -243,6 +244,21 @@ async def test_breakers_are_filled_and_their_service_alive_once_it_says_so(redis
     await breakers.beat()
     assert (await breakers.filled_from(), await breakers.alive()) == ("log 1", True)
     assert 0 < await redis.client.pttl("bw:breakers:alive") <= ALIVE_MS
+
+
+async def test_a_decision_on_a_breaker_that_redis_has_lost_is_not_saved(redis: Redis) -> None:
+    breakers = Breakers(redis)
+    await breakers.mark_filled("log")
+    before = await load(redis)
+    assert await save(redis, before, FULL)
+    for load_again in (False, True):
+        before = await load(redis) if load_again else replace(before, revision=UNSAVED)
+        await redis.client.flushall()
+        assert not await save(redis, before, OPEN)
+        await breakers.mark_filled("log")
+        assert not await save(redis, before, OPEN)
+    assert (await load(redis)).revision == UNSAVED
+    assert await save(redis, await load(redis), OPEN)
 
 
 async def test_a_transition_is_kept_until_it_is_published(redis: Redis) -> None:

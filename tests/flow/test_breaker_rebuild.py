@@ -10,15 +10,21 @@ from typing import Any
 
 import pytest
 
+from breakwater.breakers.metrics import BreakerMetrics
 from breakwater.breakers.rules.breaker import Breaker, BreakerKey, isolate
 from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import Breakers, Saving
 from breakwater.config import load_config
+from breakwater.health.store import Healths
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
-from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.redis.connection import Redis, StateUnavailableError
+from breakwater.limits.store.tasks import Tasks
 from breakwater.local.commands.setup import bus_plan
+from services.breaker.handlers import BreakerHandler
+from services.breaker.rebuild import Rebuild
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
 from tests.helpers import FIRST, until
@@ -86,6 +92,40 @@ async def test_an_empty_redis_is_filled_with_what_was_open_stopped_and_counted(
         await until(lambda: _stands(breakers, COUNTING, "open"), what="the third failure to open it")
         [reported] = await plane.messages("EVENTS", subjects.breaker("counting", "sim/m"))
         assert reported["reason"] == "3 consecutive failures (threshold: 3)"
+
+
+async def test_a_breaker_keeps_its_versions_when_redis_is_emptied_again_while_it_is_filled(
+    start_plane: StartPlane,
+) -> None:
+    agents = {"counting": {"model": "sim/m", "breaker": RULES}}
+    async with start_plane({"sim/m": model()}, agents, services=()) as plane, redis_of(plane) as redis:
+        config = load_config(Path(plane.environment["BREAKWATER_CONFIG"]))
+        breakers, healths, publisher = Breakers(redis), Healths(redis), Publisher(lambda: plane.client, "tests")
+        handler = BreakerHandler(config, breakers, healths, publisher, BreakerMetrics())
+
+        class EmptiedRebuild(Rebuild):
+            """Redis is emptied once more after the breakers were recalled."""
+
+            async def recall_breakers(self) -> int:
+                recalled = await super().recall_breakers()
+                await redis.client.flushall()
+                return recalled
+
+        emptied_rebuild, rebuild = (
+            kind(config, handler, breakers, healths, Tasks(redis), lambda: plane.client)
+            for kind in (EmptiedRebuild, Rebuild)
+        )
+        for number in range(3):
+            await publish_attempt(plane, COUNTING, f"c{number}", "error")
+        await rebuild.fill("log", None)
+        [opened] = await plane.messages("EVENTS", subjects.breaker("counting", "sim/m"))
+
+        await redis.client.flushall()
+        with pytest.raises(StateUnavailableError, match="emptied"):
+            await emptied_rebuild.fill("log", None)
+        await rebuild.fill("log", None)
+        assert await plane.messages("EVENTS", subjects.breaker("counting", "sim/m")) == [opened]
+        assert await _stands(breakers, COUNTING, "open")
 
 
 @pytest.mark.parametrize(

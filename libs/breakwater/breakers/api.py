@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 
@@ -32,7 +32,7 @@ from breakwater.breakers.rules.breaker import (
     reset,
 )
 from breakwater.breakers.rules.health import CallHealth, Verdict, health_of_model, open_for
-from breakwater.breakers.rules.transitions import transition
+from breakwater.breakers.rules.transitions import breaker_after, transition
 from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import UNSAVED, Breakers, LoadedBreaker, Saving
 from breakwater.breakers.transitions import dump_transitions, publish_saved
@@ -44,8 +44,11 @@ from breakwater.identity.operations import PERHAPS_DONE, REDIS_UNAVAILABLE, ApiR
 from breakwater.jobs.api.submission import Submission
 from breakwater.kernel.http.parsing import suggestion
 from breakwater.kernel.http.problems import RequestError, unavailable, unknown
+from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.types import Message, format_time, time_from_ms
 from breakwater.kernel.validation import FieldError
@@ -160,7 +163,7 @@ class BreakerRoutes:
         healths: Healths,
         deployments: Deployments,
         publisher: Publisher,
-        connected: Callable[[], object],
+        events: Lookup,
     ) -> None:
         self._config = config
         self._configured = breakers_of(config, of_allowed=True)
@@ -168,7 +171,7 @@ class BreakerRoutes:
         self._healths = healths
         self._deployments = deployments
         self._publisher = publisher
-        self._connected = connected
+        self._events = events
 
     @operation(
         "GET",
@@ -216,7 +219,7 @@ class BreakerRoutes:
         """Closes a breaker, clears its counts and publishes the transition. The hold of its model ends, too."""
 
         def decide(loaded: LoadedBreaker, rules: BreakerRules) -> tuple[Breaker, BreakerChange | None]:
-            if loaded.revision == UNSAVED:
+            if _is_unused(loaded):
                 return loaded.breaker, None
             return reset(loaded.breaker, by=request.by, why=request.why, rules=rules, now_ms=loaded.now_ms)
 
@@ -239,7 +242,7 @@ class BreakerRoutes:
         self, request: ApiRequest[BreakerRequest], log_event: str, decide: BreakerDecision
     ) -> BreakerTransition | UnchangedBreaker:
         key = BreakerKey(request.input.agent, request.input.model)
-        self._connected()  # not begun if it can't be published
+        self._events.connection()  # not begun if it can't be published
         loaded, event = await self._save(key, decide)
         request.log(log_event, agent=key.agent, model=key.model, changed=event is not None)
         if event is None:
@@ -260,13 +263,14 @@ class BreakerRoutes:
         """
         rules = self._configured.get(key)
         while True:
-            [before] = await self._breakers.load([key])
-            if before.revision == UNSAVED and rules is None:
-                raise self._unknown(key)
-            if before.unpublished is not None:
+            log, [stored] = await self._breakers.load_with_log([key])
+            if stored.unpublished is not None:
                 # The process that saved this transition crashed or waits for NATS. It must be published first, as the
                 # next one overwrites it.
-                await self._publish(key, before.unpublished)
+                await self._publish(key, stored.unpublished)
+            before = stored if log is not None else await self._recalled(key, stored)
+            if _is_unused(before) and rules is None:
+                raise self._unknown(key)
             known_rules = rules or _rules_of_unconfigured(key)
             after, change = decide(before, known_rules)
             if change is None:
@@ -275,6 +279,14 @@ class BreakerRoutes:
             if all(await self._breakers.save([Saving(key, before, after, dump_transitions([event]))])):
                 return before, event
             # Another writer was quicker: decide again, on what it has saved.
+
+    async def _recalled(self, key: BreakerKey, loaded: LoadedBreaker) -> LoadedBreaker:
+        """Returns a breaker as its latest transition left it. For a Redis that is not filled yet."""
+        stored = await self._events.last(Stream.EVENTS, subjects.breaker(key.agent, key.model))
+        latest = None if stored is None else stored.read(BreakerTransition)
+        if stored is None or latest is None or latest.version <= loaded.breaker.version:
+            return loaded
+        return replace(loaded, breaker=breaker_after(latest, stored.sequence))
 
     async def _publish(self, key: BreakerKey, saved: str | None) -> None:
         # If its mark can't be removed, the transition is published a second time, which is harmless.
@@ -298,6 +310,10 @@ class BreakerRoutes:
             return "model", suggestion(key.model, models).removeprefix("; ")
         agents = {known_key.agent for known_key in self._configured} or set(self._config.agents)
         return "agent", suggestion(key.agent, agents).removeprefix("; ")
+
+
+def _is_unused(loaded: LoadedBreaker) -> bool:
+    return loaded.revision == UNSAVED and not loaded.breaker.version
 
 
 def _rules_of_unconfigured(key: BreakerKey) -> BreakerRules:

@@ -80,17 +80,18 @@ end
 return 0
 
 --- load
--- Reads a breaker.
--- Returns {now in ms, its fields and values in turn}.
+-- Reads a breaker. KEYS: breaker, filling
+-- Returns {now in ms, the mark of the filling, its fields and values in turn}.
 local now = now_ms()
-return {now, redis.call('HGETALL', KEYS[1])}
+return {now, redis.call('GET', KEYS[2]) or '', redis.call('HGETALL', KEYS[1])}
 
 --- save
--- Saves a breaker, unless it was changed since it was read.
+-- Saves a breaker, unless it was changed or Redis was emptied since it was read. KEYS: breaker, filling
 -- Returns 1, or 0 where it was.
-local revision_read, keep_ms = ARGV[1], ARGV[2] -- keep_ms 0: it does not expire
-local fields_and_values = {unpack(ARGV, 3)}
-if (redis.call('HGET', KEYS[1], 'revision') or '0') ~= revision_read then
+local revision_read, filling_read, keep_ms = ARGV[1], ARGV[2], ARGV[3] -- keep_ms 0: it does not expire
+local fields_and_values = {unpack(ARGV, 4)}
+if (redis.call('HGET', KEYS[1], 'revision') or '0') ~= revision_read
+  or (redis.call('GET', KEYS[2]) or '') ~= filling_read then
   return 0
 end
 redis.call('HSET', KEYS[1], unpack(fields_and_values))

@@ -33,6 +33,8 @@ ALIVE_MS = 10_000
 
 _BATCH = 1_000
 
+_EMPTIED = "Redis was emptied while the breakers were filled"
+
 UNSAVED = "0"
 """The revision of a breaker that Redis does not have."""
 
@@ -69,13 +71,15 @@ class BreakerRefused:
 
 @dataclass(frozen=True, slots=True)
 class LoadedBreaker:
-    """A breaker as it was at `now_ms` of Redis' clock. `revision` guards its saving."""
+    """A breaker as it was at `now_ms` of Redis' clock. `revision` and `filling` guard its saving."""
 
     breaker: Breaker
     revision: str
     now_ms: int
     unpublished: str | None
     """The saved transitions that may not be published yet, as JSON."""
+    filling: str = ""
+    """The mark of `begin_filling` that Redis had; empty if there was none since Redis was emptied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,8 @@ class Breakers:
     async def save(self, changes: Sequence[Saving]) -> list[bool]:
         """Saves breakers in one round trip. False for each that was changed since it was read: decide again.
 
+        Also False if Redis was emptied meanwhile: a breaker that begins anew has versions that the log already has.
+
         Raises:
             StateUnavailableError: they may or may not be saved; read them again to find out.
         """
@@ -159,7 +165,11 @@ class Breakers:
             flat = [part for pair in fields.items() for part in pair]
             keep_ms = 0 if change.after.state == "isolated" else KEEP_MS if change.key.task is None else KEEP_OF_TASK_MS
             commands.append(
-                ScriptCommand(_LUA["save"], [_redis_key(change.key)], [change.before.revision, keep_ms, *flat])
+                ScriptCommand(
+                    _LUA["save"],
+                    [_redis_key(change.key), _FILLING],
+                    [change.before.revision, change.before.filling, keep_ms, *flat],
+                )
             )
         # Listed before the save, each time: the list may name too many breakers, but after a crash it must lack none.
         of_fleet = [change for change in changes if change.key.task is None]
@@ -199,9 +209,14 @@ class Breakers:
         return cast(str | None, await self._redis.client.get(_FILLED))
 
     async def begin_filling(self) -> str:
-        """A mark for `mark_filled`, lost with all that is filled after it. Raises StateUnavailableError."""
+        """A mark that is lost with all that is filled after it. Raises StateUnavailableError."""
         [filling] = await self._redis.run([ScriptCommand(_LUA["begin_filling"], [_FILLING], [secrets.token_hex(8)])])
         return str(filling)
+
+    async def require_filling(self, filling: str) -> None:
+        """Raises StateUnavailableError if Redis does not answer, or has lost the filling with this mark: fill again."""
+        if await self._redis.client.get(_FILLING) != filling:
+            raise StateUnavailableError(_EMPTIED)
 
     async def mark_filled(self, log: str, filling: str | None = None) -> None:
         """Records that the breakers are derived from that log.
@@ -216,7 +231,7 @@ class Breakers:
         filling = filling or await self.begin_filling()
         [marked] = await self._redis.run([ScriptCommand(_LUA["mark_filled"], [_FILLED, _FILLING], [log, filling])])
         if not marked:
-            raise StateUnavailableError("Redis was emptied while the breakers were filled")
+            raise StateUnavailableError(_EMPTIED)
 
     async def beat(self) -> None:
         """Reports that a breaker service is alive, for the next `ALIVE_MS`. Raises StateUnavailableError."""
@@ -298,10 +313,10 @@ def _read_failure(sequence: int, at_ms: int, error: str = "", job: str = "", cal
 
 
 def _load_command(key: BreakerKey) -> ScriptCommand:
-    return ScriptCommand(_LUA["load"], [_redis_key(key)], [])
+    return ScriptCommand(_LUA["load"], [_redis_key(key), _FILLING], [])
 
 
-def _read_loaded(now_ms: int, flat: Sequence[str]) -> LoadedBreaker:
+def _read_loaded(now_ms: int, filling: str, flat: Sequence[str]) -> LoadedBreaker:
     """Reads the answer of a `_load_command`."""
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     errors_seen = fields.get("errors_seen")
@@ -329,4 +344,4 @@ def _read_loaded(now_ms: int, flat: Sequence[str]) -> LoadedBreaker:
         probed_by=fields.get("probed_by", ""),
         **{name: int(fields.get(name, 0)) for name in _NUMBERS},
     )
-    return LoadedBreaker(breaker, fields.get("revision", UNSAVED), now_ms, fields.get("unpublished") or None)
+    return LoadedBreaker(breaker, fields.get("revision", UNSAVED), now_ms, fields.get("unpublished") or None, filling)

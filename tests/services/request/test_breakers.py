@@ -86,6 +86,23 @@ async def test_a_reset_closes_it_and_forgets_what_was_counted(governed: HttpApi,
     assert await governed.events(SUBJECT) == [answer.json]
 
 
+async def test_what_redis_has_lost_is_decided_on_as_the_log_has_it(governed: HttpApi, redis: Redis) -> None:
+    for _ in range(2):
+        await governed.act("breakers/isolate", **WRITER_M, reason="leaked")
+        await redis.client.flushall()
+        again = (await governed.act("breakers/isolate", **WRITER_M)).json
+        assert (again["unchanged"], again["reason"]) == (True, "isolated by tests: leaked")
+        await governed.act("breakers/reset", **WRITER_M)
+        await redis.client.flushall()
+    steps = [(event["from_state"], event["to_state"], event["version"]) for event in await governed.events(SUBJECT)]
+    assert steps == [
+        ("closed", "isolated", 1),
+        ("isolated", "closed", 2),
+        ("closed", "isolated", 3),
+        ("isolated", "closed", 4),
+    ]
+
+
 async def test_a_reset_of_what_counted_nothing_is_no_event(governed: HttpApi, redis: Redis) -> None:
     answer = await governed.act("breakers/reset", **WRITER_M)
     assert (answer.status, answer.json["unchanged"], answer.json["state"]) == (200, True, "closed")
@@ -240,6 +257,7 @@ async def test_every_act_is_on_record_and_no_secret_is(governed: HttpApi, redis:
 async def test_a_change_that_could_not_be_published_is_reported_so_and_waits_for_a_breaker_service(
     governed: HttpApi, redis: Redis
 ) -> None:
+    await Breakers(redis).mark_filled("log")
     await governed.bus.jetstream().delete_stream("EVENTS")
     answer = await governed.act("breakers/isolate", **WRITER_M)
     assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "not_published", "1")
