@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -27,7 +30,7 @@ from breakwater.breakers.store import (
     Saving,
 )
 from breakwater.jobs.contract.execution import FailureStatistics
-from breakwater.kernel.redis.connection import Redis, StateUnavailableError
+from breakwater.kernel.redis.connection import Redis, ScriptCommand, StateUnavailableError
 
 KEY = BreakerKey("an agent", "org/model:1.5")
 OTHER = BreakerKey("*", "provider/*")
@@ -259,6 +262,20 @@ async def test_a_decision_on_a_breaker_that_redis_has_lost_is_not_saved(redis: R
         assert not await save(redis, before, OPEN)
     assert (await load(redis)).revision == UNSAVED
     assert await save(redis, await load(redis), OPEN)
+
+
+async def test_breakers_that_are_lost_while_they_are_read_count_as_lost(redis: Redis) -> None:
+    run = redis.run
+
+    async def emptied_within(commands: Sequence[ScriptCommand]) -> list[Any]:
+        first = await run(commands[:1])
+        await redis.client.flushall()
+        return first + await run(commands[1:])
+
+    await Breakers(redis).mark_filled("log")
+    with patch.object(redis, "run", emptied_within):
+        log, _ = await Breakers(redis).load_with_log([KEY])
+    assert log is None
 
 
 async def test_a_transition_is_kept_until_it_is_published(redis: Redis) -> None:

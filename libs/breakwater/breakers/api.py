@@ -273,16 +273,16 @@ class BreakerRoutes:
                 raise self._unknown(key)
             known_rules = rules or _rules_of_unconfigured(key)
             after, change = decide(before, known_rules)
-            if change is None:
+            event = None if change is None else transition(key, change, known_rules, before.now_ms)
+            if event is None and before is stored:
                 return before, None
-            event = transition(key, change, known_rules, before.now_ms)
-            if all(await self._breakers.save([Saving(key, before, after, dump_transitions([event]))])):
+            if all(await self._breakers.save([Saving(key, before, after, event and dump_transitions([event]))])):
                 return before, event
             # Another writer was quicker: decide again, on what it has saved.
 
     async def _recalled(self, key: BreakerKey, loaded: LoadedBreaker) -> LoadedBreaker:
         """Returns a breaker as its latest transition left it. For a Redis that is not filled yet."""
-        stored = await self._events.last(Stream.EVENTS, subjects.breaker(key.agent, key.model))
+        stored = await self._events.newest_on(Stream.EVENTS, subjects.breaker(key.agent, key.model))
         latest = None if stored is None else stored.read(BreakerTransition)
         if stored is None or latest is None or latest.version <= loaded.breaker.version:
             return loaded

@@ -146,7 +146,8 @@ class Breakers:
 
     async def load_with_log(self, keys: Sequence[BreakerKey]) -> tuple[str | None, list[LoadedBreaker]]:
         """The answers of `filled_from` and `load`, in one round trip. Raises StateUnavailableError."""
-        log, *answers = await self._redis.run([ScriptCommand(_LUA["log"], [_FILLED], []), *map(_load_command, keys)])
+        # The log comes last: were it read before Redis is emptied and a breaker after it, `save` would see no change.
+        *answers, log = await self._redis.run([*map(_load_command, keys), ScriptCommand(_LUA["log"], [_FILLED], [])])
         return cast(str | None, log), [_read_loaded(*answer) for answer in answers]
 
     async def save(self, changes: Sequence[Saving]) -> list[bool]:

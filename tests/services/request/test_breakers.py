@@ -92,6 +92,8 @@ async def test_what_redis_has_lost_is_decided_on_as_the_log_has_it(governed: Htt
         await redis.client.flushall()
         again = (await governed.act("breakers/isolate", **WRITER_M)).json
         assert (again["unchanged"], again["reason"]) == (True, "isolated by tests: leaked")
+        [admission] = await redis.run([Breakers.admit_command(BreakerKey("writer", "m"), "x:1", 1000)])
+        assert isinstance(Breakers.read_admission(admission), BreakerRefused)
         await governed.act("breakers/reset", **WRITER_M)
         await redis.client.flushall()
     steps = [(event["from_state"], event["to_state"], event["version"]) for event in await governed.events(SUBJECT)]
