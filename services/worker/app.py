@@ -18,6 +18,7 @@ from breakwater.kernel.nats.lookup import ClientGetter, Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import PARKED_CONSUMER, worker_consumer
 from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.process.pace import at_pace
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
@@ -71,8 +72,12 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         await work.watch()
 
     app.reload = reload
-    app.on_startup(work.join)
     app.after_startup(work.start)
+
+    @app.on_startup
+    async def join() -> None:
+        await broker.connect()
+        await work.join()
 
     @app.on_shutdown
     async def drain() -> None:
@@ -85,6 +90,10 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         await worker.redis.close()
 
     return app
+
+
+JOIN_S = 2.0
+"""The most time that joining the other workers may take from the start of a worker."""
 
 
 class Subscribers:
@@ -133,6 +142,7 @@ class BackgroundWork:
         config_versions: ConfigVersions,
         subscribers: Subscribers,
     ) -> None:
+        self._outages = worker.outages
         self._config_versions = config_versions
         self._subscribers = subscribers
         self._dead_workers = DeadWorkers(worker, connection, lambda: config_versions.agents)
@@ -146,8 +156,21 @@ class BackgroundWork:
         self._watches: list[asyncio.Task[None]] = []
 
     async def join(self) -> None:
-        """Makes the worker known to the others, before it has jobs."""
-        await self._dead_workers.join()
+        """Makes the worker known to the others, and looks for the jobs that they hold, before it has any itself.
+
+        If that takes too long, its first jobs wait for the look without a claim: if the worker dies meanwhile, the next
+        one takes them for lost calls.
+        """
+
+        async def join() -> None:
+            if (kept_since_ms := await self._dead_workers.join()) is not None:
+                await self._config_versions.look_for_held_jobs(kept_since_ms)
+
+        async def join_in_time() -> None:
+            async with asyncio.timeout(JOIN_S):
+                await self._outages.retry_while_unavailable(join)
+
+        await Outage("joining the other workers").run_logged(join_in_time, expected=TimeoutError)
 
     async def start(self) -> None:
         """Starts all of it."""

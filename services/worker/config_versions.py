@@ -119,6 +119,15 @@ class ConfigVersions:
         await self.save()
         await self._evict()
 
+    async def look_for_held_jobs(self, kept_since_ms: int) -> None:
+        """Notes which jobs other workers held as Redis' data began. Raises BusUnavailableError.
+
+        Args:
+            kept_since_ms: that beginning (ms since the epoch).
+        """
+        handlers = self.newest.handlers.values()
+        await asyncio.gather(*(handler.earlier_messages.look(kept_since_ms) for handler in handlers))
+
     async def save(self) -> None:
         """Saves the configs and the removed agents for workers that start later."""
         outages = self.newest.worker.outages

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from time import monotonic
 
 import structlog
 
 from breakwater.jobs.rules.workers import Silence, is_dead
+from breakwater.jobs.store.executions import MAYBE_HELD_MS
 from breakwater.jobs.store.workers import LateWorker, Workers
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.nats.core import Presence
@@ -21,15 +21,11 @@ from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
-from breakwater.kernel.redis.connection import StateUnavailableError
 from services.worker import process
 from services.worker.context import WorkerContext
 from services.worker.held_jobs import held_jobs
 
 RETRY_S = 1.0
-
-JOIN_S = 2.0
-"""The most time that the first heartbeat may take from the start of a worker."""
 
 
 class DeadWorkers:
@@ -67,15 +63,16 @@ class DeadWorkers:
 
         await Outage("connections of workers").retry_until_available(beat, on=BusUnavailableError, retry_s=RETRY_S)
 
-    async def join(self) -> None:
-        """Sends the first heartbeat, unless Redis is unavailable. Called before the worker has jobs.
+    async def join(self) -> int | None:
+        """Sends the first heartbeat, before the worker has jobs. Raises StateUnavailableError.
 
-        It shows since when Redis has its data: a worker looks only for claims that were lost in its own time.
+        Returns:
+            The beginning of Redis' data (ms since the epoch); None if it is so long ago that a claim that was lost then
+            is no worker's any more.
         """
-        with suppress(StateUnavailableError, TimeoutError):
-            async with asyncio.timeout(JOIN_S):
-                await self._workers.beat(self._worker.id, "")
-                self._worker.leases.joined_since_ms = self._workers.kept_since_ms
+        await self._workers.beat(self._worker.id, "")
+        is_young = await self._workers.age_of_data_s() * 1000 < MAYBE_HELD_MS
+        return self._workers.kept_since_ms if is_young else None
 
     async def leave(self) -> None:
         """Removes this worker, which stops in order and has released its jobs. Raises StateUnavailableError."""

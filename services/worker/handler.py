@@ -51,7 +51,7 @@ class JobHandler:
         self._agent = agent
         self._reader = JobReader(worker, agent_name, agent)
         self._crashes = Crashes(worker, agent_name, agent, self._reader)
-        self._earlier_messages = EarlierMessages(worker, agent_name)
+        self.earlier_messages = EarlierMessages(worker, agent_name)
         self._gates = gates_of(worker)
 
     async def handle(self, delivery: Delivery) -> None:
@@ -137,12 +137,12 @@ class JobHandler:
             redelivered=not delivery.is_first,
             delivered_before=delivery.deliveries > 1,
         )
-        checked_since_ms = None if delivery.is_only_message else self._earlier_messages.checked_since_ms(job)
+        checked_since_ms = None if delivery.is_only_message else self.earlier_messages.checked_since_ms(job)
         while True:
             claimed = await retry(partial(request_claim, checked_since_ms=checked_since_ms))
             if not isinstance(claimed, MaybeHeld):
                 return claimed
-            if await retry(partial(self._earlier_messages.has_of, job, claimed.kept_since_ms)):
+            if await retry(partial(self.earlier_messages.has_of, job, claimed.kept_since_ms)):
                 return Taken(worker.executions.liveness.grace_ms)
             checked_since_ms = claimed.kept_since_ms
 

@@ -33,9 +33,7 @@ async def held_jobs(worker: WorkerContext, agent: str) -> AsyncGenerator[tuple[D
 class EarlierMessages:
     """Finds the earlier messages of an agent's jobs whose claims Redis may have lost.
 
-    Only what was held as Redis' data began can have lost its claim, so one look is enough for each beginning. There is
-    none for the data that Redis had as this worker started: at the first start of a plane, all jobs would wait for it
-    unclaimed, and those of a worker that then dies are taken for lost calls.
+    Only what was held as Redis' data began can have lost its claim, so one look is enough for each beginning.
     """
 
     def __init__(self, worker: WorkerContext, agent: str) -> None:
@@ -48,10 +46,15 @@ class EarlierMessages:
 
     def checked_since_ms(self, job: Assignment) -> int:
         """Returns the beginning of Redis' data at which no earlier message of a job was held; 0 if that is unknown."""
-        return 0 if self._is_held_then(job) else self._kept_since_ms or self._worker.leases.joined_since_ms
+        return 0 if self._is_held_then(job) else self._kept_since_ms
 
     async def has_of(self, job: Assignment, kept_since_ms: int) -> bool:
-        """Returns True if some worker held an earlier message of a job as Redis' data began.
+        """Returns True if some worker held an earlier message of a job as Redis' data began. Raises as `look`."""
+        await self.look(kept_since_ms)
+        return self._is_held_then(job)
+
+    async def look(self, kept_since_ms: int) -> None:
+        """Notes which messages were held as Redis' data began, unless that is known.
 
         Raises:
             BusUnavailableError: NATS does not answer.
@@ -64,7 +67,6 @@ class EarlierMessages:
                         held[execution_id] = min(delivery.sequence, held.get(execution_id, delivery.sequence))
                 self._held_then = held
                 self._kept_since_ms = kept_since_ms
-        return self._is_held_then(job)
 
     def _is_held_then(self, job: Assignment) -> bool:
         return self._held_then.get(job.execution_id, job.delivery.sequence) < job.delivery.sequence

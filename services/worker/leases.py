@@ -44,8 +44,6 @@ class Leases:
         self._outages = outages
         self._clock = clock
         self._ticked_at = self._stalled_at = float("-inf")
-        self.joined_since_ms = 0
-        """The beginning of the data that Redis had as the worker started; 0 if that is unknown."""
         self.deliveries: set[Delivery] = set()
         self.claims: dict[Claim, ClaimLease] = {}
 

@@ -6,14 +6,23 @@ import asyncio
 import os
 import signal
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 from nats.aio.msg import Msg
+from pydantic import SecretStr
 
+from breakwater.config import load_config
 from breakwater.jobs.rules.workers import LIVENESS
-from breakwater.jobs.store.executions import KEPT_SINCE
 from breakwater.jobs.store.workers import Workers
+from breakwater.kernel.nats.subscriber import PullSubscriber
 from breakwater.kernel.process.pace import at_pace
+from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
+from services.worker.app import build
+from services.worker.held_jobs import EarlierMessages
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
 from tests.helpers import until
@@ -46,14 +55,33 @@ async def calling(plane: Plane, calls: int) -> None:
     await until(lambda: plane.sim.ledger.totals.in_progress >= calls, f"{calls} calls under way")
 
 
-async def test_a_ready_worker_has_noted_since_when_redis_has_its_data(start_plane: StartPlane) -> None:
-    async with start_plane(HANGS, AGENTS, services=("worker",)) as plane:
-        await plane.ready("worker")
-        redis = Redis(plane.environment["BREAKWATER_REDIS_URL"])
-        try:
-            assert await redis.client.exists(KEPT_SINCE)
-        finally:
-            await redis.close()
+async def test_a_worker_looks_for_held_jobs_before_it_reads_any(start_plane: StartPlane) -> None:
+    steps: list[str] = []
+
+    def noted(method: Callable[..., Awaitable[None]], step: str) -> Callable[..., Awaitable[None]]:
+        async def noting(*arguments: Any) -> None:
+            await method(*arguments)
+            steps.append(step)
+
+        return noting
+
+    async with start_plane(HANGS, AGENTS, services=()) as plane:
+        settings = Settings(
+            nats_url=SecretStr(plane.environment["BREAKWATER_NATS_URL"]),
+            redis_url=SecretStr(plane.environment["BREAKWATER_REDIS_URL"]),
+        )
+        with (
+            patch.object(EarlierMessages, "look", noted(EarlierMessages.look, "look")),
+            patch.object(PullSubscriber, "start", noted(PullSubscriber.start, "read")),
+        ):
+            app = build(settings, load_config(Path(plane.environment["BREAKWATER_CONFIG"])))
+            running = asyncio.create_task(app.run())
+            await until(app.is_alive, "the worker")
+            app.exit()
+            await running
+    assert steps[0] == "look"
+    assert "read" in steps
+    assert "look" not in steps[steps.index("read") :]
 
 
 async def test_the_jobs_of_a_killed_worker_are_answered_by_another_within_six_seconds_with_the_lost_calls_on_record(

@@ -13,7 +13,7 @@ import pytest
 
 from breakwater.calls.assignment import Checkpoint
 from breakwater.jobs.rules.workers import LIVENESS, Liveness
-from breakwater.jobs.store.executions import KEPT_SINCE, Claim, ClaimLostError
+from breakwater.jobs.store.executions import KEPT_SINCE, MAYBE_HELD_MS, Claim, ClaimLostError
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import StateUnavailableError
@@ -320,19 +320,37 @@ async def test_a_second_message_waits_for_the_worker_whose_claim_redis_has_lost(
         assert "job_taken_over" not in plane.log("worker")
 
 
-async def test_no_job_waits_for_a_look_at_data_that_was_there_before_the_worker(start_worker: StartWorker) -> None:
-    async with start_worker({"sim/m": model()}, {"writer": AGENT}, begin=False) as plane:
-        seconds, _ = await plane.worker.redis.client.time()
-        plane.worker.leases.joined_since_ms = seconds * 1000
-        await plane.worker.redis.client.set(KEPT_SINCE, seconds * 1000)
-        with patch.object(EarlierMessages, "has_of", AsyncMock(return_value=True)) as look:
-            plane.begin()
-            await plane.run(JOB)
-            assert not look.called
-            # Of data that began in its time it is not known what they lack.
-            await plane.worker.redis.client.set(KEPT_SINCE, seconds * 1000 - 1)
+async def test_a_worker_that_starts_after_a_loss_knows_at_once_what_others_hold(start_worker: StartWorker) -> None:
+    held = Held()
+    agents = {"writer": {**AGENT, "concurrency": 3}}
+    liveness = renewed_every(600.0)
+    async with start_worker({"sim/m": model()}, agents, providers={"sim": held}, liveness=liveness) as plane:
+        await plane.publish(JOB)
+        await until(lambda: held.calls, "the call")
+        await empty_redis(plane)
+        kept_since_ms = await DeadWorkers(plane.worker, lambda: plane.client, lambda: agents).join()
+        assert kept_since_ms is not None
+        earlier_messages = EarlierMessages(plane.worker, "writer")
+        await earlier_messages.look(kept_since_ms)
+        plane.handlers["writer"].earlier_messages = earlier_messages
+        with patch("services.worker.held_jobs.held_jobs", side_effect=AssertionError("a job waits for a second look")):
             await plane.publish({**JOB, "job_id": "j2"})
-            await until(lambda: look.called, "a look")
+            await until(lambda: len(held.calls) == 2, "the call of a job that nobody held")
+            await plane.publish(JOB)
+            await until(lambda: redelivered(plane), "the second message to be returned")
+        held.answer.set()
+        assert (await plane.result("j1"))["attempts_count"] == 1
+        assert len(held.calls) == 2
+
+
+async def test_a_worker_that_starts_on_old_data_looks_for_nothing(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model()}, {"writer": AGENT}, begin=False) as plane:
+        joining = DeadWorkers(plane.worker, lambda: plane.client, lambda: ["writer"])
+        client = plane.worker.redis.client
+        seconds, _ = await client.time()
+        for age_ms, expected in ((0, seconds * 1000), (MAYBE_HELD_MS, None)):
+            await client.set(KEPT_SINCE, seconds * 1000 - age_ms)
+            assert await joining.join() == expected
 
 
 async def is_empty(plane: WorkerPlane, stream: Stream) -> bool:

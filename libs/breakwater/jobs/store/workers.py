@@ -91,12 +91,13 @@ class Workers:
 
     async def kept_for_s(self) -> float:
         """The seconds since Redis started or was emptied, in which it lost no claim. Raises StateUnavailableError."""
-        client = self._redis.client
-        info, since_ms, (seconds, _) = await asyncio.gather(
-            client.info("server"), client.get(KEPT_SINCE), client.time()
-        )
-        emptied_s = 0.0 if since_ms is None else float(seconds) - int(since_ms) / 1000
-        return min(float(info["uptime_in_seconds"]), emptied_s)
+        info, age_s = await asyncio.gather(self._redis.client.info("server"), self.age_of_data_s())
+        return min(float(info["uptime_in_seconds"]), age_s)
+
+    async def age_of_data_s(self) -> float:
+        """The seconds since Redis was last empty; 0 if it is. Raises StateUnavailableError."""
+        since_ms, (seconds, _) = await asyncio.gather(self._redis.client.get(KEPT_SINCE), self._redis.client.time())
+        return 0.0 if since_ms is None else float(seconds) - int(since_ms) / 1000
 
     async def running(self) -> dict[str, str]:
         """The workers whose heartbeat is not late, by id: the NATS server that each was heard on, or an empty text.
