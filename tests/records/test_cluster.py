@@ -11,6 +11,7 @@ from breakwater.kernel.clickhouse.errors import SchemaMismatchError
 from breakwater.kernel.clickhouse.table import Layout, Table
 from breakwater.records.migrations import MIGRATIONS, VIEWS, create_view, migrate, migrations, script
 from breakwater.records.schema import ATTEMPTS, TABLES
+from tests.records.samples import schema_of
 from tests.tables import each_row
 
 CLUSTER = Layout("main", {"attempts": 90})
@@ -70,12 +71,14 @@ def test_retention_is_part_of_the_tables() -> None:
 async def test_the_printed_statements_make_what_setup_makes(analytics: Analytics) -> None:
     """By hand, on one server: afterwards nothing is left to be done, but for the retention that is a comment."""
     by_hand = connect("http://nobody@127.0.0.1:1/by_hand").database
+    made_by_setup = await schema_of(analytics)
     for table in (*VIEWS, *(table.name for table in TABLES), "schema_migrations"):
         await analytics.execute(f"DROP TABLE {table}")
     text = "\n".join(script(by_hand, Layout()))
     for statement in re.sub(r"^--.*$", "", text, flags=re.MULTILINE).split(";\n"):
         if statement.strip() and "by_hand" not in statement:
             await analytics.execute(statement.rstrip(";\n"))
+    assert await schema_of(analytics) == made_by_setup
     assert await migrate(analytics) == ()
 
 

@@ -110,22 +110,8 @@ async def test_a_database_from_before_opaque_ids_becomes_like_a_new_one(
     found = await analytics.query("SELECT plan_key, plan_id, jobs FROM plans ORDER BY plan_key")
     assert found.rows == (("k1", "report-47", 1), ("k2", "report-47", 1), ("report-47", "report-47", 1))
 
-    async with samples.new_database(clickhouse_server.url, brand_new=True) as new:
-        assert await _schema(analytics) == await _schema(new)
-
-
-async def _schema(analytics: Analytics) -> dict[str, object]:
-    """Returns the columns and indexes of all tables, and the views' statements without the database's name."""
-    queries = {
-        "columns": "SELECT table, name, type, default_expression, compression_codec FROM system.columns"
-        " WHERE database = {database:String} ORDER BY table, position",
-        "indexes": "SELECT table, name, expr, type_full, granularity FROM system.data_skipping_indices"
-        " WHERE database = {database:String} ORDER BY table, name",
-        "views": "SELECT name, replaceAll(as_select, {database:String}, '') FROM system.tables"
-        " WHERE database = {database:String} AND engine = 'View' ORDER BY name",
-    }
-    database = {"database": analytics.database}
-    return {kind: (await analytics.query(query, database)).rows for kind, query in queries.items()}
+    async with samples.new_database(clickhouse_server.url) as new:
+        assert await samples.schema_of(analytics) == await samples.schema_of(new)
 
 
 async def test_changed_retention_is_applied_and_reported_once(analytics: Analytics) -> None:
