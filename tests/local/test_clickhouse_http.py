@@ -86,9 +86,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     stop(running)
 
 
-async def connect(server: Server, **options: object) -> AsyncClient:
+async def connect(server: Server, username: str = USER, **options: object) -> AsyncClient:
     return await clickhouse_connect.get_async_client(
-        host="127.0.0.1", port=server.port, username=USER, password=PASSWORD, **options
+        host="127.0.0.1", port=server.port, username=username, password=PASSWORD, **options
     )
 
 
@@ -165,6 +165,17 @@ async def test_settings_hold_for_one_statement_only(client: AsyncClient) -> None
 
     assert with_settings.result_rows == [(1, 7)]
     assert without.result_rows[0][1] != 7
+
+
+@each_row("user", [USER, "reader"])
+async def test_no_expression_is_compiled_unless_it_is_asked_for(server: Server, user: str) -> None:
+    names = ("compile_expressions", "compile_aggregate_expressions", "compile_sort_description")
+    values = "SELECT " + ", ".join(f"getSetting('{name}')" for name in names)
+    async with await connect(server, username=user) as client:
+        default = await client.query(values)
+        wanted = await client.query(values, settings={"compile_expressions": 1})
+
+    assert (default.result_rows, wanted.result_rows) == ([(False, False, False)], [(True, False, False)])
 
 
 async def test_raw_query_and_raw_insert_pass_bytes_through(client: AsyncClient) -> None:
