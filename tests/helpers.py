@@ -8,9 +8,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
+from multiprocessing import forkserver
 from multiprocessing.popen_forkserver import Popen
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,20 @@ async def nats_client(url: str) -> AsyncGenerator[Client]:
         yield client
     finally:
         await close(client)
+
+
+@contextmanager
+def own_fork_server() -> Generator[None]:
+    """Has services forked from a server that starts with the first of them, and from no other test's."""
+    own = forkserver.ForkServer()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forkserver, "_forkserver", own)
+        for name in ("ensure_running", "connect_to_new_process", "set_forkserver_preload"):
+            patch.setattr(forkserver, name, getattr(own, name))
+        try:
+            yield
+        finally:
+            fork_server.stop()
 
 
 ServiceProcess = subprocess.Popen[bytes] | Popen

@@ -1,7 +1,8 @@
 """`docker compose up` without Docker: each container's command, with its environment, in a root of its own.
 
 Only what the image has can be imported, paths of the image lie in a temporary directory, and addresses are of servers
-of this machine: the NATS cluster and the Redis of compose.yaml, and the embedded ClickHouse engine.
+of this machine: the NATS cluster and the Redis of compose.yaml, and the embedded ClickHouse engine. The seven services
+are forks of one process that has imported them there: importing them takes each a second of CPU.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Generator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, chdir, suppress
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -24,12 +25,13 @@ from typing import Any
 import psutil
 import pytest
 
+from breakwater.local import fork_server
 from breakwater.local.ports import free_port
 from breakwater.local.servers import clickhouse_spec
 from services.__main__ import NAMES
 from tests.commands import run_command
 from tests.compose import GIVEN, OURS, PASSWORD, ROOT, load, nats_cluster, redis_server, size
-from tests.helpers import wait_until
+from tests.helpers import ServiceProcess, own_fork_server, wait_until
 from tests.server_sources import ProcessRunner, RunningServer
 
 pytestmark = pytest.mark.long(about_s=40, together=True)
@@ -84,10 +86,12 @@ class Containers:
         self._services = services
         self._addresses = addresses
         self.ports = {("request", 8080): free_port(), ("console", 8081): free_port(), ("simulator", 8090): free_port()}
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
-        blocker = root / "image" / "sitecustomize.py"
-        blocker.parent.mkdir(parents=True, exist_ok=True)
-        blocker.write_text(REFUSE.format(blocked=not_in_the_image()))
+        self.running: dict[str, ServiceProcess] = {}
+        self._keys = root / "keys"
+        self._image = root / "image"
+        for folder in (self._keys, self._image):
+            folder.mkdir(parents=True, exist_ok=True)
+        (self._image / "sitecustomize.py").write_text(REFUSE.format(blocked=not_in_the_image()))
 
     def here(self, service: str, text: str) -> str:
         """A command, a value or a file of a container, with paths and addresses of this machine."""
@@ -100,7 +104,7 @@ class Containers:
                 text = re.sub(rf"(?<=127\.0\.0\.1:){port}\b|^{port}$", str(here), text)
         for folder in ("/var/lib/breakwater-config", "/tmp", "/etc/breakwater"):
             text = re.sub(rf"{folder}(?![\w-])", str(self._root / service / folder.strip("/")), text)
-        return re.sub(r"/var/lib/breakwater(?![\w-])", str(self._root / "keys"), text)
+        return re.sub(r"/var/lib/breakwater(?![\w-])", str(self._keys), text)
 
     def environment(self, service: str) -> dict[str, str]:
         given = self._services[service].get("environment", {})
@@ -111,7 +115,7 @@ class Containers:
             if name == service:
                 environment[f"BREAKWATER_{variable}"] = str(self.ports[name, port])
         path = f"{BIN}{os.pathsep}/usr/bin{os.pathsep}/bin"
-        return environment | {"PATH": path, "PYTHONPATH": str(self._root / "image")}
+        return environment | {"PATH": path, "PYTHONPATH": str(self._image)}
 
     def prepare(self, service: str, command: list[str] | None = None) -> list[str]:
         """Makes the files and folders of a container, and returns the words of its command."""
@@ -123,7 +127,7 @@ class Containers:
                 file = Path(self.here(service, target))
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(self.here(service, (ROOT / source).read_text()))
-        for made in (self._root / "keys", folder / "tmp", folder / "var/lib/breakwater-config"):
+        for made in (folder / "tmp", folder / "var/lib/breakwater-config"):
             made.mkdir(parents=True, exist_ok=True)
         return [self.here(service, word) for word in command or self._services[service]["command"]]
 
@@ -134,11 +138,20 @@ class Containers:
         with (folder / "log").open("ab") as log:
             return subprocess.Popen(
                 [shutil.which(words[0], path=str(BIN)) or words[0], *words[1:]],
-                cwd=self._root / "keys",
+                cwd=self._keys,
                 env=self.environment(service),
                 stdout=log,
                 stderr=log,
             )
+
+    def fork(self, service: str) -> ServiceProcess:
+        """Starts a service as `start` does, as a fork of a process in the image that has imported it."""
+        assert self.prepare(service) == ["python", "-m", "services", service]
+        with chdir(self._keys), pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(self._image))
+            fork_server.start()
+        with (self._root / service / "log").open("ab") as log:
+            return fork_server.fork(service, log.fileno(), self.environment(service))
 
     def log(self, service: str) -> str:
         return (self._root / service / "log").read_text()
@@ -151,7 +164,7 @@ class Containers:
         """Runs `breakwater` as a container does in this process: starting it takes a second of CPU."""
         program, *arguments = self.prepare(service, list(command) or None)
         assert program == "breakwater"
-        ran = run_command(*arguments, environment=self.environment(service), directory=self._root / "keys")
+        ran = run_command(*arguments, environment=self.environment(service), directory=self._keys)
         return ran.returncode, ran.stdout + ran.stderr
 
     def is_healthy(self, service: str) -> bool:
@@ -166,22 +179,24 @@ class Containers:
 
     def up(self, *services: str) -> None:
         for service in services:
-            self.running[service] = self.start(service)
+            self.running[service] = (
+                self.fork(service) if fork_server.SUPPORTED and service in NAMES else self.start(service)
+            )
         for service in services:
             wait_until(lambda one=service: self.is_healthy(one), f"{service} to be healthy", timeout_s=90)
 
-    def stop(self) -> dict[str, int]:
+    def stop(self) -> dict[str, int | None]:
         """Sends SIGTERM to all, as `docker compose down` does, and returns their exit codes."""
         for process in self.running.values():
             process.terminate()
-        codes: dict[str, int] = {}
+        codes: dict[str, int | None] = {}
         for service, process in self.running.items():
             grace = int(self._services[service]["stop_grace_period"].removesuffix("s"))
-            try:
-                codes[service] = process.wait(grace)
-            except subprocess.TimeoutExpired:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(grace)
+            if process.poll() is None:
                 process.kill()
-                codes[service] = process.wait()
+            codes[service] = process.wait()
         self.running.clear()
         return codes
 
@@ -206,8 +221,13 @@ def addresses(tmp_path: Path) -> Generator[dict[str, str]]:
         }
 
 
-def test_what_is_printed_starts_on_the_simulator_and_answers(tmp_path: Path, addresses: dict[str, str]) -> None:
-    containers = Containers(tmp_path / "containers", OURS, addresses)
+@pytest.fixture
+def containers(tmp_path: Path, addresses: dict[str, str]) -> Generator[Containers]:
+    with own_fork_server():
+        yield Containers(tmp_path / "containers", OURS, addresses)
+
+
+def test_what_is_printed_starts_on_the_simulator_and_answers(containers: Containers) -> None:
     try:
         for run, once in ((containers.run_here, "check"), (containers.run, "setup")):
             code, shown = run(once)

@@ -24,11 +24,11 @@ from breakwater.local.ports import free_port
 from breakwater.local.process import ProcessSpec, kill_group, until_ended
 from breakwater.local.stack import SERVICES
 from breakwater.local.supervisor import Supervisor
-from tests.helpers import wait_until
+from tests.helpers import own_fork_server, wait_until
 
 pytestmark = [
     pytest.mark.skipif(not SUPPORTED, reason="there is a fork server on Linux only"),
-    pytest.mark.long(about_s=8, together=True),  # each server imports a service, which takes a second
+    pytest.mark.long(about_s=5, together=True),
 ]
 
 
@@ -37,17 +37,19 @@ OTHER_SERVICES = {f"services.{name}.app" for name in SERVICES if name != "breake
 
 @pytest.fixture(scope="module", autouse=True)
 def server() -> Generator[None]:
-    """A fork server of this module's own, as its tests kill it: those of other modules share one."""
-    own = forkserver.ForkServer()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forkserver, "_forkserver", own)
-        # Of the services, only the one that most of its tests start: they start eight servers.
-        own_modules = [name for name in fork_server._PRELOADED if name not in OTHER_SERVICES]
+    """A fork server of this module's own, which has imported the one service that most of its tests start."""
+    own_modules = [name for name in fork_server._PRELOADED if name not in OTHER_SERVICES]
+    with own_fork_server(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(fork_server, "_PRELOADED", own_modules)
-        for name in ("ensure_running", "connect_to_new_process", "set_forkserver_preload"):
-            patch.setattr(forkserver, name, getattr(own, name))
         yield
-        fork_server.stop()
+
+
+@pytest.fixture
+def bare_server(server: None, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """A fork server that has imported no service, for tests that end it: importing one takes a second of CPU."""
+    monkeypatch.setattr(fork_server, "_PRELOADED", ["breakwater.local.preload", fork_server.__name__])
+    with own_fork_server():
+        yield
 
 
 def server_process() -> psutil.Process:
@@ -77,6 +79,7 @@ def fork(directory: Path, service: str = "breaker", **environment: str) -> Popen
         return fork_server.fork(service, log.fileno(), waiting_for_a_bus(directory) | environment)
 
 
+@pytest.mark.usefixtures("bare_server")
 async def test_a_server_that_takes_too_long_is_killed_and_started_again(tmp_path: Path) -> None:
     fork_server.start()
     hanging = server_process()
@@ -164,6 +167,7 @@ def test_forks_do_not_share_their_randomness(tmp_path: Path) -> None:
     assert one.read_text() != two.read_text()
 
 
+@pytest.mark.usefixtures("bare_server")
 def test_with_a_server_that_was_killed_or_stopped_ends_every_service_and_the_next_call_starts_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,17 +188,18 @@ def test_with_a_server_that_was_killed_or_stopped_ends_every_service_and_the_nex
     assert [process.wait(60) for process in processes] == [255] * 2
 
 
+@pytest.mark.usefixtures("bare_server")
 def test_a_service_that_cannot_be_imported_says_why_in_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fork_server.stop()
+    fork_server._PRELOADED.append("services.__main__")  # which the server fails to import, too
     (tmp_path / "uvloop.py").write_text("raise ImportError('broken')")
     with monkeypatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
         process = fork(tmp_path)
     assert process.wait(60) == 1
     assert "broken" in (tmp_path / "breaker.log").read_text()
-    fork_server.stop()
 
 
+@pytest.mark.usefixtures("bare_server")
 async def test_a_stop_does_not_wait_for_a_server_that_hangs(tmp_path: Path) -> None:
     async def never() -> bool:
         return False
@@ -213,6 +218,7 @@ async def test_a_stop_does_not_wait_for_a_server_that_hangs(tmp_path: Path) -> N
     assert hanging.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.usefixtures("bare_server")
 def test_services_end_with_a_supervisor_that_is_killed_and_keep_its_lock_until_then(tmp_path: Path) -> None:
     (tmp_path / "environment.json").write_text(json.dumps(waiting_for_a_bus(tmp_path)))
     (tmp_path / "preloaded.json").write_text(json.dumps(fork_server._PRELOADED))
