@@ -1,6 +1,7 @@
 """Breaches of the import rules of pyproject.toml are noticed; `make lint` checks that there are none."""
 
 import ast
+import json
 import os
 import shutil
 import subprocess
@@ -110,9 +111,33 @@ def test_a_circle_would_be_noticed(tmp_path: Path) -> None:
         tuple(TopologicalSorter(imports(tmp_path)).static_order())
 
 
-def test_the_client_for_programs_imports_little() -> None:
-    program = "import sys, breakwater.client; print(*sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    loaded = {name.partition(".")[0] for name in ran.stdout.split()}
-    assert {"breakwater", "aiohttp", "pydantic"} <= loaded
-    assert loaded & {"services", "faststream", "nats", "redis", "pandas", "numpy", "uvicorn", "opentelemetry"} == set()
+IMPORTS = """
+import json, sys
+import breakwater.client
+print(json.dumps(list(sys.modules)))
+import breakwater.cli.main, breakwater.local.commands.up, breakwater.local.stack
+import breakwater.local.supervisor, breakwater.local.simulation
+print(json.dumps(list(sys.modules)))
+import services.__main__, services.request.app, services.sink.app
+from breakwater.kernel.telemetry import tracing
+tracing.start("tester")
+tracing.begin("x", parent=None).end()
+tracing.stop()
+print(json.dumps(list(sys.modules)))
+"""
+
+
+def test_programs_the_command_line_and_services_without_traces_import_no_more_than_they_need() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    ran = subprocess.run([sys.executable, "-c", IMPORTS], env=environment, capture_output=True, text=True, check=True)
+    of_client, of_command_line, of_services = map(json.loads, ran.stdout.splitlines())
+    packages = {name.partition(".")[0] for name in of_client}
+    assert {"breakwater", "aiohttp", "pydantic"} <= packages
+    assert (
+        packages & {"services", "faststream", "nats", "redis", "pandas", "numpy", "uvicorn", "opentelemetry"} == set()
+    )
+    unneeded = ("prometheus_client", "breakwater.kernel.telemetry.tracing")
+    assert [name for name in of_command_line if name.startswith(unneeded)] == []
+    # Packages of others import parts of the SDK's metrics where it is installed.
+    of_traces = ("opentelemetry.sdk.trace", "opentelemetry.exporter")
+    assert [name for name in of_services if name.startswith(of_traces)] == []
