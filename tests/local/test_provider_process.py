@@ -12,8 +12,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+import structlog
 
 from breakwater.local.provider import SimulatedProvider
+from breakwater.local.provider.__main__ import main as provider_main
 from breakwater.local.provider.behaviour import Decision
 from breakwater.local.provider.ledger import CallLedger
 from breakwater.local.provider.script import ScriptError
@@ -22,16 +24,12 @@ from tests.tables import each_row
 from .provider_kit import COST_NANO, MODEL, post, script
 
 
-async def spawn(*arguments: str) -> Process:
-    command = [sys.executable, "-m", "breakwater.local.provider", *arguments]
-    return await asyncio.create_subprocess_exec(*command, stderr=PIPE)
-
-
 @asynccontextmanager
 async def running(folder: Path, content: dict[str, Any], *more: str) -> AsyncGenerator[tuple[Process, str]]:
     path = folder / "script.json"
     path.write_text(json.dumps(content))
-    process = await spawn("--port", "0", "--script", str(path), *more)
+    command = [sys.executable, "-m", "breakwater.local.provider", "--port", "0", "--script", str(path), *more]
+    process = await asyncio.create_subprocess_exec(*command, stderr=PIPE)
     try:
         assert process.stderr is not None
         line = await asyncio.wait_for(process.stderr.readline(), 60)
@@ -42,10 +40,13 @@ async def running(folder: Path, content: dict[str, Any], *more: str) -> AsyncGen
         await process.wait()
 
 
-async def test_it_serves_until_it_is_terminated(tmp_path: Path) -> None:
+async def test_it_serves_by_its_names_and_by_no_other_until_it_is_terminated(tmp_path: Path) -> None:
     content = script({"requests": [1, 1], "status": 503})
-    async with aiohttp.ClientSession() as session, running(tmp_path, content) as (process, url):
+    async with aiohttp.ClientSession() as session, running(tmp_path, content, "--name", "simulator") as (process, url):
         assert [(await post(session, url))[0] for _ in range(2)] == [503, 200]
+        for host, status in (("simulator:8090", 200), ("127.0.0.1", 200), ("evil.example", 421)):
+            async with session.get(url + "/models", headers={"Host": host}) as response:
+                assert response.status == status, host
         async with session.get(url.removesuffix("/v1") + "/_sim/ledger") as response:
             report = await response.json()
         process.terminate()
@@ -54,22 +55,26 @@ async def test_it_serves_until_it_is_terminated(tmp_path: Path) -> None:
     assert report["totals"]["cost_nano"] == COST_NANO
 
 
-async def test_with_a_name_it_answers_to_that_too_and_to_no_other(tmp_path: Path) -> None:
-    async with aiohttp.ClientSession() as session, running(tmp_path, script(), "--name", "simulator") as (_, url):
-        for host, status in (("simulator:8090", 200), ("127.0.0.1", 200), ("evil.example", 421)):
-            async with session.get(url + "/models", headers={"Host": host}) as response:
-                assert response.status == status, host
-
-
-async def test_a_mistake_in_the_script_ends_the_process_with_2_and_names_the_file(tmp_path: Path) -> None:
-    wrong, missing = tmp_path / "wrong.json", tmp_path / "missing.json"
-    wrong.write_text(json.dumps(script({"status": 1})))
-    processes = {path: await spawn("--port", "0", "--script", str(path)) for path in (wrong, missing)}
-    for path, reported in ((wrong, "faults.0.status"), (missing, "No such file")):
-        _, stderr = await asyncio.wait_for(processes[path].communicate(), 60)
-        assert processes[path].returncode == 2
-        said = json.loads(stderr)
-        assert (reported in said["error"], said["script"]) == (True, str(path))
+@each_row(
+    ("content", "reported"),
+    [(script({"status": 1}), "faults.0.status"), (None, "No such file")],
+    ids=["wrong", "missing"],
+)
+def test_a_mistake_in_the_script_ends_the_process_with_2_and_names_the_file(
+    tmp_path: Path, content: dict[str, Any] | None, reported: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / f"{reported}.json"
+    if content is not None:
+        path.write_text(json.dumps(content))
+    logging = structlog.get_config()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["provider", "--port", "0", "--script", str(path)])
+        try:
+            assert provider_main() == 2
+        finally:
+            structlog.configure(**logging)
+    said = json.loads(capsys.readouterr().err)
+    assert (reported in said["error"], said["script"]) == (True, str(path))
 
 
 @each_row(

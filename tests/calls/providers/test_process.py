@@ -164,6 +164,7 @@ async def test_a_program_is_asked_in_json_and_its_result_is_the_output(opened: O
     )
 
 
+@pytest.mark.one_loop
 async def test_a_conversation_is_asked_as_messages(opened: Opener) -> None:
     said = [{"role": "user", "content": "wave 🌊 \n"}]
     asked = (await opened(*PYTHON, ECHO).perform(call(input=None, messages=said))).output
@@ -172,6 +173,7 @@ async def test_a_conversation_is_asked_as_messages(opened: Opener) -> None:
     assert "input" not in asked
 
 
+@pytest.mark.one_loop
 async def test_a_correction_comes_beside_the_input_that_it_belongs_to(opened: Opener) -> None:
     wrong = [{"role": "user", "content": "the answer lacks a title"}]
     asked = (await opened(*PYTHON, ECHO).perform(call(messages=wrong))).output
@@ -179,6 +181,7 @@ async def test_a_correction_comes_beside_the_input_that_it_belongs_to(opened: Op
     assert (asked["input"], asked["messages"]) == ({"question": "why"}, wrong)
 
 
+@pytest.mark.one_loop
 @each_row(
     ("reported", "per_call", "usage", "cost"),
     [
@@ -204,11 +207,13 @@ async def test_a_program_may_say_what_it_took(
     assert await opened(*sh(script), cost_per_call_usd=per_call).perform(call()) == Answer([1, None], usage, cost)
 
 
+@pytest.mark.one_loop
 async def test_a_program_may_begin_with_a_byte_order_mark(opened: Opener) -> None:
     script = r"""printf '\357\273\277{"status":"success","code":0,"result":"ok"}'"""
     assert (await opened(*sh(script)).perform(call())).output == "ok"
 
 
+@pytest.mark.one_loop
 @each_row(
     ("status", "code", "kind", "name", "seen"),
     [
@@ -238,6 +243,7 @@ async def test_the_code_of_an_answer_that_is_no_success_says_what_it_means(
     assert failed.usage == Usage(3, None)
 
 
+@pytest.mark.one_loop
 async def test_an_error_without_a_text_shows_status_and_code(opened: Opener) -> None:
     failed = await failure(opened(*sh("""printf '{"status":"busy","code":7}'""")))
     assert verdict(failed).message == "answered 'busy' with 7"
@@ -246,6 +252,7 @@ async def test_an_error_without_a_text_shows_status_and_code(opened: Opener) -> 
 # What programs get wrong
 
 
+@pytest.mark.one_loop
 @each_row(
     ("script", "message"),
     [
@@ -289,6 +296,7 @@ async def test_what_is_no_response_is_a_failure_of_the_program(opened: Opener, s
     assert failed.maybe_billed
 
 
+@pytest.mark.one_loop
 async def test_json_that_is_nested_deeper_than_a_record_can_hold_is_a_failure(opened: Opener) -> None:
     script = """print('{"status":"success","code":0,"result":' + "[" * 250 + "]" * 250 + "}")"""
     assert verdict(await failure(opened(*PYTHON, script))).message.startswith("printed no JSON (recursion limit")
@@ -715,6 +723,7 @@ async def test_a_program_starts_within_its_limits(opened: Opener) -> None:
 
 
 @ON_LINUX
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("limits", "script", "said"),
     [
