@@ -5,13 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.forked_commands import start_command
 
 JOBS = 100
 
@@ -51,20 +51,21 @@ def finished_demo(tmp_path_factory: pytest.TempPathFactory) -> FinishedDemo:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not outcome.exists():
             temporary.mkdir()
-            ran = _run_demo(data, temporary)
-            outcome.write_text(json.dumps([ran.returncode, ran.stdout, ran.stderr]))
+            outcome.write_text(json.dumps(_run_demo(data, temporary)))
     return FinishedDemo(data, temporary, *json.loads(outcome.read_text()))
 
 
-def _run_demo(data: Path, temporary: Path) -> subprocess.CompletedProcess[str]:
+def _run_demo(data: Path, temporary: Path) -> tuple[int, str, str]:
     """Runs it as a person starts it. A plane that somebody has set up is left alone."""
-    command = [str(Path(sys.executable).with_name("breakwater")), "demo", "--json", "--jobs", str(JOBS)]
-    return subprocess.run(
-        [*command, "--data", str(data)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "TMPDIR": str(temporary), "BREAKWATER_NATS_URL": "nats://127.0.0.1:1"},
-        cwd=temporary,
-        timeout=280,
-    )
+    out, err = data.with_name("out"), data.with_name("err")
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        process = start_command(
+            *("demo", "--json", "--jobs", str(JOBS), "--data", str(data)),
+            directory=temporary,
+            environment={**os.environ, "TMPDIR": str(temporary), "BREAKWATER_NATS_URL": "nats://127.0.0.1:1"},
+            stdout=stdout.fileno(),
+            stderr=stderr.fileno(),
+        )
+        code = process.wait(280)
+        assert code is not None, f"the demo has not ended: {err.read_text()[-2000:]}"
+    return code, out.read_text(), err.read_text()

@@ -3,9 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
-import threading
 import urllib.request
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -21,6 +18,7 @@ from playwright.sync_api import Browser, Page, StorageState, ViewportSize, expec
 from breakwater.local.ports import free_port
 from tests.browser.talk import submit_talk
 from tests.finished_demo import FinishedDemo
+from tests.forked_commands import CommandProcess, start_command
 from tests.helpers import runs, wait_until
 
 UP_WITHIN_S = 240.0
@@ -152,42 +150,42 @@ def plane(
     log = directory / "log"
     config = directory / "breakwater.yaml"
     config.write_text((data / "breakwater.yaml").read_text() + TRACING)
-    with log.open("wb") as errors:
-        up = [sys.executable, "-m", "breakwater.cli", "up", "--simulate", "--json", "--config", str(config)]
-        up += ["--data", str(data), "--http-port", str(free_port()), "--console-port", str(free_port())]
-        running = subprocess.Popen(up, stdout=subprocess.PIPE, stderr=errors)
-        try:
-            started = _started(running, data, log)
-            submit_talk(started.ask)
-            yield started
-        finally:
-            processes = psutil.Process(running.pid).children(recursive=True) if running.poll() is None else []
-            running.kill()
-            running.wait()
-            wait_until(lambda: not [one for one in processes if runs(one)], "a killed stack's processes to end")
+    out = directory / "out"
+    with out.open("wb") as stdout, log.open("wb") as stderr:
+        running = start_command(
+            *("up", "--simulate", "--json", "--config", str(config), "--data", str(data)),
+            *("--http-port", str(free_port()), "--console-port", str(free_port())),
+            directory=directory,
+            environment=os.environ,
+            stdout=stdout.fileno(),
+            stderr=stderr.fileno(),
+        )
+    try:
+        started = _started(running, data, out, log)
+        submit_talk(started.ask)
+        yield started
+    finally:
+        processes = psutil.Process(running.pid).children(recursive=True) if running.poll() is None else []
+        running.kill()
+        running.wait()
+        wait_until(lambda: not [one for one in processes if runs(one)], "a killed stack's processes to end")
 
 
-def _started(running: "subprocess.Popen[bytes]", data: Path, log: Path) -> RunningPlane:
-    giving_up = threading.Timer(UP_WITHIN_S, running.kill)
-    giving_up.start()
-    assert running.stdout is not None
-    for line in running.stdout:
-        reported = json.loads(line)
-        if reported["event"] == "up":
-            giving_up.cancel()
-            break
-    else:
-        pytest.fail(f"the plane did not start: {log.read_text()[-2000:]}")
-    # It must not wait for somebody who reads what it prints.
-    threading.Thread(target=running.stdout.read, daemon=True).start()
-    assert reported["first_api_key"] is None, "there is one"
+def _started(running: CommandProcess, data: Path, out: Path, log: Path) -> RunningPlane:
+    def reported() -> Any:
+        assert running.poll() is None, f"the plane did not start: {log.read_text()[-2000:]}"
+        events = [json.loads(line) for line in out.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return next((event for event in events if event["event"] == "up"), None)
+
+    endpoints = wait_until(reported, "a plane", timeout_s=UP_WITHIN_S)
+    assert endpoints["first_api_key"] is None, "there is one"
     simulated = yaml.safe_load((data / "breakwater.simulated.yaml").read_text())
     base_url = next(iter(simulated["providers"].values()))["base_url"]
     return RunningPlane(
         data=data,
-        console_url=reported["console_url"],
-        request_url=reported["request_url"],
-        key=Path(reported["api_key_file"]).read_text().strip(),
+        console_url=endpoints["console_url"],
+        request_url=endpoints["request_url"],
+        key=Path(endpoints["api_key_file"]).read_text().strip(),
         provider=base_url.removesuffix("/v1"),
         script=json.loads((data / "simulation.json").read_text()),
     )

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -32,6 +33,7 @@ from breakwater.kernel.telemetry.metrics import PLANE_GAUGES
 from breakwater.local.commands.up import link_to_show
 from breakwater.local.datadir import Endpoints
 from tests.commands import run_command
+from tests.docs.markdown import README
 from tests.helpers import runs, wait_until
 from tests.servers import RunningServer
 
@@ -75,6 +77,11 @@ class Up:
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
+
+    def memory_mb(self) -> float:
+        """What all its processes take together; memory that several of them share counts once."""
+        processes = (psutil.Process(self.process.pid), *self.children())
+        return sum(process.memory_full_info().pss for process in processes) / 1e6
 
     def stop(self, sig: signal.Signals = signal.SIGTERM, timeout_s: float = 120) -> int:
         self.process.send_signal(sig)
@@ -207,6 +214,9 @@ def test_it_answers_follows_its_config_survives_kills_and_ends_at_a_second_ctrl_
     assert event is not None
     assert event["before"] == version
     stack.answer("intern", "added")
+    if os.geteuid() == 0:  # the services hide their memory from all others
+        (most,) = re.findall(r"(\d+) MB of memory", README.read_text())
+        assert stack.memory_mb() <= float(most), "README.md says so"
 
     for name in ("worker", "request", "nats", "clickhouse"):
         killed = stack.pid(name)

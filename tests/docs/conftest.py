@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.commands import run_command, run_program
 from tests.docs.markdown import ROOT
+from tests.forked_commands import start_command
 
 START_S = 240.0
 DOCUMENTED_URL = "http://127.0.0.1:8080"
@@ -100,11 +100,6 @@ class Checkout:
             assert rest.tell() == 0, f"{command} has read what was pasted after it"
         return printed
 
-    def memory_mb(self) -> float:
-        """What all processes of the stack take together; memory that several of them share counts once."""
-        up = psutil.Process(self.endpoints["pid"])
-        return sum(one.memory_full_info().pss for one in (up, *up.children(recursive=True))) / 1e6
-
     def start(self, *command: str) -> subprocess.Popen[str]:
         return subprocess.Popen(command, cwd=self.path, env=self.environment, stdout=subprocess.PIPE, text=True)
 
@@ -139,9 +134,14 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Generator[Checkout]:
     shutil.copy(ROOT / "examples" / "breakwater.yaml", path / "tutorial.yaml")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BREAKWATER_")}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    up = [sys.executable, "-m", "breakwater.cli", "up", "--config", "tutorial.yaml", "--simulate"]
     with (path / "up.log").open("wb") as log:
-        process = subprocess.Popen(up, cwd=path, env=environment, stdout=log, stderr=log)
+        process = start_command(
+            *("up", "--config", "tutorial.yaml", "--simulate"),
+            directory=path,
+            environment=environment,
+            stdout=log.fileno(),
+            stderr=log.fileno(),
+        )
     try:
         deadline = time.monotonic() + START_S
         while not (path / ".breakwater" / "endpoints.json").exists():
@@ -151,8 +151,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Generator[Checkout]:
         yield Checkout(path, environment)
     finally:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(40)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
