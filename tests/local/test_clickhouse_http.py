@@ -167,6 +167,24 @@ async def test_settings_hold_for_one_statement_only(client: AsyncClient) -> None
     assert without.result_rows[0][1] != 7
 
 
+async def test_a_statement_leaves_nothing_to_the_next_one(server: Server, client: AsyncClient) -> None:
+    block_size = "SELECT getSetting('max_block_size')"
+    default = (await client.query(block_size)).result_rows
+    await client.command("SET max_block_size = 7")
+    await client.query("SELECT {v:UInt8} SETTINGS max_block_size = 7", parameters={"v": 1})
+    assert (await client.query(block_size)).result_rows == default
+    with pytest.raises(DatabaseError, match="UNKNOWN_QUERY_PARAMETER"):
+        await client.query("SELECT {v:UInt8}")
+    assert (await client.query("SELECT {v:UInt8}", parameters={"v": 2})).result_rows == [(2,)]
+
+    await client.command("CREATE DATABASE short_lived")
+    async with await connect(server, database="short_lived") as other:
+        assert (await other.query("SELECT currentDatabase()")).result_rows == [("short_lived",)]
+        await client.command("DROP DATABASE short_lived")
+        with pytest.raises(DatabaseError, match="UNKNOWN_DATABASE"):
+            await other.query("SELECT 1")
+
+
 @each_row("user", [USER, "reader"])
 async def test_no_expression_is_compiled_unless_it_is_asked_for(server: Server, user: str) -> None:
     names = ("compile_expressions", "compile_aggregate_expressions", "compile_sort_description")

@@ -14,28 +14,20 @@ import secrets
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import lru_cache
+from contextlib import closing, suppress
+from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import ModuleType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.process.files import write_private
-from breakwater.local.clickhouse.access import (
-    MAX_EXECUTION_S,
-    READER_LIMITS,
-    READER_SLOTS,
-    EngineRole,
-    check,
-    source_functions,
-    users_xml,
-)
+from breakwater.local.clickhouse.access import READER_SLOTS, EngineRole, check, source_functions, users_xml
+from breakwater.local.clickhouse.sessions import Handle, QueryOptions, SessionPool, as_bytes, escape
 from breakwater.local.clickhouse.statements import ClickHouseError, Statement
 from breakwater.local.process import until_readable
 
@@ -75,67 +67,12 @@ _FIGURES = {
 _PARSED_WITHIN = re.compile(r": In scope SELECT formatQuery.*(?= \([A-Z_]+\)\s*$)", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class QueryOptions:
-    """The conditions that a statement runs under.
-
-    Attributes:
-        readonly: refuses writes, as GET does.
-        database: the current one; empty for `default`.
-        settings: by name, in the order they came; the engine judges them.
-        parameters: values of `{name:Type}`, in the engine's escaped text form.
-    """
-
-    role: EngineRole
-    readonly: bool
-    database: str
-    settings: dict[str, str]
-    parameters: dict[str, str]
-
-
-class _Handle(Protocol):
-    """The part of chdb's Connection that is used here; the last handle that is closed stops the engine."""
-
-    def query(self, query: bytes, format: str, params: dict[str, str] | None = None) -> Any: ...  # noqa: A002
-    def close(self) -> None: ...
-
-
 def summary(result: Any = None) -> str:
     """Returns X-ClickHouse-Summary, a JSON object of strings: the figures of chdb's result, or zeros without one."""
     figures = {name: 0 if result is None else int(getattr(result, method)()) for name, method in _FIGURES.items()}
     figures |= {"total_rows_to_read": 0, "result_bytes": 0}
     figures["elapsed_ns"] = 0 if result is None else int(result.elapsed() * 1e9)
     return json.dumps({name: str(figure) for name, figure in figures.items()}, separators=(",", ":"))
-
-
-def _escape(text: str, quote: str = "'") -> str:
-    """Returns a text as a SQL literal, or with backticks as an identifier."""
-    return quote + text.replace("\\", "\\\\").replace(quote, "\\" + quote) + quote
-
-
-def _bytes(sql: str) -> bytes:
-    return sql.encode(errors="surrogateescape")  # a literal may hold any bytes
-
-
-def _prepare(handle: _Handle, options: QueryOptions) -> None:
-    statements = [f"SET ROLE {options.role}"]
-
-    def add_set(settings: Mapping[str, str]) -> None:
-        statements.append("SET " + ", ".join(f"{name} = {_escape(value)}" for name, value in settings.items()))
-
-    if options.role is EngineRole.READER:
-        # chdb takes the constraints of the profile, and not its values.
-        limits = {name: str(limit) for name, limit in READER_LIMITS.items()}
-        # readonly 2: settings may change, this one and the data may not.
-        add_set({"profile": "reader", **limits, "max_execution_time": str(MAX_EXECUTION_S), "readonly": "2"})
-    if options.database:
-        statements.append(f"USE {_escape(options.database, '`')}")
-    if options.readonly and options.role is not EngineRole.READER:  # as a server sets it for GET
-        add_set({"readonly": "2"})
-    if options.settings:
-        add_set(options.settings)
-    for statement in statements:
-        handle.query(_bytes(statement), "TabSeparated")
 
 
 class DataDirectoryError(BreakwaterError):
@@ -196,13 +133,14 @@ class Engine:
         sys.modules.setdefault("pyarrow", cast("ModuleType", None))
         from chdb.state.sqlitelike import connect  # 200 MB that only this process needs
 
-        self._connect = cast("Callable[[str], _Handle]", connect)
-        self._path = str(path)
+        open_handle = cast("Callable[[str], Handle]", connect)
+        self._connect = partial(open_handle, str(path))
+        self._sessions = SessionPool(self._connect)
         self.temporary = path / "tmp"  # the engine's own, and on the same disk
         try:
             # The engine lives as long as one handle is open, and takes its server settings from the first one.
-            self._keeper = self._connect(f"{self._path}?{_SERVER_SETTINGS}{access}")
-            self._parser = self._connect(self._path)
+            self._keeper = open_handle(f"{path}?{_SERVER_SETTINGS}{access}")
+            self._parser = self._connect()
         except RuntimeError as error:
             raise DataDirectoryError(f"the engine cannot open the data directory {path}: {error}") from error
         self._keeper.query(f"DROP DATABASE {_FILES}".encode(), "TabSeparated")
@@ -221,18 +159,6 @@ class Engine:
         self._cancels = ThreadPoolExecutor(_READERS, "clickhouse-cancel")  # one for each, as one may end slowly
         self._running: set[Future[Any]] = set()
 
-    @contextmanager
-    def _handle(self) -> Generator[_Handle]:
-        """Opens a handle for one statement. Raises ClickHouseError: opening or using it failed."""
-        try:
-            handle = self._connect(self._path)
-            try:
-                yield handle
-            finally:
-                handle.close()
-        except RuntimeError as error:  # chdb has no class of its own
-            raise ClickHouseError.from_engine(str(error)) from error
-
     def canonical(self, sql: str) -> str:
         """Returns a statement as the engine parses and writes it: without comments, and with straight quotes only.
 
@@ -244,7 +170,7 @@ class Engine:
     def _parse(self, sql: str) -> str:
         try:
             with self._parser_lock:
-                parsed = self._parser.query(_bytes(f"SELECT formatQuery({_escape(sql)})"), "RawBLOB").bytes()
+                parsed = self._parser.query(as_bytes(f"SELECT formatQuery({escape(sql)})"), "RawBLOB").bytes()
         except RuntimeError as error:
             syntax_error = ClickHouseError.from_engine(str(error))
             raise ClickHouseError(syntax_error.code, _PARSED_WITHIN.sub("", syntax_error.text)) from error
@@ -254,9 +180,8 @@ class Engine:
         """Runs a statement with the literal of its file, if the role may. Raises ClickHouseError."""
         checked = statement.text(_CHECKED_AS)
         check(self.canonical(checked), options.role, self._sources, _CHECKED_AS if statement.after else None)
-        with self._handle() as handle:
-            _prepare(handle, options)
-            return handle.query(_bytes(statement.text(file)), statement.format, params=options.parameters)
+        with self._sessions.lend(statement, options) as handle:
+            return handle.query(as_bytes(statement.text(file)), statement.format, params=options.parameters)
 
     def rows(self, statement: Statement, options: QueryOptions) -> RowStream:
         """Starts a statement that has a result, and returns that as a stream."""
@@ -294,7 +219,7 @@ class Engine:
         kill = f"KILL QUERY WHERE position(query, concat('statement ', '{mark}')) > 0 ASYNC".encode()
         try:
             while not running.done():
-                with self._handle() as handle:
+                with closing(self._connect()) as handle:
                     handle.query(kill, "TabSeparated")
                 with suppress(BlockingIOError):
                     os.read(read_fd, _PIPE_BYTES)
@@ -341,6 +266,7 @@ class Engine:
         running = wait(set(self._running), timeout=grace_s).not_done
         for pool in (self._readers, self._limited, self._writers, self._cancels):
             pool.shutdown(wait=not running, cancel_futures=True)
+        self._sessions.close()
         self._parser.close()
         self._keeper.close()
         return not running

@@ -21,7 +21,8 @@ from aiohttp import ClientPayloadError, web
 from aiohttp.web_request import FileField
 
 from breakwater.local.clickhouse.access import READER_LIMITS, EngineRole
-from breakwater.local.clickhouse.engine import Engine, QueryOptions, RowStream, summary
+from breakwater.local.clickhouse.engine import Engine, RowStream, summary
+from breakwater.local.clickhouse.sessions import QueryOptions
 from breakwater.local.clickhouse.statements import ClickHouseError, ErrorCode, Statement, find_data, read_statement
 
 Users = Mapping[str, tuple[str, EngineRole]]
