@@ -68,11 +68,21 @@ class Checkout:
         assert not command.strip(), command
 
     def sh(self, command: str, *, stdin: bytes | io.BytesIO = b"") -> subprocess.CompletedProcess[str]:
-        """Runs a command of a block. `breakwater` alone runs in this process: starting it takes two seconds of CPU."""
-        words = shlex.split(command, comments=True)
-        if words[0] == "breakwater" and not {"|", "||"} & set(words):
-            return self.breakwater(*words[1:], stdin=stdin)
-        return self.run("sh", "-eu", stdin=command)
+        """Runs a command of a block. Its `breakwater` runs in this process: starting it takes 0.6 s of CPU."""
+        before, _, last = command.rpartition(" | ")
+        last, on_failure, after = last.partition(" || ")
+        words = shlex.split(last, comments=True)
+        if words[0] != "breakwater":
+            return self.run("sh", "-eu", stdin=command)
+        if before:
+            stdin = self.run("sh", "-eu", stdin=before).stdout.encode()
+        ran = self.breakwater(*words[1:], stdin=stdin)
+        if not on_failure:
+            return ran
+        shell = self.run("sh", "-eu", stdin=f"(exit {ran.returncode}) || {after}")
+        return subprocess.CompletedProcess(
+            command, shell.returncode, ran.stdout + shell.stdout, ran.stderr + shell.stderr
+        )
 
     def breakwater(self, *arguments: str, stdin: bytes | io.BytesIO = b"") -> subprocess.CompletedProcess[str]:
         """The command line, in this process."""

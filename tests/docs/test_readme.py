@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -65,10 +66,16 @@ def is_stored(checkout: Checkout, execution_id: str) -> bool:
     return checkout.breakwater("executions", execution_id).returncode == 0
 
 
-def run_block(checkout: Checkout, block: Block, where: str) -> None:
+def run_block(checkout: Checkout, block: Block, where: str, run_before: set[str] | None = None) -> None:
+    """Runs the commands of a block, except those that are in a set, to which it adds the others."""
     text = AS_CHANGED + changed(block.text) if block.language == "diff" else block.text
     whole = block.language != "sh" or text.startswith("export ")
     for command in [checkout.as_here(text)] if whole else checkout.commands(text):
+        if run_before is not None and not whole:
+            without_comments = shlex.join(shlex.split(command, comments=True))
+            if without_comments in run_before:
+                continue
+            run_before.add(without_comments)
         ran = checkout.sh(command) if block.language == "sh" else checkout.python(command)
         said = f"{where}:\n{command}\n{ran.stdout}\n{ran.stderr}"
         assert ran.returncode == 0, said
@@ -111,13 +118,14 @@ def test_the_node_examples_submit_and_watch(checkout: Checkout) -> None:
 
 
 def test_every_block_runs_as_written(checkout: Checkout) -> None:
+    run_before: set[str] = set()
     for page in PAGES:
         assert runnable(page)
         for block in runnable(page):
             for job in re.findall(r"breakwater executions (\w+-\d+)", block.text):
                 # It is there a second after it was decided, and a person takes longer than that to type.
                 wait_until(lambda job=job: is_stored(checkout, job), f"{job} in ClickHouse")
-            run_block(checkout, block, f"{page.name}, line {block.line}")
+            run_block(checkout, block, f"{page.name}, line {block.line}", run_before)
 
 
 def test_the_jobs_of_the_page_succeeded(checkout: Checkout) -> None:
