@@ -55,10 +55,14 @@ def build(settings: Settings, config: Config) -> ServiceApp:  # noqa: ARG001  ev
     sink = Sink(analytics, publisher_of(broker, DEAD_LETTERS), lambda: datetime.now(UTC), metrics)
     comparer = LogComparer(analytics, connection, lambda: datetime.now(UTC), metrics)
     app = ServiceApp(broker)
-    app.after_startup(comparer.begin)
     # Before the application waits for the last batches: it ends their waiting for ClickHouse.
     app.on_shutdown(sink.stop)
     app.run_alongside(comparer.run)
+
+    @app.on_startup
+    async def note_delivered() -> None:
+        await broker.connect()
+        await comparer.begin()
 
     @broker.subscriber(
         *(ATTEMPTS, EXECUTIONS, BREAKERS, BUDGETS, GUARDS, PLANS),
