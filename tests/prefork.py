@@ -79,7 +79,7 @@ def _find_constants() -> None:
     """Has Hypothesis read the constants in all modules, as it does in each process before its first example."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HypothesisSideeffectWarning)  # that it is slow before the tests are collected
-        given(none())(lambda _: None)()
+        given(integers())(lambda _: None)()  # one that draws nothing needs none
 
 
 def _import_all(modules: list[str]) -> None:
@@ -146,6 +146,6 @@ else:
     import pytest
     from hypothesis import given
     from hypothesis.errors import HypothesisSideeffectWarning
-    from hypothesis.strategies import none
+    from hypothesis.strategies import integers
 
     from breakwater.local import fork_server
