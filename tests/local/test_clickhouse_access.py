@@ -335,7 +335,7 @@ HEAVY = [
     "SELECT length(groupArray(number)) FROM numbers(2000000000)",
     # What a subquery asks for is cut to what is allowed.
     "SELECT * FROM (SELECT length(groupArray(number)) FROM numbers(900000000) SETTINGS max_memory_usage = 0)",
-    "SELECT sum(sipHash64(number)) FROM system.numbers SETTINGS max_execution_time = 1",
+    "SELECT sum(sipHash64(number)) FROM system.numbers SETTINGS max_execution_time = 0.3",
     "SELECT sleepEachRow(1) FROM numbers(60) SETTINGS function_sleep_max_microseconds_per_block = 0,"
     " max_execution_time = 1",
 ]

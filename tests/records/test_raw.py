@@ -31,7 +31,7 @@ async def test_an_error_before_the_first_row_is_reported(analytics: Analytics) -
 
 @pytest.mark.parametrize("form", ["TSVRaw", "Parquet"])
 async def test_an_error_after_many_rows_is_reported_with_its_code(analytics: Analytics, form: str) -> None:
-    sql = f"SELECT toString(number), throwIf(number = 5000000, 'no more') FROM numbers(6000000) FORMAT {form}"
+    sql = f"SELECT toString(number), throwIf(number = 1000000, 'no more') FROM numbers(1500000) FORMAT {form}"
     got = 0
 
     async def read() -> None:

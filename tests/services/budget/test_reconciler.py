@@ -35,7 +35,7 @@ from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets, NotFilledError, Reserved, Settlement, period_key
 from breakwater.records import schema
 from breakwater.records.reconciliation import BudgetComparison, RecordedSpend, compare
-from breakwater.records.rows import attempt_row
+from breakwater.records.rows import StoredRow, attempt_row
 from services.budget import reconciler as reconciler_module
 from services.budget.handlers import BudgetHandler
 from services.budget.reconciler import Reconciler
@@ -133,11 +133,13 @@ class BudgetPlane:
     async def spend(self, *costs: int, stored: bool = True) -> None:
         """Attempts as the budget service and the sink handle them: counted, stored, and acknowledged."""
         log = (await self.lookup.facts(Stream.EVENTS)).identity
+        rows: list[StoredRow] = []
         for cost in costs:
             sequence, published = await self.publish_attempt(cost), self.attempts[-1]
             await self.budgets.settle([Settlement.of(sequence, published)], log)
-            if stored:
-                await self.analytics.insert(schema.ATTEMPTS, [attempt_row(published, sequence, now())])
+            rows.append(attempt_row(published, sequence, now()))
+        if stored:
+            await self.analytics.insert(schema.ATTEMPTS, rows)
         for consumer in ("budget", "sink-events"):
             subscription = await self.client.jetstream().pull_subscribe_bind(consumer, "EVENTS")
             for message in await subscription.fetch(len(costs), timeout=60):

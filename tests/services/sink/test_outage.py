@@ -24,11 +24,11 @@ from tests.helpers import until
 from tests.records import samples
 from tests.services.sink.plane import Plane, of_attempt, of_execution
 
-PARTS = 6
+PARTS = 4
 BACKLOG = PARTS * BATCH_SIZE
 PROMPT = [{"role": "user", "content": "12345678" * 750}]
 ALLOWED = 64 * 2**20
-"""Half of what the backlog takes as parsed messages, and more than two batches do."""
+"""Three quarters of what the backlog takes as parsed messages, and more than two batches do."""
 
 
 def backlog(count: int, name: str) -> Iterator[tuple[str, bytes]]:
