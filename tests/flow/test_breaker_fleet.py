@@ -24,7 +24,7 @@ from tests.helpers import until
 
 WORKERS = tuple(f"worker-{number}" for number in range(1, 5))
 IN_FLIGHT = 40
-PER_S = 30
+PER_S = 15
 CALL_S = 4.0
 """What a call takes while the upstream is well: 10 jobs a second, on a slow machine, are 40 in flight, too."""
 
@@ -226,7 +226,7 @@ async def test_after_the_call_that_trips_a_breaker_no_call_is_admitted_in_sequen
 
     A hundred for each threshold with `--hypothesis-profile=thorough`.
     """
-    runs = min(settings().max_examples // 3, 100)
+    runs = min(settings().max_examples // 6, 100)
     thresholds = (1, 3, 5)
     failing = {f"sim/r{run}": model({"status": 503, "requests": [1, 10_000]}) for run in range(runs)}
     agents = {

@@ -148,14 +148,14 @@ def bills(costs: Mapping[str, int], *calls: Iterable[str]) -> list[str]:
     return [dollars(sum(costs.get(name, 0) for name in names)) for names in calls]
 
 
-@pytest.mark.timeout(600)  # some 200 jobs and five crashes: long on a slow machine
+@pytest.mark.timeout(600)  # some 100 jobs and five crashes: long on a slow machine
 @pytest.mark.long(about_s=12)
 async def test_all_records_of_spend_agree_to_the_nano_dollar_when_worker_budget_service_and_redis_are_killed_in_turn(
     start_money: Any, own_redis_server: RunningServer, show: Show
 ) -> None:
     faults = (
-        {"status": 500, "rate": 0.15},
-        {"kind": "reset", "rate": 0.05},
+        {"status": 500, "rate": 0.25},
+        {"kind": "reset", "rate": 0.1},
         # Billed though nobody waited for the answer.
         {"hang_s": 3, "rate": 0.05, "billed_when_abandoned": True},
     )
@@ -185,35 +185,35 @@ async def test_all_records_of_spend_agree_to_the_nano_dollar_when_worker_budget_
 
     async with start_money(models, agents, budgets=budgets, retry_budget="off") as money:
         plane: Plane = money.plane
-        load = Load(plane, job, every_s=0.05)
+        load = Load(plane, job, every_s=0.1)
         await plane.result("j1")
         for killed in (WORKERS[:1], WORKERS):
-            await load.more(30)
+            await load.more(15)
             if killed == WORKERS:
                 await plane.publish({"agent": "stuck", "job_id": "stuck", "prompt": PROMPT})
                 await until(lambda: calling(plane, "sim/stuck", 1), what="a call under way")
             for worker in killed:
                 plane.kill(worker)
-            await load.more(15)
+            await load.more(8)
             for worker in killed:
                 plane.start("worker", worker)
-            await load.more(15)
+            await load.more(8)
             plane.kill("budget")
-            await load.more(15)
+            await load.more(8)
             plane.start("budget")
             own_redis_server.kill()
             await asyncio.sleep(0.5)
             await own_redis_server.restart_async()
-        await load.more(30)
+        await load.more(15)
         await load.stop()
         results = [await plane.result(job_id) for job_id in (*load.accepted, "stuck")]
-        compared: BudgetComparison = await until(money.agree, what="counters that agree with the record")
         summed = {attempt["attempt_id"] for result in results for attempt in result["attempts"]}
         events = await money.events()
         assert [one for one in events if one.attempt_id not in summed] == []
         assert len(events) == len(summed)
         calls = sum(not one.short_circuited for one in events)
         rows: dict[str, tuple[int, str]] = await until(lambda: money.stored(calls), what="all calls in ClickHouse")
+        compared: BudgetComparison = await until(money.agree, what="counters that agree with the record")
         theirs = {call.client_request_id or "": call.cost_nano for call in plane.sim.ledger.calls}
         billed = {name: cost for name, (cost, basis) in rows.items() if basis == "billed"}
         estimated = {name: cost for name, (cost, basis) in rows.items() if basis == "estimated"}
@@ -260,7 +260,7 @@ async def held(request):
 """
 
 
-@pytest.mark.timeout(600)  # some 200 jobs: long on a slow machine
+@pytest.mark.timeout(600)  # some 100 jobs: long on a slow machine
 @pytest.mark.long(about_s=8)
 async def test_after_a_flush_no_call_is_made_before_the_budgets_are_rebuilt_and_the_cap_holds(
     start_money: Any, tmp_path: Path, show: Show
@@ -273,13 +273,13 @@ async def test_after_a_flush_no_call_is_made_before_the_budgets_are_rebuilt_and_
         "held": {"kind": "python", "callable": "held_agents:held", "cost_per_call_usd": usd_from_nano(HELD_NANO)}
     }
     held = {"provider": "held", "timeout_s": 280, "budget": {"daily_usd": 1, "enforcement": "hard"}}
-    cap = 6_000_000
+    cap = 3_000_000
     writer = {
         "model": "sim/m",
         "max_tokens": 40,
         "concurrency": 24,
         "breaker": "off",
-        "budget": {"daily_usd": usd_from_nano(cap), "monthly_usd": 5, "enforcement": "hard", "soft_at_percent": [10]},
+        "budget": {"daily_usd": usd_from_nano(cap), "monthly_usd": 5, "enforcement": "hard", "soft_at_percent": [20]},
     }
     async with start_money(
         {"sim/m": model(latency_ms=20)},
@@ -295,9 +295,9 @@ async def test_after_a_flush_no_call_is_made_before_the_budgets_are_rebuilt_and_
 
         for job_id, begun in holding.items():
             await plane.publish({"agent": "held", "job_id": job_id, "input": [str(begun), str(release)]})
-        load = Load(plane, lambda _: {"agent": "writer", "prompt": PROMPT}, every_s=0.025)
+        load = Load(plane, lambda _: {"agent": "writer", "prompt": PROMPT}, every_s=0.05)
         await plane.result("j1")
-        await load.more(60)
+        await load.more(30)
         reported_before = await plane.messages("EVENTS", "bw.budgets.>", at_least=1)
         await until(all_held, what="three calls under way")
         await money.redis.client.flushall()
@@ -309,7 +309,7 @@ async def test_after_a_flush_no_call_is_made_before_the_budgets_are_rebuilt_and_
         await until(filled, what="rebuilt budgets")
         filled_at = datetime.now(UTC)
         release.touch()
-        await load.more(40)
+        await load.more(20)
 
         async def exhausted() -> bool:
             return any(event["threshold_percent"] == 100 for event in await plane.messages("EVENTS", "bw.budgets.>"))
@@ -354,8 +354,8 @@ async def test_after_a_flush_no_call_is_made_before_the_budgets_are_rebuilt_and_
         events_reported = await plane.messages("EVENTS", "bw.budgets.>")
         day = f"agent:writer/daily/{reported_before[0]['period']}"
         # Where many calls were held at once, a first one was refused before the flush already.
-        assert reported_before[0]["event_id"] == f"{day}/10/{cap}"
-        assert [one["event_id"] for one in events_reported] == [f"{day}/10/{cap}", f"{day}/100/{cap}"]
+        assert reported_before[0]["event_id"] == f"{day}/20/{cap}"
+        assert [one["event_id"] for one in events_reported] == [f"{day}/20/{cap}", f"{day}/100/{cap}"]
         assert not [one for one in events_reported if one["kind"] == "repaired"]
 
 
@@ -479,7 +479,7 @@ async def test_a_storm_under_a_cap_of_twenty_worst_cases_uses_the_cap_and_is_ref
 ) -> None:
     answers = model(latency_ms=200, usage={"input_tokens": 1, "output_tokens": 500})
     # A call may cost $0.0012 and its input, and costs a quarter of that.
-    cap, jobs = 20 * 1_210_000, 150
+    cap, jobs = 20 * 1_210_000, 105
     hard = {"daily_usd": usd_from_nano(cap), "enforcement": "hard"}
     agents = {"writer": {"model": "sim/m", "breaker": "off", "max_tokens": 2000, "concurrency": 60, "budget": hard}}
     zone = {"timezone": ZONE.key}

@@ -25,7 +25,7 @@ from tests.helpers import until
 from tests.servers import RunningServer
 from tests.shown import Show
 
-JOBS = 150
+JOBS = 100
 PER_STEP = JOBS // 5
 WORKERS = ("worker-1", "worker-2")
 SERVICES = (*WORKERS, "breaker", "budget")
@@ -104,7 +104,7 @@ async def test_jobs_across_five_reloads_are_all_recorded_once_each_under_one_con
                 agent = names[sent % len(names)]
                 await plane.publish({"agent": agent, "job_id": f"job-{sent}", "prompt": "x"})
                 sent += 1
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.015)
 
         async def beside(change: Any, *names: str) -> None:
             """A change in the middle of a fifth of the load."""
