@@ -53,12 +53,13 @@ def strings() -> list[ShownString]:
 
 
 def _of_python(source: str) -> Iterator[tuple[int, str]]:
-    tree = ast.parse(source)
+    lines = source.splitlines()
+    nodes = list(ast.walk(ast.parse(source)))
     ignored = set[ast.AST]()
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef() if node.body:
-                if not _is_help(node):
+                if not _is_help(node, lines):
                     _ignore_docstring(node.body, ignored)
                 for before, after in zip(node.body, node.body[1:], strict=False):
                     if isinstance(before, ast.Assign | ast.AnnAssign):  # an attribute's docstring
@@ -71,7 +72,7 @@ def _of_python(source: str) -> Iterator[tuple[int, str]]:
                 ignored.update(ast.walk(node.slice))
             case _:
                 pass
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in ignored:
             text = node.value
         elif isinstance(node, ast.JoinedStr):
@@ -82,11 +83,12 @@ def _of_python(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, " ".join(text.split())
 
 
-def _is_help(node: ast.AST) -> bool:
+def _is_help(node: ast.AST, lines: list[str]) -> bool:
     """True for a command of the command line, whose docstring is its help."""
     if not isinstance(node, ast.FunctionDef):
         return False
-    return bool(_COMMAND.search(" ".join(map(ast.unparse, (node.args, *node.decorator_list)))))
+    begins = min(part.lineno for part in (node, *node.decorator_list))
+    return bool(_COMMAND.search("\n".join(lines[begins - 1 : node.body[0].lineno - 1])))
 
 
 def _ignore_docstring(body: list[ast.stmt], ignored: set[ast.AST]) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from breakwater.local.commands.setup import prepare
 from breakwater.local.ports import free_port, http_ready
 from tests.cli.conftest import Ran, Run, in_thread
 from tests.flow.kit import Plane, model, running_plane
+from tests.forked_commands import start_command
 from tests.helpers import ZONE, until
 from tests.server_sources import RunningServer, Servers
 
@@ -340,33 +340,31 @@ class Reader:
     """A command as a process, whose lines are read as they come."""
 
     def __init__(self, *arguments: str) -> None:
-        code = f"import sys; from breakwater.cli.main import main; sys.exit(main({[*arguments]!r}))"
+        read_end, write_end = os.pipe()
         # Small pipes: one that holds all of the output never breaks.
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pipesize=4096,
-            env=dict(os.environ),
-        )
+        fcntl.fcntl(read_end, fcntl.F_SETPIPE_SZ, 4096)
+        self._stdout = os.fdopen(read_end, "rb")
+        self._stderr = Path(f"{arguments[0]}-{read_end}.err")
+        with self._stderr.open("wb") as stderr:
+            self._process = start_command(
+                *arguments, directory=Path.cwd(), environment=os.environ, stdout=write_end, stderr=stderr.fileno()
+            )
+        os.close(write_end)
 
     def read(self, count: int) -> list[Any]:
-        assert self._process.stdout is not None
-        return [json.loads(self._process.stdout.readline()) for _ in range(count)]
+        return [json.loads(self._stdout.readline()) for _ in range(count)]
 
-    def hang_up_after_a_line(self) -> int:
-        assert self._process.stdout is not None
-        self._process.stdout.readline()
-        self._process.stdout.close()
+    def hang_up_after_a_line(self) -> int | None:
+        self._stdout.readline()
+        self._stdout.close()
         return self._process.wait(60)
 
-    def interrupt(self) -> int:
-        self._process.send_signal(signal.SIGINT)
+    def interrupt(self) -> int | None:
+        os.kill(self._process.pid, signal.SIGINT)
         return self._process.wait(60)
 
     def errors(self) -> str:
-        assert self._process.stderr is not None
-        return self._process.stderr.read().decode()
+        return self._stderr.read_text()
 
 
 async def test_history_of_more_than_a_batch_is_read_whole_and_in_order(run: Run, plane: Plane) -> None:
