@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis.asyncio as aioredis
 import uvicorn
+from clickhouse_connect.driver._backend import httpcommon, orchestration
+from clickhouse_connect.driver.asyncclient import AsyncClient
 from faststream import FastStream
 from faststream.nats import NatsBroker, TestNatsBroker
 from faststream.nats.subscriber.specification import NatsSubscriberSpecification
@@ -20,12 +24,14 @@ from nats.aio.msg import Msg
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from breakwater.kernel.clickhouse.client import SETTINGS_IN_USE, Driver
 from breakwater.kernel.nats.broker import Batches, Broker, ServiceApp, make_broker
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.subscriber import ChannelSpecification, PullSubscriber
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.contract import GuardEvent
 from breakwater.records.channels import GUARDS
+from tests.server_sources import RunningServer
 from tests.tables import each_row
 
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
@@ -107,3 +113,13 @@ async def test_faststream_runs_a_handler_by_what_the_subscriber_sets() -> None:
         message = Msg(Client(), "bw.guards.a", "$JS.ACK.EVENTS.guards.1.2.3.4.0", b"{}", {})
         await read.consume([message])
     assert [one.sequence for one in came] == [2]
+
+
+async def test_the_driver_of_clickhouse_reads_the_settings_that_it_looks_at(clickhouse_server: RunningServer) -> None:
+    assert overridden(Driver, AsyncClient) == {"_execute_operation"}
+    sources = "".join(map(inspect.getsource, (httpcommon, orchestration)))
+    assert {*re.findall(r'setting_status\((?:server_settings, )?"(\w+)"', sources)} < {*SETTINGS_IN_USE}
+    server = urlsplit(clickhouse_server.url)
+    driver = Driver("http", str(server.hostname), server.port or 0, server.username, server.password)
+    async with driver:
+        assert driver.server_settings.keys() == {*SETTINGS_IN_USE} - {"wait_end_of_query"}  # which HTTP alone has

@@ -8,7 +8,7 @@ import re
 import struct
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from aiohttp import ClientError
 from clickhouse_connect.datatypes.registry import get_from_name
-from clickhouse_connect.driver import create_async_client, options
+from clickhouse_connect.driver import options
 from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.binding import quote_identifier
 from clickhouse_connect.driver.exceptions import ClickHouseError, DataError, ProgrammingError
@@ -109,6 +109,16 @@ _READ_SETTINGS: dict[str, Any] = {
     "use_skip_indexes_if_final": 1,
 }
 
+_ALL_SETTINGS = "SELECT name, value, readonly FROM system.settings LIMIT 10000"
+
+SETTINGS_IN_USE = (
+    *(*_INSERT_SETTINGS, *_READ_SETTINGS),
+    # The driver's own.
+    *("cancel_http_readonly_queries_on_client_close", "cast_string_to_dynamic_use_inference", "date_time_input_format"),
+    *("enable_http_compression", "http_headers_progress_interval_ms", "send_progress_in_http_headers"),
+)
+"""The settings whose values and rights the driver is to know."""
+
 # ClickHouse's codes for a value that does not fit. Anything else is the server's or the schema's trouble: an unknown
 # table, a full disk, a wrong password. That passes or is mended, and no row may be given up for it.
 _ABOUT_THE_ROWS = frozenset(
@@ -160,6 +170,21 @@ class ResultSet:
     def named_rows(self) -> Iterator[dict[str, Any]]:
         """The rows, each with the names of its columns."""
         return (dict(zip(self.columns, row, strict=True)) for row in self.rows)
+
+
+class Driver(AsyncClient):
+    """clickhouse-connect's client, which reads the settings in use when it connects, and not all 1,400 of the server.
+
+    A setting that it does not know is sent as it is, for the server to judge.
+    """
+
+    async def _execute_operation(self, operation: Any) -> object:
+        """Overridden to ask for less. `tests/test_vendor_internals.py` fails where a newer driver asks otherwise."""
+        if operation.text == _ALL_SETTINGS:
+            operation = replace(
+                operation, text=_ALL_SETTINGS.replace("LIMIT 10000", f"WHERE name IN {SETTINGS_IN_USE}")
+            )
+        return await super()._execute_operation(operation)
 
 
 class Analytics:
@@ -351,7 +376,7 @@ class Analytics:
         # Whatever the driver logs it also raises, and an outage would be logged once for every try.
         logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)
         with _translated_errors():
-            client = await create_async_client(
+            client = Driver(
                 **self._address,
                 compress="lz4",
                 connect_timeout=CONNECT_TIMEOUT_S,
@@ -363,7 +388,9 @@ class Analytics:
                 # A page asks a dozen questions in parallel, and several people may look at pages.
                 connector_limit=MAX_CONNECTIONS,
                 connector_limit_per_host=MAX_CONNECTIONS,
+                autogenerate_session_id=False,
             )
+            await client.__aenter__()
         # Named only now, because the driver's first questions would fail in a database that setup has yet to create.
         client.database = self.database
         return client
