@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncGenerator
 
+import psutil
 import pytest
 import pytest_asyncio
 from nats.aio.client import Client
@@ -58,6 +61,25 @@ async def test_a_request_stays_open_over_many_fetches(client: Client) -> None:
     await publish(client, b"1")
     assert [one.data for one in await pulled.fetch(100, 10, linger_s=0)] == [b"1"]
     assert client.stats["out_msgs"] == asked + 1, "besides the message"
+
+
+async def test_silence_is_no_answer_and_a_message_that_waits_is_one(
+    client: Client, own_nats_server: RunningServer
+) -> None:
+    there, missing = pull_of(client), Pull(lambda: client, Stream.JOBS, "no-such-consumer")
+    server = psutil.Process(own_nats_server.pid)
+    os.killpg(server.pid, signal.SIGSTOP)
+    try:
+        await until(lambda: server.status() == psutil.STATUS_STOPPED, "the server to stand still")
+        assert await asyncio.gather(there.answers(), missing.answers()) == [False, False]
+    finally:
+        os.killpg(server.pid, signal.SIGCONT)
+    assert await there.answers()
+    with pytest.raises(BusUnavailableError):
+        await missing.answers()
+    await publish(client, b"waits")
+    assert await there.answers()
+    assert await bodies_of(there) == [b"waits"]
 
 
 async def test_messages_gather_at_the_server_and_come_together(client: Client) -> None:

@@ -194,6 +194,7 @@ async def test_a_reader_outlives_whatever_a_fetch_raises(broker: Broker, monkeyp
     async def observe(batch: list[Delivery[Attempt]]) -> None: ...
 
     [subscriber] = broker.subscribers
+    subscriber.answered.set()
 
     async def consume(message: Any) -> None:
         assert message == "message"

@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from breakwater.kernel.nats.delivery import Delivery
-from breakwater.kernel.nats.errors import unavailable
+from breakwater.kernel.nats.errors import BusUnavailableError, unavailable
 from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import ACK_WAIT_S
@@ -33,9 +33,6 @@ GRACE_S = 1.0
 
 WAIT_S = 2.0
 """About how long a fetch waits. The next one checks whether the connection, and with it the request, was lost."""
-
-FIRST_WAIT_S = 0.1
-"""The wait of the very first fetch: a missing consumer is reported immediately."""
 
 BUSY = 3
 """A fetch of this many messages means that more are to be expected."""
@@ -83,6 +80,24 @@ class Pull:
         self._error: str | None = None
         self._changed = asyncio.Event()
 
+    async def answers(self) -> bool:
+        """Returns True once the server has answered for the consumer, and False if it has not within `GRACE_S`.
+
+        A request that stays open is not answered before there is a message; this one asks for what the server has now.
+
+        Raises:
+            BusUnavailableError: as `fetch`.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            await self._connect()
+            await self._request(1, None)
+            while self._requested and loop.time() < self._request_ends_at:
+                await self._wait_for_change(self._request_ends_at)
+        except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
+            raise await self._failure(error) from error
+        return not self._requested
+
     async def fetch(
         self, limit: int, wait_s: float, linger_s: float = DRAIN_S, *, batch: int | None = None
     ) -> list[Delivery]:
@@ -113,8 +128,7 @@ class Pull:
             ):
                 await self._gather(limit, linger_s, self._waiting[-1][1].metadata.num_pending or 0)
         except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
-            await self.close()
-            raise unavailable(f"NATS delivers nothing for {self.durable}", error) from error
+            raise await self._failure(error) from error
         deliveries = [Delivery(self._waiting.popleft()[1]) for _ in range(min(limit, len(self._waiting)))]
         self._last_fetched = len(deliveries)
         self._server_backlog = deliveries[-1].waiting if deliveries else 0
@@ -132,6 +146,10 @@ class Pull:
                     await self._waiting.popleft()[1].nak()
             except (nats.errors.Error, nats.js.errors.Error):
                 self._waiting.clear()  # a closed connection has no subscriptions left
+
+    async def _failure(self, error: Exception) -> BusUnavailableError:
+        await self.close()
+        return unavailable(f"NATS delivers nothing for {self.durable}", error)
 
     async def _has_message(self, wait_s: float, batch: int) -> bool:
         """Returns True as soon as a message waits here, and False after `wait_s` without one."""

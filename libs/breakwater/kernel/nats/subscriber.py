@@ -36,7 +36,7 @@ from pydantic import BaseModel, create_model
 from breakwater.kernel.nats.channel import Channel
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.errors import BusUnavailableError
-from breakwater.kernel.nats.pull import FIRST_WAIT_S, RETRY_S, STOP_S, WAIT_S, Pull
+from breakwater.kernel.nats.pull import RETRY_S, STOP_S, WAIT_S, Pull
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 
@@ -212,8 +212,13 @@ class PullSubscriber(DefaultSubscriber[Any]):
                     # Not `asyncio.wait`: it would go through all handlers each time that one ends.
                     self._ended.clear()
                     await self._ended.wait()
-                wait_s = background.aligned_delay(WAIT_S) if self.answered.is_set() else FIRST_WAIT_S
                 try:
+                    if not self.answered.is_set():
+                        if not await pull.answers():
+                            continue
+                        outage.note_success()
+                        self.answered.set()
+                    wait_s = background.aligned_delay(WAIT_S)
                     fetched = await source.fetch(pull, wait_s, source.concurrency() - len(self._handling))
                 except BusUnavailableError as error:
                     outage.note_failure(error)
@@ -228,7 +233,6 @@ class PullSubscriber(DefaultSubscriber[Any]):
                     task = asyncio.create_task(self.consume(deliveries))
                     self._handling.add(task)
                     task.add_done_callback(self._after_handling)
-                self.answered.set()
         finally:
             await pull.close()
 
