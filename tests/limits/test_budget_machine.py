@@ -53,7 +53,7 @@ OWNERS: list[Owner] = [
     ("a", "u|:%s", "k"),
 ]
 KEYS = ["global", "agent:a", "agent:b", "tenant:t", "tenant:u|:%s"]
-EXAMPLES, LENGTH = 10, 100
+EXAMPLES, LENGTH = 4, 100
 """Examples of a run, and steps of an example at most."""
 
 WHICH = st.sampled_from([0, 0, 0, 1, 1, 2, 3, 5, 8, 13])
