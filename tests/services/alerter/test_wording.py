@@ -1,5 +1,6 @@
 """What people read: on a phone, and in Slack."""
 
+import html
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -199,7 +200,8 @@ def test_an_escaped_text_is_cut_between_characters(text: str, limit: int) -> Non
     cut = escape(text, limit)
     assert len(cut) <= max(limit, 0)
     back = cut.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
-    assert back == text or text.startswith(back.removesuffix("…"))
+    assert text.startswith(back.removesuffix("…"))
+    assert (back == text) == (len(html.escape(text, quote=False)) <= limit)
 
 
 def test_a_digest_says_how_many_of_what_and_the_worst_titles_first() -> None:

@@ -214,10 +214,13 @@ def slack_message(worded: MessageText) -> dict[str, Any]:
 
 def escape(text: str, limit: int) -> str:
     """Returns a text in which Slack finds no mention, link or entity, of at most `limit` characters."""
-    escaped_text = text.translate(_ESCAPES)
+    if limit <= 0:
+        return ""
+    # No text becomes shorter: one character more than fits is enough to know that it does not.
+    escaped_text = text[: limit + 1].translate(_ESCAPES)
     if len(escaped_text) <= limit:
         return escaped_text
-    return f"{_PART_OF_ESCAPE.sub('', escaped_text[: limit - 1])}…" if limit > 0 else ""
+    return f"{_PART_OF_ESCAPE.sub('', escaped_text[: limit - 1])}…"
 
 
 def _pack(lines: tuple[Line, ...]) -> Iterator[str]:
