@@ -160,7 +160,7 @@ def test_no_text_makes_the_check_fail(said: str) -> None:
         assert found == strict
 
 
-SIZE = 300_000
+SIZE = 100_000
 
 
 @each_row(
@@ -193,7 +193,7 @@ def test_a_long_text_of_anything_is_searched_in_time(unit: str) -> None:
     for checked in (LOOSE, guard({})):
         checked.check(f"x {said}")
         checked.check(f'x {{"{said}')
-    assert time.process_time() - started < 30, "a quadratic search takes minutes"
+    assert time.process_time() - started < 10, "a quadratic search takes minutes"
 
 
 @each_row(

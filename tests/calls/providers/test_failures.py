@@ -295,7 +295,7 @@ def test_no_bytes_break_the_reading(payload: bytes) -> None:
     ],
 )
 def test_a_hostile_page_is_read_in_no_time(unit: str) -> None:
-    payload = ("<html>" + unit * 100_000).encode()
+    payload = ("<html>" + unit * 40_000).encode()
     started = time.process_time()
     classify(http_failure(400, payload, {}), NOW)
     classify(http_failure(400, payload[6:], {}), NOW)
