@@ -297,7 +297,7 @@ async def test_a_breaker_that_flaps_fifty_times_before_three_alerters_is_one_mes
     assert (ended["data"]["change"], ended["data"]["count"]) == ("resolved", 50)
 
 
-async def test_five_hundred_incidents_at_once_reach_a_slack_that_refuses_as_messages_and_one_digest(
+async def test_two_hundred_incidents_at_once_reach_a_slack_that_refuses_as_messages_and_one_digest(
     tmp_path: Path, own_nats_server: RunningServer, slack: SlackDouble, clock: SetClock, show: Show
 ) -> None:
     channels = {
@@ -307,15 +307,15 @@ async def test_five_hundred_incidents_at_once_reach_a_slack_that_refuses_as_mess
     slack.refuse["hook"] = ["", "", "", "ratelimited:1"] * 100
     async with alerters(tmp_path, own_nats_server, channels, clock) as running:
         await running.start()
-        await running.open_breakers(500)
+        await running.open_breakers(200)
 
         async def all_recorded() -> bool:
-            return await running.recorded() == 500
+            return await running.recorded() == 200
 
-        await until(all_recorded, "500 incidents")
-        await clock.run_until(lambda: running.delivered("ops", alerts=500), "all alerts to be sent", step_s=0.25)
+        await until(all_recorded, "200 incidents")
+        await clock.run_until(lambda: running.delivered("ops", alerts=200), "all alerts to be sent", step_s=0.25)
         alerts = await running.alerts()
-    assert len({alert.incident_id for alert in alerts}) == len(alerts) == 500
+    assert len({alert.incident_id for alert in alerts}) == len(alerts) == 200
     *messages, digest = slack.messages()
     models = [re.search(r"on (m\d+)\b", message.shown) for message in messages]
     held_back = re.search(r"([\d,]+) alerts were delayed", digest.shown)
@@ -325,12 +325,12 @@ async def test_five_hundred_incidents_at_once_reach_a_slack_that_refuses_as_mess
     refused = [call for call in slack.calls if call.answer != "ok"]
     gaps = [later.at - earlier.at for earlier, later in zip(slack.calls, slack.calls[1:], strict=False)]
     show(
-        "500 incidents at once, a Slack that refuses every fourth request",
+        "200 incidents at once, a Slack that refuses every fourth request",
         ["sent singly", "in the digest", "refused", "least between two requests"],
         [(len(models), held_back[1], len(refused), f"{min(gaps):.2f} s")],
     )
     assert len({found[1] for found in models if found is not None}) == len(messages) == 11
-    assert held_back[1] == figures[1] == str(500 - 11)
+    assert held_back[1] == figures[1] == str(200 - 11)
     assert len(refused) == 3
     assert min(gaps) >= 1.0
     assert slack.violations == []
