@@ -51,12 +51,12 @@ async def test_outages_of_redis_and_nats_lose_nothing_and_are_reported_once(
         await plane.result("j1")  # the worker is up
         for server in (own_redis_server, own_nats_server):
             before = len(accepted)
-            await until(lambda before=before: _more_than(accepted, before + 20), what="load")
+            await until(lambda before=before: _more_than(accepted, before + 10), what="load")
             server.kill()
             await asyncio.sleep(OUTAGE_S)
             await server.restart_async()
         before = len(accepted)
-        await until(lambda: _more_than(accepted, before + 20), what="load after the outages")
+        await until(lambda: _more_than(accepted, before + 10), what="load after the outages")
         await stop(load)
         results = [await plane.result(job_id) for job_id in accepted]
         assert {result["status"] for result in results} == {"succeeded"}
@@ -89,4 +89,4 @@ async def _load(plane: Any, accepted: list[str]) -> None:
             else:
                 break
         accepted.append(f"j{number}")
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.05)

@@ -10,7 +10,7 @@ from bench.holds import RETRY_AFTER_S, admissions, hear_holds, under_holds
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import model
 
-JOBS, WORKERS = 100, ("worker-1", "worker-2")
+JOBS, WORKERS = 60, ("worker-1", "worker-2")
 
 
 async def test_a_model_that_refuses_one_call_in_ten_serves_every_job_and_opens_no_breaker(
