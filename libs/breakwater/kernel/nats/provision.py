@@ -237,9 +237,11 @@ def differences(wanted: Any, existing: Any) -> list[str]:
 
 async def _with_waiting_subjects(jetstream: JetStreamContext, wanted: StreamConfig) -> StreamConfig:
     """The wanted stream, with those of its former subjects on which messages still wait."""
+    if wanted.retention is not RetentionPolicy.WORK_QUEUE:
+        return wanted
     now: StreamConfig | None = await _config_of(jetstream.stream_info(wanted.name or ""))
     dropped = set((now and now.subjects) or ()) - set(wanted.subjects or ())
-    if wanted.retention is not RetentionPolicy.WORK_QUEUE or not dropped:
+    if not dropped:
         return wanted
     # Ask only now: the response names every subject that holds a message, and in PARKED each message has its own.
     info = await jetstream.stream_info(wanted.name or "", subjects_filter=">")
