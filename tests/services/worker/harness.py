@@ -33,6 +33,7 @@ from breakwater.calls.providers.base import Answer, Call, Provider
 from breakwater.config import Config, LiveConfig, cipher_of
 from breakwater.jobs.rules.workers import LIVENESS, Liveness
 from breakwater.jobs.store.executions import KEPT_SINCE, ClaimLostError
+from breakwater.kernel.nats import topology
 from breakwater.kernel.nats.delivery import DelayedQueue, Delivery
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.provision import provision
@@ -188,18 +189,36 @@ _provisioned: dict[str, tuple[Plan, Configs]] = {}
 
 
 async def _empty_streams(nats_url: str, jetstream: JetStreamContext, plan: Plan) -> None:
-    """Empties the streams; provisions only where the plan or what is there differs from what the last test had."""
+    """Empties the streams; provisions only if the server does not have what the last test was given."""
     plan_before, configs_before = _provisioned.get(nats_url, (None, None))
-    if plan == plan_before:
-        streams = await jetstream.streams_info()
-        if await _configs(jetstream, streams) == configs_before:
-            names = [stream.config.name or "" for stream in streams if stream.state.messages]
-            await asyncio.gather(*(jetstream.purge_stream(name) for name in names))
-            return
-    await provision(nats_url, plan)
     streams = await jetstream.streams_info()
-    await asyncio.gather(*(jetstream.purge_stream(stream.config.name or "") for stream in streams))
-    _provisioned[nats_url] = plan, await _configs(jetstream, streams)
+    if plan_before is not None and await _configs(jetstream, streams) == configs_before:
+        names = [stream.config.name or "" for stream in streams if stream.state.messages]
+        await asyncio.gather(*(jetstream.purge_stream(name) for name in names))
+        if plan == plan_before:
+            return
+        await _change(jetstream, plan_before, plan)
+    else:
+        await provision(nats_url, plan)
+        streams = await jetstream.streams_info()
+        await asyncio.gather(*(jetstream.purge_stream(stream.config.name or "") for stream in streams))
+    _provisioned[nats_url] = plan, await _configs(jetstream, await jetstream.streams_info())
+
+
+async def _change(jetstream: JetStreamContext, before: Plan, plan: Plan) -> None:
+    """Changes what differs between two plans, in empty streams: `provision` asks for all that is there, 25 ms long."""
+    streams_before, consumers_before = topology.streams(before), topology.consumers(before)
+    consumers = topology.consumers(plan)
+    kept_names = {(stream, consumer.durable_name) for stream, consumer in consumers}
+    for stream, consumer in consumers_before:
+        if (stream, consumer.durable_name) not in kept_names:
+            await jetstream.delete_consumer(stream.value, consumer.durable_name or "")
+    for stream in topology.streams(plan):
+        if stream not in streams_before:
+            await jetstream.update_stream(stream)
+    for stream, consumer in consumers:
+        if (stream, consumer) not in consumers_before:
+            await jetstream.add_consumer(stream.value, consumer)
 
 
 async def _configs(jetstream: JetStreamContext, streams: list[StreamInfo]) -> Configs:
