@@ -1,15 +1,12 @@
-"""Every page of the console, on a laptop and on a phone: what it shows, its markup, and what axe finds."""
+"""The pages of the console, and what is checked of each: its layout, its markup, and what axe finds."""
 
 from typing import Any, Literal
 
-import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Visitor
 from tests.browser.talk import TALK
-
-pytestmark = pytest.mark.long(about_s=30, together="console")
 
 PAGES = {
     "overview": "/",
@@ -147,33 +144,3 @@ def check_layout(page: Page, name: str) -> None:
     assert page.evaluate(CUT_OFF) == []
     if name == "overview":
         assert page.evaluate("document.documentElement.scrollHeight") <= 1.5 * LAPTOP["height"]
-
-
-@pytest.mark.timeout(600)
-def test_every_page_shows_the_demos_data_and_fits_a_laptop_and_a_phone(visitor: Visitor, subtests: pytest.Subtests):
-    page = visitor.page
-    page.add_init_script(RECORD_SHIFTS)
-    known: set[str] = set()
-    for name in (*PAGES, *ONE_OF):
-        with subtests.test(name):
-            show_as(page, **LAPTOP)
-            open_page(visitor, name)
-            visitor.shoot(name)
-            expect(page.locator("main .problem")).to_have_count(0)
-            check_layout(page, name)
-            check_markup(page)
-            assert len(page.locator("main").inner_text()) > 100
-            show_as(page, **PHONE_AT_NIGHT)
-            # Charts follow the width a frame later.
-            page.wait_for_function("document.documentElement.scrollWidth <= 390")
-            visitor.shoot(f"{name}-phone")
-            background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-            assert background == "rgb(13, 17, 23)", "it is dark where the phone is"
-            unfold(page)
-            # Half of axe's time is the contrast, and pages are made of the same few colours.
-            colours = text_colours(page)
-            check_with_axe(page, {} if colours - known else OTHER_RULES)
-            show_as(page, **LAPTOP)
-            if light := text_colours(page) - known:
-                check_with_axe(page, CONTRAST)
-            known |= colours | light
