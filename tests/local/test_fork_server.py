@@ -38,16 +38,17 @@ OTHER_SERVICES = {f"services.{name}.app" for name in SERVICES if name != "breake
 @pytest.fixture(scope="module", autouse=True)
 def server() -> Generator[None]:
     """A fork server of this module's own, which has imported the one service that most of its tests start."""
-    own_modules = [name for name in fork_server._PRELOADED if name not in OTHER_SERVICES]
+    own_modules = [name for name in fork_server._preloaded() if name not in OTHER_SERVICES]
     with own_fork_server(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fork_server, "_PRELOADED", own_modules)
+        patch.setattr(fork_server, "_preloaded", lambda: own_modules)
         yield
 
 
 @pytest.fixture
 def bare_server(server: None, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     """A fork server that has imported no service, for tests that end it: importing one takes a second of CPU."""
-    monkeypatch.setattr(fork_server, "_PRELOADED", ["breakwater.local.preload", fork_server.__name__])
+    bare_modules = ["breakwater.local.preload", fork_server.__name__]
+    monkeypatch.setattr(fork_server, "_preloaded", lambda: bare_modules)
     with own_fork_server():
         yield
 
@@ -190,7 +191,7 @@ def test_with_a_server_that_was_killed_or_stopped_ends_every_service_and_the_nex
 
 @pytest.mark.usefixtures("bare_server")
 def test_a_service_that_cannot_be_imported_says_why_in_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fork_server._PRELOADED.append("services.__main__")  # which the server fails to import, too
+    fork_server._preloaded().append("services.__main__")  # which the server fails to import, too
     (tmp_path / "uvloop.py").write_text("raise ImportError('broken')")
     with monkeypatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
@@ -221,7 +222,7 @@ async def test_a_stop_does_not_wait_for_a_server_that_hangs(tmp_path: Path) -> N
 @pytest.mark.usefixtures("bare_server")
 def test_services_end_with_a_supervisor_that_is_killed_and_keep_its_lock_until_then(tmp_path: Path) -> None:
     (tmp_path / "environment.json").write_text(json.dumps(waiting_for_a_bus(tmp_path)))
-    (tmp_path / "preloaded.json").write_text(json.dumps(fork_server._PRELOADED))
+    (tmp_path / "preloaded.json").write_text(json.dumps(fork_server._preloaded()))
     command = [sys.executable, "-c", SUPERVISOR]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as killed:
         assert killed.stdout is not None
@@ -239,7 +240,7 @@ import fcntl, json, os, time
 import psutil
 from breakwater.local import fork_server
 
-fork_server._PRELOADED[:] = json.load(open("preloaded.json"))
+fork_server._preloaded = lambda: json.load(open("preloaded.json"))
 with open("lock", "w") as lock, open("log", "w") as log:
     fcntl.flock(lock, fcntl.LOCK_EX)
     fork_server.start()

@@ -27,13 +27,11 @@ from typing import Any, cast
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.process import prctl
 from breakwater.local import process
-from breakwater.local.stack import SERVICES
 
 SUPPORTED = sys.platform == "linux"
 _CONTEXT = get_context("forkserver")
 # By name: of the rooms, only the command line may know the services.
 _SERVICES = "services.__main__"
-_PRELOADED = ["breakwater.local.preload", __name__, _SERVICES, *(f"services.{name}.app" for name in SERVICES)]
 
 _LONGEST_DIRECTORY = 70
 """Bytes. `multiprocessing` makes the server's socket in the temporary directory, and its path may have 107 bytes."""
@@ -51,9 +49,16 @@ def start() -> None:
     Raises:
         OSError: it could not be started.
     """
-    _CONTEXT.set_forkserver_preload(_PRELOADED)
+    _CONTEXT.set_forkserver_preload(_preloaded())
     with _environment(process.for_program(os.environ)):
         forkserver.ensure_running()
+
+
+def _preloaded() -> list[str]:
+    """The modules that the server imports, in this order."""
+    from breakwater.local.stack import SERVICES  # which plans stacks, as the server does not
+
+    return ["breakwater.local.preload", __name__, _SERVICES, *(f"services.{name}.app" for name in SERVICES)]
 
 
 def stop() -> None:
