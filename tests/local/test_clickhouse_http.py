@@ -24,6 +24,7 @@ import pytest_asyncio
 from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.exceptions import DatabaseError, StreamFailureError
 
+from breakwater.local.clickhouse.__main__ import main
 from tests.helpers import until
 from tests.tables import each_row
 
@@ -729,12 +730,11 @@ def test_a_port_in_use_is_refused_by_name(tmp_path: Path) -> None:
     assert f"cannot listen on 127.0.0.1:{port}" in complaint
 
 
-def test_an_empty_password_is_refused(tmp_path: Path) -> None:
-    process = launch(tmp_path / "data")
-    process.kill()
-    process.communicate()
-    (tmp_path / "data.password").write_text("\n")
-    again = subprocess.run(process.args, capture_output=True, text=True, timeout=60)
+def test_an_empty_password_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    password_file = tmp_path / "password"
+    password_file.write_text("\n")
+    data = str(tmp_path / "data")
+    arguments = ["--data", data, "--port", "0", "--user", USER, "--password-file", str(password_file)]
 
-    assert again.returncode == 1
-    assert "authentication is always on" in again.stderr
+    assert main(arguments) == 1
+    assert "authentication is always on" in capsys.readouterr().err

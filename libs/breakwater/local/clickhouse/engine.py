@@ -151,6 +151,7 @@ class Engine:
         self._parser.query(b"SET max_query_size = 1000000000", "TabSeparated")
         self._parser_lock = threading.Lock()
         self._cached = lru_cache(1024)(self._parse)
+        self._checked = lru_cache(1024)(self._check)
         # Reads and writes have threads of their own: slow SELECTs, however many, never hold up an insert.
         self._readers = ThreadPoolExecutor(_READERS, "clickhouse-read")
         # chdb sees one user, so it can't limit what all readers' statements take together; their number is limited.
@@ -176,10 +177,14 @@ class Engine:
             raise ClickHouseError(syntax_error.code, _PARSED_WITHIN.sub("", syntax_error.text)) from error
         return parsed.decode(errors="surrogateescape")
 
+    def _check(self, sql: str, role: EngineRole, file: str | None) -> None:
+        check(self.canonical(sql), role, self._sources, file)
+
     def _run(self, statement: Statement, options: QueryOptions, file: str) -> Any:
         """Runs a statement with the literal of its file, if the role may. Raises ClickHouseError."""
         checked = statement.text(_CHECKED_AS)
-        check(self.canonical(checked), options.role, self._sources, _CHECKED_AS if statement.after else None)
+        check_once = self._checked if len(checked) < _LONGEST_CACHED else self._check
+        check_once(checked, options.role, _CHECKED_AS if statement.after else None)
         with self._sessions.lend(statement, options) as handle:
             return handle.query(as_bytes(statement.text(file)), statement.format, params=options.parameters)
 
