@@ -73,6 +73,6 @@ def test_more_happens_by_day_than_at_night() -> None:
 
 
 def test_an_error_has_the_identity_that_the_plane_gives_it() -> None:
-    for attempt in made(SMALL).attempts:
+    for attempt in made().attempts:
         if attempt.error is not None and not attempt.short_circuited:
             assert attempt.error.hash == error_identity(f"{attempt.error.class_}: {attempt.error.message}")
