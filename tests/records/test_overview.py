@@ -74,7 +74,7 @@ async def test_every_row_is_there_twice(filled: Analytics, history: Made) -> Non
     assert (await filled.query("SELECT count() FROM attempts")).rows == ((2 * len(history.attempts),),)
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@each_row("agent", AGENTS)
 async def test_a_window_and_each_of_its_steps_have_the_figures_of_the_records(
     filled: Analytics, history: Made, agent: str | None
 ) -> None:
@@ -102,7 +102,7 @@ async def test_agents_are_listed_with_sparks(filled: Analytics, history: Made) -
         )
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@each_row("agent", AGENTS)
 async def test_errors_are_counted_by_what_they_are(filled: Analytics, history: Made, agent: str | None) -> None:
     by_hash: dict[str, list[Attempt]] = defaultdict(list)
     for one in history.called(SOME, agent):
@@ -154,7 +154,7 @@ async def test_waste_is_reported_by_agent_and_cause(filled: Analytics, history: 
     assert one_agent == tuple(line for line in lines if line.agent == lines[0].agent)
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@each_row("agent", AGENTS)
 async def test_providers_are_judged_by_the_calls_they_got(filled: Analytics, history: Made, agent: str | None) -> None:
     by_model: dict[tuple[str, str], list[Attempt]] = defaultdict(list)
     for one in history.called(SOME, agent):
@@ -201,7 +201,7 @@ async def test_streamed_answers_are_those_of_the_records(filled: Analytics, hist
         assert line.tokens_per_s == pytest.approx(median(rates))
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@each_row("agent", AGENTS)
 async def test_retries_are_judged_by_how_executions_ended(filled: Analytics, history: Made, agent: str | None) -> None:
     def having(cause: str) -> list[Execution]:
         ended = history.ended(SOME, agent)
@@ -218,7 +218,7 @@ async def test_retries_are_judged_by_how_executions_ended(filled: Analytics, his
     assert found.rate == pytest.approx(found.saved / len(retried))
 
 
-@pytest.mark.parametrize("by", ["agent", "tenant", "model"])
+@each_row("by", ["agent", "tenant", "model"])
 async def test_who_spent_what_is_reported_the_dearest_first(
     filled: Analytics, history: Made, by: figures.Spender
 ) -> None:

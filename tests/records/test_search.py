@@ -178,8 +178,8 @@ async def test_the_dearest_runs_come_first(filled: Analytics, history: Made) -> 
     assert [run.duration_ms for run in longest] == sorted((run.duration_ms for run in longest), reverse=True)
 
 
-@pytest.mark.parametrize("smallest", [False, True])
-@pytest.mark.parametrize("filters", [Filters(), Filters(status="dead_lettered"), Filters(text="berlin")], ids=str)
+@each_row("smallest", [False, True])
+@each_row("filters", [Filters(), Filters(status="dead_lettered"), Filters(text="berlin")], ids=str)
 async def test_the_largest_come_first_of_all_that_match_and_unknown_ones_last(
     filled: Analytics, history: Made, filters: Filters, *, smallest: bool
 ) -> None:
