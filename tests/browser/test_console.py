@@ -25,6 +25,7 @@ from tests.browser.pages import (
     unfold,
 )
 from tests.browser.talk import TALK, TRACE_ID
+from tests.helpers import wait_until
 
 pytestmark = pytest.mark.long(about_s=60, together="console")
 
@@ -310,10 +311,8 @@ def check_log_scale_and_colours(visitor: Visitor) -> None:
     assert canvas_of(visitor, "Latency").evaluate(its) == ["logarithmic", light[1]]
     expect(visitor.page.get_by_role("button", name="Log scale", pressed=True)).to_have_count(1)
     visitor.page.emulate_media(color_scheme="dark")
-    # It is drawn again, without a reload.
-    other_colour = "([canvas, light]) => Chart.getChart(canvas).scales.y.options.grid.color !== light"
-    chart = canvas_of(visitor, "Latency").element_handle()
-    visitor.page.wait_for_function(other_colour, arg=[chart, light[1]])
+    chart = canvas_of(visitor, "Latency")
+    wait_until(lambda: chart.evaluate(its)[1] != light[1], "the chart to be drawn again, without a reload")
 
 
 def check_keyboard(visitor: Visitor, canvas: Locator) -> None:
@@ -446,7 +445,8 @@ def test_every_page_shows_the_demos_data_and_fits_a_laptop_and_a_phone(visitor: 
             assert len(page.locator("main").inner_text()) > 100
             show_as(page, **PHONE_AT_NIGHT)
             # Charts follow the width a frame later.
-            page.wait_for_function("document.documentElement.scrollWidth <= 390")
+            # Not by Playwright's wait_for_function, which needs `eval` where this is not true at once.
+            wait_until(lambda: page.evaluate("document.documentElement.scrollWidth") <= 390, "the page to fit")
             visitor.shoot(f"{name}-phone")
             background = page.evaluate("getComputedStyle(document.body).backgroundColor")
             assert background == "rgb(13, 17, 23)", "it is dark where the phone is"
