@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from pydantic import JsonValue
 
 from breakwater.redaction.rules.redact import Redactor
@@ -11,6 +12,12 @@ from tests.tables import each_row
 
 BUILT_IN = Redactor.compile(RedactionRules())
 HIDDEN = "[REDACTED]"
+
+
+def test_the_built_in_patterns_are_compiled_once_for_all_configs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("re2.compile", None)
+    redactor = Redactor.compile(RedactionRules(placeholder="[removed]", max_value_length=99))
+    assert redactor.text("password=hunter22") == "password=[removed]"
 
 
 @each_row("secret", SECRETS)
