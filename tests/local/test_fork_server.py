@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator
+from importlib.util import find_spec
 from multiprocessing import current_process, forkserver
 from multiprocessing.popen_forkserver import Popen
 from pathlib import Path
@@ -78,6 +79,11 @@ def fork(directory: Path, service: str = "breaker", **environment: str) -> Popen
     fork_server.start()
     with (directory / f"{service}.log").open("ab") as log:
         return fork_server.fork(service, log.fileno(), waiting_for_a_bus(directory) | environment)
+
+
+def test_all_that_the_server_imports_is_there() -> None:
+    # It ignores an import that fails.
+    assert [name for name in fork_server._preloaded() if find_spec(name) is None] == []
 
 
 @pytest.mark.usefixtures("bare_server")

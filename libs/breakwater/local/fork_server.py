@@ -58,7 +58,8 @@ def _preloaded() -> list[str]:
     """The modules that the server imports, in this order."""
     from breakwater.local.stack import SERVICES  # which plans stacks, as the server does not
 
-    return ["breakwater.local.preload", __name__, _SERVICES, *(f"services.{name}.app" for name in SERVICES)]
+    services = (f"services.{name}.app" for name in SERVICES)
+    return ["breakwater.local.preload", __name__, _SERVICES, *services, "breakwater.local.forked_start"]
 
 
 def stop() -> None:

@@ -1,0 +1,11 @@
+"""Does once in the fork server what each service would do again at its start; the server imports this module last."""
+
+import importlib
+
+from breakwater.redaction.rules.redact import Redactor
+from breakwater.redaction.settings import RedactionRules
+
+Redactor.compile(RedactionRules())
+# FastStream imports the first when it starts, and a worker the second when it opens a provider.
+for module in ("anyio._backends._asyncio", "breakwater.calls.providers.http"):
+    importlib.import_module(module)
