@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -38,11 +37,11 @@ async def send(plane: WorkerPlane, job_id: str, key: str, agent: str = "writer",
 
 
 async def small_jobs_go_on(plane: WorkerPlane, name: str, key: str, tenant: str | None) -> None:
-    began = time.monotonic()
+    """Their calls are made without a wait for the budget, however long a busy machine takes for them."""
     for number in range(5):
         await send(plane, f"{name}-{number}", key, tenant=tenant)
-        assert (await plane.result(f"{name}-{number}", timeout_s=10))["status"] == "succeeded"
-    assert time.monotonic() - began < 5
+        result = await plane.result(f"{name}-{number}")
+        assert (result["status"], [attempt["backoff_ms"] for attempt in result["attempts"]]) == ("succeeded", [0])
 
 
 async def a_small_call_is_under_way(plane: WorkerPlane, key: str, tenant: str | None) -> None:
