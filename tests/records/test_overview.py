@@ -288,32 +288,36 @@ async def test_what_is_not_known_is_not_zero(analytics: Analytics) -> None:
 FAILED = {"status": "dead_lettered", "reason": "error"}
 
 
-@pytest.mark.parametrize(
-    ("costs_of_calls", "fields", "wasted", "unknown"),
-    [
-        ([None], FAILED, None, 1),
-        ([None, 5], FAILED, 5, 1),
-        ([None, 5], {}, None, 1),
-        ([3, None, 5], {}, 3, 1),
-        # What is not known is what the answer cost: no waste.
-        ([None], {}, 0, 0),
-        ([3, None], {}, 3, 0),
-        ([], FAILED, 0, 0),
-    ],
-)
-async def test_waste_is_a_lower_bound_where_a_part_of_it_is_not_known(
-    analytics: Analytics, costs_of_calls: list[int | None], fields: dict[str, Any], wasted: int | None, unknown: int
-) -> None:
-    calls = [
-        attempt("e1", number, cost=cost, cost_basis="unknown" if cost is None else "billed")
-        for number, cost in enumerate(costs_of_calls, 1)
-    ]
-    sums = totals(calls, answered=not fields)
-    money = {name: getattr(sums, name) for name in ("total_cost", "wasted_cost", "wasted_by_cause", "cost_basis")}
-    record = execution("e1", attempts=calls, attempts_count=len(calls), **money, **fields)
-    await analytics.insert(schema.EXECUTIONS, [rows.execution_row(record, 1)])
-    found = (await figures.history(analytics, TimeWindow(END, END + timedelta(hours=1), 60))).totals
-    assert (found.wasted, found.unknown_waste) == (wasted, unknown)
+WASTE: list[tuple[list[int | None], dict[str, Any], int | None, int]] = [
+    ([None], FAILED, None, 1),
+    ([None, 5], FAILED, 5, 1),
+    ([None, 5], {}, None, 1),
+    ([3, None, 5], {}, 3, 1),
+    # What is not known is what the answer cost: no waste.
+    ([None], {}, 0, 0),
+    ([3, None], {}, 3, 0),
+    ([], FAILED, 0, 0),
+]
+"""The costs of an execution's calls, its end, what is known of its waste, and the calls of which it is not known."""
+
+
+async def test_waste_is_a_lower_bound_where_a_part_of_it_is_not_known(analytics: Analytics) -> None:
+    def ended(hour: int, costs_of_calls: list[int | None], fields: dict[str, Any]) -> Execution:
+        calls = [
+            attempt("e1", number, cost=cost, cost_basis="unknown" if cost is None else "billed")
+            for number, cost in enumerate(costs_of_calls, 1)
+        ]
+        sums = totals(calls, answered=not fields)
+        money = {name: getattr(sums, name) for name in ("total_cost", "wasted_cost", "wasted_by_cause", "cost_basis")}
+        at = END + timedelta(hours=hour)
+        return execution("e1", completed_at=at, attempts=calls, attempts_count=len(calls), **money, **fields)
+
+    records = [ended(hour, costs, fields) for hour, (costs, fields, _, _) in enumerate(WASTE)]
+    await analytics.insert(schema.EXECUTIONS, [rows.execution_row(record, 1) for record in records])
+    for record, (costs, fields, wasted, unknown) in zip(records, WASTE, strict=True):
+        window = TimeWindow(record.completed_at, record.completed_at + timedelta(hours=1), 60)
+        found = (await figures.history(analytics, window)).totals
+        assert (found.wasted, found.unknown_waste) == (wasted, unknown), (costs, fields)
 
 
 @given(
