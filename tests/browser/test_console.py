@@ -208,9 +208,11 @@ def test_single_keys_search_go_to_pages_and_help_but_not_while_typing(visitor: V
     page.keyboard.press("g")
     page.keyboard.press("c")
     expect(page).to_have_url(f"{visitor.plane.console_url}/costs")
+    page.wait_for_load_state()  # the script listens from then on
     # A page without a search leads to that of the executions.
     page.keyboard.press("/")
     expect(page.locator("#f-text")).to_be_focused()
+    page.wait_for_load_state()
     page.keyboard.press("Escape")
     page.keyboard.press("e")
     page.get_by_text("custom", exact=True).click()
